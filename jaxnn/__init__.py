@@ -1,0 +1,34 @@
+"""jaxnn: functional deep learning on JAX. An experiment is a value; transformations fill the machine."""
+
+from jaxnn import data as data
+from jaxnn import models as models
+from jaxnn import nn as nn
+from jaxnn import observe as observe
+from jaxnn import optim as optim
+from jaxnn import tasks as tasks
+from jaxnn.checkpoints import load as load
+from jaxnn.checkpoints import save as save
+from jaxnn.cli import main as main
+from jaxnn.loop import Report as Report
+from jaxnn.loop import Run as Run
+from jaxnn.loop import RunOptions as RunOptions
+from jaxnn.loop import fit as fit
+from jaxnn.loop import iterate as iterate
+from jaxnn.loop import train as train
+from jaxnn.nn import Policy as Policy
+from jaxnn.optim import schedules as schedules
+from jaxnn.steps import init_train_state as init_train_state
+from jaxnn.steps import make_evaluate_step as make_evaluate_step
+from jaxnn.steps import make_train_step as make_train_step
+from jaxnn.types import Batch as Batch
+from jaxnn.types import ConfigError as ConfigError
+from jaxnn.types import DataError as DataError
+from jaxnn.types import Experiment as Experiment
+from jaxnn.types import JaxnnError as JaxnnError
+from jaxnn.types import RecordError as RecordError
+from jaxnn.types import Splits as Splits
+from jaxnn.types import Task as Task
+from jaxnn.types import TrainingError as TrainingError
+from jaxnn.types import TrainState as TrainState
+
+__version__ = "0.1.0"

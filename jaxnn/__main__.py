@@ -1,0 +1,5 @@
+"""``python -m jaxnn`` is the ``jaxnn`` command."""
+
+from jaxnn.cli.app import main
+
+main()

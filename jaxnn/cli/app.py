@@ -1,0 +1,118 @@
+"""The ``jaxnn`` command: what machine this is, which runs there are, and what one of them did."""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from jaxnn.cli.errors import sentences
+from jaxnn.observe import describe_devices, format_bytes, missing_gpu
+from jaxnn.record import find_runs, read_metrics, read_run
+from jaxnn.types import JaxnnError, RecordError
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the ``jaxnn`` command.
+
+    Raises:
+        SystemExit: 2 after a mistake, with one sentence on standard error.
+    """
+    commands: dict[str, Callable[..., Any]] = {"devices": devices, "runs": runs, "show": show}
+    with sentences():
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="jaxnn",
+            description=__doc__,
+            args=None if argv is None else list(argv),
+        )
+
+
+def devices(*, json: bool = False) -> None:
+    """Backends, devices, memory and versions; and why a GPU that is there is not used.
+
+    Args:
+        json: print JSON instead of a table.
+    """
+    described = {**describe_devices(), "missing_gpu": missing_gpu()}
+    if json:
+        _print_json(described)
+        return
+    print(f"backend   {described['backend']}, {described['cpu_count']} CPU cores")
+    for device in described["devices"]:
+        limit = device["memory_limit_bytes"]
+        memory = f", {format_bytes(limit)} memory" if limit else ""
+        print(f"device    {device['platform']}:{device['id']} {device['kind']}{memory}")
+    print("versions  " + ", ".join(f"{k} {v}" for k, v in described["versions"].items() if v))
+    if described["missing_gpu"]:
+        print(f"warning   {described['missing_gpu']}")
+
+
+def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
+    """A table of the runs recorded at or below a directory, oldest first.
+
+    Args:
+        directory: where to look.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [_row(path) for path in find_runs(directory)]
+    if not rows:
+        raise RecordError(f"no runs below {directory}: run an experiment first, or name another directory.")
+    table = Table("run", "status", "step", "steps/s", "final metrics", box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def show(run: tyro.conf.Positional[Path], /) -> None:
+    """What one run computed, how, where, and what came of it.
+
+    Args:
+        run: the run's directory.
+    """
+    facts = read_run(run)
+    sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
+    for name in (*sections, "precision", "steps_per_call", "command", "resumed"):
+        if facts.get(name) is not None:
+            print(f"{name:<15} {_brief(facts[name])}")
+    print(f"{'devices':<15} {', '.join(d['kind'] for d in facts['devices']['devices'])}")
+    print(f"{'versions':<15} {_brief(facts['devices']['versions'])}")
+    print(f"{'final':<15} {_brief(_final(read_metrics(run)))}")
+    if (run / "curves.png").exists():
+        print(f"{'curves':<15} {run / 'curves.png'}")
+
+
+def _row(path: Path) -> tuple[str, ...]:
+    try:
+        facts, lines = read_run(path), read_metrics(path)
+    except JaxnnError as error:
+        return (str(path), "unreadable", "", "", str(error))
+    step = lines[-1]["step"] if lines else 0
+    throughput = (facts.get("summary") or {}).get("throughput") or {}
+    rate = throughput.get("steps_per_second")
+    of = f"{step}/{facts['config'].get('num_steps', '?')}"
+    return (str(path), facts["status"], of, f"{rate:,.0f}" if rate else "", _brief(_final(lines)))
+
+
+def _final(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    final: dict[str, float] = {}
+    for line in lines:
+        final |= {k: v for k, v in line.items() if k.startswith(("train_", "validation_", "test_"))}
+    return {name: float(f"{value:.4g}") for name, value in final.items()}
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_brief(v)}" for k, v in value.items() if v is not None)
+    if isinstance(value, list):
+        return " ".join(map(_brief, value))
+    return str(value)
+
+
+def _print_json(content: Any) -> None:
+    print(json_format.dumps(content, indent=2))

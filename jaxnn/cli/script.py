@@ -1,0 +1,72 @@
+"""``jn.main(experiment)``: every config field a flag, every run option another."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxnn.cli.cache import enable_compile_cache
+from jaxnn.cli.errors import sentences
+from jaxnn.loop import Run, RunOptions, fit
+from jaxnn.record import config_from_json, read_run
+from jaxnn.types import Experiment
+
+# sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
+INTERRUPTED = 75
+
+
+def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run:
+    """Runs ``experiment`` as a script: flags change its config and how it is run.
+
+    With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
+
+    Args:
+        experiment: what the script defines; its config's defaults are the flags' defaults.
+        argv: the command line without the program's name; default: the process's.
+
+    Raises:
+        SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
+            with one sentence on standard error; 75 after an interruption that can be resumed.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    with sentences():
+        config, options = parse(experiment, arguments)
+        enable_compile_cache()
+        run = fit(dataclasses.replace(experiment, config=config), options)
+    if run.summary.status == "interrupted":
+        raise SystemExit(INTERRUPTED)
+    return run
+
+
+def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[Any, RunOptions]:
+    """The config and the run options that the command line asks for."""
+    import tyro
+
+    default = experiment.config
+    if (directory := _resumed(arguments)) is not None:
+        default = config_from_json(read_run(directory)["config"], default)
+    # Made here because the config's type is only known here.
+    form = dataclasses.make_dataclass("Arguments", [("config", type(default)), ("run", RunOptions)], frozen=True)
+    main_module = sys.modules["__main__"]
+    parsed = tyro.cli(
+        form,
+        args=list(arguments),
+        default=form(default, RunOptions()),
+        prog=Path(sys.argv[0]).name,
+        description=main_module.__doc__,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    return parsed.config, parsed.run
+
+
+def _resumed(arguments: Sequence[str]) -> Path | None:
+    """The directory after ``--resume``, looked for before parsing because it decides the defaults."""
+    for flag, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        if flag == "--resume" and value not in ("", "None"):
+            return Path(value)
+        if flag.startswith("--resume="):
+            return Path(flag.removeprefix("--resume="))
+    return None

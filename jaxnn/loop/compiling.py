@@ -1,0 +1,96 @@
+"""The programs of one run, each compiled ahead of time and entered in the ledger with its cause."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxnn.loop.feed import Feed
+from jaxnn.loop.programs import Totals, TrainProgram, make_init, make_step, make_train
+from jaxnn.observe import Clock, Ledger, compile_ahead, product_dtypes
+from jaxnn.steps import make_evaluate_step
+from jaxnn.types import Batch, Examples, Experiment, Source, TrainState
+
+
+@dataclasses.dataclass
+class Programs:
+    """What a run has compiled so far.
+
+    Attributes:
+        experiment: what is compiled.
+        source: its training split.
+        feed: how that reaches the device.
+        ledger: gets an entry a compilation.
+        clock: gets the time as ``compile``.
+        first_examples: the first batch's examples, on the device.
+        zeros: totals of no steps, on the host.
+        train: the training programs by number of steps.
+    """
+
+    experiment: Experiment[Any]
+    source: Source
+    feed: Feed
+    ledger: Ledger
+    clock: Clock
+    first_examples: Examples = dataclasses.field(init=False)
+    zeros: Totals = dataclasses.field(init=False)
+    train: dict[int, TrainProgram] = dataclasses.field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = self.experiment.config.batch_size
+        rows = (array[:size] for array in self.source.examples)
+        self.first_examples = jax.device_put(Examples(*rows))
+        with self.clock.span("compile"):
+            init = make_init(self.experiment, self.source)
+            self._init = self._compile(init, "initialise", "start", self.first_examples)
+            self.shapes: TrainState = jax.eval_shape(init, self.first_examples)
+            self.zeros = self._zeros()
+
+    def init(self) -> TrainState:
+        """The state before the first step; the same each time."""
+        state: TrainState = self._init(self.first_examples)
+        return state
+
+    def compile_train(self, num_steps: int, cause: str) -> TrainProgram:
+        """The program of ``num_steps`` training steps, compiled if it was not yet."""
+        if num_steps not in self.train:
+            train = make_train(self.experiment, self.source, self.feed, num_steps)
+            name = f"train {num_steps} step{'s' if num_steps > 1 else ''}"
+            examples = self.feed.prepare(0, num_steps)
+            with self.clock.span("compile"):
+                self.train[num_steps] = self._compile(
+                    train, name, cause, self.shapes, self.zeros, examples, donate_argnums=0
+                )
+        return self.train[num_steps]
+
+    def lowered_step(self) -> str:
+        """The text of one training step: what is computed, free of how it is run."""
+        return jax.jit(make_step(self.experiment)).lower(self.shapes, self._batch()).as_text()
+
+    def product_dtypes(self) -> dict[str, int]:
+        """How many matrix products and convolutions a training step has in each precision."""
+        return product_dtypes(make_step(self.experiment), self.shapes, self._batch())
+
+    def evaluation_metrics(self) -> list[str]:
+        """The names of the metrics that an evaluation gives."""
+        task = self.experiment.task(self.experiment.config)
+        sums = jax.eval_shape(make_evaluate_step(task), self.shapes, self._batch())
+        return [name for name in sums if name != "count"]
+
+    def _batch(self) -> Batch:
+        rows = jax.ShapeDtypeStruct((self.experiment.config.batch_size,), np.int32)
+        batch: Batch = jax.eval_shape(self.source.gather, self.first_examples, rows)
+        return batch
+
+    def _zeros(self) -> Totals:
+        _, metrics = jax.eval_shape(make_step(self.experiment), self.shapes, self._batch())
+        sums = {name: np.zeros(value.shape, np.float32) for name, value in metrics.items()}
+        return Totals(sums, np.int32(-1))
+
+    def _compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
+        program, entry = compile_ahead(function, name, cause, *arguments, **jit)
+        self.ledger.append(entry)
+        return program

@@ -1,0 +1,63 @@
+"""How training data reach the compiled step: resident on the device, or sent a call's worth at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.observe import available_bytes, nbytes
+from jaxnn.types import Array, Examples, Source
+
+# The share of a device's free memory that resident data may take: the rest is the step's own.
+RESIDENT_SHARE = 0.5
+
+
+class Feed(NamedTuple):
+    """Where the examples of a call come from; both kinds give the same batches.
+
+    Attributes:
+        resident: whether the whole split is on the device.
+        prepare: ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
+        indices: ``(steps [k]) -> [k, batch]`` into those examples, traced inside it.
+    """
+
+    resident: bool
+    prepare: Callable[[int, int], Examples]
+    indices: Callable[[jax.Array], Array]
+
+
+def fits_on_device(*sources: Source) -> bool:
+    """Whether all ``sources`` may lie on the default device together."""
+    free = available_bytes(jax.devices()[0])
+    needed = sum(nbytes(source.examples) for source in sources)
+    return free is None or needed <= RESIDENT_SHARE * free
+
+
+def resident_feed(source: Source, seed: int, batch_size: int) -> Feed:
+    """All examples go to the device once; a batch is gathered there."""
+    examples = jax.device_put(source.examples)
+    return Feed(
+        resident=True,
+        prepare=lambda step, num_steps: examples,
+        indices=lambda steps: source.order(seed, steps, batch_size),
+    )
+
+
+def streamed_feed(source: Source, seed: int, batch_size: int) -> Feed:
+    """The host gathers the examples of a call and sends them while the device is at work on the call before."""
+
+    def prepare(step: int, num_steps: int) -> Examples:
+        order = source.order(seed, np.arange(step, step + num_steps, dtype=np.int32), batch_size)
+        rows = np.asarray(order).reshape(-1)
+        inputs, targets = jax.device_put(tuple(array[rows] for array in source.examples))
+        return Examples(inputs, targets)
+
+    def indices(steps: jax.Array) -> jax.Array:
+        num_steps = steps.shape[0]
+        return jnp.arange(num_steps * batch_size, dtype=jnp.int32).reshape(num_steps, batch_size)
+
+    return Feed(resident=False, prepare=prepare, indices=indices)

@@ -1,0 +1,150 @@
+"""Training an experiment: ``fit`` to the end, or ``iterate`` window by window."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxnn.loop.options import RunOptions
+from jaxnn.loop.progress import Display, open_display, say_rows
+from jaxnn.loop.recording import open_session, summarise
+from jaxnn.loop.report import Report
+from jaxnn.loop.run import Run, run_of
+from jaxnn.loop.saving import save_due, save_state
+from jaxnn.loop.session import Session
+from jaxnn.loop.signals import Interruption, interruptible
+from jaxnn.loop.training import train_session
+from jaxnn.types import ConfigError, Experiment, TrainState, suggest
+
+
+def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
+    """Trains ``experiment``, reporting where it runs and how fast, and leaves a record.
+
+    SIGINT and SIGTERM end the run after the window under way, saved and ready to resume; the run says so in
+    ``run.summary.status``.
+
+    Args:
+        experiment: what to compute.
+        options: how to run it.
+        **changes: single run options, such as ``steps_per_call=16`` or ``resume="runs/mnist/…"``.
+
+    Raises:
+        ConfigError, DataError, RecordError: the run cannot start; nothing was written.
+        TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
+    """
+    options = _with_changes(options or RunOptions(), changes)
+    with interruptible() as interruption:
+        with open_session(experiment, options) as session:
+            with open_display(options.progress, session.plan.num_steps) as display:
+                _introduce(session, display)
+                for report in train_session(session, interruption):
+                    display.report(report)
+                _settle(session)
+        with open_display("none" if options.progress == "none" else "plain", 1) as display:
+            return _conclude(session, display)
+
+
+class Iteration:
+    """A run that its caller walks through, window by window: iterate over it, then ask it for its ``run``.
+
+    Attributes:
+        run: the run so far, or at its end.
+        state: the state at the end of the latest window; nothing is in flight while the caller works.
+    """
+
+    def __init__(self, experiment: Experiment[Any], options: RunOptions) -> None:
+        self._experiment = experiment
+        self._options = options
+        self._session: Session | None = None
+
+    def __iter__(self) -> Iterator[Report]:
+        """Trains; the clock is paused while the caller works. Breaking off saves and completes the record."""
+        with open_session(self._experiment, self._options) as session:
+            self._session = session
+            interruption = Interruption()
+            with contextlib.closing(train_session(session, interruption, step_by_step=True)) as reports:
+                try:
+                    yield from reports
+                except GeneratorExit:
+                    _leave(session)
+                    raise
+            _settle(session)
+
+    @property
+    def state(self) -> TrainState:
+        """The state at the end of the latest window."""
+        return self._started().state
+
+    @property
+    def run(self) -> Run:
+        """The run so far, or at its end."""
+        session = self._started()
+        return run_of(session, summarise(session))
+
+    def _started(self) -> Session:
+        if self._session is None:
+            raise ConfigError("nothing has run yet: iterate first, as in `for report in iteration`.")
+        return self._session
+
+
+def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Iteration:
+    """Trains ``experiment`` under the caller's eyes: ``for report in jn.iterate(experiment)``.
+
+    Nothing is printed. Between two reports the device is idle and ``iteration.state`` is whole, at the price of
+    one wait a window; ``break`` ends the run.
+    """
+    return Iteration(experiment, _with_changes(options or RunOptions(), changes))
+
+
+def _with_changes(options: RunOptions, changes: dict[str, Any]) -> RunOptions:
+    known = [field.name for field in dataclasses.fields(RunOptions)]
+    for name in changes:
+        if name not in known:
+            raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
+    return dataclasses.replace(options, **changes)
+
+
+def _settle(session: Session) -> None:
+    """A run that had nothing left to do has finished."""
+    if session.status == "running":
+        session.status = "finished"
+
+
+def _leave(session: Session) -> None:
+    """A run that its caller broke off is saved where it stands."""
+    session.status = "stopped early"
+    step = int(session.state.step)
+    if save_due(session, step, ending=True):
+        save_state(session, step, dict(summarise(session).metrics))
+
+
+def _introduce(session: Session, display: Display) -> None:
+    """Says where the run computes, what sits where, and what was chosen."""
+    programs, choice = session.programs, session.choice
+    dtypes = ", ".join(f"{dtype} ({n})" for dtype, n in programs.product_dtypes().items())
+    rows = [("placement", line) for line in session.placement().lines()]
+    rows.append(("products in", dtypes or "none"))
+    rows.append(("steps per call", _explain(choice.steps_per_call, choice.seconds_per_step)))
+    if session.record is not None:
+        rows.append(("record", str(session.record.path)))
+    say_rows(display, rows)
+
+
+def _explain(steps_per_call: int, measured: dict[int, float]) -> str:
+    tried = ", ".join(f"{n}: {1e3 * seconds:.3g} ms a step" for n, seconds in measured.items())
+    return f"{steps_per_call} ({tried})" if tried else str(steps_per_call)
+
+
+def _conclude(session: Session, display: Display) -> Run:
+    summary = summarise(session)
+    run = run_of(session, summary)
+    rows = summary.rows()
+    if run.dir is not None:
+        rows.append(("record", str(run.dir)))
+        rows.append(("curves", str(run.dir / "curves.png")))
+        if summary.status == "interrupted":
+            rows.append(("to go on", f"--resume {run.dir}"))
+    say_rows(display, rows)
+    return run

@@ -1,0 +1,123 @@
+"""Run options: how an experiment is run. They never change the numbers beyond rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxnn.types import ConfigError
+
+# A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
+NUM_EVALUATIONS = 10
+REPORTS_PER_EVALUATION = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How to run; flags of every script and keyword arguments of ``jn.fit``."""
+
+    run_dir: Path | None = None
+    """Directory of this run's record; default runs/NAME/TIME-ID."""
+    resume: Path | None = None
+    """Continue the run in this directory, bit for bit, with its config and options."""
+    record: bool = True
+    """Write a record (run.json, metrics.jsonl, checkpoints, curves.png)."""
+    steps_per_call: int | None = None
+    """Training steps compiled into one call; default: chosen by measuring."""
+    report_every: int | None = None
+    """Steps between reports; default: about fifty reports a run."""
+    eval_every: int | None = None
+    """Steps between evaluations on held-out data; default: ten a run. 0: only at the end."""
+    eval_batch_size: int | None = None
+    """Examples per evaluation batch; default: twice the training batch size."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; default: at evaluations a minute apart, and at the end. 0: none at all."""
+    keep_last: int = 2
+    """How many of the newest checkpoints to keep."""
+    keep_best: int = 1
+    """How many of the best checkpoints, by --monitor, to keep besides."""
+    monitor: str = "loss"
+    """The held-out metric that says which checkpoint is best and when to stop early."""
+    monitor_mode: Literal["auto", "min", "max"] = "auto"
+    """Whether less or more of it is better; auto: less of a loss or an error, more of anything else."""
+    patience: int | None = None
+    """Stop early after this many evaluations without improvement; default: never."""
+    resident: bool | None = None
+    """Keep the whole training set on the device; default: if it fits."""
+    progress: Literal["auto", "bar", "plain", "none"] = "auto"
+    """How to show progress; auto: a bar on a terminal or in a notebook, plain lines elsewhere."""
+
+    def __post_init__(self) -> None:
+        for name in ("run_dir", "resume"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, Path(getattr(self, name)))
+        for name in ("steps_per_call", "report_every", "eval_batch_size", "patience", "keep_last"):
+            _check_count(name, getattr(self, name), 1)
+        for name in ("eval_every", "checkpoint_every", "keep_best"):
+            _check_count(name, getattr(self, name), 0)
+        for name in ("monitor_mode", "progress"):
+            _check_choice(self, name)
+        if self.resume is not None and self.run_dir is not None:
+            raise ConfigError(
+                "both resume and run_dir are given: a resumed run goes on in its own directory, leave run_dir out."
+            )
+
+    def explicit(self) -> dict[str, Any]:
+        """The options that are not at their defaults."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of the monitored metric is better."""
+        if self.monitor_mode != "auto":
+            return self.monitor_mode == "max"
+        return not any(word in self.monitor for word in ("loss", "error", "perplexity"))
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
+
+
+def _check_choice(options: RunOptions, name: str) -> None:
+    choices = ("auto", "min", "max") if name == "monitor_mode" else ("auto", "bar", "plain", "none")
+    value = getattr(options, name)
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(choices)}.")
+
+
+DEFAULTS = RunOptions()
+
+
+def check_config(config: Any) -> None:
+    """Checks the three config fields that the loop itself reads.
+
+    Raises:
+        ConfigError: one is missing or cannot be used.
+    """
+    for name, least in (("batch_size", 1), ("num_steps", 1), ("seed", 0)):
+        if not hasattr(config, name):
+            raise ConfigError(
+                f"the config {type(config).__name__} has no field {name!r}: the loop needs batch_size, num_steps "
+                "and seed."
+            )
+        _check_count(name, getattr(config, name), least)
+    if config.seed >= 2**32:
+        raise ConfigError(f"seed is {config.seed}, and must be below 2**32.")
+
+
+def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
+    """The options with ``eval_every`` and ``report_every`` decided for a run of ``num_steps``."""
+    eval_every = options.eval_every
+    if eval_every is None:
+        eval_every = -(-num_steps // NUM_EVALUATIONS)
+    report_every = options.report_every
+    if report_every is None:
+        span = eval_every or num_steps
+        windows = max(1, round(REPORTS_PER_EVALUATION * NUM_EVALUATIONS * span / num_steps))
+        report_every = -(-span // windows)
+    return dataclasses.replace(options, eval_every=eval_every, report_every=report_every)

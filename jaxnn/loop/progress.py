@@ -1,0 +1,180 @@
+"""What a run says while it goes on: a bar on a terminal, a tidy one in a notebook, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from jaxnn.loop.report import Report, format_metrics, format_rate
+
+# Plain output goes to files and logs: a line now and then, not one a window.
+SECONDS_BETWEEN_LINES = 1.0
+SECONDS_BETWEEN_UPDATES = 0.1
+
+
+class Display(Protocol):
+    """Where a run's words go."""
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+
+    def report(self, report: Report) -> None:
+        """How far the run has come."""
+
+
+class Silent(NamedTuple):
+    """Says nothing."""
+
+    def say(self, text: str) -> None:
+        """Says nothing."""
+
+    def report(self, report: Report) -> None:
+        """Says nothing."""
+
+
+class Throttle:
+    """Lets something through every so many seconds, and whatever is important.
+
+    Args:
+        seconds: the least time between two.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = float("-inf")
+
+    def passes(self, important: bool) -> bool:
+        """Whether it may go through now."""
+        now = time.perf_counter()
+        if important or now - self._last >= self._seconds:
+            self._last = now
+            return True
+        return False
+
+
+class Plain(NamedTuple):
+    """Lines on standard output: each evaluation, the end, and one a second at the most besides."""
+
+    throttle: Throttle
+
+    def say(self, text: str) -> None:
+        """Prints the line."""
+        print(text, flush=True)
+
+    def report(self, report: Report) -> None:
+        """Prints the report, now and then."""
+        if self.throttle.passes(important=is_evaluation(report)):
+            print(report, flush=True)
+
+
+class Bar(NamedTuple):
+    """A bar at the foot of the terminal; evaluations stay above it as lines."""
+
+    progress: Any
+    task: Any
+    throttle: Throttle
+
+    def say(self, text: str) -> None:
+        """Prints the line above the bar."""
+        self.progress.console.print(text, highlight=False, markup=False)
+
+    def report(self, report: Report) -> None:
+        """Moves the bar."""
+        if is_evaluation(report):
+            self.say(str(report))
+        if self.throttle.passes(important=report.step == report.num_steps):
+            rates = (
+                f"{format_rate(report.steps_per_second)} steps/s  {format_rate(report.examples_per_second)} examples/s"
+            )
+            self.progress.update(
+                self.task,
+                total=report.num_steps,
+                completed=report.step,
+                metrics=format_metrics(report.metrics),
+                rates=rates,
+            )
+
+
+class Notebook(NamedTuple):
+    """One output cell with a bar and the latest numbers, updated in place."""
+
+    handle: Any
+    throttle: Throttle
+
+    def say(self, text: str) -> None:
+        """Prints the line above or below the bar."""
+        print(text)
+
+    def report(self, report: Report) -> None:
+        """Redraws the bar."""
+        if self.throttle.passes(important=is_evaluation(report)):
+            from IPython.display import HTML
+
+            bar = f"<progress value={report.step} max={report.num_steps} style='width:20em'></progress>"
+            self.handle.update(HTML(f"{bar} <code>{html.escape(str(report))}</code>"))
+
+
+@contextlib.contextmanager
+def open_display(kind: str, num_steps: int) -> Iterator[Display]:
+    """The display that fits where the process runs, taken down on the way out.
+
+    Args:
+        kind: ``auto``, ``bar``, ``plain`` or ``none``.
+        num_steps: what full progress is.
+    """
+    if kind == "none":
+        yield Silent()
+    elif kind == "auto" and _in_notebook():
+        from IPython.display import HTML, display
+
+        handle = display(HTML("<progress></progress>"), display_id=True)
+        yield Notebook(handle, Throttle(SECONDS_BETWEEN_UPDATES))
+    elif kind == "bar" or (kind == "auto" and sys.stdout.isatty()):
+        with _rich_progress() as progress:
+            task = progress.add_task("train", total=num_steps, metrics="", rates="")
+            yield Bar(progress, task, Throttle(SECONDS_BETWEEN_UPDATES))
+    else:
+        yield Plain(Throttle(SECONDS_BETWEEN_LINES))
+
+
+def say_rows(display: Display, rows: Sequence[tuple[str, str]]) -> None:
+    """A table of two columns, line by line."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        display.say(f"  {name:<{width}}  {value}")
+
+
+def is_evaluation(report: Report) -> bool:
+    """Whether held-out data were looked at in this report, or it is the last."""
+    held_out = any(name.startswith(("validation_", "test_")) for name in report.metrics)
+    return held_out or report.step == report.num_steps
+
+
+def _rich_progress() -> Any:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(bar_width=20),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[rates]}"),
+        TextColumn("{task.fields[metrics]}"),
+        transient=True,
+    )
+
+
+def _in_notebook() -> bool:
+    # Only where IPython runs already: importing it here would cost every script half a second.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"

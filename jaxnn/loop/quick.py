@@ -1,0 +1,76 @@
+"""The first minute in a notebook: a model, an optimizer and arrays in, a run out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from jaxnn import data as sources
+from jaxnn import tasks
+from jaxnn.loop.fit import fit
+from jaxnn.loop.options import RunOptions
+from jaxnn.loop.run import Run
+from jaxnn.types import ConfigError, Experiment, Splits, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """What ``train`` computes, besides the model and the optimizer it is given."""
+
+    batch_size: int
+    num_steps: int
+    seed: int
+
+
+def train(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    data: Splits | tuple[Any, Any],
+    *,
+    num_epochs: float | None = None,
+    num_steps: int | None = None,
+    batch_size: int = 32,
+    seed: int = 0,
+    options: RunOptions | None = None,
+    **changes: Any,
+) -> Run:
+    """Trains ``model`` without a config class: ``jn.train(model, optax.adam(1e-3), (inputs, targets))``.
+
+    Args:
+        model: a Flax Linen module, an ``(init, apply)`` pair, or a whole ``Task``. A model is trained to classify
+            where the targets are integers ``[examples]``, and to regress where they are floats.
+        optimizer: any Optax optimizer.
+        data: ``Splits``, or one pair ``(inputs, targets)`` of arrays to train on.
+        num_epochs: passes over the training data; 10 if neither this nor ``num_steps`` is given.
+        num_steps: the same in updates.
+        batch_size: examples a step.
+        seed: decides initial parameters, data order and dropout.
+        options: how to run, as for ``fit``.
+        **changes: single run options, as for ``fit``.
+
+    Raises:
+        As ``fit``; ConfigError: both ``num_epochs`` and ``num_steps`` are given.
+    """
+    splits = data if isinstance(data, Splits) else sources.arrays(train=data)
+    if num_epochs is not None and num_steps is not None:
+        raise ConfigError("both num_epochs and num_steps are given: give one of them.")
+    if num_steps is None:
+        steps_per_epoch = splits.train.num_examples // max(1, batch_size)
+        num_steps = round((10 if num_epochs is None else num_epochs) * max(1, steps_per_epoch))
+    task = model if isinstance(model, Task) else _task_for(model, splits)
+    experiment = Experiment(
+        TrainConfig(batch_size, num_steps, seed),
+        data=lambda config: splits,
+        task=lambda config: task,
+        optimizer=lambda config: optimizer,
+    )
+    return fit(experiment, options, **changes)
+
+
+def _task_for(model: Any, splits: Splits) -> Task:
+    targets = splits.train.examples.targets
+    labels = jnp.issubdtype(targets.dtype, jnp.integer) and targets.ndim == 1
+    return tasks.classification(model) if labels else tasks.regression(model)

@@ -1,0 +1,117 @@
+"""What a run leaves in memory: its metrics as arrays, its state, and what can be asked of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxnn.checkpoints import open_checkpoints
+from jaxnn.loop.report import Summary
+from jaxnn.loop.saving import FOLDER
+from jaxnn.loop.session import Session
+from jaxnn.record import draw_curves
+from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished, stopped or interrupted run.
+
+    Attributes:
+        experiment: what was computed.
+        state: the state after the last step.
+        metrics: arrays by name, a value a report, NaN where a metric was not measured at it; ``step`` among them.
+        summary: how it ended and how fast it was.
+        dir: the directory of its record, or None.
+    """
+
+    experiment: Experiment[Any]
+    state: TrainState
+    metrics: Mapping[str, np.ndarray]
+    summary: Summary
+    dir: Path | None
+    _session: Session = dataclasses.field(repr=False)
+
+    @property
+    def final(self) -> Mapping[str, float]:
+        """The last value of each metric."""
+        return self.summary.metrics
+
+    def evaluate(self, split: str = "test") -> dict[str, float]:
+        """Exact metrics over a whole split: ``train``, ``validation`` or ``test``.
+
+        Raises:
+            ConfigError: the data have no such split.
+        """
+        return self._session.evaluate(split)
+
+    def predict(self, inputs: Array, *, batch_size: int = 512) -> Any:
+        """The model's outputs for ``inputs [examples, ...]``, as the data set holds them: ``[examples, ...]``.
+
+        Works in batches of one size, so that it compiles once; the last is padded.
+
+        Raises:
+            ConfigError: the inputs are not shaped like the training inputs.
+        """
+        source = self._session.splits.train
+        expected = source.examples.inputs.shape[1:]
+        inputs = np.asarray(inputs, dtype=source.examples.inputs.dtype)
+        if inputs.shape[1:] != expected or len(inputs) == 0:
+            raise ConfigError(
+                f"predict needs inputs [examples, {', '.join(map(str, expected))}], not {list(inputs.shape)}."
+            )
+        batch_size = min(batch_size, len(inputs))
+        predict = self._session.predict
+        padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
+        outputs = [
+            jax.device_get(predict(self.state, padded[start : start + batch_size]))
+            for start in range(0, len(padded), batch_size)
+        ]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(inputs)], *outputs)
+
+    def best_state(self) -> TrainState:
+        """The state of the best checkpoint by the monitored metric; the newest where none was measured.
+
+        Raises:
+            RecordError: the run kept no checkpoint.
+        """
+        if self.dir is None or not (self.dir / FOLDER).is_dir():
+            raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
+        mode = "max" if self._session.options.higher_is_better else "min"
+        monitor = self._session.monitored
+        checkpoints = open_checkpoints(self.dir / FOLDER, monitor=monitor, mode=mode)
+        step = checkpoints.best()
+        if step is None:
+            raise RecordError(f"{self.dir / FOLDER} holds no complete checkpoint.")
+        return checkpoints.restore(step, self.state)
+
+    def plot(self) -> Figure:
+        """Loss, metrics and throughput against the step, as a matplotlib figure."""
+        return draw_curves(self._session.lines, str(self.dir or ""))
+
+    def _repr_html_(self) -> str:
+        """A small table, for notebooks."""
+        rows = [*self.summary.rows(), ("record", str(self.dir or "none"))]
+        cells = (
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for name, value in rows
+        )
+        return f"<table>{''.join(cells)}</table>"
+
+
+def run_of(session: Session, summary: Summary) -> Run:
+    """The run that ``session`` has become."""
+    names = dict.fromkeys(name for line in session.lines for name in line)
+    metrics = {name: np.array([line.get(name, np.nan) for line in session.lines]) for name in names}
+    path = session.record.path if session.record is not None else None
+    return Run(session.experiment, session.state, metrics, summary, path, session)

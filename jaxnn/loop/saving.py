@@ -1,0 +1,74 @@
+"""When a state is saved, and that only a good one is."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+
+from jaxnn.checkpoints import Checkpoints, open_checkpoints
+from jaxnn.loop.session import Session
+from jaxnn.types import PyTree, TrainingError
+
+# Unless told otherwise a run saves at evaluations, and no more often than this.
+SECONDS_BETWEEN_SAVES = 60.0
+FOLDER = "checkpoints"
+
+
+def open_session_checkpoints(session: Session) -> Checkpoints | None:
+    """The run's checkpoints, opened if they were not yet; None for a run that keeps none."""
+    options = session.options
+    if session.record is None or options.checkpoint_every == 0:
+        return None
+    if session.checkpoints is None:
+        session.checkpoints = open_checkpoints(
+            session.record.path / FOLDER,
+            keep_last=options.keep_last,
+            keep_best=options.keep_best,
+            monitor=session.monitored,
+            mode="max" if options.higher_is_better else "min",
+        )
+    return session.checkpoints
+
+
+def save_due(session: Session, step: int, *, ending: bool) -> bool:
+    """Whether the state after ``step`` is to be saved: by its number, by the clock, or because it is the last."""
+    if session.record is None or session.options.checkpoint_every == 0:
+        return False
+    by_clock = (
+        session.options.checkpoint_every is None
+        and session.plan.evaluates(step)
+        and time.perf_counter() - session.saved_at > SECONDS_BETWEEN_SAVES
+    )
+    return ending or session.plan.saves(step) or by_clock
+
+
+def save_state(session: Session, step: int, metrics: dict[str, float]) -> None:
+    """Starts saving the session's state.
+
+    Raises:
+        TrainingError: its parameters are not finite; the checkpoints before it are kept.
+        RecordError: the disk refused.
+    """
+    with session.clock.span("checkpoint"):
+        if not bool(_all_finite(session.state.params)):
+            session.status = "diverged"
+            raise TrainingError(f"the parameters are no longer finite after step {step}: {advice(session)}.")
+        checkpoints = open_session_checkpoints(session)
+        if checkpoints is not None and step not in checkpoints.steps():
+            checkpoints.save(step, session.state, metrics)
+            session.saved_at = time.perf_counter()
+
+
+def advice(session: Session) -> str:
+    """What a user whose run diverged can do."""
+    kept = session.checkpoints.latest() if session.checkpoints is not None else None
+    last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
+    return f"{last}lower the learning rate, clip gradients (jn.optim.clipped), or look at the data"
+
+
+@jax.jit
+def _all_finite(tree: PyTree) -> jax.Array:
+    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return jnp.all(jnp.stack(leaves)) if leaves else jnp.bool_(True)

@@ -1,0 +1,211 @@
+"""Everything one run holds while it goes on, and how it is put together before the first step."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnn.checkpoints import Checkpoints
+from jaxnn.data import check_batch_size, check_labels
+from jaxnn.loop.compiling import Programs
+from jaxnn.loop.evaluating import Evaluator, make_evaluator
+from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
+from jaxnn.loop.options import RunOptions, check_config, resolve_cadences
+from jaxnn.loop.plan import Plan, typical_window
+from jaxnn.loop.programs import make_predict
+from jaxnn.loop.tuning import Choice, choose_steps_per_call
+from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
+from jaxnn.record import Record
+from jaxnn.types import ConfigError, Experiment, Splits, TrainState, suggest
+
+
+@dataclasses.dataclass
+class Session:
+    """A run under way.
+
+    Attributes:
+        experiment: what is computed.
+        options: how; cadences are resolved.
+        splits: its data.
+        plan: where windows and calls end.
+        programs: what is compiled, and the feed of training examples.
+        state: the newest state that is not in flight.
+        choice: how the steps per call were chosen.
+        clock: where the time went.
+        started: when, on ``time.perf_counter``'s clock.
+        ready_seconds: from there to the moment the first step could run.
+        evaluators: compiled evaluations by split; added to when asked for.
+        lines: what was reported so far, oldest first, as in ``metrics.jsonl``.
+        windows: the speed of each window of this process.
+        status: ``running``, then how it ended.
+        record: the open run directory, or None.
+        checkpoints: the run's checkpoints, opened at the first save, or None.
+        saved_at: when the last checkpoint was saved, on ``time.perf_counter``'s clock.
+    """
+
+    experiment: Experiment[Any]
+    options: RunOptions
+    splits: Splits
+    plan: Plan
+    programs: Programs
+    state: TrainState
+    choice: Choice
+    clock: Clock
+    started: float
+    ready_seconds: float = 0.0
+    evaluators: dict[str, Evaluator] = dataclasses.field(default_factory=dict)
+    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    windows: list[Window] = dataclasses.field(default_factory=list)
+    status: str = "running"
+    record: Record | None = None
+    checkpoints: Checkpoints | None = None
+    saved_at: float = dataclasses.field(default_factory=time.perf_counter)
+
+    @property
+    def held_out(self) -> str | None:
+        """The split looked at while training: validation if there is one, else test."""
+        return next((name for name in ("validation", "test") if name in self.splits.named()), None)
+
+    @property
+    def monitored(self) -> str:
+        """The metric that decides which checkpoint is best, as reports name it."""
+        return f"{self.held_out}_{self.options.monitor}"
+
+    def evaluate(self, split: str) -> dict[str, float]:
+        """Exact metrics of the current state over a split, compiling if it was never asked for."""
+        sources = self.splits.named()
+        if split not in sources:
+            raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(sources)}.")
+        if split not in self.evaluators:
+            with self.clock.span("compile"):
+                self.evaluators[split] = self.compile_evaluator(split)
+        return self.evaluators[split](self.state)
+
+    def compile_evaluator(self, split: str) -> Evaluator:
+        """The evaluation of ``split``, compiled anew."""
+        return make_evaluator(
+            self.experiment,
+            self.splits.named()[split],
+            self.state,
+            batch_size=self.options.eval_batch_size or 2 * self.experiment.config.batch_size,
+            resident=self.programs.feed.resident,
+            ledger=self.programs.ledger,
+            name=split,
+        )
+
+    @functools.cached_property
+    def predict(self) -> Callable[[TrainState, Any], Any]:
+        """The model's outputs for a batch of inputs, compiled once a shape."""
+        return jax.jit(make_predict(self.experiment, self.splits.train))
+
+    def placement(self) -> Placement:
+        """Where the parts of the run sit now."""
+        trees: dict[str, Any] = {"parameters": self.state.params}
+        if self.state.model_state:
+            trees["model_state"] = self.state.model_state
+        trees["optimizer_state"] = self.state.opt_state
+        if self.programs.feed.resident:
+            trees["data"] = self.programs.feed.prepare(0, 1)
+        return observe_placement(**trees)
+
+
+def prepare_session(experiment: Experiment[Any], options: RunOptions, steps_per_call: int | None = None) -> Session:
+    """Loads data, compiles, and chooses the steps per call: all that precedes the first step.
+
+    Args:
+        experiment: what to run.
+        options: how; cadences may be open.
+        steps_per_call: a length chosen before, by the run that is being resumed.
+
+    Raises:
+        ConfigError, DataError: what is asked for cannot be run; nothing was written.
+    """
+    started, clock = time.perf_counter(), Clock()
+    config = experiment.config
+    check_config(config)
+    options = resolve_cadences(options, config.num_steps)
+    with clock.span("data"):
+        splits = experiment.data(config)
+        check_batch_size(splits.train, config.batch_size)
+        feed = _make_feed(splits, options, config)
+    programs = Programs(experiment, splits.train, feed, Ledger(), clock)
+    _check_outputs(programs, splits)
+    plan = _make_plan(options, config.num_steps)
+    with clock.span("measure"):
+        choice = _choose(programs, plan, options.steps_per_call or steps_per_call)
+    plan = plan._replace(steps_per_call=choice.steps_per_call)
+    for length in plan.call_lengths():
+        programs.compile_train(length, "start" if length == choice.steps_per_call else "window's end")
+    session = Session(experiment, options, splits, plan, programs, programs.init(), choice, clock, started)
+    _prepare_evaluation(session)
+    session.ready_seconds = time.perf_counter() - started
+    return session
+
+
+def _make_feed(splits: Splits, options: RunOptions, config: Any) -> Feed:
+    resident = options.resident
+    if resident is None:
+        resident = fits_on_device(*splits.named().values())
+    make = resident_feed if resident else streamed_feed
+    return make(splits.train, config.seed, config.batch_size)
+
+
+def _make_plan(options: RunOptions, num_steps: int) -> Plan:
+    assert options.report_every is not None and options.eval_every is not None
+    checkpoint_every = options.checkpoint_every or 0
+    return Plan(num_steps, options.report_every, options.eval_every, checkpoint_every, 1)
+
+
+def _choose(programs: Programs, plan: Plan, given: int | None) -> Choice:
+    """The given steps per call, or those that measuring finds fastest."""
+    window = typical_window(plan)
+    if given is not None:
+        return Choice(min(given, plan.num_steps), {})
+    if window == 1:
+        return Choice(1, {})
+    state = programs.init()
+
+    def make_call(length: int) -> Callable[[], object]:
+        program = programs.compile_train(length, "to measure steps per call")
+
+        def call() -> object:
+            nonlocal state
+            examples = programs.feed.prepare(0, length)
+            state, totals = program(state, programs.zeros, examples)
+            return totals
+
+        return call
+
+    return choose_steps_per_call(make_call, min(window, plan.num_steps))
+
+
+def _prepare_evaluation(session: Session) -> None:
+    """Compiles the evaluation on held-out data, once it is known to give what is asked of it."""
+    monitor, held_out = session.options.monitor, session.held_out
+    if held_out is None:
+        if session.options.patience is not None:
+            raise ConfigError("patience needs held-out data: give the data a validation or test split.")
+        return
+    known = session.programs.evaluation_metrics()
+    if monitor not in known:
+        raise ConfigError(f"monitor is {monitor!r}, no metric of this task: {suggest(monitor, known)}.")
+    with session.clock.span("compile"):
+        session.evaluators[held_out] = session.compile_evaluator(held_out)
+
+
+def _check_outputs(programs: Programs, splits: Splits) -> None:
+    """Holds the labels of all splits against the number of classes the model tells apart."""
+    source, shapes = programs.source, programs.shapes
+    targets = programs.first_examples.targets
+    if targets.ndim != 1 or not jnp.issubdtype(targets.dtype, jnp.integer):
+        return
+    predict = make_predict(programs.experiment, source)
+    outputs = jax.eval_shape(predict, shapes, programs.first_examples.inputs)
+    if getattr(outputs, "ndim", 0) == 2:
+        check_labels(splits, outputs.shape[-1])

@@ -1,0 +1,79 @@
+"""Steps per call, chosen by measuring: one step a call against many, on this machine, for this program."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from jaxnn.loop.plan import call_candidate
+
+# A probe of many steps is as long as this many seconds of single steps: enough to see the host's cost vanish, and
+# short even where a compiler makes a scanned step thirty times slower, as XLA does for convolutions on a CPU.
+PROBE_SECONDS = 0.1
+MOST_STEPS = 1024
+# Page faults on large temporaries are paid once a call: sixteen steps a call make them small.
+ENOUGH_STEPS = 16
+ROUNDS = 3
+WORTHWHILE = 0.95
+
+
+type Call = Callable[[], object]
+
+
+class Choice(NamedTuple):
+    """How many steps a call runs, and why.
+
+    Attributes:
+        steps_per_call: what was chosen.
+        seconds_per_step: what each length that was tried cost, by length.
+    """
+
+    steps_per_call: int
+    seconds_per_step: dict[int, float]
+
+
+def choose_steps_per_call(make_call: Callable[[int], Call], window: int) -> Choice:
+    """Tries calls of one step, then of more as long as that pays.
+
+    Args:
+        make_call: from a number of steps to a function that trains so many, compiled already, and returns arrays
+            it does not wait for.
+        window: the number of steps a call should divide.
+    """
+    measured = {1: seconds_per_step(make_call(1), 1)}
+    length = call_candidate(window, first_probe(measured[1]))
+    while length not in measured:
+        best = min(measured.values())
+        measured[length] = seconds_per_step(make_call(length), length, give_up_above=2 * best)
+        if measured[length] < WORTHWHILE * best and length < ENOUGH_STEPS:
+            length = call_candidate(window, ENOUGH_STEPS)
+    fastest = min(measured, key=lambda length: measured[length])
+    return Choice(fastest, measured)
+
+
+def first_probe(single_step_seconds: float) -> int:
+    """The length to try first: about ``PROBE_SECONDS`` of steps, as a power of four so that reruns agree."""
+    steps = max(2.0, PROBE_SECONDS / single_step_seconds)
+    power = max(1, round(math.log(steps, 4)))
+    return int(min(MOST_STEPS, 4**power))
+
+
+def seconds_per_step(call: Call, length: int, give_up_above: float = math.inf) -> float:
+    """The fastest of a few rounds of calls of ``length`` steps, after one to warm up."""
+    warm_up = _round(call, length, 1)
+    if warm_up > 4 * give_up_above:
+        return warm_up
+    num_calls = max(1, min(10, int(PROBE_SECONDS / (warm_up * length))))
+    return min(_round(call, length, num_calls) for _ in range(ROUNDS))
+
+
+def _round(call: Call, length: int, num_calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(num_calls):
+        result = call()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / (num_calls * length)

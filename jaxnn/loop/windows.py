@@ -1,0 +1,88 @@
+"""The hot loop: dispatches calls, closes each window with one block, one window behind the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+
+from jaxnn.loop.feed import Feed
+from jaxnn.loop.plan import Plan
+from jaxnn.loop.programs import Totals, TrainProgram
+from jaxnn.observe import Clock
+from jaxnn.types import TrainState
+
+
+class Closed(NamedTuple):
+    """A window whose steps are done.
+
+    Attributes:
+        step: updates done at its end.
+        num_steps: updates in it.
+        metrics: the mean of each metric over its steps.
+        bad_step: the first step whose loss was not finite, or None.
+        seconds: from the end of the window before, or from where the loop went on after a pause.
+        state: the state at its end where the loop has drained, else None: it is in use by the next window.
+    """
+
+    step: int
+    num_steps: int
+    metrics: dict[str, float]
+    bad_step: int | None
+    seconds: float
+    state: TrainState | None
+
+
+def run_windows(
+    programs: dict[int, TrainProgram],
+    plan: Plan,
+    feed: Feed,
+    state: TrainState,
+    zeros: Totals,
+    *,
+    drains: Callable[[int], bool],
+    clock: Clock,
+) -> Iterator[Closed]:
+    """Trains to the end of ``plan``; yields each window once its numbers are on the host.
+
+    A window's numbers are fetched while the next one runs, unless ``drains(step)`` at its end: then nothing is in
+    flight while the consumer works, its ``state`` may be used, and the consumer's time is not counted.
+
+    Args:
+        programs: the compiled training programs by their number of steps.
+        plan: where windows and calls end.
+        feed: where examples come from.
+        state: where to start; its buffers are given away.
+        zeros: totals of no steps.
+        drains: whether to let the device run dry at the end of a window; asked once a window.
+        clock: gets ``data`` for the time spent preparing examples.
+    """
+    step = int(state.step)
+    pending: tuple[int, int, Totals] | None = None
+    mark = time.perf_counter()
+
+    def close(window: tuple[int, int, Totals], state: TrainState | None) -> Closed:
+        nonlocal mark
+        end, num_steps, totals = window
+        sums, bad_step = jax.device_get(totals)
+        since, mark = mark, time.perf_counter()
+        metrics = {name: float(value) / num_steps for name, value in sums.items()}
+        bad = int(bad_step) if bad_step >= 0 else None
+        return Closed(end, num_steps, metrics, bad, mark - since, state)
+
+    while step < plan.num_steps:
+        start, end, totals = step, plan.window_end(step), zeros
+        while step < end:
+            length = plan.call_length(step)
+            with clock.span("data"):
+                examples = feed.prepare(step, length)
+            state, totals = programs[length](state, totals, examples)
+            step += length
+        if pending is not None:
+            yield close(pending, None)
+        pending = (end, end - start, totals)
+        if drains(end):
+            yield close(pending, state)
+            pending, mark = None, time.perf_counter()

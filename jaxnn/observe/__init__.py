@@ -1,0 +1,19 @@
+"""Instruments: clocks, compilations, memory, devices, placement, precision, throughput."""
+
+from jaxnn.observe.clock import Clock as Clock
+from jaxnn.observe.compiles import Compilation as Compilation
+from jaxnn.observe.compiles import Ledger as Ledger
+from jaxnn.observe.compiles import compile_ahead as compile_ahead
+from jaxnn.observe.devices import describe_devices as describe_devices
+from jaxnn.observe.devices import missing_gpu as missing_gpu
+from jaxnn.observe.memory import available_bytes as available_bytes
+from jaxnn.observe.memory import format_bytes as format_bytes
+from jaxnn.observe.memory import nbytes as nbytes
+from jaxnn.observe.memory import peak_memory_bytes as peak_memory_bytes
+from jaxnn.observe.placement import Placement as Placement
+from jaxnn.observe.placement import TreePlacement as TreePlacement
+from jaxnn.observe.placement import observe_placement as observe_placement
+from jaxnn.observe.precision import product_dtypes as product_dtypes
+from jaxnn.observe.throughput import Throughput as Throughput
+from jaxnn.observe.throughput import Window as Window
+from jaxnn.observe.throughput import steady_throughput as steady_throughput

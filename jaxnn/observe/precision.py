@@ -1,0 +1,37 @@
+"""The precision of matrix products and convolutions, observed in the traced program."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+
+def product_dtypes(function: Callable[..., Any], *args: Any) -> dict[str, int]:
+    """Input dtypes of the products ``function`` computes, with how many there are, commonest first.
+
+    A product of unequal dtypes reads ``"bfloat16*float32"``. Products are counted as written: one
+    in the body of a ``scan`` once, one in each branch of a ``cond``. Costs one trace.
+
+    Args:
+        function: a traceable function.
+        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for equation in _equations(jax.make_jaxpr(function)(*args)):
+        if equation.primitive.name in _PRODUCTS:
+            left, right = (str(operand.aval.dtype) for operand in equation.invars[:2])
+            counts[left if left == right else f"{left}*{right}"] += 1
+    return dict(counts.most_common())
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from _equations(inner)

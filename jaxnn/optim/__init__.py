@@ -1,0 +1,8 @@
+"""Schedules, and combinators that take an Optax optimizer and return one."""
+
+from jaxnn.optim import schedules as schedules
+from jaxnn.optim.accumulation import accumulated as accumulated
+from jaxnn.optim.averaging import AveragedState as AveragedState
+from jaxnn.optim.averaging import averaged as averaged
+from jaxnn.optim.averaging import evaluation_params as evaluation_params
+from jaxnn.optim.clipping import clipped as clipped

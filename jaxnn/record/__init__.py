@@ -1,0 +1,17 @@
+"""The run directory: complete, plain, readable without jaxnn, and never half-written."""
+
+from jaxnn.record.curves import draw_curves as draw_curves
+from jaxnn.record.directory import create_run_dir as create_run_dir
+from jaxnn.record.directory import new_run_dir as new_run_dir
+from jaxnn.record.provenance import config_from_json as config_from_json
+from jaxnn.record.provenance import config_json as config_json
+from jaxnn.record.provenance import data_fingerprint as data_fingerprint
+from jaxnn.record.provenance import jax_flags as jax_flags
+from jaxnn.record.provenance import script as script
+from jaxnn.record.provenance import text_fingerprint as text_fingerprint
+from jaxnn.record.reader import find_runs as find_runs
+from jaxnn.record.reader import read_metrics as read_metrics
+from jaxnn.record.reader import read_run as read_run
+from jaxnn.record.writer import Record as Record
+from jaxnn.record.writer import open_record as open_record
+from jaxnn.record.writer import rewind_metrics as rewind_metrics

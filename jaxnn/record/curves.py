@@ -1,0 +1,69 @@
+"""A run at a glance: its losses, its other metrics and its throughput against the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SPEEDS = ("seconds", "steps_per_second", "examples_per_second")
+PREFIXES = ("train_", "validation_", "test_")
+COLOURS = {"train_": "tab:blue", "validation_": "tab:green", "test_": "tab:orange"}
+
+
+def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
+    """One panel a metric, all splits in it, and one for throughput.
+
+    Args:
+        lines: what ``metrics.jsonl`` holds, oldest first.
+        title: the figure's title.
+
+    Returns:
+        A figure that belongs to no window; ``savefig`` it, or return it from a notebook's cell.
+    """
+    from matplotlib.figure import Figure
+
+    names = sorted({_bare(key) for line in lines for key in line if key.startswith(PREFIXES)})
+    names.sort(key=lambda name: name != "loss")
+    figure = Figure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
+    panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
+    for name, axes in zip(names, panels, strict=False):
+        _draw_metric(axes, lines, name)
+    _draw_throughput(panels[-1], lines)
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def _draw_metric(axes: Axes, lines: Sequence[Mapping[str, Any]], name: str) -> None:
+    for prefix in PREFIXES:
+        points = [(line["step"], line[prefix + name]) for line in lines if prefix + name in line]
+        if not points:
+            continue
+        marker = "" if prefix == "train_" else "o"
+        label = f"{prefix[:-1]} {points[-1][1]:.4g}"
+        axes.plot(*zip(*points, strict=True), marker=marker, ms=3, c=COLOURS[prefix], label=label)
+    if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
+        axes.set_yscale("log")
+    _finish(axes, name.replace("_", " "))
+    axes.legend(fontsize="small")
+
+
+def _draw_throughput(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
+    steps = [line["step"] for line in lines]
+    axes.plot(steps, [line["steps_per_second"] for line in lines], c="tab:gray")
+    axes.set_ylim(bottom=0)
+    _finish(axes, "steps per second")
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel("step")
+    axes.grid(alpha=0.3)
+
+
+def _bare(name: str) -> str:
+    return name.partition("_")[2]

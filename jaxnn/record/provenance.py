@@ -1,0 +1,115 @@
+"""Where a run came from: code, versions, flags, and fingerprints of what was computed on which data."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxnn.types import ConfigError, Splits
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether the work tree of ``folder`` differs from it; None where there is no git or no commit."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(folder), *words]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return answer.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def script() -> dict[str, Any]:
+    """The command that was run, and the git state of the folder its script lies in."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = Path(main).resolve().parent if main else Path.cwd()
+    return {"command": sys.argv, "git": git_state(folder)}
+
+
+def jax_flags() -> dict[str, Any]:
+    """JAX settings that change numbers, as they are now."""
+    names = (
+        "jax_enable_x64",
+        "jax_default_matmul_precision",
+        "jax_default_prng_impl",
+        "jax_threefry_partitionable",
+        "jax_numpy_dtype_promotion",
+    )
+    return {name: getattr(jax.config, name, None) for name in names}
+
+
+def config_json(config: Any) -> dict[str, Any]:
+    """The fields of a config dataclass in JSON's types.
+
+    Raises:
+        ConfigError: a field that is not plain data, named.
+    """
+    return {field.name: _plain(getattr(config, field.name), field.name) for field in dataclasses.fields(config)}
+
+
+def _plain(value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return config_json(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, PLAIN):
+        return value
+    raise ConfigError(
+        f"config field {where!r} holds {value!r}, which a record cannot keep: use numbers, strings, booleans, "
+        "None, tuples of these, or another dataclass, and build the object in task(config)."
+    )
+
+
+def config_from_json(content: dict[str, Any], default: Any) -> Any:
+    """The inverse of :func:`config_json`, shaped like ``default``: lists become tuples where it has tuples.
+
+    Raises:
+        ConfigError: a field the config does not have (any more), named.
+    """
+    known = {field.name for field in dataclasses.fields(default)}
+    if unknown := sorted(set(content) - known):
+        raise ConfigError(f"the record's config has {unknown[0]!r}, which this experiment lacks.")
+    fields = {name: _shaped(value, getattr(default, name)) for name, value in content.items()}
+    return dataclasses.replace(default, **fields)
+
+
+def _shaped(value: Any, default: Any) -> Any:
+    if isinstance(value, dict):
+        return config_from_json(value, default)
+    if isinstance(value, list):
+        return _tuples(value)
+    return value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def data_fingerprint(splits: Splits) -> str:
+    """A digest of every example of every split."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, source in splits.named().items():
+        for array in source.examples:
+            array = np.ascontiguousarray(array)
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(array.data.cast("B") if array.size else b"")
+    return digest.hexdigest()
+
+
+def text_fingerprint(text: str) -> str:
+    """A digest of a program's text."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

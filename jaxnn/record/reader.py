@@ -1,0 +1,56 @@
+"""Reading records back: one run, its metrics, or a table of all runs below a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxnn.record.directory import METRICS_FILE, RUN_FILE, is_locked
+from jaxnn.types import RecordError
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What ``run.json`` in ``path`` says.
+
+    A run that says it is running while no process holds its directory was killed: its status reads ``interrupted``.
+
+    Raises:
+        RecordError: there is no record, or it is damaged.
+    """
+    file = path / RUN_FILE
+    if not file.is_file():
+        raise RecordError(
+            f"{path} holds no run (no {RUN_FILE} in it): give the directory of one run; `jaxnn runs` lists them."
+        )
+    try:
+        run: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
+    if run.get("status") == "running" and not is_locked(path):
+        run["status"] = "interrupted"
+    return run
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` in ``path``, oldest first; a torn last line, left by a crash, is dropped."""
+    file = path / METRICS_FILE
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    try:
+        return [_numbers(json.loads(line)) for line in lines]
+    except ValueError as error:
+        raise RecordError(f"{file} holds a line that is not JSON ({error}).") from error
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """The directories at or below ``folder`` that hold a run, oldest first."""
+    found = folder.rglob(RUN_FILE) if folder.is_dir() else []
+    return iter(sorted((file.parent for file in found), key=lambda path: path.name))
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, Any]:
+    """Undoes the names that stand for NaN and infinities."""
+    return {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in line.items()}

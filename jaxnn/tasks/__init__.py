@@ -1,0 +1,8 @@
+"""What a model is trained for: a model and a loss become a :class:`jaxnn.types.Task`."""
+
+from jaxnn.tasks.adapter import Model, as_model
+from jaxnn.tasks.classification import classification
+from jaxnn.tasks.regression import regression
+from jaxnn.tasks.supervised import supervised
+
+__all__ = ["Model", "as_model", "classification", "regression", "supervised"]

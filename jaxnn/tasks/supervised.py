@@ -1,0 +1,64 @@
+"""A model and a loss per example become a task; every supervised task is one call of this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnn.nn import Policy
+from jaxnn.tasks.adapter import as_model
+from jaxnn.types import Array, Batch, Metrics, ModelState, Params, Task
+
+type PerExample = Callable[[Array, Array], jax.Array]
+
+
+def supervised(
+    model: Any,
+    objective: PerExample,
+    measures: Mapping[str, PerExample],
+    policy: Policy | None = None,
+) -> Task:
+    """A task that minimises the masked mean of ``objective``.
+
+    Args:
+        model: a Flax Linen module or an ``(init, apply)`` pair.
+        objective: ``(outputs [batch, ...], targets [batch, ...]) -> [batch]``, what is minimised.
+        measures: what is reported, each like ``objective``; ``evaluate`` returns their masked sums, and those not
+            called ``loss`` are the metrics of a training step.
+        policy: the precision to compute in.
+    """
+    network = as_model(model, policy)
+
+    def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
+        return network.init(key, batch.inputs)
+
+    def loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+        outputs, model_state = network.apply(params, model_state, batch.inputs, key)
+        count = jnp.maximum(batch.mask.sum(), 1.0)
+        sums = {
+            name: masked_sum(measure(outputs, batch.targets), batch.mask)
+            for name, measure in measures.items()
+            if name != "loss"
+        }
+        total = masked_sum(objective(outputs, batch.targets), batch.mask)
+        return total / count, (model_state, {name: value / count for name, value in sums.items()})
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        outputs, _ = network.apply(params, model_state, batch.inputs, None)
+        sums = {name: masked_sum(measure(outputs, batch.targets), batch.mask) for name, measure in measures.items()}
+        return {**sums, "count": jnp.sum(batch.mask)}
+
+    def predict(params: Params, model_state: ModelState, inputs: Array) -> Any:
+        return network.apply(params, model_state, inputs, None)[0]
+
+    return Task(init, loss, evaluate, predict)
+
+
+def masked_sum(values: jax.Array, mask: Array) -> jax.Array:
+    """The sum of ``values [batch]`` where ``mask [batch]`` is 1; what padding holds, NaN too, does not count."""
+    return jnp.sum(jnp.where(mask > 0, values, 0.0))

@@ -1,0 +1,194 @@
+"""The nouns: what a batch, a state, a task, a data set and an experiment are, and how bad input is named.
+
+A ``NamedTuple`` of arrays is a pytree and may cross ``jit``. A ``NamedTuple`` of functions is an interface and is
+closed over. A frozen dataclass is a value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+import optax
+
+type Array = jax.Array | np.ndarray
+type PyTree = Any
+type Params = Mapping[str, Any]
+type ModelState = Mapping[str, Any]
+type Metrics = dict[str, jax.Array]
+
+
+class JaxnnError(ValueError):
+    """Input that cannot be used: one sentence that says what is wrong, where, and what to do.
+
+    Command lines print its message alone and exit with status 2; it never stands for a defect of jaxnn.
+    """
+
+
+class ConfigError(JaxnnError):
+    """A config field or run option with a value that cannot be used."""
+
+
+class DataError(JaxnnError):
+    """Data that are missing, damaged or inconsistent."""
+
+
+class RecordError(JaxnnError):
+    """A run directory that cannot be read, written or resumed."""
+
+
+class TrainingError(JaxnnError):
+    """Training that cannot go on, such as a loss that is no longer finite."""
+
+
+class Batch(NamedTuple):
+    """Examples of one step.
+
+    Attributes:
+        inputs: ``[batch, ...]``.
+        targets: ``[batch, ...]``: integer labels ``[batch]`` to classify, floats to regress.
+        mask: ``[batch]`` float32: 1.0 an example, 0.0 padding that must not count.
+    """
+
+    inputs: Array
+    targets: Array
+    mask: Array
+
+
+class TrainState(NamedTuple):
+    """Everything that changes from step to step, and nothing else: arrays only, so it may be carried and saved.
+
+    Attributes:
+        step: ``[]`` int32, the number of updates done.
+        params: what the optimizer updates.
+        model_state: what the model updates itself, such as batch statistics; ``{}`` if nothing.
+        opt_state: the optimizer's state.
+        key: ``[]`` a typed PRNG key; it never changes, a step's key is folded from it and ``step``.
+    """
+
+    step: jax.Array
+    params: Params
+    model_state: ModelState
+    opt_state: optax.OptState
+    key: jax.Array
+
+
+class Task(NamedTuple):
+    """A model together with what it is trained for, as four pure functions.
+
+    Attributes:
+        init: ``(key, batch) -> (params, model_state)``.
+        loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means.
+        evaluate: ``(params, model_state, batch) -> sums``: masked sums of each metric, and their ``count``.
+        predict: ``(params, model_state, inputs) -> outputs``.
+    """
+
+    init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
+    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
+    evaluate: Callable[[Params, ModelState, Batch], Metrics]
+    predict: Callable[[Params, ModelState, Array], Any]
+
+
+class Examples(NamedTuple):
+    """The whole of one split: what is put on the device once and gathered from.
+
+    Attributes:
+        inputs: ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time.
+        targets: ``[examples, ...]``.
+    """
+
+    inputs: Array
+    targets: Array
+
+
+class Source(Protocol):
+    """One split as the loop sees it: the batch of a step is a pure function of ``(seed, step)``."""
+
+    @property
+    def examples(self) -> Examples:
+        """The split's arrays, on the host."""
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples the split holds."""
+
+    def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
+        """Which examples each of ``steps [k]`` trains on: ``[k, batch]`` int32; NumPy in, NumPy out."""
+
+    def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
+        """The examples at ``indices [batch]``, ready for a model; pure, to be traced."""
+
+    def transform(self, batch: Batch, key: jax.Array) -> Batch:
+        """Random augmentation of a training batch; the identity where there is none."""
+
+
+class Splits(NamedTuple):
+    """A data set: its sources and what is known of it.
+
+    Attributes:
+        train: what is trained on.
+        test: what is held out to the end, or None.
+        validation: what is looked at while training, or None: then ``test`` is.
+        name: the data set's name, for reports.
+        class_names: one name a class for labels 0, 1, …; empty where targets are not labels.
+    """
+
+    train: Source
+    test: Source | None = None
+    validation: Source | None = None
+    name: str = "arrays"
+    class_names: tuple[str, ...] = ()
+
+    def named(self) -> dict[str, Source]:
+        """The splits that are there, by name, ``train`` first."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: source for name, source in splits.items() if source is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment[Config]:
+    """An experiment as a value: what is computed, as a config and three functions of it.
+
+    Attributes:
+        config: a frozen dataclass with at least ``batch_size``, ``num_steps`` and ``seed``.
+        data: ``config -> Splits``; called outside the compiled program, once.
+        task: ``config -> Task``; called inside the compiled program, where float fields may be tracers.
+        optimizer: ``config -> optax.GradientTransformation``; likewise.
+    """
+
+    config: Config
+    data: Callable[[Config], Splits]
+    task: Callable[[Config], Task]
+    optimizer: Callable[[Config], optax.GradientTransformation]
+
+    def __post_init__(self) -> None:
+        if not dataclasses.is_dataclass(self.config) or isinstance(self.config, type):
+            raise ConfigError(
+                f"an experiment's config must be an instance of a dataclass, not {self.config!r}: "
+                "decorate its class with @dataclasses.dataclass(frozen=True) and pass Config()."
+            )
+
+    def replace(self, **fields: Any) -> Experiment[Config]:
+        """The same experiment with other values for some config fields.
+
+        Raises:
+            ConfigError: a field the config does not have; the message names the ones it has.
+        """
+        known = [field.name for field in dataclasses.fields(self.config)]  # type: ignore[arg-type]
+        for name in fields:
+            if name not in known:
+                raise ConfigError(f"the config has no field {name!r}: {suggest(name, known)}.")
+        config = dataclasses.replace(self.config, **fields)  # type: ignore[type-var]
+        return dataclasses.replace(self, config=config)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'? Known are 'x', 'y'``: the nearest of ``known`` to ``word``, then all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    listed = ", ".join(map(repr, known)) or "none"
+    return (f"did you mean {near[0]!r}? " if near else "") + f"Known are {listed}"

@@ -1,0 +1,250 @@
+"""Models: shapes, parameter counts by hand, dropout only in training, and bad sizes named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from jaxnn.models import CNN, MLP
+from jaxnn.types import ConfigError, DataError
+
+KEY = jax.random.key(0)
+IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
+SMALL_CNN = {"blocks": ((4,), (6, 6)), "dense": (8,)}
+MODELS: dict[str, Callable[..., linen.Module]] = {
+    "mlp": lambda **fields: MLP((16, 12, 5), **fields),
+    "cnn": lambda **fields: CNN(5, **SMALL_CNN, **fields),
+    "cnn with batch norm": lambda **fields: CNN(5, batch_norm=True, **SMALL_CNN, **fields),
+}
+
+
+def num_params(model: linen.Module, shape: tuple[int, ...]) -> int:
+    variables = jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(shape, jnp.float32))
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+
+
+def init(model: linen.Module) -> Any:
+    return jax.jit(model.init)(KEY, IMAGES)
+
+
+def apply(model: linen.Module, variables: Any, x: jax.Array, key: jax.Array | None = None) -> Any:
+    """Outputs in training with a key for dropout, or in evaluation without."""
+    if key is None:
+        return model.apply(variables, x)
+    rngs = {"dropout": key}
+    return model.apply(variables, x, train=True, rngs=rngs, mutable=["batch_stats"])[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "count"),
+    [
+        # 784*512 + 512, 512*512 + 512, 512*10 + 10
+        (MLP((512, 512, 10)), (1, 28, 28), 401_920 + 262_656 + 5_130),
+        (MLP((3,)), (1, 5), 18),
+        # 3*3*1*32 + 32, 3*3*32*64 + 64; 28 -> 14 -> 7: 7*7*64*128 + 128; 128*10 + 10
+        (CNN(num_classes=10), (1, 28, 28, 1), 320 + 18_496 + 401_536 + 1_290),
+        # 3*3*3*32 + 32, 3*3*32*64 + 64; 32 -> 16 -> 8: 8*8*64*128 + 128; 128*10 + 10
+        (CNN(num_classes=10), (1, 32, 32, 3), 896 + 18_496 + 524_416 + 1_290),
+        # Valid: 28 -> 26 -> 13 -> 11 -> 5: 5*5*64 = 1600 inputs of the logits, as in Keras' example
+        (CNN(10, padding="VALID", dense=()), (1, 28, 28, 1), 320 + 18_496 + 16_010),
+        # 5*3*1*2 + 2, 5*3*2*2 + 2; 9x8 pooled by 3x4 to 3x2: 3*2*2*4 + 4; 4*1 + 1
+        (
+            CNN(1, blocks=((2, 2),), kernel_size=(5, 3), pool=(3, 4), dense=(4,)),
+            (1, 9, 8, 1),
+            32 + 62 + 52 + 5,
+        ),
+        # No biases of convolutions, but a scale and a bias a channel: 9*2 + 4; 2*2*2*3 + 3
+        (CNN(3, blocks=((2,),), dense=(), batch_norm=True), (1, 4, 4, 1), 22 + 27),
+    ],
+)
+def test_parameter_counts_by_hand(model: linen.Module, shape: tuple[int, ...], count: int) -> None:
+    assert num_params(model, shape) == count
+
+
+def test_parameters_have_flaxs_names() -> None:
+    mlp = init(MLP((4, 3)))["params"]
+    cnn = init(CNN(3, dropout=0.5, batch_norm=True, **SMALL_CNN))
+    assert sorted(mlp) == ["Dense_0", "Dense_1"]
+    convolutions = [f"{layer}_{n}" for layer in ("BatchNorm", "Conv") for n in range(3)]
+    assert sorted(cnn["params"]) == [*convolutions, "Dense_0", "Dense_1"]
+    assert sorted(cnn["batch_stats"]) == convolutions[:3]
+
+
+def test_mlp_is_dense_relu_dense() -> None:
+    model = MLP((3, 2))
+    params = init(model)["params"]
+    flat = np.asarray(IMAGES).reshape(4, 64)
+    hidden = np.maximum(flat @ params["Dense_0"]["kernel"], 0.0)
+    np.testing.assert_allclose(model.apply({"params": params}, IMAGES), hidden @ params["Dense_1"]["kernel"], rtol=1e-4)
+
+
+def test_cnn_equals_the_same_layers_of_flax() -> None:
+    reference = linen.Sequential(
+        [
+            linen.Conv(4, (3, 3)),
+            linen.relu,
+            lambda x: linen.max_pool(x, (2, 2), (2, 2)),
+            linen.Conv(6, (3, 3)),
+            linen.relu,
+            linen.Conv(6, (3, 3)),
+            linen.relu,
+            lambda x: linen.max_pool(x, (2, 2), (2, 2)),
+            lambda x: x.reshape(len(x), -1),
+            linen.Dense(8),
+            linen.relu,
+            linen.Dense(5),
+        ]
+    )
+    model = CNN(5, **SMALL_CNN)
+    params = init(model)["params"]
+    names = {"Conv_0": 0, "Conv_1": 3, "Conv_2": 5, "Dense_0": 9, "Dense_1": 11}
+    renamed = {f"layers_{index}": params[name] for name, index in names.items()}
+    expected = reference.apply({"params": renamed}, IMAGES)
+    np.testing.assert_allclose(model.apply({"params": params}, IMAGES), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_are_finite_and_every_layer_learns(name: str) -> None:
+    model = MODELS[name](dropout=0.2)
+    variables = init(model)
+
+    def loss(params: Any) -> jax.Array:
+        outputs = apply(model, {**variables, "params": params}, IMAGES, KEY)
+        assert outputs.shape == (4, 5)
+        return jnp.sum(outputs**2)
+
+    for gradient in jax.tree.leaves(jax.jit(jax.grad(loss))(variables["params"])):
+        assert np.isfinite(gradient).all()
+        assert np.any(gradient != 0.0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_is_active_in_training_only(name: str) -> None:
+    model, without = MODELS[name](dropout=0.5), MODELS[name]()
+    variables = init(model)
+    evaluated = apply(model, variables, IMAGES)
+    assert np.array_equal(evaluated, apply(without, variables, IMAGES))
+    first, second = (apply(model, variables, IMAGES, jax.random.key(n)) for n in (1, 2))
+    assert not np.array_equal(first, second)
+    assert np.array_equal(*(apply(without, variables, IMAGES, jax.random.key(n)) for n in (1, 2)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_dropout_rate_may_be_traced_and_vmapped(name: str) -> None:
+    variables = init(MODELS[name]())
+
+    def outputs(rate: float | jax.Array) -> jax.Array:
+        return apply(MODELS[name](dropout=rate), variables, IMAGES, KEY)
+
+    rates = (0.0, 0.3, 1.0)
+    got = jax.jit(jax.vmap(outputs))(jnp.array(rates))
+    np.testing.assert_allclose(got, [outputs(rate) for rate in rates], rtol=1e-3, atol=1e-5)
+
+
+def test_dropout_at_rate_one_leaves_the_last_bias() -> None:
+    # Everything before the logits is dropped, so that only their bias remains; they are not.
+    for make in MODELS.values():
+        model = make(dropout=1.0)
+        variables = init(model)
+        last = max(name for name in variables["params"] if name.startswith("Dense"))
+        bias = variables["params"][last]["bias"]
+        variables["params"][last]["bias"] = bias + 1.0
+        assert np.array_equal(apply(model, variables, IMAGES, KEY), np.ones((4, 5)))
+
+
+def test_dropout_follows_each_pooling() -> None:
+    # Without dense layers, dropout of the pooled block alone reaches the logits.
+    model = CNN(5, blocks=((4,),), dense=(), dropout=1.0)
+    assert not np.any(apply(model, init(model), IMAGES, KEY))
+
+
+def test_batch_statistics_move_in_training_only() -> None:
+    model = MODELS["cnn with batch norm"]()
+    variables = init(model)
+    _, trained = model.apply(variables, IMAGES, train=True, mutable=["batch_stats"])
+    _, evaluated = model.apply(variables, IMAGES, mutable=["batch_stats"])
+    before = variables["batch_stats"]["BatchNorm_0"]["mean"]
+    assert not np.array_equal(trained["batch_stats"]["BatchNorm_0"]["mean"], before)
+    assert np.array_equal(evaluated["batch_stats"]["BatchNorm_0"]["mean"], before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_in_bfloat16_out(name: str) -> None:
+    model = MODELS[name](dropout=0.5)
+    variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init(model))
+    assert apply(model, variables, IMAGES.astype(jnp.bfloat16), KEY).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("make", [lambda: MLP([4, 2]), lambda: CNN(2, blocks=[[4], [4]])])
+def test_models_are_values(make: Callable) -> None:
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    assert make().activation is linen.relu
+
+
+def test_sizes_given_as_lists_become_tuples() -> None:
+    assert MLP([4, np.int64(2)]).features == (4, 2)
+    assert CNN(2, blocks=[[4], [8]], dense=[3]) == CNN(2, blocks=((4,), (8,)), dense=(3,))
+
+
+def test_another_activation() -> None:
+    params = init(MLP((3, 2)))
+    assert not np.allclose(*(MLP((3, 2), activation=f).apply(params, IMAGES) for f in (jnp.tanh, jnp.sin)))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: MLP(()), "MLP: features is empty"),
+        (lambda: MLP(10), r"MLP: features must be a tuple .* as \(512, 10\), not 10"),
+        (lambda: MLP((8, 0)), r"MLP: features must be a tuple of integers >= 1"),
+        (lambda: MLP((8, 2.0)), r"MLP: features must be a tuple of integers >= 1"),
+        (lambda: MLP("ab"), "MLP: features must be a tuple of integers >= 1"),
+        (lambda: MLP((8,), dropout=1.2), "a dropout rate is a probability"),
+        (lambda: CNN(0), "CNN: num_classes must be an integer >= 1, not 0"),
+        (lambda: CNN(10, blocks=()), "CNN: blocks must hold a tuple"),
+        (lambda: CNN(10, blocks=(32, 64)), r"CNN: blocks\[0\] must be a tuple of integers >= 1"),
+        (lambda: CNN(10, blocks=((32,), ())), "CNN: blocks must hold a tuple"),
+        (lambda: CNN(10, blocks=((32,), [])), "CNN: blocks must hold a tuple"),
+        (lambda: CNN(10, dense=(-1,)), "CNN: dense must be a tuple of integers >= 1"),
+        (lambda: CNN(10, dense=128), "CNN: dense must be a tuple of integers >= 1"),
+        (lambda: CNN(10, kernel_size=(3,)), "CNN: kernel_size must be two integers"),
+        (lambda: CNN(10, pool=2), "CNN: pool must be a tuple of integers >= 1"),
+        (lambda: CNN(10, padding="SMAE"), "CNN: no padding 'SMAE': did you mean 'SAME'"),
+        (lambda: CNN(10, dropout=-0.5), "a dropout rate is a probability"),
+    ],
+)
+def test_a_bad_size_is_named_where_the_model_is_made(make: Callable, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make()
+
+
+def test_images_without_channels_are_named() -> None:
+    with pytest.raises(DataError, match=r"not of shape \(4, 8, 8\): add a channel axis"):
+        CNN(10).init(KEY, jnp.ones((4, 8, 8)))
+    with pytest.raises(DataError, match=r"not of shape \(4, 64\)\."):
+        CNN(10).init(KEY, jnp.ones((4, 64)))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "named"),
+    [
+        # 8 -> 4 -> 2 -> 1 -> 0
+        (CNN(2, blocks=((2,),) * 4), (1, 8, 9, 1), "images of 8x9 .* after block 4 of 4"),
+        # Two valid convolutions of 3: 5 -> 1, pooled by 2: 0
+        (CNN(2, blocks=((2, 2),), padding="VALID"), (1, 9, 5, 1), "9x5 .* after block 1 of 1"),
+    ],
+)
+def test_images_too_small_are_named(model: CNN, shape: tuple[int, ...], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def test_images_just_large_enough_pass() -> None:
+    assert num_params(CNN(2, blocks=((1, 1),), padding="VALID", dense=()), (1, 6, 7, 1)) == 10 + 10 + 4

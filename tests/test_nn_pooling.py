@@ -1,0 +1,104 @@
+"""Pooling: Flax's values and gradients, by whichever way they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from jaxnn import nn
+from jaxnn.types import ConfigError
+
+PAIRS = [(nn.max_pool, linen.max_pool), (nn.avg_pool, linen.avg_pool)]
+
+# shape, window, strides, padding
+CASES = [
+    ((2, 8, 8, 3), (2, 2), (2, 2), "VALID"),  # tiles
+    ((2, 7, 9, 3), (2, 2), (2, 2), "VALID"),  # tiles and a remainder on both axes
+    ((2, 8, 9, 3), (3, 2), (3, 2), "VALID"),  # tiles that are not square
+    ((2, 11, 4), (3,), (3,), "VALID"),  # one spatial axis
+    ((2, 5, 4, 6, 2), (2, 2, 3), (2, 2, 3), "VALID"),  # three
+    ((5, 7, 3), (2, 2), (2, 2), "VALID"),  # no batch axis
+    ((2, 3, 4, 6, 2), (2, 2), (2, 2), "VALID"),  # two batch axes
+    ((2, 5, 5, 3), (2, 2), None, "VALID"),  # Flax's default strides, 1
+    ((2, 5, 5, 3), (1, 1), None, "VALID"),
+    ((2, 7, 7, 3), (3, 3), (2, 2), "VALID"),  # windows that overlap
+    ((2, 7, 7, 3), (2, 2), (3, 3), "VALID"),  # gaps between windows
+    ((2, 7, 7, 3), (2, 2), (2, 2), "SAME"),
+    ((2, 7, 7, 3), (2, 2), (2, 2), ((1, 0), (0, 1))),
+    ((2, 1, 5, 3), (2, 2), (2, 2), "VALID"),  # nothing left
+]
+
+
+def distinct(shape: tuple[int, ...]) -> jax.Array:
+    """Numbers of both signs, no two of them equal, so that no window has a tie."""
+    numbers = jax.random.permutation(jax.random.key(0), jnp.prod(jnp.array(shape)))
+    return numbers.reshape(shape).astype(jnp.float32) / 7 - 5
+
+
+@pytest.mark.parametrize(("ours", "flaxs"), PAIRS)
+@pytest.mark.parametrize(("shape", "window", "strides", "padding"), CASES)
+def test_values_and_gradients_are_flaxs(
+    ours: Callable, flaxs: Callable, shape: tuple, window: tuple, strides: tuple, padding: str
+) -> None:
+    x = distinct(shape)
+    weights = jax.random.normal(jax.random.key(1), flaxs(x, window, strides, padding).shape)
+
+    def weighted(pool: Callable) -> Callable:
+        return jax.jit(jax.value_and_grad(lambda x: jnp.sum(pool(x, window, strides, padding) * weights)))
+
+    assert np.allclose(ours(x, window, strides, padding), flaxs(x, window, strides, padding))
+    (value, gradient), (flax_value, flax_gradient) = weighted(ours)(x), weighted(flaxs)(x)
+    np.testing.assert_allclose(value, flax_value, rtol=1e-4)
+    np.testing.assert_allclose(gradient, flax_gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count_include_pad", [True, False])
+def test_padding_counts_in_the_mean_as_in_flax(count_include_pad: bool) -> None:
+    x = distinct((2, 5, 5, 3))
+    for padding in ("SAME", "VALID"):
+        given = (x, (2, 2), (2, 2), padding, count_include_pad)
+        np.testing.assert_allclose(nn.avg_pool(*given), linen.avg_pool(*given), rtol=1e-5)
+
+
+def test_tiles_need_no_window_reduction() -> None:
+    x = distinct((2, 7, 8, 3))
+    for pool in (nn.max_pool, nn.avg_pool):
+        tiled = jax.make_jaxpr(jax.grad(lambda x, pool=pool: pool(x, (2, 2), (2, 2)).sum()))(x)
+        assert not any(name in str(tiled) for name in ("reduce_window", "select_and_scatter"))
+
+
+def test_max_pool_by_hand() -> None:
+    x = jnp.array([[1.0, 5.0, 2.0], [3.0, 4.0, 9.0]])[None, :, :, None]
+    assert float(nn.max_pool(x, (2, 2), (2, 2)).squeeze()) == 5.0
+    assert float(nn.avg_pool(x, (2, 2), (2, 2)).squeeze()) == 13 / 4
+
+
+def test_equal_maxima_share_the_gradient() -> None:
+    x = jnp.array([[2.0, 1.0], [2.0, 0.0]])[None, :, :, None]
+    gradient = jax.grad(lambda x: nn.max_pool(x, (2, 2), (2, 2)).sum())(x)
+    assert np.array_equal(gradient.squeeze(), [[0.5, 0.0], [0.5, 0.0]])
+
+
+@pytest.mark.parametrize("pool", [nn.max_pool, nn.avg_pool])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtype_is_kept(pool: Callable, dtype: str) -> None:
+    assert pool(jnp.ones((1, 4, 4, 1), dtype), (2, 2), (2, 2)).dtype == dtype
+
+
+def test_lists_do_for_tuples() -> None:
+    x = distinct((2, 7, 7, 3))
+    for strides in ([2, 2], [1, 1]):
+        expected = linen.max_pool(x, (2, 2), tuple(strides))
+        assert np.array_equal(nn.max_pool(x, [2, 2], strides), expected)
+
+
+def test_ranks_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"window \(2, 2\) and strides \(2,\) need equally many"):
+        nn.max_pool(jnp.ones((1, 4, 4, 1)), (2, 2), (2,))
+    with pytest.raises(ConfigError, match=r"2 spatial axes, features\], not of shape \(4, 4\)"):
+        nn.avg_pool(jnp.ones((4, 4)), (2, 2), (2, 2))
