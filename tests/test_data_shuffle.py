@@ -138,3 +138,10 @@ def test_a_batch_larger_than_the_set_is_named_with_both_numbers():
         batch_indices(0, np.arange(1), 32, 33)
     with pytest.raises(DataError, match="batch of 0 "):
         batch_indices(0, np.arange(1), 32, 0)
+
+
+def test_a_single_position_is_permuted_as_in_company():
+    for num_examples in (7, 1437):
+        whole = permute(np.arange(num_examples), num_examples, 1, 2)
+        alone = [int(permute(np.array(place), num_examples, 1, 2)) for place in range(7)]
+        np.testing.assert_array_equal(alone, whole[:7])

@@ -170,9 +170,10 @@ def test_bfloat16_parameters_are_averaged_in_float32() -> None:
     assert optim.evaluation_params(params, state)["w"].dtype == jnp.bfloat16
 
 
-def test_the_state_keeps_its_types_so_nothing_recompiles() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_state_keeps_its_types_so_nothing_recompiles(dtype: str) -> None:
     optimizer = optim.averaged(optax.adam(0.1), 0.9)
-    params = {"w": jnp.ones(2)}
+    params = {"w": jnp.ones(2, dtype)}
     before = optimizer.init(params)
     _, after = optimizer.update(params, before, params)
     typeof = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), tree)  # noqa: E731

@@ -65,8 +65,8 @@ def test_clipping_equals_optaxs() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_norm_may_be_traced(dtype: str) -> None:
     def step(max_norm: jax.Array) -> jax.Array:
-        optimizer = optim.clipped(optax.sgd(1.0), max_norm)
-        return run(optimizer, jnp.zeros(2, dtype), [jnp.array([3.0, 4.0], dtype)])
+        optimizer, params = optim.clipped(optax.sgd(1.0), max_norm), jnp.zeros(2, dtype)
+        return optimizer.update(jnp.array([3.0, 4.0], dtype), optimizer.init(params), params)[0]
 
     got = jax.jit(jax.vmap(step))(jnp.array([2.5, 10.0]))
     assert got.dtype == dtype
@@ -151,7 +151,7 @@ def test_any_order_gives_the_same_from_a_loop_jit_scan_and_vmap(order: tuple[str
 @pytest.mark.parametrize("wrap", ["clipped", "accumulated", "averaged"])
 def test_extra_arguments_reach_the_optimizer(wrap: str) -> None:
     def update(updates: Any, state: Any, params: Any = None, *, value: Any, **_: Any) -> Any:
-        return jax.tree.map(lambda _: value, updates), state
+        return jax.tree.map(lambda leaf: jnp.full_like(leaf, value), updates), state
 
     listening = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     # Through a chain too, which asks whether its links take extra arguments.
@@ -165,7 +165,7 @@ def test_extra_arguments_reach_the_optimizer(wrap: str) -> None:
 
 @pytest.mark.parametrize("wrap", ["clipped", "accumulated", "averaged"])
 def test_extra_arguments_pass_an_optimizer_that_has_none(wrap: str) -> None:
-    optimizer = nested((wrap,), optax.sgd(1.0))
+    optimizer = nested((wrap,), optax.scale(-1.0))
     state = optimizer.init(jnp.float32(0.0))
     optimizer.update(jnp.float32(0.5), state, jnp.float32(0.0), value=7.0)
 

@@ -55,8 +55,7 @@ class ArraySource:
         """
         inputs, targets = (jnp.take(rows, indices, axis=0, mode="clip") for rows in examples)
         if inputs.dtype == jnp.uint8:
-            # A product, since under jit XLA makes one of a quotient, and its last bits differ.
-            inputs = inputs.astype(jnp.float32) * (1 / 255)
+            inputs = inputs.astype(jnp.float32) / 255
         ones = jnp.ones(indices.shape, jnp.float32)
         return Batch(inputs, targets, ones if mask is None else mask)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import ArrayLike
 
 from jaxnn.optim.checks import check_positive
-
-_TINY = np.finfo(np.float32).tiny
 
 
 def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> optax.GradientTransformationExtraArgs:
@@ -32,8 +29,7 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> opt
 
     def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         norm = optax.tree.norm(optax.tree.cast(updates, jnp.float32))
-        # All gradients may be zero: 0/0.
-        scale = jnp.minimum(1.0, max_norm / jnp.maximum(norm, _TINY))
+        scale = jnp.minimum(1.0, max_norm / norm)  # 1 where the norm is 0
         return jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
 
-    return optax.with_extra_args_support(optax.chain(optax.stateless(clip), optimizer))
+    return optax.chain(optax.stateless(clip), optimizer)

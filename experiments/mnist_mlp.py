@@ -1,0 +1,47 @@
+"""A multilayer perceptron on MNIST, as in the Keras examples: two hidden layers of 512 with dropout.
+
+Claim     at least 98.2 % of the 10,000 test digits are read correctly
+Command   python experiments/mnist_mlp.py
+"""
+
+import dataclasses
+
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is computed."""
+
+    features: tuple[int, ...] = (512, 512)
+    """Widths of the hidden layers."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of Adam, decayed to zero along a cosine."""
+    dropout: float = 0.2
+    """Share of hidden units dropped in training."""
+    batch_size: int = 128
+    """Examples a step."""
+    num_steps: int = 4_680
+    """Updates in all: ten epochs."""
+    seed: int = 0
+    """Decides initial parameters, data order and dropout."""
+
+
+def data(config: Config) -> jn.Splits:
+    return jn.data.mnist()
+
+
+def task(config: Config) -> jn.Task:
+    return jn.tasks.classification(jn.models.MLP((*config.features, 10), dropout=config.dropout))
+
+
+def optimizer(config: Config) -> optax.GradientTransformation:
+    return optax.adam(jn.schedules.cosine(config.learning_rate, config.num_steps))
+
+
+experiment = jn.Experiment(Config(), data, task, optimizer)
+
+if __name__ == "__main__":
+    jn.main(experiment)
