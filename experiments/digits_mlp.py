@@ -1,6 +1,6 @@
 """A small MLP reads handwritten digits: the main job, in seconds on a laptop.
 
-Claim     at least 97 % of scikit-learn's held-out 8×8 digits are read correctly
+Claim     at least 97 % of scikit-learn's 360 held-out 8×8 digits are read correctly
 Command   python experiments/digits_mlp.py
 """
 
@@ -13,32 +13,33 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is computed."""
-
-    features: tuple[int, ...] = (128, 128)
+    features: tuple[int, ...] = (32, 32)
     """Widths of the hidden layers."""
-    learning_rate: float = 3e-3
-    """Peak learning rate of Adam, decayed to zero along a cosine."""
-    dropout: float = 0.2
-    """Share of hidden units dropped in training."""
+    learning_rate: float = 1e-2
+    """Peak learning rate of AdamW, decayed to zero along a cosine."""
+    weight_decay: float = 0.1
+    """Share of the learning rate by which weights shrink each step."""
+    label_smoothing: float = 0.1
+    """Share of each target spread over all classes."""
     batch_size: int = 32
     """Examples a step."""
     num_steps: int = 4_000
-    """Updates in all."""
+    """Updates in all: about ninety epochs."""
     seed: int = 0
     """Decides initial parameters, data order and dropout."""
 
 
-def data(config: Config) -> jn.Splits:
+def data(config):
     return jn.data.digits()
 
 
-def task(config: Config) -> jn.Task:
-    return jn.tasks.classification(jn.models.MLP((*config.features, 10), dropout=config.dropout))
+def task(config):
+    return jn.tasks.classification(jn.models.MLP((*config.features, 10)), label_smoothing=config.label_smoothing)
 
 
-def optimizer(config: Config) -> optax.GradientTransformation:
-    return optax.adam(jn.schedules.cosine(config.learning_rate, config.num_steps))
+def optimizer(config):
+    schedule = jn.schedules.cosine(config.learning_rate, config.num_steps)
+    return optax.adamw(schedule, weight_decay=config.weight_decay)
 
 
 experiment = jn.Experiment(Config(), data, task, optimizer)

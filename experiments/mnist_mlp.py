@@ -13,10 +13,6 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is computed."""
-
-    features: tuple[int, ...] = (512, 512)
-    """Widths of the hidden layers."""
     learning_rate: float = 1e-3
     """Peak learning rate of Adam, decayed to zero along a cosine."""
     dropout: float = 0.2
@@ -29,15 +25,15 @@ class Config:
     """Decides initial parameters, data order and dropout."""
 
 
-def data(config: Config) -> jn.Splits:
+def data(config):
     return jn.data.mnist()
 
 
-def task(config: Config) -> jn.Task:
-    return jn.tasks.classification(jn.models.MLP((*config.features, 10), dropout=config.dropout))
+def task(config):
+    return jn.tasks.classification(jn.models.MLP((512, 512, 10), dropout=config.dropout))
 
 
-def optimizer(config: Config) -> optax.GradientTransformation:
+def optimizer(config):
     return optax.adam(jn.schedules.cosine(config.learning_rate, config.num_steps))
 
 

@@ -52,7 +52,7 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples
 
 
 def make_train(experiment: Experiment[Any], source: Source, feed: Feed, num_steps: int) -> TrainProgram:
-    """A pure function that trains ``num_steps`` steps in one ``lax.scan``."""
+    """A pure function that trains ``num_steps`` steps, more than one in a ``lax.scan``."""
     config = experiment.config
 
     def train(state: TrainState, totals: Totals, examples: Examples) -> tuple[TrainState, Totals]:
@@ -68,6 +68,9 @@ def make_train(experiment: Experiment[Any], source: Source, feed: Feed, num_step
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
         indices = feed.indices(state.step + jnp.arange(num_steps))
+        if num_steps == 1:
+            # Not a scan of one: on a CPU, XLA makes convolutions' gradients fast only outside loops (jax#12868).
+            return body((state, totals), indices[0])[0]
         return jax.lax.scan(body, (state, totals), indices)[0]
 
     return train
