@@ -13,20 +13,12 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    features: tuple[int, ...] = (32, 32)
-    """Widths of the hidden layers."""
-    learning_rate: float = 1e-2
-    """Peak learning rate of AdamW, decayed to zero along a cosine."""
-    weight_decay: float = 0.1
-    """Share of the learning rate by which weights shrink each step."""
-    label_smoothing: float = 0.1
-    """Share of each target spread over all classes."""
-    batch_size: int = 32
-    """Examples a step."""
-    num_steps: int = 4_000
-    """Updates in all: about ninety epochs."""
-    seed: int = 0
-    """Decides initial parameters, data order and dropout."""
+    features: tuple[int, ...] = (32, 32)  # Widths of the hidden layers
+    learning_rate: float = 1e-2  # Peak learning rate of AdamW, decayed to zero along a cosine
+    label_smoothing: float = 0.1  # Share of each target spread over all classes
+    batch_size: int = 32  # Examples a step
+    num_steps: int = 4_000  # Updates in all: about ninety epochs
+    seed: int = 0  # Decides initial parameters, data order and dropout
 
 
 def data(config):
@@ -38,8 +30,7 @@ def task(config):
 
 
 def optimizer(config):
-    schedule = jn.schedules.cosine(config.learning_rate, config.num_steps)
-    return optax.adamw(schedule, weight_decay=config.weight_decay)
+    return optax.adamw(jn.schedules.cosine(config.learning_rate, config.num_steps), weight_decay=0.1)
 
 
 experiment = jn.Experiment(Config(), data, task, optimizer)

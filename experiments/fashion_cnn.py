@@ -13,16 +13,11 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    learning_rate: float = 2e-3
-    """Peak learning rate of Adam, decayed to zero along a cosine."""
-    dropout: float = 0.25
-    """Share of units dropped after each pooling and the dense layer."""
-    batch_size: int = 128
-    """Examples a step."""
-    num_steps: int = 3_744
-    """Updates in all: eight epochs."""
-    seed: int = 0
-    """Decides initial parameters, data order and dropout."""
+    learning_rate: float = 2e-3  # Peak learning rate of Adam, decayed to zero along a cosine
+    dropout: float = 0.25  # Share of units dropped after each pooling and the dense layer
+    batch_size: int = 128  # Examples a step
+    num_steps: int = 3_744  # Updates in all: eight epochs
+    seed: int = 0  # Decides initial parameters, data order and dropout
 
 
 def data(config):

@@ -13,16 +13,11 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    learning_rate: float = 1e-3
-    """Peak learning rate of Adam, decayed to zero along a cosine."""
-    dropout: float = 0.2
-    """Share of hidden units dropped in training."""
-    batch_size: int = 128
-    """Examples a step."""
-    num_steps: int = 4_680
-    """Updates in all: ten epochs."""
-    seed: int = 0
-    """Decides initial parameters, data order and dropout."""
+    learning_rate: float = 1e-3  # Peak learning rate of Adam, decayed to zero along a cosine
+    dropout: float = 0.2  # Share of hidden units dropped in training
+    batch_size: int = 128  # Examples a step
+    num_steps: int = 4_680  # Updates in all: ten epochs
+    seed: int = 0  # Decides initial parameters, data order and dropout
 
 
 def data(config):

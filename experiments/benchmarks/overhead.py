@@ -1,12 +1,14 @@
 """What the loop costs: ``fit`` against a per-step loop and a scan written by hand, in one process, in turn.
 
 Claim     digits MLP: fit is at least 4 times the per-step loop and 0.95 times the scan;
-          MNIST MLP: at least 0.97 times the better of the two
+          MNIST MLP: at least 0.97 times the better of the two;
+          importing jaxnn: at most 1.2 times importing jax, flax and optax
 Command   python experiments/benchmarks/overhead.py
 """
 
 import functools
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -107,7 +109,7 @@ def compare(name: str, experiment: jn.Experiment) -> None:
     """Runs the three in turn and prints the ratios of each round: median, least and most."""
     loop, scan = hand_written(experiment)
     contenders = {"fit": fitted(experiment), "loop": loop, "scan": scan}
-    rates = {key: [] for key in contenders}
+    rates: dict[str, list[float]] = {key: [] for key in contenders}
     for _ in range(ROUNDS):
         for key, rate in contenders.items():
             rates[key].append(rate())
@@ -119,8 +121,25 @@ def compare(name: str, experiment: jn.Experiment) -> None:
         )
 
 
+def compare_imports() -> None:
+    """Starts processes in turn that import jaxnn, or what it stands on, and prints the ratios."""
+
+    def seconds(statement: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", statement], check=True)
+        return time.perf_counter() - began
+
+    seconds("import jaxnn")
+    pairs = [(seconds("import jaxnn"), seconds("import jax, flax, optax")) for _ in range(ROUNDS)]
+    ratios = [ours / theirs for ours, theirs in pairs]
+    print(
+        f"import  jaxnn / jax, flax, optax: {statistics.median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
+
+
 def main() -> None:
-    """Compares on both networks."""
+    """Compares the imports, then both networks."""
+    compare_imports()
     compare("digits", digits_mlp.experiment.replace(num_steps=20_000))
     compare("mnist", mnist_mlp.experiment.replace(num_steps=1_500))
 

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from jaxnn.loop.options import RunOptions
 from jaxnn.loop.progress import Display, open_display, say_rows
 from jaxnn.loop.recording import open_session, summarise
@@ -16,6 +18,7 @@ from jaxnn.loop.saving import save_due, save_state
 from jaxnn.loop.session import Session
 from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.loop.training import train_session
+from jaxnn.observe import describe_devices, missing_gpu
 from jaxnn.types import ConfigError, Experiment, TrainState, suggest
 
 
@@ -122,14 +125,32 @@ def _leave(session: Session) -> None:
 
 def _introduce(session: Session, display: Display) -> None:
     """Says where the run computes, what sits where, and what was chosen."""
-    programs, choice = session.programs, session.choice
-    dtypes = ", ".join(f"{dtype} ({n})" for dtype, n in programs.product_dtypes().items())
-    rows = [("placement", line) for line in session.placement().lines()]
-    rows.append(("products in", dtypes or "none"))
+    choice = session.choice
+    rows = [("device", _device())]
+    if (warning := missing_gpu()) is not None:
+        rows.append(("warning", warning))
+    rows += [("placement", line) for line in session.placement().lines()]
+    rows.append(("precision", _precision(session)))
     rows.append(("steps per call", _explain(choice.steps_per_call, choice.seconds_per_step)))
     if session.record is not None:
         rows.append(("record", str(session.record.path)))
     say_rows(display, rows)
+
+
+def _device() -> str:
+    described = describe_devices()
+    device = jax.devices()[0]
+    return (
+        f"{device.platform}:{device.id} {device.device_kind}, one of {len(described['devices'])} of backend "
+        f"{described['backend']}; {described['cpu_count']} CPU cores; jax {jax.__version__}"
+    )
+
+
+def _precision(session: Session) -> str:
+    parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(session.state.params)})
+    products = session.programs.product_dtypes()
+    listed = ", ".join(f"{count} in {dtype}" for dtype, count in products.items())
+    return f"parameters {', '.join(parameters)}; matrix products and convolutions: {listed or 'none'}"
 
 
 def _explain(steps_per_call: int, measured: dict[int, float]) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxnn.loop.plan import near_divisor
 from jaxnn.types import ConfigError
 
 # A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
@@ -114,10 +115,10 @@ def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
     """The options with ``eval_every`` and ``report_every`` decided for a run of ``num_steps``."""
     eval_every = options.eval_every
     if eval_every is None:
-        eval_every = -(-num_steps // NUM_EVALUATIONS)
+        eval_every = near_divisor(num_steps, -(-num_steps // NUM_EVALUATIONS))
     report_every = options.report_every
     if report_every is None:
         span = eval_every or num_steps
         windows = max(1, round(REPORTS_PER_EVALUATION * NUM_EVALUATIONS * span / num_steps))
-        report_every = -(-span // windows)
+        report_every = near_divisor(span, round(span / windows))
     return dataclasses.replace(options, eval_every=eval_every, report_every=report_every)

@@ -17,7 +17,7 @@ from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import Evaluator, make_evaluator
 from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
 from jaxnn.loop.options import RunOptions, check_config, resolve_cadences
-from jaxnn.loop.plan import Plan, typical_window
+from jaxnn.loop.plan import Plan, typical_window, with_tails
 from jaxnn.loop.programs import make_predict
 from jaxnn.loop.tuning import Choice, choose_steps_per_call
 from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
@@ -139,7 +139,7 @@ def prepare_session(experiment: Experiment[Any], options: RunOptions, steps_per_
     plan = _make_plan(options, config.num_steps)
     with clock.span("measure"):
         choice = _choose(programs, plan, options.steps_per_call or steps_per_call)
-    plan = plan._replace(steps_per_call=choice.steps_per_call)
+    plan = with_tails(plan._replace(steps_per_call=choice.steps_per_call))
     for length in plan.call_lengths():
         programs.compile_train(length, "start" if length == choice.steps_per_call else "window's end")
     session = Session(experiment, options, splits, plan, programs, programs.init(), choice, clock, started)
@@ -159,7 +159,7 @@ def _make_feed(splits: Splits, options: RunOptions, config: Any) -> Feed:
 def _make_plan(options: RunOptions, num_steps: int) -> Plan:
     assert options.report_every is not None and options.eval_every is not None
     checkpoint_every = options.checkpoint_every or 0
-    return Plan(num_steps, options.report_every, options.eval_every, checkpoint_every, 1)
+    return Plan(num_steps, options.report_every, options.eval_every, checkpoint_every)
 
 
 def _choose(programs: Programs, plan: Plan, given: int | None) -> Choice:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxnn.loop.plan import call_candidate
+from jaxnn.loop.plan import near_divisor
 
 # A probe of many steps is as long as this many seconds of single steps: enough to see the host's cost vanish, and
 # short even where a compiler makes a scanned step thirty times slower, as XLA does for convolutions on a CPU.
@@ -45,12 +45,12 @@ def choose_steps_per_call(make_call: Callable[[int], Call], window: int) -> Choi
         window: the number of steps a call should divide.
     """
     measured = {1: seconds_per_step(make_call(1), 1)}
-    length = call_candidate(window, first_probe(measured[1]))
+    length = near_divisor(window, first_probe(measured[1]))
     while length not in measured:
         best = min(measured.values())
         measured[length] = seconds_per_step(make_call(length), length, give_up_above=2 * best)
         if measured[length] < WORTHWHILE * best and length < ENOUGH_STEPS:
-            length = call_candidate(window, ENOUGH_STEPS)
+            length = near_divisor(window, ENOUGH_STEPS)
     fastest = min(measured, key=lambda length: measured[length])
     return Choice(fastest, measured)
 

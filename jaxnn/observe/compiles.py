@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
+from jaxnn.observe.savings import saved_seconds
+
 _HIT = "/jax/compilation_cache/cache_hits"
-_SAVED_SECONDS = "/jax/compilation_cache/compile_time_saved_sec"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Compilation:
         lower_seconds: jaxpr to StableHLO.
         compile_seconds: StableHLO to an executable, or its retrieval from the cache.
         cache_hit: whether the executable came from the persistent compilation cache.
-        saved_seconds: what the hit saved, as JAX has it: it keeps compile times in whole seconds.
+        saved_seconds: what the hit saved: the seconds that the compilation took which filled the cache, less those
+            of the retrieval.
     """
 
     name: str
@@ -102,8 +104,7 @@ def compile_ahead(
         lower_seconds=lowered_at - traced_at,
         compile_seconds=compiled_at - lowered_at,
         cache_hit=_HIT in events,
-        # JAX subtracts the retrieval from whole seconds: a small program's saving is below zero.
-        saved_seconds=max(0.0, events.get(_SAVED_SECONDS, 0.0)),
+        saved_seconds=saved_seconds(lowered.as_text(), compiled_at - lowered_at, hit=_HIT in events),
     )
     return compiled, entry
 
