@@ -72,31 +72,30 @@ class Plain(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A bar at the foot of the terminal; evaluations stay above it as lines."""
+    """A bar at the foot of the terminal, the metrics below it; evaluations stay above it as lines."""
 
+    live: Any
     progress: Any
     task: Any
     throttle: Throttle
 
     def say(self, text: str) -> None:
         """Prints the line above the bar."""
-        self.progress.console.print(text, highlight=False, markup=False)
+        self.live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def report(self, report: Report) -> None:
         """Moves the bar."""
         if is_evaluation(report):
             self.say(str(report))
         if self.throttle.passes(important=report.step == report.num_steps):
+            from rich.console import Group
+            from rich.text import Text
+
             rates = (
                 f"{format_rate(report.steps_per_second)} steps/s  {format_rate(report.examples_per_second)} examples/s"
             )
-            self.progress.update(
-                self.task,
-                total=report.num_steps,
-                completed=report.step,
-                metrics=format_metrics(report.metrics),
-                rates=rates,
-            )
+            self.progress.update(self.task, total=report.num_steps, completed=report.step, rates=rates)
+            self.live.update(Group(self.progress, Text(format_metrics(report.metrics))))
 
 
 class Notebook(NamedTuple):
@@ -134,9 +133,12 @@ def open_display(kind: str, num_steps: int) -> Iterator[Display]:
         handle = display(HTML("<progress></progress>"), display_id=True)
         yield Notebook(handle, Throttle(SECONDS_BETWEEN_UPDATES))
     elif kind == "bar" or (kind == "auto" and sys.stdout.isatty()):
-        with _rich_progress() as progress:
-            task = progress.add_task("train", total=num_steps, metrics="", rates="")
-            yield Bar(progress, task, Throttle(SECONDS_BETWEEN_UPDATES))
+        from rich.live import Live
+
+        progress = _rich_progress()
+        task = progress.add_task("train", total=num_steps, rates="")
+        with Live(progress, transient=True) as live:
+            yield Bar(live, progress, task, Throttle(SECONDS_BETWEEN_UPDATES))
     else:
         yield Plain(Throttle(SECONDS_BETWEEN_LINES))
 
@@ -165,11 +167,9 @@ def _rich_progress() -> Any:
 
     return Progress(
         MofNCompleteColumn(),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=16),
         TimeRemainingColumn(),
         TextColumn("{task.fields[rates]}"),
-        TextColumn("{task.fields[metrics]}"),
-        transient=True,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxnn.record.directory import (
     METRICS_FILE,
@@ -23,16 +23,15 @@ class Record(NamedTuple):
 
     Attributes:
         path: the directory; its lock is held.
-        metrics_file: ``metrics.jsonl``, open for appending.
     """
 
     path: Path
-    metrics_file: IO[str]
 
     def report(self, line: Mapping[str, Any]) -> None:
         """Appends one line to ``metrics.jsonl`` and hands it to the system at once."""
-        self.metrics_file.write(json_line(line))
-        self.metrics_file.flush()
+        # Opened anew each time: resuming replaces the file, and a handle would keep writing to the old one.
+        with (self.path / METRICS_FILE).open("a") as file:
+            file.write(json_line(line))
 
     def describe(self, run: Mapping[str, Any]) -> None:
         """Replaces ``run.json``."""
@@ -50,8 +49,8 @@ def open_record(path: Path) -> Iterator[Record]:
     Raises:
         RecordError: another process is writing it.
     """
-    with locked(path), (path / METRICS_FILE).open("a") as metrics_file:
-        yield Record(path, metrics_file)
+    with locked(path):
+        yield Record(path)
 
 
 def rewind_metrics(path: Path, step: int) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ def supervised(
     def loss(
         params: Params, model_state: ModelState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+        batch = blank_padding(batch)
         outputs, model_state = network.apply(params, model_state, batch.inputs, key)
         count = jnp.maximum(batch.mask.sum(), 1.0)
         sums = {
@@ -49,6 +50,7 @@ def supervised(
         return total / count, (model_state, {name: value / count for name, value in sums.items()})
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        batch = blank_padding(batch)
         outputs, _ = network.apply(params, model_state, batch.inputs, None)
         sums = {name: masked_sum(measure(outputs, batch.targets), batch.mask) for name, measure in measures.items()}
         return {**sums, "count": jnp.sum(batch.mask)}
@@ -59,6 +61,16 @@ def supervised(
     return Task(init, loss, evaluate, predict)
 
 
+def blank_padding(batch: Batch) -> Batch:
+    """The batch with zeros for padding, whatever it held: a NaN there would reach the gradient as ``0 * NaN``."""
+
+    def blank(rows: Array) -> jax.Array:
+        counts = (batch.mask > 0).reshape(-1, *[1] * (rows.ndim - 1))
+        return jnp.where(counts, rows, 0)
+
+    return Batch(blank(batch.inputs), blank(batch.targets), batch.mask)
+
+
 def masked_sum(values: jax.Array, mask: Array) -> jax.Array:
-    """The sum of ``values [batch]`` where ``mask [batch]`` is 1; what padding holds, NaN too, does not count."""
+    """The sum of ``values [batch]`` where ``mask [batch]`` is 1; what padding gives, NaN too, does not count."""
     return jnp.sum(jnp.where(mask > 0, values, 0.0))
