@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -70,6 +71,7 @@ class Programs:
         """The text of one training step: what is computed, free of how it is run."""
         return jax.jit(make_step(self.experiment)).lower(self.shapes, self._batch()).as_text()
 
+    @functools.cached_property
     def product_dtypes(self) -> dict[str, int]:
         """How many matrix products and convolutions a training step has in each precision."""
         return product_dtypes(make_step(self.experiment), self.shapes, self._batch())

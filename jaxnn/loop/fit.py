@@ -148,7 +148,7 @@ def _device() -> str:
 
 def _precision(session: Session) -> str:
     parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(session.state.params)})
-    products = session.programs.product_dtypes()
+    products = session.programs.product_dtypes
     listed = ", ".join(f"{count} in {dtype}" for dtype, count in products.items())
     return f"parameters {', '.join(parameters)}; matrix products and convolutions: {listed or 'none'}"
 

@@ -16,6 +16,7 @@ from jaxnn.loop.saving import open_session_checkpoints
 from jaxnn.loop.session import Session, prepare_session
 from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.record import (
+    check_vacant,
     config_from_json,
     config_json,
     create_run_dir,
@@ -57,6 +58,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions) -> Iterator[S
         before = read_run(options.resume)
         options = _continued(experiment, options, before)
     config_json(experiment.config)
+    if options.run_dir is not None:
+        check_vacant(options.run_dir)
     session = prepare_session(experiment, options, before["steps_per_call"] if before else None)
     with contextlib.ExitStack() as stack:
         if options.record:
@@ -104,7 +107,7 @@ def _facts(session: Session) -> dict[str, Any]:
             "program": text_fingerprint(session.programs.lowered_step()),
             "data": data_fingerprint(session.splits),
         },
-        "precision": session.programs.product_dtypes(),
+        "precision": session.programs.product_dtypes,
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         **script(),

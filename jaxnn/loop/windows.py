@@ -14,6 +14,10 @@ from jaxnn.loop.programs import Totals, TrainProgram
 from jaxnn.observe import Clock
 from jaxnn.types import TrainState
 
+# So many calls of a window are under way before the host waits for the window before it: enough that the device never
+# runs dry, and few enough that the wait ends when that window does, so that its seconds are its own.
+CALLS_AHEAD = 4
+
 
 class Closed(NamedTuple):
     """A window whose steps are done.
@@ -73,15 +77,16 @@ def run_windows(
         return Closed(end, num_steps, metrics, bad, mark - since, state)
 
     while step < plan.num_steps:
-        start, end, totals = step, plan.window_end(step), zeros
+        start, end, totals, num_calls = step, plan.window_end(step), zeros, 0
         while step < end:
             length = plan.call_length(step)
             with clock.span("data"):
                 examples = feed.prepare(step, length)
             state, totals = programs[length](state, totals, examples)
-            step += length
-        if pending is not None:
-            yield close(pending, None)
+            step, num_calls = step + length, num_calls + 1
+            if pending is not None and (num_calls == CALLS_AHEAD or step == end):
+                yield close(pending, None)
+                pending = None
         pending = (end, end - start, totals)
         if drains(end):
             yield close(pending, state)

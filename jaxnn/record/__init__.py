@@ -1,6 +1,7 @@
 """The run directory: complete, plain, readable without jaxnn, and never half-written."""
 
 from jaxnn.record.curves import draw_curves as draw_curves
+from jaxnn.record.directory import check_vacant as check_vacant
 from jaxnn.record.directory import create_run_dir as create_run_dir
 from jaxnn.record.directory import new_run_dir as new_run_dir
 from jaxnn.record.provenance import config_from_json as config_from_json

@@ -32,19 +32,29 @@ def create_run_dir(path: Path) -> Path:
     Raises:
         RecordError: it holds something already, or cannot be created.
     """
+    check_vacant(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        occupied = any(path.iterdir())
     except OSError as error:
         raise RecordError(
             f"the run directory {path} cannot be created ({error.strerror}): choose another --run-dir."
         ) from error
-    if occupied:
+    return path
+
+
+def check_vacant(path: Path) -> None:
+    """Confirms that ``path`` is free for a new run: absent, or an empty directory.
+
+    Raises:
+        RecordError: it is a file, or holds something already.
+    """
+    if path.is_dir() and not any(path.iterdir()):
+        return
+    if path.exists():
         raise RecordError(
             f"the run directory {path} is not empty: choose another --run-dir, or continue the run in it with "
             f"--resume {path}."
         )
-    return path
 
 
 @contextmanager
