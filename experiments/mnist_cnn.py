@@ -2,6 +2,7 @@
 
 Claim     at least 99.1 % of the 10,000 test digits are read correctly
 Command   python experiments/mnist_cnn.py
+Seen      99.28 %; three minutes of training on two busy cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses

@@ -1,0 +1,197 @@
+"""Windows and calls as pure functions of the step, and the options they come from."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxnn.loop.options import RunOptions, check_config, resolve_cadences
+from jaxnn.loop.plan import Plan, near_divisor, typical_window, with_tails
+from jaxnn.types import ConfigError
+
+# num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.
+PLANS = [
+    with_tails(Plan(*numbers))
+    for numbers in itertools.product((1, 23, 60), (1, 7, 100), (0, 10, 100), (0, 4, 9), (1, 3, 16))
+]
+
+
+def windows(plan: Plan, step: int = 0) -> list[tuple[int, int]]:
+    found = []
+    while step < plan.num_steps:
+        found.append((step, plan.window_end(step)))
+        step = found[-1][1]
+    return found
+
+
+def calls(plan: Plan, step: int = 0) -> list[tuple[int, int]]:
+    found = []
+    while step < plan.num_steps:
+        found.append((step, plan.call_length(step)))
+        step += found[-1][1]
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_windows_partition_the_run_and_end_wherever_something_is_due(plan: Plan) -> None:
+    ends = [end for _, end in windows(plan)]
+    # Written down anew: every multiple of a cadence below the end, and the end.
+    every = [number for number in (plan.report_every, plan.eval_every, plan.checkpoint_every) if number]
+    due = {step for step in range(1, plan.num_steps) if any(step % number == 0 for number in every)}
+    assert ends == sorted(due | {plan.num_steps})
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_calls_fill_each_window_without_crossing_its_end(plan: Plan) -> None:
+    steps = [step for start, length in calls(plan) for step in range(start, start + length)]
+    assert steps == list(range(plan.num_steps))
+    ends = {start + length for start, length in calls(plan)}
+    assert {end for _, end in windows(plan)} <= ends
+    assert all(1 <= length <= plan.steps_per_call for _, length in calls(plan))
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_the_lengths_that_are_compiled_are_enough_and_few(plan: Plan) -> None:
+    used = {length for _, length in calls(plan)}
+    assert used <= set(plan.call_lengths())
+    # Steps a call, and then at most three tails or the powers of two below it: 16 needs 1, 2, 4, 8.
+    assert len(plan.call_lengths()) <= 1 + max(3, (plan.steps_per_call - 1).bit_length())
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_the_plan_from_any_window_on_is_the_tail_of_the_plan_from_the_start(plan: Plan) -> None:
+    for index, (_, end) in enumerate(windows(plan), start=1):
+        assert windows(plan, end) == windows(plan)[index:]
+        assert calls(plan, end) == [(step, length) for step, length in calls(plan) if step >= end]
+
+
+def test_what_is_due_when() -> None:
+    plan = Plan(25, report_every=5, eval_every=10, checkpoint_every=4)
+    assert [step for step in range(1, 26) if plan.evaluates(step)] == [10, 20, 25]
+    assert [step for step in range(1, 26) if plan.saves(step)] == [4, 8, 12, 16, 20, 24]
+    never = Plan(25, report_every=5, eval_every=0, checkpoint_every=0)
+    assert [step for step in range(1, 26) if never.evaluates(step)] == [25]
+    assert not any(never.saves(step) for step in range(1, 26))
+
+
+def test_a_tail_is_one_call_where_windows_leave_over_the_same_number() -> None:
+    # Windows of 10 in calls of 4: 4 + 4 + 2.
+    plan = with_tails(Plan(20, report_every=10, eval_every=10, checkpoint_every=0, steps_per_call=4))
+    assert [length for _, length in calls(plan)] == [4, 4, 2, 4, 4, 2]
+    assert plan.call_lengths() == [4, 2]
+
+
+def test_typical_window() -> None:
+    assert typical_window(Plan(100, 10, 50, 0)) == 10
+    assert typical_window(Plan(100, 10, 0, 0)) == 10
+    # gcd(10, 15) = 5 is half of the shortest: worth having. gcd(100, 7) = 1 is not: most windows are shorter than 7.
+    assert typical_window(Plan(100, 10, 15, 0)) == 5
+    assert typical_window(Plan(100, 100, 7, 0)) == 7
+
+
+@pytest.mark.parametrize(
+    ("whole", "about", "expected"),
+    [
+        (100, 16, 20),  # of 10 and 20 the nearer by ratio: 16/10 = 1.6, 20/16 = 1.25
+        (100, 25, 25),
+        (80, 64, 80),
+        (97, 16, 16),  # a prime has no divisor near
+        (12, 1000, 12),  # never more than the whole
+        (7, 0, 1),  # never less than one
+        (1, 4, 1),
+    ],
+)
+def test_near_divisor(whole: int, about: int, expected: int) -> None:
+    assert near_divisor(whole, about) == expected
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 23, 60, 100, 997, 4_000, 100_003])
+def test_cadences_are_decided_for_any_number_of_steps(num_steps: int) -> None:
+    options = resolve_cadences(RunOptions(), num_steps)
+    plan = Plan(num_steps, options.report_every or 0, options.eval_every or 0, 0)
+    evaluations = sum(plan.evaluates(end) for _, end in windows(plan))
+    assert min(num_steps, 5) <= evaluations <= 20
+    assert min(num_steps, 25) <= len(windows(plan)) <= 110
+
+
+def test_given_cadences_are_kept_and_evaluation_only_at_the_end_is_allowed() -> None:
+    options = resolve_cadences(RunOptions(report_every=3, eval_every=8), 100)
+    assert (options.report_every, options.eval_every) == (3, 8)
+    options = resolve_cadences(RunOptions(eval_every=0), 100)
+    assert (options.report_every, options.eval_every) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"steps_per_call": 0}, "steps_per_call is 0, and must be a whole number of at least 1"),
+        ({"report_every": 2.5}, "report_every is 2.5"),
+        ({"eval_every": -1}, "eval_every is -1, and must be a whole number of at least 0"),
+        ({"patience": 0}, "patience is 0"),
+        ({"keep_last": True}, "keep_last is True"),
+        ({"monitor_mode": "up"}, "monitor_mode is 'up', and must be one of auto, min, max"),
+        ({"progress": "loud"}, "progress is 'loud', and must be one of auto, bar, plain, none"),
+        ({"resume": "a", "run_dir": "b"}, "both resume and run_dir"),
+    ],
+)
+def test_bad_options_are_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        RunOptions(**changes)
+
+
+def test_options_tell_what_was_given() -> None:
+    options = RunOptions(run_dir="here", patience=3, keep_last=2)  # type: ignore[arg-type]
+    assert options.explicit() == {"run_dir": Path("here"), "patience": 3}
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "expected"),
+    [
+        ("loss", "auto", False),
+        ("mean_absolute_error", "auto", False),
+        ("perplexity", "auto", False),
+        ("accuracy", "auto", True),
+        ("accuracy", "min", False),
+        ("loss", "max", True),
+    ],
+)
+def test_which_way_is_better(monitor: str, mode: Any, expected: bool) -> None:
+    assert RunOptions(monitor=monitor, monitor_mode=mode).higher_is_better is expected
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: Any = 8
+    num_steps: Any = 10
+    seed: Any = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Seedless:
+    batch_size: int = 8
+    num_steps: int = 10
+
+
+def test_a_sound_config_passes() -> None:
+    check_config(Config())
+    check_config(Config(batch_size=np.int64(8), seed=2**32 - 1))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Seedless(), "Seedless has no field 'seed'"),
+        (Config(batch_size=0), "batch_size is 0, and must be a whole number of at least 1"),
+        (Config(num_steps=0), "num_steps is 0"),
+        (Config(num_steps=1e3), r"num_steps is 1000\.0"),
+        (Config(seed=-1), "seed is -1, and must be a whole number of at least 0"),
+        (Config(seed=2**32), "seed is 4294967296"),
+        (Config(seed=None), "seed is None"),
+    ],
+)
+def test_a_config_that_cannot_be_run_is_named(config: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(config)
