@@ -75,6 +75,8 @@ def _download(url: str, path: Path, sha256: str) -> None:
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS, chunk_size=1 << 20)
     with _quiet(pooch.get_logger()):
         pooch.retrieve(url, f"sha256:{sha256}", path.name, path.parent, downloader=downloader)
+    # Pooch leaves it readable by its owner alone, as temporary files are; data directories are shared.
+    path.chmod(0o644)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,17 @@ from jaxnn.types import ConfigError
 # A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
 NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
+# The options that count something, and the least they may be.
+LEAST = {
+    "steps_per_call": 1,
+    "report_every": 1,
+    "eval_every": 0,
+    "eval_batch_size": 1,
+    "checkpoint_every": 0,
+    "keep_last": 1,
+    "keep_best": 0,
+    "patience": 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +65,10 @@ class RunOptions:
         for name in ("run_dir", "resume"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, Path(getattr(self, name)))
-        for name in ("steps_per_call", "report_every", "eval_batch_size", "patience", "keep_last"):
-            _check_count(name, getattr(self, name), 1)
-        for name in ("eval_every", "checkpoint_every", "keep_best"):
-            _check_count(name, getattr(self, name), 0)
+        for name, least in LEAST.items():
+            value, default = getattr(self, name), getattr(RunOptions, name)
+            if value is not None or default is not None:
+                _check_count(name, value, least)
         for name in ("monitor_mode", "progress"):
             _check_choice(self, name)
         if self.resume is not None and self.run_dir is not None:
@@ -78,9 +90,7 @@ class RunOptions:
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
 
 

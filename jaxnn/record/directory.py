@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from jaxnn.types import RecordError
 
 RUN_FILE = "run.json"
@@ -97,11 +99,14 @@ def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replaces ``path`` by ``text`` in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def json_line(content: Mapping[str, Any]) -> str:
@@ -115,6 +120,8 @@ def jsonable(value: Any) -> Any:
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, bool | int | str | None):
         return value
     if isinstance(value, Path):

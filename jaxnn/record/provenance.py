@@ -78,21 +78,27 @@ def config_from_json(content: dict[str, Any], default: Any) -> Any:
     """The inverse of :func:`config_json`, shaped like ``default``: lists become tuples where it has tuples.
 
     Raises:
-        ConfigError: a field the config does not have (any more), named.
+        ConfigError: a field the config does not have (any more), or has no dataclass in, named.
     """
     known = {field.name for field in dataclasses.fields(default)}
     if unknown := sorted(set(content) - known):
         raise ConfigError(f"the record's config has {unknown[0]!r}, which this experiment lacks.")
-    fields = {name: _shaped(value, getattr(default, name)) for name, value in content.items()}
+    fields = {name: _shaped(value, getattr(default, name), name) for name, value in content.items()}
     return dataclasses.replace(default, **fields)
 
 
-def _shaped(value: Any, default: Any) -> Any:
+def _shaped(value: Any, default: Any, where: str) -> Any:
     if isinstance(value, dict):
+        if not dataclasses.is_dataclass(default):
+            raise ConfigError(
+                f"the record's config has a dataclass in {where!r}, this experiment {default!r}: give the experiment "
+                "one of the same class there."
+            )
         return config_from_json(value, default)
     if isinstance(value, list):
         return _tuples(value)
-    return value
+    # JSON has no infinities: the record holds their names.
+    return float(value) if value in ("nan", "inf", "-inf") and not isinstance(default, str) else value
 
 
 def _tuples(value: Any) -> Any:
