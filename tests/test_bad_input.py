@@ -104,7 +104,7 @@ TABLE: dict[str, tuple[Callable[[Path], jn.Splits], str]] = {
     "empty split": (empty_split, r"test.*empty|empty.*test|test.*no example"),
     "NaN": (not_a_number, r"train.*5|5.*train"),
     "batch larger than the set": (large_batch, r"batch of 4 is larger than the set of 3"),
-    "labels beyond the outputs": (more_labels_than_outputs, r"label"),
+    "labels beyond the outputs": (more_labels_than_outputs, r"label 10 .* the model has 10 outputs"),
     "pickle that calls": (unknown_python_pickle, r"data_batch_1|system"),
 }
 

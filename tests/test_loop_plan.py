@@ -35,37 +35,34 @@ def calls(plan: Plan, step: int = 0) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_windows_partition_the_run_and_end_wherever_something_is_due(plan: Plan) -> None:
-    ends = [end for _, end in windows(plan)]
-    # Written down anew: every multiple of a cadence below the end, and the end.
-    every = [number for number in (plan.report_every, plan.eval_every, plan.checkpoint_every) if number]
-    due = {step for step in range(1, plan.num_steps) if any(step % number == 0 for number in every)}
-    assert ends == sorted(due | {plan.num_steps})
+def test_windows_partition_the_run_and_end_wherever_something_is_due() -> None:
+    for plan in PLANS:
+        # Written down anew: every multiple of a cadence below the end, and the end.
+        every = [number for number in (plan.report_every, plan.eval_every, plan.checkpoint_every) if number]
+        due = {step for step in range(1, plan.num_steps) if any(step % number == 0 for number in every)}
+        assert [end for _, end in windows(plan)] == sorted(due | {plan.num_steps}), plan
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_calls_fill_each_window_without_crossing_its_end(plan: Plan) -> None:
-    steps = [step for start, length in calls(plan) for step in range(start, start + length)]
-    assert steps == list(range(plan.num_steps))
-    ends = {start + length for start, length in calls(plan)}
-    assert {end for _, end in windows(plan)} <= ends
-    assert all(1 <= length <= plan.steps_per_call for _, length in calls(plan))
+def test_calls_fill_each_window_without_crossing_its_end() -> None:
+    for plan in PLANS:
+        steps = [step for start, length in calls(plan) for step in range(start, start + length)]
+        assert steps == list(range(plan.num_steps)), plan
+        assert {end for _, end in windows(plan)} <= {start + length for start, length in calls(plan)}, plan
+        assert all(1 <= length <= plan.steps_per_call for _, length in calls(plan)), plan
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_the_lengths_that_are_compiled_are_enough_and_few(plan: Plan) -> None:
-    used = {length for _, length in calls(plan)}
-    assert used <= set(plan.call_lengths())
-    # Steps a call, and then at most three tails or the powers of two below it: 16 needs 1, 2, 4, 8.
-    assert len(plan.call_lengths()) <= 1 + max(3, (plan.steps_per_call - 1).bit_length())
+def test_the_lengths_that_are_compiled_are_enough_and_few() -> None:
+    for plan in PLANS:
+        assert {length for _, length in calls(plan)} <= set(plan.call_lengths()), plan
+        # Steps a call, and then at most three tails or the powers of two below it: 16 needs 1, 2, 4, 8.
+        assert len(plan.call_lengths()) <= 1 + max(3, (plan.steps_per_call - 1).bit_length()), plan
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_the_plan_from_any_window_on_is_the_tail_of_the_plan_from_the_start(plan: Plan) -> None:
-    for index, (_, end) in enumerate(windows(plan), start=1):
-        assert windows(plan, end) == windows(plan)[index:]
-        assert calls(plan, end) == [(step, length) for step, length in calls(plan) if step >= end]
+def test_the_plan_from_any_window_on_is_the_tail_of_the_plan_from_the_start() -> None:
+    for plan in PLANS:
+        for index, (_, end) in enumerate(windows(plan), start=1):
+            assert windows(plan, end) == windows(plan)[index:], plan
+            assert calls(plan, end) == [(step, length) for step, length in calls(plan) if step >= end], plan
 
 
 def test_what_is_due_when() -> None:

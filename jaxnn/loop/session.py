@@ -22,7 +22,7 @@ from jaxnn.loop.programs import make_predict
 from jaxnn.loop.tuning import Choice, choose_steps_per_call
 from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
 from jaxnn.record import Record
-from jaxnn.types import ConfigError, Experiment, Splits, TrainState, suggest
+from jaxnn.types import ConfigError, DataError, Experiment, Splits, TrainState, suggest
 
 
 @dataclasses.dataclass
@@ -207,5 +207,12 @@ def _check_outputs(programs: Programs, splits: Splits) -> None:
         return
     predict = make_predict(programs.experiment, source)
     outputs = jax.eval_shape(predict, shapes, programs.first_examples.inputs)
-    if getattr(outputs, "ndim", 0) == 2:
+    if getattr(outputs, "ndim", 0) != 2:
+        return
+    try:
         check_labels(splits, outputs.shape[-1])
+    except DataError as error:
+        reason = str(error).rstrip(".")
+        raise DataError(
+            f"{reason}, since the model has {outputs.shape[-1]} outputs: widen its last layer, or mend the labels."
+        ) from error

@@ -1,0 +1,334 @@
+"""What every model and task must do, by one table: a new model or task adds a row and gets all of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxnn import Policy, models, observe, tasks
+from jaxnn.models import CNN, MLP
+from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
+from jaxnn.tasks import classification, regression
+from jaxnn.types import Batch, Metrics, Task, TrainState
+
+
+class Normed(linen.Module):
+    """A user's own module, with batch statistics and dropout."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array, training: bool) -> jax.Array:
+        x = linen.Dense(6, use_bias=False)(x.reshape(x.shape[0], -1))
+        x = linen.relu(linen.BatchNorm(use_running_average=not training)(x))
+        return linen.Dense(3)(linen.Dropout(0.25)(x, deterministic=not training))
+
+
+def init_pair(key: jax.Array, inputs: jax.Array) -> dict[str, jax.Array]:
+    return {"w": 0.1 * jax.random.normal(key, (inputs[0].size, 3)), "b": jnp.zeros(3)}
+
+
+def apply_pair(params: Any, inputs: jax.Array) -> jax.Array:
+    return jnp.reshape(inputs, (inputs.shape[0], -1)) @ params["w"] + params["b"][None]
+
+
+BATCH_SIZE = 8
+
+
+def labels(key: jax.Array) -> Batch:
+    """Small images of three classes."""
+    images_key, labels_key = jax.random.split(key)
+    images = jax.random.normal(images_key, (BATCH_SIZE, 4, 4, 1))
+    return Batch(images, jax.random.randint(labels_key, (BATCH_SIZE,), 0, 3), jnp.ones(BATCH_SIZE))
+
+
+def numbers(key: jax.Array) -> Batch:
+    """Small images with three numbers each."""
+    batch = labels(key)
+    return batch._replace(targets=jax.random.normal(key, (BATCH_SIZE, 3)))
+
+
+class Row(NamedTuple):
+    """One model trained for one task.
+
+    Attributes:
+        name: what the tests call it.
+        task: a factory of ``jaxnn.tasks``.
+        model: what it is given.
+        batch: from a key to a batch of ``BATCH_SIZE``.
+        options: what else the factory is given.
+        tolerance: how far two ways to compute the same may differ, absolutely and relatively.
+    """
+
+    name: str
+    task: Callable[..., Task]
+    model: Any
+    batch: Callable[[jax.Array], Batch]
+    options: dict[str, Any] = {}
+    tolerance: float = 1e-5
+
+
+def both(name: str, model: Any) -> list[Row]:
+    """A model for vectors of three, trained to classify and to regress."""
+    return [
+        Row(f"{name} classifies", classification, model, labels, {"label_smoothing": 0.1}),
+        Row(f"{name} regresses", regression, model, numbers),
+    ]
+
+
+HALF = {"policy": Policy(compute="bfloat16")}
+CONVOLUTIONS = {"blocks": ((2,), (3,)), "dense": (8,)}
+TABLE = [
+    *both("MLP", MLP((8, 3), dropout=0.25)),
+    *both("CNN", CNN(3, **CONVOLUTIONS, dropout=0.25)),
+    *both("CNN with batch norm", CNN(3, **CONVOLUTIONS, batch_norm=True)),
+    *both("a user's module", Normed()),
+    *both("a plain pair", (init_pair, apply_pair)),
+    Row("MLP in bfloat16", classification, MLP((8, 3)), labels, HALF, 2e-2),
+    Row("CNN in bfloat16", regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2),
+]
+rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_in_haste() -> Iterator[None]:
+    """Each program runs a few times on little data: compiling it is what takes the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    jax.clear_caches()  # other tests get their programs whole
+
+
+OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+NUM_SEEDS = 3
+NUM_STEPS = 3
+
+
+class Prepared(NamedTuple):
+    """What the tests of a row share, so that each program is compiled once.
+
+    Attributes:
+        task: of the row.
+        init: ``seed -> state``, compiled.
+        step: the step as it is.
+        compiled: the step, compiled for one batch on one device.
+        traces: gets an entry whenever ``compiled`` is traced.
+        batches: ``NUM_STEPS`` batches.
+        states: the states of a loop over ``batches`` from seed 0, the first one before it.
+        metrics: what its steps returned.
+    """
+
+    task: Task
+    init: Callable[[int], TrainState]
+    step: TrainStep
+    compiled: TrainStep
+    traces: list[str]
+    batches: list[Batch]
+    states: list[TrainState]
+    metrics: list[Metrics]
+
+
+@functools.cache
+def prepare(name: str) -> Prepared:
+    row = next(row for row in TABLE if row.name == name)
+    task = row.task(row.model, **row.options)
+    traces: list[str] = []
+
+    def counted(*args: Any) -> Any:
+        traces.append(name)
+        return task.loss(*args)
+
+    batches = [row.batch(jax.random.key(100 + index)) for index in range(NUM_STEPS)]
+    init = jax.jit(lambda seed: init_train_state(task, OPTIMIZER, jax.random.key(seed), batches[0]))
+    compiled = jax.jit(make_train_step(task._replace(loss=counted), OPTIMIZER))
+    states, metrics = [init(0)], []
+    for batch in batches:
+        state, values = compiled(states[-1], batch)
+        states.append(state)
+        metrics.append(values)
+    return Prepared(task, init, make_train_step(task, OPTIMIZER), compiled, traces, batches, states, metrics)
+
+
+def trained(prepared: Prepared, seed: int, num_steps: int) -> TrainState:
+    """The state after a loop over the first batches."""
+    state = prepared.init(seed)
+    for batch in prepared.batches[:num_steps]:
+        state, _ = prepared.compiled(state, batch)
+    return state
+
+
+def padded(batch: Batch) -> Batch:
+    """The batch with its last example masked."""
+    return batch._replace(mask=batch.mask.at[-1].set(0.0))
+
+
+def part(batch: Batch, start: int | None = None, stop: int | None = None) -> Batch:
+    return Batch(*(leaf[start:stop] for leaf in batch))
+
+
+def stack(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def assert_close(got: Any, expected: Any, tolerance: float) -> None:
+    def check(path: Any, left: jax.Array, right: jax.Array) -> None:
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        name = jax.tree_util.keystr(path)
+        assert (left.shape, left.dtype) == (right.shape, right.dtype), name
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance, err_msg=name)
+
+    jax.tree.map_with_path(check, got, expected)
+
+
+def loss_and_gradient(row: Row, batch: Batch) -> tuple[jax.Array, Any]:
+    prepared = prepare(row.name)
+    state = prepared.states[0]
+    loss = lambda params: prepared.task.loss(params, state.model_state, batch, state.key)[0]  # noqa: E731
+    return jax.value_and_grad(loss)(state.params)
+
+
+# The table is whole.
+
+
+def test_every_model_has_a_row() -> None:
+    public = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, linen.Module)}
+    assert {MLP, CNN} <= public
+    assert public <= {type(row.model) for row in TABLE}
+
+
+def test_every_task_has_a_row() -> None:
+    # A factory makes a task of a model alone; `supervised` needs a loss besides.
+    public = [getattr(tasks, name) for name in tasks.__all__]
+    factories = {function for function in public if inspect.isfunction(function) and _makes_task(function)}
+    assert {classification, regression} <= factories
+    assert factories <= {row.task for row in TABLE}
+
+
+def _makes_task(function: Callable[..., Any]) -> bool:
+    model, *others = inspect.signature(function).parameters.values()
+    returned = inspect.signature(function).return_annotation
+    return returned == "Task" and all(other.default is not inspect.Parameter.empty for other in others)
+
+
+# The ways to run a step agree.
+
+
+@rows
+def test_without_jit_it_computes_the_same(row: Row) -> None:
+    prepared = prepare(row.name)
+    got = prepared.step(prepared.states[0], prepared.batches[0])
+    assert_close(got, (prepared.states[1], prepared.metrics[0]), row.tolerance)
+
+
+@rows
+def test_a_scan_is_a_loop(row: Row) -> None:
+    prepared = prepare(row.name)
+    scan = jax.jit(lambda state, batches: jax.lax.scan(prepared.step, state, batches))
+    got = scan(prepared.states[0], stack(prepared.batches))
+    assert_close(got, (prepared.states[-1], stack(prepared.metrics)), row.tolerance)
+
+
+@rows
+def test_a_population_is_a_loop(row: Row) -> None:
+    prepared = prepare(row.name)
+
+    @jax.jit
+    @jax.vmap
+    def population(key: jax.Array) -> TrainState:
+        state = init_train_state(prepared.task, OPTIMIZER, key, prepared.batches[0])
+        return jax.lax.scan(prepared.step, state, stack(prepared.batches[:2]))[0]
+
+    got = population(jnp.stack([jax.random.key(seed) for seed in range(NUM_SEEDS)]))
+    assert_close(got, stack([trained(prepared, seed, 2) for seed in range(NUM_SEEDS)]), row.tolerance)
+
+
+@rows
+def test_two_devices_train_two_runs(row: Row) -> None:
+    prepared = prepare(row.name)
+    states = stack([prepared.init(seed) for seed in range(2)])
+    got, _ = jax.pmap(prepared.step, in_axes=(0, None))(states, prepared.batches[0])
+    assert len(got.step.sharding.device_set) == 2
+    expected = stack([trained(prepared, seed, 1) for seed in range(2)])
+    assert_close(jax.device_get(got), jax.device_get(expected), row.tolerance)
+
+
+@rows
+def test_two_devices_share_one_batch(row: Row) -> None:
+    prepared = prepare(row.name)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    state = jax.device_put(prepared.states[0], NamedSharding(mesh, PartitionSpec()))
+    batch = jax.device_put(prepared.batches[0], NamedSharding(mesh, PartitionSpec("data")))
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves((state, batch))} == {2}
+    got = jax.jit(prepared.step)(state, batch)
+    assert_close(jax.device_get(got), jax.device_get((prepared.states[1], prepared.metrics[0])), row.tolerance)
+
+
+@rows
+def test_many_steps_are_traced_once(row: Row) -> None:
+    prepared = prepare(row.name)
+    trained(prepared, seed=5, num_steps=NUM_STEPS)
+    assert prepared.traces == [row.name]
+
+
+# What a step computes makes sense.
+
+
+@rows
+def test_every_parameter_has_a_finite_gradient_that_is_not_zero(row: Row) -> None:
+    _, gradient = loss_and_gradient(row, prepare(row.name).batches[0])
+    for path, leaf in jax.tree.leaves_with_path(gradient):
+        name = jax.tree_util.keystr(path)
+        assert np.isfinite(leaf).all(), name
+        assert np.any(leaf != 0), name
+
+
+@rows
+def test_everything_stays_finite_and_moves(row: Row) -> None:
+    before, *_, after = prepare(row.name).states
+    metrics = prepare(row.name).metrics
+    floats = [leaf for leaf in jax.tree.leaves((after, metrics)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    assert all(np.isfinite(leaf).all() for leaf in floats)
+    assert {leaf.dtype.name for leaf in floats} == {"float32"}
+    assert int(after.step) == NUM_STEPS
+    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before.params, after.params)
+    assert all(jax.tree.leaves(moved))
+
+
+@rows
+def test_products_are_computed_in_the_policys_precision(row: Row) -> None:
+    prepared = prepare(row.name)
+    expected = "bfloat16" if "policy" in row.options else "float32"
+    assert set(observe.product_dtypes(prepared.step, prepared.states[0], prepared.batches[0])) == {expected}
+
+
+@rows
+def test_what_padding_holds_changes_nothing(row: Row) -> None:
+    batch = padded(prepare(row.name).batches[0])
+    garbage = jnp.nan if jnp.issubdtype(batch.targets.dtype, jnp.floating) else 99
+    other = batch._replace(inputs=batch.inputs.at[-1].set(jnp.nan), targets=batch.targets.at[-1].set(garbage))
+    assert_close(loss_and_gradient(row, other), loss_and_gradient(row, batch), row.tolerance)
+
+
+@rows
+def test_padding_itself_changes_nothing(row: Row) -> None:
+    batch, state = padded(prepare(row.name).batches[0]), prepare(row.name).states[0]
+    evaluate = make_evaluate_step(prepare(row.name).task)
+    assert_close(evaluate(state, batch), evaluate(state, part(batch, stop=-1)), row.tolerance)
+
+
+@rows
+def test_sums_of_an_evaluation_add_up(row: Row) -> None:
+    evaluate = jax.jit(make_evaluate_step(prepare(row.name).task))
+    batch, state = padded(prepare(row.name).batches[0]), prepare(row.name).states[-1]
+    first, second = evaluate(state, part(batch, stop=4)), evaluate(state, part(batch, start=4))
+    assert_close(jax.tree.map(jnp.add, first, second), evaluate(state, batch), 4 * row.tolerance)
+    assert (first["count"], second["count"]) == (4, BATCH_SIZE - 5)
