@@ -14,8 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnn.types import PyTree, RecordError, TrainState
+
+# What Orbax raises for a checkpoint that is damaged or another's.
+UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +72,9 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def best(self) -> int | None:
-        """The step with the best monitored metric among those kept; the newest where none was measured."""
-        scored = {
-            step: metrics[self.monitor]
-            for step in self.steps()
-            if self.monitor in (metrics := self.manager.metrics(step) or {})
-        }
-        if not scored:
-            return self.latest()
-        choose = min if self.mode == "min" else max
-        return choose(scored, key=lambda step: (scored[step], step))
+        """The step with the best monitored metric among those kept, the newest of equals and of unmeasured ones."""
+        scores = {step: _score(self.manager.metrics(step) or {}, self.monitor, self.mode) for step in self.steps()}
+        return max(scores, key=lambda step: (scores[step], step), default=None)
 
     def restore(self, step: int, like: TrainState) -> TrainState:
         """The state saved at ``step``, with the shapes, dtypes and placement of ``like``."""
@@ -111,17 +108,20 @@ def open_checkpoints(
     from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
     _quieten_orbax()
-    sign = -1.0 if mode == "min" else 1.0
-    policies: list[Any] = [preservation.LatestN(keep_last)]
-    if keep_best:
-        # Unmeasured checkpoints rank below every measured one.
-        score = lambda metrics: sign * metrics.get(monitor, -sign * math.inf)  # noqa: E731
-        policies.append(preservation.BestN(get_metric_fn=score, n=keep_best))
+
+    def score(metrics: Mapping[str, float]) -> float:
+        return _score(metrics, monitor, mode)
+
+    best = preservation.BestN(get_metric_fn=score, n=keep_best, keep_checkpoints_without_metrics=False)
     options = ocp.CheckpointManagerOptions(
-        preservation_policy=preservation.AnyPreservationPolicy(policies),
+        preservation_policy=preservation.AnyPreservationPolicy([preservation.LatestN(keep_last), best]),
+        # Metrics are written only where there is a best_fn; a resumed run must know what was best before.
+        best_fn=score,
         enable_async_checkpointing=True,
     )
-    manager = ocp.CheckpointManager(directory.absolute(), options=options)
+    # Named here so that what a directory holds is known before anything is saved to it.
+    handler = ocp.StandardCheckpointHandler()
+    manager = ocp.CheckpointManager(directory.absolute(), options=options, item_handlers=handler)
     return Checkpoints(manager, monitor, mode)
 
 
@@ -129,16 +129,22 @@ def save(path: Path | str, state: PyTree) -> None:
     """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
 
     Raises:
-        RecordError: ``path`` exists already.
+        RecordError: ``path`` exists already or cannot be written, or ``state`` is one bare array or holds none.
     """
     import orbax.checkpoint as ocp
 
     target = Path(path).absolute()
+    if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
+        raise RecordError(f"{target} is to hold {type(state).__name__} alone: put arrays in a dict to save them.")
     if target.exists():
         raise RecordError(f"{target} exists already: choose a new path, or delete it first.")
     _quieten_orbax()
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(target, _detached(state))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(target, _detached(state))
+    except OSError as error:
+        raise RecordError(f"{target} cannot be written ({error.strerror or error}): choose another path.") from error
 
 
 def load(path: Path | str, like: PyTree) -> PyTree:
@@ -159,21 +165,63 @@ def load(path: Path | str, like: PyTree) -> PyTree:
     _quieten_orbax()
     with ocp.StandardCheckpointer() as checkpointer:
         try:
+            _check_fit(checkpointer.metadata(target).item_metadata, like)
             return checkpointer.restore(target, like)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordError(f"{target} does not hold a state like the one asked for: {error}") from error
+        except UNREADABLE as error:
+            raise RecordError(
+                f"{target} does not hold a state like the one asked for ({_first_line(error)}): load it with the model "
+                "and optimizer it was saved with."
+            ) from error
 
 
 def _restore(manager: Any, step: int, like: PyTree) -> PyTree:
     import orbax.checkpoint as ocp
 
     try:
+        _check_fit(manager.item_metadata(step), like)
         return manager.restore(step, args=ocp.args.StandardRestore(like))
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except UNREADABLE as error:
         raise RecordError(
             f"the checkpoint of step {step} in {manager.directory} cannot be read back into this experiment's "
-            f"state ({str(error).splitlines()[0]}): was it saved with another model or optimizer?"
+            f"state ({_first_line(error)}): was it saved with another model or optimizer?"
         ) from error
+
+
+def _check_fit(metadata: Any, like: PyTree) -> None:
+    """Raises ValueError where the arrays that Orbax holds are not those of ``like``, naming the first.
+
+    Orbax itself casts other dtypes in silence, and reports other shapes from a task nobody listens to.
+    """
+    if metadata is None:
+        raise ValueError("it holds no arrays")
+    found, wanted = _described(getattr(metadata, "tree", metadata)), _described(like)
+    for name in sorted(found.keys() | wanted.keys()):
+        saved, asked = found.get(name, "absent"), wanted.get(name, "absent")
+        if saved != asked:
+            raise ValueError(f"its {name} is {saved}, that asked for {asked}")
+
+
+def _described(tree: PyTree) -> dict[str, str]:
+    """Each leaf's dtype and shape by its path, as Orbax spells paths and keeps typed PRNG keys."""
+
+    def described(leaf: Any) -> str:
+        leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        return f"{leaf.dtype} {list(leaf.shape)}"
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): described(leaf) for path, leaf in leaves}
+
+
+def _score(metrics: Mapping[str, float], monitor: str, mode: str) -> float:
+    """More is better; what was not measured is worse than all that was."""
+    sign = -1.0 if mode == "min" else 1.0
+    return sign * metrics[monitor] if monitor in metrics else -math.inf
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _detached(state: PyTree) -> PyTree:
@@ -182,7 +230,8 @@ def _detached(state: PyTree) -> PyTree:
     On a CPU Orbax's copy to the host is a view of the same memory, which the next step would overwrite while it
     is being written.
     """
-    return jax.tree.map(jnp.copy, state)
+    # NumPy's wide dtypes stay as they are; in JAX they would be cut to 32 bits.
+    return jax.tree.map(lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else jnp.copy(leaf), state)
 
 
 def _quieten_orbax() -> None:

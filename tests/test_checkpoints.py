@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxnn as jn
@@ -44,6 +45,34 @@ def test_shapes_alone_say_what_to_load(tmp_path: Path) -> None:
     assert_equal(jn.load(tmp_path / "state", jax.eval_shape(make_state, 5)), make_state(5))
 
 
+def test_numpy_arrays_keep_their_wide_dtypes(tmp_path: Path) -> None:
+    tree = {"fine": np.array([1.0 + 1e-12]), "large": np.array([2**40]), "plain": 3}
+    jn.save(tmp_path / "tree", tree)
+    found = jn.load(tmp_path / "tree", tree)
+    np.testing.assert_array_equal(found["fine"], tree["fine"])
+    np.testing.assert_array_equal(found["large"], tree["large"])
+    assert int(found["plain"]) == 3
+
+
+OPTIMIZERS = {
+    "adamw": optax.adamw(1e-3),
+    "a chain with a schedule": optax.chain(optax.clip(1.0), optax.sgd(optax.linear_schedule(1.0, 0.0, 9), 0.9)),
+    "masked": optax.masked(optax.adam(1e-3), {"dense": {"kernel": True, "bias": False}}),
+    "two in one": optax.multi_transform({"a": optax.adam(1e-3), "b": optax.sgd(1e-3)}, {"dense": "a"}),
+    "averaged and accumulated": jn.optim.averaged(jn.optim.accumulated(optax.adam(1e-3), 2), 0.9),
+    "hyperparameters": optax.inject_hyperparams(optax.adam)(1e-3),
+    "second order": optax.lbfgs(),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_state_of_any_optimizer_comes_back(tmp_path: Path, optimizer: optax.GradientTransformation) -> None:
+    state = make_state()
+    state = state._replace(opt_state=optimizer.init(state.params))
+    jn.save(tmp_path / "state", state)
+    assert_equal(jn.load(tmp_path / "state", jax.eval_shape(lambda: state)), state)
+
+
 def test_an_existing_path_is_refused_and_left_alone(tmp_path: Path) -> None:
     jn.save(tmp_path / "state", make_state(1))
     with pytest.raises(RecordError, match=f"{tmp_path / 'state'} exists already"):
@@ -70,6 +99,7 @@ def test_a_directory_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 
 MISFITS = {
     "another shape": make_state(width=4),
+    "another dtype": make_state()._replace(step=jnp.float32(0)),
     "another field": make_state()._replace(params={"conv": jnp.zeros(2)}),
     "one field more": make_state()._replace(model_state={"mean": jnp.zeros(2)}),
     "one field less": make_state()._replace(opt_state=()),
@@ -85,9 +115,8 @@ def test_a_state_that_does_not_fit_is_named_in_one_sentence(tmp_path: Path, like
     checkpoints = open_checkpoints(tmp_path / "run")
     checkpoints.save(3, make_state(), {})
     checkpoints.wait()
-    with pytest.raises(RecordError, match="checkpoint of step 3 .* cannot be read back") as caught:
+    with pytest.raises(RecordError, match="checkpoint of step 3 .* cannot be read back .*its (params|step|opt|model)"):
         checkpoints.restore(3, like)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
     checkpoints.close()
 
 
@@ -125,10 +154,11 @@ def test_the_newest_is_restored_with_its_bits(tmp_path: Path) -> None:
     assert checkpoints.latest() is None and checkpoints.best() is None
     for step in (1, 2):
         checkpoints.save(step, make_state(step), {"loss": 1.0})
-    checkpoints.wait()
-    assert checkpoints.latest() == 2
-    assert_equal(checkpoints.restore(2, make_state()), make_state(2))
     checkpoints.close()
+    reopened = open_checkpoints(tmp_path / "run")
+    assert reopened.latest() == 2
+    assert_equal(reopened.restore(2, make_state()), make_state(2))
+    reopened.close()
 
 
 def test_a_save_is_whole_though_its_buffers_are_given_away_at_once(tmp_path: Path) -> None:
@@ -169,3 +199,10 @@ def test_plain_orbax_reads_both_kinds(tmp_path: Path) -> None:
     assert int(found["step"]) == 5
     assert found["params"]["dense"]["bias"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(found["params"]["dense"]["kernel"], state.params["dense"]["kernel"])
+
+
+@pytest.mark.parametrize("tree", [{}, None, jnp.ones(3), np.ones(3)], ids=["empty", "None", "array", "numpy"])
+def test_what_cannot_be_saved_is_named(tmp_path: Path, tree: Any) -> None:
+    with pytest.raises(RecordError, match="put arrays in a dict"):
+        jn.save(tmp_path / "state", tree)
+    assert not (tmp_path / "state").exists()

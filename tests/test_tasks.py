@@ -289,6 +289,7 @@ def test_what_a_module_only_shows_is_no_state() -> None:
         @linen.compact
         def __call__(self, x: jax.Array) -> jax.Array:
             self.sow("intermediates", "seen", x)
+            self.sow("losses", "penalty", x)
             return linen.Dense(2)(x)
 
     init, apply = as_model(Telling())

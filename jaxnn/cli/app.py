@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from jaxnn.cli.errors import sentences
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu
 from jaxnn.record import find_runs, read_metrics, read_run
 from jaxnn.types import JaxnnError, RecordError
+
+# A width, in characters, that no row reaches.
+UNFOLDED = 10_000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -66,7 +70,8 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     table = Table("run", "status", "step", "steps/s", "final metrics", box=None)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    # On a terminal it is folded to its width; elsewhere a row is a line, for other programs to read.
+    Console(width=None if sys.stdout.isatty() else UNFOLDED).print(table)
 
 
 def show(run: tyro.conf.Positional[Path], /) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from jaxnn.cli.cache import enable_compile_cache
 from jaxnn.cli.errors import sentences
 from jaxnn.loop import Run, RunOptions, fit
 from jaxnn.record import config_from_json, read_run
-from jaxnn.types import Experiment
+from jaxnn.types import ConfigError, Experiment
 
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
 INTERRUPTED = 75
@@ -42,10 +42,15 @@ def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run:
 
 
 def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[Any, RunOptions]:
-    """The config and the run options that the command line asks for."""
+    """The config and the run options that the command line asks for.
+
+    Raises:
+        ConfigError: two fields would be the same flag.
+    """
     import tyro
 
     default = experiment.config
+    _check_flags(default)
     if (directory := _resumed(arguments)) is not None:
         default = config_from_json(read_run(directory)["config"], default)
     # Made here because the config's type is only known here.
@@ -60,6 +65,25 @@ def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[Any, R
         config=(tyro.conf.OmitArgPrefixes,),
     )
     return parsed.config, parsed.run
+
+
+def _check_flags(config: Any) -> None:
+    names = [field.name for field in dataclasses.fields(RunOptions)]
+    for name in _flags(config):
+        if name in names:
+            raise ConfigError(
+                f"the config {type(config).__name__} has a field {name!r}, which is a run option's name or another "
+                f"field's: rename it, since each is a flag --{name.replace('_', '-')}."
+            )
+        names.append(name)
+
+
+def _flags(config: Any) -> Iterator[str]:
+    """The names of a config's fields, those of a nested dataclass in its place."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        yield from _flags(value) if nested else [field.name]
 
 
 def _resumed(arguments: Sequence[str]) -> Path | None:

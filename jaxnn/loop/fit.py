@@ -38,14 +38,16 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
     options = _with_changes(options or RunOptions(), changes)
+    lines = "none" if options.progress == "none" else "plain"
     with interruptible() as interruption:
         with open_session(experiment, options) as session:
-            with open_display(options.progress, session.plan.num_steps) as display:
+            with open_display(lines, session.plan.num_steps) as display:
                 _introduce(session, display)
+            with open_display(options.progress, session.plan.num_steps) as display:
                 for report in train_session(session, interruption):
                     display.report(report)
                 _settle(session)
-        with open_display("none" if options.progress == "none" else "plain", 1) as display:
+        with open_display(lines, session.plan.num_steps) as display:
             return _conclude(session, display)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,9 +13,9 @@ import optax
 from jaxnn import data as sources
 from jaxnn import tasks
 from jaxnn.loop.fit import fit
-from jaxnn.loop.options import RunOptions
+from jaxnn.loop.options import RunOptions, check_config
 from jaxnn.loop.run import Run
-from jaxnn.types import ConfigError, Experiment, Splits, Task
+from jaxnn.types import ConfigError, Experiment, Source, Splits, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +54,14 @@ def train(
         **changes: single run options, as for ``fit``.
 
     Raises:
-        As ``fit``; ConfigError: both ``num_epochs`` and ``num_steps`` are given.
+        As ``fit``; ConfigError: both ``num_epochs`` and ``num_steps`` are given, or no positive number of epochs.
     """
     splits = data if isinstance(data, Splits) else sources.arrays(train=data)
     if num_epochs is not None and num_steps is not None:
         raise ConfigError("both num_epochs and num_steps are given: give one of them.")
+    check_config(TrainConfig(batch_size, 1, seed))
     if num_steps is None:
-        steps_per_epoch = splits.train.num_examples // max(1, batch_size)
-        num_steps = round((10 if num_epochs is None else num_epochs) * max(1, steps_per_epoch))
+        num_steps = _steps_of(10 if num_epochs is None else num_epochs, splits.train, batch_size)
     task = model if isinstance(model, Task) else _task_for(model, splits)
     experiment = Experiment(
         TrainConfig(batch_size, num_steps, seed),
@@ -68,6 +70,13 @@ def train(
         optimizer=lambda config: optimizer,
     )
     return fit(experiment, options, **changes)
+
+
+def _steps_of(num_epochs: float, train: Source, batch_size: int) -> int:
+    """The updates in ``num_epochs``, at least one."""
+    if not isinstance(num_epochs, numbers.Real) or not 0 < num_epochs < math.inf:
+        raise ConfigError(f"num_epochs is {num_epochs!r}, and must be a number above 0.")
+    return max(1, round(num_epochs * sources.steps_per_epoch(train.num_examples, batch_size)))
 
 
 def _task_for(model: Any, splits: Splits) -> Task:

@@ -202,6 +202,8 @@ METRIC_PREFIXES = ("train_", "validation_", "test_")
 
 def run_name(session: Session) -> str:
     """The experiment's name: that of the file its config is defined in, else that of its data."""
-    module = sys.modules.get(type(session.experiment.config).__module__)
-    file = getattr(module, "__file__", None)
-    return Path(file).stem if file else session.splits.name
+    module = type(session.experiment.config).__module__
+    file = getattr(sys.modules.get(module), "__file__", None)
+    # The config of `jn.train` is jaxnn's own, whose file says nothing of the experiment.
+    ours = module.partition(".")[0] == __name__.partition(".")[0]
+    return Path(file).stem if file and not ours else session.splits.name

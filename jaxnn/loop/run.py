@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Run:
     """A finished, stopped or interrupted run.
 
@@ -39,7 +39,7 @@ class Run:
     metrics: Mapping[str, np.ndarray]
     summary: Summary
     dir: Path | None
-    _session: Session = dataclasses.field(repr=False)
+    _session: Session
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -47,12 +47,12 @@ class Run:
         return self.summary.metrics
 
     def evaluate(self, split: str = "test") -> dict[str, float]:
-        """Exact metrics over a whole split: ``train``, ``validation`` or ``test``.
+        """Exact metrics of ``state`` over a whole split: ``train``, ``validation`` or ``test``.
 
         Raises:
             ConfigError: the data have no such split.
         """
-        return self._session.evaluate(split)
+        return self._session.evaluate(split, self.state)
 
     def predict(self, inputs: Array, *, batch_size: int = 512) -> Any:
         """The model's outputs for ``inputs [examples, ...]``, as the data set holds them: ``[examples, ...]``.
@@ -60,15 +60,11 @@ class Run:
         Works in batches of one size, so that it compiles once; the last is padded.
 
         Raises:
-            ConfigError: the inputs are not shaped like the training inputs.
+            ConfigError: the inputs are not shaped like the training inputs, or cannot be of their dtype.
         """
-        source = self._session.splits.train
-        expected = source.examples.inputs.shape[1:]
-        inputs = np.asarray(inputs, dtype=source.examples.inputs.dtype)
-        if inputs.shape[1:] != expected or len(inputs) == 0:
-            raise ConfigError(
-                f"predict needs inputs [examples, {', '.join(map(str, expected))}], not {list(inputs.shape)}."
-            )
+        inputs = _inputs_like(self._session.splits.train.examples.inputs, inputs)
+        if batch_size < 1:
+            raise ConfigError(f"predict's batch_size is {batch_size}, and must be at least 1.")
         batch_size = min(batch_size, len(inputs))
         predict = self._session.predict
         padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
@@ -98,15 +94,42 @@ class Run:
         """Loss, metrics and throughput against the step, as a matplotlib figure."""
         return draw_curves(self._session.lines, str(self.dir or ""))
 
+    def __repr__(self) -> str:
+        rows = self._rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
     def _repr_html_(self) -> str:
         """A small table, for notebooks."""
-        rows = [*self.summary.rows(), ("record", str(self.dir or "none"))]
         cells = (
             f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for name, value in rows
+            for name, value in self._rows()
         )
         return f"<table>{''.join(cells)}</table>"
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [*self.summary.rows(), ("record", str(self.dir or "none"))]
+
+
+def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
+    """``inputs`` as an array of the shape and dtype that ``examples`` have."""
+    try:
+        given = np.asarray(inputs)
+        with np.errstate(invalid="ignore"):
+            converted = given.astype(examples.dtype)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the inputs to predict are not one array of numbers ({error}).") from error
+    if given.shape[1:] != examples.shape[1:] or given.size == 0:
+        expected = ", ".join(map(str, ("examples", *examples.shape[1:])))
+        raise ConfigError(f"predict needs inputs [{expected}], not {list(given.shape)}.")
+    # Fractions cast to pixels or tokens would all be 0.
+    if np.issubdtype(examples.dtype, np.integer) and not np.array_equal(converted, given):
+        raise ConfigError(
+            f"the inputs to predict are {given.dtype} and change their values as {examples.dtype}, which the data set "
+            "holds: give them as the data set does."
+        )
+    return converted
 
 
 def run_of(session: Session, summary: Summary) -> Run:

@@ -77,15 +77,15 @@ class Session:
         """The metric that decides which checkpoint is best, as reports name it."""
         return f"{self.held_out}_{self.options.monitor}"
 
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Exact metrics of the current state over a split, compiling if it was never asked for."""
+    def evaluate(self, split: str, state: TrainState | None = None) -> dict[str, float]:
+        """Exact metrics of ``state``, or the current one, over a split, compiling if it was never asked for."""
         sources = self.splits.named()
         if split not in sources:
             raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(sources)}.")
         if split not in self.evaluators:
             with self.clock.span("compile"):
                 self.evaluators[split] = self.compile_evaluator(split)
-        return self.evaluators[split](self.state)
+        return self.evaluators[split](self.state if state is None else state)
 
     def compile_evaluator(self, split: str) -> Evaluator:
         """The evaluation of ``split``, compiled anew."""

@@ -45,18 +45,25 @@ def create_run_dir(path: Path) -> Path:
 
 
 def check_vacant(path: Path) -> None:
-    """Confirms that ``path`` is free for a new run: absent, or an empty directory.
+    """Confirms that ``path`` is free for a new run: absent, or a directory with nothing of worth in it.
 
     Raises:
         RecordError: it is a file, or holds something already.
     """
-    if path.is_dir() and not any(path.iterdir()):
+    if path.is_dir() and all(map(_stillborn, path.iterdir())):
         return
     if path.exists():
         raise RecordError(
             f"the run directory {path} is not empty: choose another --run-dir, or continue the run in it with "
             f"--resume {path}."
         )
+
+
+def _stillborn(file: Path) -> bool:
+    """Whether a run that was killed before ``run.json`` was there left ``file``: such a run cannot be resumed."""
+    if file.name == METRICS_FILE:
+        return file.stat().st_size == 0
+    return file.name == LOCK_FILE or file.name.startswith(f".{RUN_FILE}.")
 
 
 @contextmanager

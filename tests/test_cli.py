@@ -1,0 +1,314 @@
+"""Scripts and the ``jaxnn`` command: flags, statuses, one sentence for each mistake, and never a traceback."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import jaxnn as jn
+from jaxnn.cli import app
+from tests import tiny
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
+QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Scripts turn the compile cache on for the process: here in a folder that goes, and off again."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update(names[0], str(tmp_path_factory.getbasetemp() / "compiled"))
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> jn.Run:
+    """A script's run in this process."""
+    return jn.main(experiment or tiny.experiment(), [*QUICK, *map(str, arguments)])
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 2, **how: Any) -> str:
+    """What a script, or with ``command=app.main`` the ``jaxnn`` command, says on standard error when it fails."""
+    command = how.pop("command", None)
+    with pytest.raises(SystemExit) as caught:
+        command(list(map(str, arguments))) if command else script(*arguments, **how)
+    said = capsys.readouterr()
+    assert caught.value.code == status
+    assert "Traceback" not in said.err and said.out == ""
+    return " ".join(said.err.split())
+
+
+def shell(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, from the repository."""
+    command = [sys.executable, *map(str, words)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "finished"
+    tiny.fit(tiny.experiment(learning_rate=0.25), folder)
+    return folder
+
+
+# --- flags ---
+
+
+def test_flags_change_the_config_and_how_it_is_run(tmp_path: Path) -> None:
+    run = script("--learning-rate", "0.5", "--seed", 3, "--run-dir", tmp_path / "run", "--keep-last", 1)
+    assert run.experiment.config == tiny.Config(learning_rate=0.5, seed=3)
+    facts = tiny.read(tmp_path / "run")
+    assert facts["config"]["learning_rate"] == 0.5 and facts["options"]["keep_last"] == 1
+    told = tiny.fit(tiny.experiment(learning_rate=0.5, seed=3))
+    tiny.assert_bitwise_equal(run.state.params, told.state.params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaped(tiny.Config):
+    features: tuple[int, ...] = (4, 5)
+    """Widths of the hidden layers."""
+
+
+def test_a_tuple_is_a_flag_with_several_values_and_help_comes_from_the_docstring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = dataclasses.replace(tiny.experiment(), config=Shaped(num_steps=1))
+    run = script("--features", 6, 7, 8, "--no-record", experiment=experiment)
+    assert run.experiment.config.features == (6, 7, 8) and run.dir is None
+    with pytest.raises(SystemExit) as caught:
+        script("--help", experiment=experiment)
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "Widths of the hidden layers." in text and "config options" in text and "run options" in text
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails(capsys, "--learning-rat", "0.5")
+    assert "--learning-rat" in said and "--learning-rate" in said.replace("--learning-rat,", "")
+    assert "--steps-per-call" in fails(capsys, "--step-per-call", "3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--learning-rate", "fast"], "--learning-rate.*'fast'"),
+        (["--batch-size", "3.5"], r"--batch-size.*'3\.5'"),
+        (["--monitor-mode", "up"], "'up'.*--monitor-mode.*auto.*min.*max"),
+        (["--num-steps", "0"], "^error: num_steps is 0, and must be a whole number of at least 1.$"),
+        (["--num-steps", "-3"], "^error: num_steps is -3"),
+        (["--batch-size", "1000"], "^error: a batch of 1000 is larger than the set of 37"),
+        (["--patience", "0"], "patience is 0"),
+        (["--monitor", "acuracy"], "^error: monitor is 'acuracy'.*did you mean 'accuracy'"),
+        (["--resume", "nowhere"], "^error: nowhere holds no run"),
+        (["--resume"], "--resume"),
+        (["--resume", "a", "--run-dir", "b"], "both resume and run_dir"),
+        (["surplus"], "surplus"),
+    ],
+)
+def test_a_mistake_is_named(
+    arguments: Sequence[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert re.search(words, fails(capsys, *arguments))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_taken_directory_is_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"{finished} is not empty" in fails(capsys, "--run-dir", finished)
+
+
+@dataclasses.dataclass(frozen=True)
+class Patient(tiny.Config):
+    patience: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested(tiny.Config):
+    inner: Shaped = Shaped()
+
+
+@pytest.mark.parametrize(("config", "field"), [(Patient(), "patience"), (Nested(), "learning_rate")])
+def test_two_fields_of_one_name_are_named(config: Any, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = dataclasses.replace(tiny.experiment(), config=config)
+    assert f"has a field '{field}'" in fails(capsys, experiment=experiment)
+
+
+def test_a_run_that_diverges_fails_with_another_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails(capsys, "--learning-rate", "1e38", "--run-dir", tmp_path / "run", status=1)
+    assert re.match("error: the loss is no longer finite at step [0-9]+ of 20", said)
+    assert tiny.read(tmp_path / "run")["status"] == "diverged"
+
+
+# --- resuming ---
+
+
+def test_resuming_takes_the_config_from_the_record(finished: Path) -> None:
+    run = script("--resume", finished)
+    assert run.experiment.config.learning_rate == 0.25 and run.summary.status == "finished"
+    assert script(f"--resume={finished}").experiment.config.learning_rate == 0.25
+
+
+def test_resuming_with_a_flag_of_its_own_goes_on_only_for_more_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.fit(tiny.experiment(learning_rate=0.25), tmp_path / "run")
+    said = fails(capsys, "--resume", tmp_path / "run", "--learning-rate", "0.5")
+    assert re.match("error: the run in .* has learning_rate = 0.25, this experiment 0.5", said)
+    run = script("--resume", tmp_path / "run", "--num-steps", 30)
+    whole = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
+    tiny.assert_bitwise_equal(run.state.params, whole.state.params)
+
+
+# --- scripts as processes ---
+
+SCRIPT = """
+from tests import tiny
+import jaxnn as jn
+if __name__ == "__main__":
+    jn.main(tiny.experiment(num_steps=50_000_000))
+"""
+
+
+def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(SCRIPT)
+    how = ["--steps-per-call", "100", "--report-every", "100", "--eval-every", "0", "--progress", "plain"]
+    command = [sys.executable, tmp_path / "endless.py", *how, "--run-dir", tmp_path / "run"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=variables, cwd=tmp_path, **pipes) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            if line.startswith("step "):
+                process.send_signal(signal.SIGINT)
+                break
+        rest, errors = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 75, errors
+    assert f"--resume {tmp_path / 'run'}" in rest and "Traceback" not in errors
+    facts = tiny.read(tmp_path / "run")
+    assert facts["status"] == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / str(facts["summary"]["step"])).is_dir()
+
+
+def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
+    done = shell(
+        ROOT / "experiments" / "digits_mlp.py",
+        *("--num-steps", 20, "--steps-per-call", 10, "--run-dir", tmp_path / "run"),
+        JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
+    )
+    assert done.returncode == 0, done.stderr
+    for words in ("placement", "cpu:0", "finished", "test accuracy", "time to first step", "curves.png"):
+        assert words in done.stdout
+    assert tiny.read(tmp_path / "run")["name"] == "digits_mlp"
+
+
+def test_without_data_and_network_a_script_says_where_to_put_the_file(tmp_path: Path) -> None:
+    nowhere = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "HTTP", "HTTPS")}
+    done = shell(
+        ROOT / "experiments" / "mnist_mlp.py",
+        *("--run-dir", tmp_path / "run"),
+        JAXNN_DATA=str(tmp_path / "empty"),
+        JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
+        **nowhere,
+    )
+    assert done.returncode == 2
+    *news, sentence = done.stderr.strip().splitlines()
+    assert all(line.startswith("jaxnn: downloading") for line in news)
+    assert re.match(r"error: train-images.*gz of mnist is not in .*empty.*JAXNN_DATA", sentence)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_every_experiment_states_its_claim_and_command_and_is_short(path: Path) -> None:
+    text = path.read_text()
+    claim = ast.get_docstring(ast.parse(text)) or ""
+    assert re.search(r"^Claim +\S", claim, re.MULTILINE), "its docstring lacks a line 'Claim …'"
+    assert re.search(rf"^Command +python experiments/{path.name}", claim, re.MULTILINE)
+    assert len(text.splitlines()) <= 50
+
+
+# --- the jaxnn command ---
+
+
+def says(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    app.main(list(map(str, arguments)))
+    return capsys.readouterr().out
+
+
+def test_devices_are_told_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    text = says(capsys, "devices")
+    assert re.search(rf"^backend +{jax.default_backend()}", text, re.MULTILINE) and f"jax {jax.__version__}" in text
+    described = json.loads(says(capsys, "devices", "--json"))
+    assert described["backend"] == jax.default_backend()
+    assert len(described["devices"]) == jax.device_count() and described["versions"]["jaxnn"] == jn.__version__
+
+
+def test_runs_are_listed_with_the_damaged_ones(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs"
+    (folder / "damaged").mkdir(parents=True)
+    (folder / "damaged" / "run.json").write_text('{"status": ')
+    (folder / "whole").mkdir()
+    for file in ("run.json", "metrics.jsonl"):
+        (folder / "whole" / file).write_bytes((finished / file).read_bytes())
+    (folder / "killed").mkdir()
+    killed = tiny.read(finished) | {"status": "running"}
+    (folder / "killed" / "run.json").write_text(json.dumps({k: v for k, v in killed.items() if k != "summary"}))
+    rows = {Path(line.split()[0]).name: line for line in says(capsys, "runs", folder).splitlines()[1:]}
+    assert "finished" in rows["whole"] and "20/20" in rows["whole"] and "test_loss" in rows["whole"]
+    assert "interrupted" in rows["killed"] and "0/20" in rows["killed"]
+    assert "unreadable" in rows["damaged"]
+
+
+def test_a_run_is_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = says(capsys, "show", finished)
+    facts = tiny.read(finished)
+    for words in ("finished", "learning_rate 0.25", facts["fingerprint"]["program"], "test_loss", "curves.png", "jax "):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "nowhere"], "^error: nowhere holds no run"),
+        (["show"], "(?i)required|missing"),
+        (["runs", "nowhere"], "^error: no runs below nowhere"),
+        (["device"], "devices"),
+        ([], "devices.*runs.*show"),
+        (["devices", "--jason"], "--json"),
+    ],
+)
+def test_a_mistake_with_the_command_is_named(
+    arguments: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(words, fails(capsys, *arguments, command=app.main))
+
+
+def test_the_command_is_a_module_and_exits_with_a_status(tmp_path: Path) -> None:
+    done = shell("-m", "jaxnn", "show", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {tmp_path} holds no run (no run.json in it): give the directory of one run; `jaxnn runs` lists them.\n"
+    )

@@ -1,0 +1,260 @@
+"""Runs that cannot start, break down, or are broken off: the record says how, and what was good is kept."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxnn as jn
+from jaxnn.record import directory, read_metrics
+from jaxnn.types import ConfigError, DataError, TrainingError
+from tests import tiny
+
+# --- what cannot be run is said before anything is written ---
+
+
+def bad(**fields: Any) -> dict[str, Any]:
+    return {"experiment": tiny.experiment(**fields)}
+
+
+CASES = {
+    "an unknown option": ({"report_evry": 5}, "no run option 'report_evry': did you mean 'report_every'"),
+    "an unknown monitor": ({"monitor": "acuracy"}, "monitor is 'acuracy', .* did you mean 'accuracy'"),
+    "patience without held-out data": (
+        {"patience": 2, **bad(data=jn.data.arrays(tiny.points(37)))},
+        "patience needs held-out data",
+    ),
+    "a batch larger than the set": (bad(batch_size=38), "batch of 38 is larger than the set of 37"),
+    "too few outputs": (
+        bad(data=jn.data.arrays((tiny.points(37)[0], np.arange(37) % 4))),
+        "label 3 of example 3 in train is out of range",
+    ),
+    "labels beyond the outputs in a held-out split alone": (
+        bad(data=jn.data.arrays(tiny.points(37), (tiny.points(23)[0], np.arange(23) % 5))),
+        "label 3 of example 3 in test is out of range",
+    ),
+    "outputs of another shape": (
+        bad(model=(tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, None])),
+        r"logits \[batch, classes\], not \[8, 1, 3\]",
+    ),
+    "a model that is none": (bad(model=3), "a model must be a Flax Linen module or a pair"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), CASES.values(), ids=CASES)
+def test_what_cannot_be_run_is_named_and_nothing_is_written(tmp_path: Path, options: Any, words: str) -> None:
+    options = dict(options)
+    experiment = options.pop("experiment", tiny.experiment())
+    with pytest.raises((ConfigError, DataError)) as caught:
+        tiny.fit(experiment, tmp_path / "run", **options)
+    assert re.search(words, str(caught.value)), str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_lengths_of_training_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="both num_epochs and num_steps"):
+        jn.train(tiny.MODEL, optax.sgd(0.1), tiny.points(37), num_epochs=1, num_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_epochs": float("nan")}, "num_epochs is nan"),
+        ({"num_epochs": float("inf")}, "num_epochs is inf"),
+        ({"num_epochs": 0}, "num_epochs is 0"),
+        ({"num_steps": 0}, "num_steps is 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": "8"}, "batch_size is '8'"),
+        ({"batch_size": 38}, "larger than the set of 37"),
+    ],
+)
+def test_the_two_line_form_names_what_it_cannot_use(given: dict[str, Any], words: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=words):
+        jn.train(tiny.MODEL, optax.sgd(0.1), tiny.points(37), record=False, progress="none", **given)
+
+
+# --- a loss that is no longer finite ---
+
+
+def exploding(bad_step: int) -> jn.Experiment[tiny.Config]:
+    """SGD whose gradient at update ``bad_step`` is NaN, so that the loss of the step after it is the first bad one."""
+
+    def poison() -> optax.GradientTransformation:
+        def update(updates: Any, count: jax.Array, params: Any = None) -> tuple[Any, jax.Array]:
+            factor = jnp.where(count + 1 == bad_step, jnp.nan, 1.0)
+            return jax.tree.map(lambda leaf: leaf * factor, updates), count + 1
+
+        return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+    return tiny.experiment(optimizer=lambda config: optax.chain(optax.sgd(0.1), poison()), num_steps=40)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 5])
+def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(tmp_path: Path, steps_per_call: int) -> None:
+    with pytest.raises(
+        TrainingError, match="loss is no longer finite at step 23 of 40.* checkpoint is that of step 20"
+    ):
+        tiny.fit(exploding(22), tmp_path / "run", steps_per_call=steps_per_call, checkpoint_every=10)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["10", "20"]
+    facts = tiny.read(tmp_path / "run")
+    assert facts["status"] == facts["summary"]["status"] == "diverged"
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == [5, 10, 15, 20, 25]
+    assert np.isfinite([line["train_loss"] for line in lines]).tolist() == [True] * 4 + [False]
+    assert '"train_loss": "nan"' in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert (tmp_path / "run" / "curves.png").exists()
+    assert not directory.is_locked(tmp_path / "run")
+
+
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
+    # The update of step 20 is bad and its loss, computed before it, is not.
+    with pytest.raises(TrainingError, match="parameters are no longer finite after step 20: .*that of step 10"):
+        tiny.fit(exploding(20), tmp_path / "run", checkpoint_every=10)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["10"]
+    assert tiny.read(tmp_path / "run")["status"] == "diverged"
+
+
+def test_a_run_that_diverged_goes_on_from_its_last_good_state(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError):
+        tiny.fit(exploding(22), tmp_path / "run", checkpoint_every=10)
+    with pytest.raises(TrainingError, match="at step 23"):
+        tiny.fit(exploding(22), resume=tmp_path / "run")
+    assert tiny.read(tmp_path / "run")["resumed"][0]["step"] == 20
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [5, 10, 15, 20, 25]
+
+
+def test_a_loss_that_is_not_finite_ends_an_iteration_too(tmp_path: Path) -> None:
+    steps = []
+    with pytest.raises(TrainingError, match="at step 23"):
+        for report in jn.iterate(exploding(22), run_dir=tmp_path / "run", **tiny.HOW):
+            steps.append(report.step)
+    assert steps == [5, 10, 15, 20]
+    assert tiny.read(tmp_path / "run")["status"] == "diverged"
+
+
+# --- errors and signals while it goes on ---
+
+
+class Breaking:
+    """A split like another that raises, or does what it is told, when the batches of a step are asked for."""
+
+    def __init__(self, source: Any, step: int, action: Any) -> None:
+        self._source, self._step, self._action = source, step, action
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def order(self, seed: Any, steps: Any, batch_size: int) -> Any:
+        if self._step in np.asarray(steps):
+            self._action()
+        return self._source.order(seed, steps, batch_size)
+
+
+def breaking(step: int, action: Any) -> jn.Experiment[tiny.Config]:
+    splits = tiny.splits()
+    return tiny.experiment(data=splits._replace(train=Breaking(splits.train, step, action)))
+
+
+def test_an_error_of_the_users_code_is_recorded_and_passed_on(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tiny.fit(breaking(15, fail), tmp_path / "run", resident=False, checkpoint_every=5)
+    facts = tiny.read(tmp_path / "run")
+    assert facts["status"] == facts["summary"]["status"] == "failed"
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [5, 10, 15]
+    assert not directory.is_locked(tmp_path / "run")
+    whole = tiny.fit(tiny.experiment(), tmp_path / "whole")
+    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
+    assert tiny.read(tmp_path / "run")["status"] == "finished"
+    tiny.assert_bitwise_equal(resumed.state.params, whole.state.params)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_window_saves_and_can_be_resumed(tmp_path: Path, signum: signal.Signals) -> None:
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    interrupting = breaking(7, lambda: os.kill(os.getpid(), signum))
+    run = tiny.fit(interrupting, tmp_path / "run", resident=False)
+    assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "interrupted"
+    assert int(run.state.step) == run.summary.step == 10
+    assert (tmp_path / "run" / "checkpoints" / "10").is_dir()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    whole = tiny.fit(tiny.experiment(), tmp_path / "whole")
+    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
+    assert resumed.summary.status == "finished"
+    tiny.assert_bitwise_equal(resumed.state.params, whole.state.params)
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny.fit(breaking(15, twice), tmp_path / "run", resident=False)
+    assert tiny.read(tmp_path / "run")["status"] == "interrupted"
+    assert not directory.is_locked(tmp_path / "run")
+
+
+def test_an_error_in_the_callers_loop_completes_the_record_and_lets_it_go(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        for report in jn.iterate(tiny.experiment(), run_dir=tmp_path / "run", **tiny.HOW):
+            if report.step == 10:
+                raise ZeroDivisionError
+    facts = tiny.read(tmp_path / "run")
+    assert facts["status"] != "running" and facts["summary"]["step"] == 10
+    assert not directory.is_locked(tmp_path / "run")
+    assert tiny.fit(tiny.experiment(), resume=tmp_path / "run").summary.status == "finished"
+
+
+# --- resuming what cannot be resumed ---
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    tiny.fit(tiny.experiment(), folder)
+    return folder
+
+
+def test_another_config_is_refused_by_the_name_of_the_field(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has learning_rate = 0\.1, this experiment 0\.5"):
+        tiny.fit(tiny.experiment(learning_rate=0.5), resume=finished)
+
+
+def test_other_data_are_refused_and_the_record_stays_as_it_was(finished: Path) -> None:
+    before = (finished / "run.json").read_text(), (finished / "metrics.jsonl").read_text()
+    inputs, labels = tiny.points(37)
+    other = jn.data.arrays((inputs + 1e-3, labels), tiny.points(23, 1))
+    with pytest.raises(jn.RecordError, match="data are not those"):
+        tiny.fit(tiny.experiment(data=other), resume=finished)
+    assert ((finished / "run.json").read_text(), (finished / "metrics.jsonl").read_text()) == before
+
+
+def test_another_model_is_refused(finished: Path) -> None:
+    with pytest.raises(jn.RecordError, match="was it saved with another model or optimizer"):
+        tiny.fit(tiny.experiment(optimizer=lambda config: optax.adam(0.1)), resume=finished)
+
+
+def test_a_run_resumed_at_its_end_is_finished_as_it_was(finished: Path) -> None:
+    metrics = (finished / "metrics.jsonl").read_text()
+    run = tiny.fit(tiny.experiment(), resume=finished)
+    assert run.summary.status == tiny.read(finished)["status"] == "finished"
+    assert (finished / "metrics.jsonl").read_text() == metrics
+    assert int(run.state.step) == run.summary.step == 20
+
+
+def test_without_its_record_a_run_cannot_be_resumed(finished: Path) -> None:
+    with pytest.raises(ConfigError, match="leave record at its default"):
+        tiny.fit(tiny.experiment(), resume=finished, record=False)

@@ -1,0 +1,236 @@
+"""What ``fit`` computes: the same numbers as a loop written by hand, however it is run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxnn as jn
+from jaxnn.loop.report import Report
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
+    return tiny.fit(tiny.experiment(), tmp_path_factory.mktemp("fit") / "run")
+
+
+def by_hand(experiment: jn.Experiment[Any]) -> tuple[jn.TrainState, dict[str, np.ndarray]]:
+    """The run as a user would write it: one jitted step a call over the same batches."""
+    config, train = experiment.config, experiment.data(experiment.config).train
+    task, optimizer = experiment.task(config), experiment.optimizer(config)
+    step = jax.jit(jn.make_train_step(task, optimizer))
+    first = train.gather(train.examples, np.arange(config.batch_size))
+    state = jn.init_train_state(task, optimizer, jax.random.key(config.seed), first)
+    history = []
+    for indices in train.order(config.seed, np.arange(config.num_steps), config.batch_size):
+        state, metrics = step(state, train.gather(train.examples, indices))
+        history.append({name: float(value) for name, value in metrics.items()})
+    return state, {name: np.array([metrics[name] for metrics in history]) for name in history[0]}
+
+
+def test_a_window_reports_the_mean_of_its_steps_and_parameters_are_those_of_a_loop_by_hand(run: jn.Run) -> None:
+    state, metrics = by_hand(tiny.experiment())
+    np.testing.assert_array_equal(run.metrics["step"], [5, 10, 15, 20])
+    for name in ("loss", "accuracy"):
+        means = metrics[name].reshape(4, 5).mean(axis=1)
+        np.testing.assert_allclose(run.metrics[f"train_{name}"], means, rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run.state.params, state.params)
+    assert int(run.state.step) == 20
+
+
+def test_random_layers_draw_the_keys_of_a_loop_by_hand() -> None:
+    experiment = tiny.experiment(model=jn.models.MLP((8, 3), dropout=0.5), num_steps=6)
+    found = tiny.fit(experiment, report_every=3).metrics["train_loss"]
+    _, metrics = by_hand(experiment)
+    np.testing.assert_allclose(found, metrics["loss"].reshape(2, 3).mean(axis=1), rtol=1e-5)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def measured(run: jn.Run, inputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Loss and accuracy by NumPy, from the run's predictions for every example of a split."""
+    logits = run.predict(inputs)
+    loss = -log_softmax(logits)[np.arange(len(labels)), labels].mean()
+    return {"loss": float(loss), "accuracy": float((logits.argmax(axis=1) == labels).mean())}
+
+
+# 23 test examples: a batch of 7 leaves a tail of 2, of 23 none, of 100 has 77 masked.
+@pytest.mark.parametrize("eval_batch_size", [7, 23, 100, None])
+def test_evaluation_is_exact_over_a_split_of_an_odd_size(eval_batch_size: int | None) -> None:
+    run = tiny.fit(tiny.experiment(), eval_batch_size=eval_batch_size)
+    for split, points in (("test", tiny.points(23, 1)), ("train", tiny.points(37))):
+        expected = measured(run, *points)
+        assert run.evaluate(split) == pytest.approx(expected, rel=1e-6)
+    assert run.final["test_loss"] == pytest.approx(run.evaluate()["loss"], rel=1e-12)
+
+
+def test_evaluation_of_a_streamed_split_is_exact_too() -> None:
+    # 23 in batches of 1 are 23 batches: one block of 16 and one of 7, filled up to 16 and masked.
+    run = tiny.fit(tiny.experiment(), resident=False, eval_batch_size=1)
+    assert run.evaluate() == pytest.approx(measured(run, *tiny.points(23, 1)), rel=1e-6)
+
+
+def test_held_out_metrics_are_there_where_they_were_measured(run: jn.Run) -> None:
+    np.testing.assert_array_equal(np.isnan(run.metrics["test_loss"]), [True, False, True, False])
+    assert set(run.final) == {"train_loss", "train_accuracy", "test_loss", "test_accuracy"}
+
+
+def test_validation_is_looked_at_before_test() -> None:
+    data = jn.data.arrays(tiny.points(37), test=tiny.points(23, 1), validation=tiny.points(11, 2))
+    run = tiny.fit(tiny.experiment(data=data))
+    assert "validation_loss" in run.metrics and "test_loss" not in run.metrics
+    assert run.evaluate("test")["loss"] != run.evaluate("validation")["loss"]
+
+
+def test_streamed_data_train_to_bitwise_the_same_parameters(run: jn.Run) -> None:
+    streamed = tiny.fit(tiny.experiment(), resident=False)
+    tiny.assert_bitwise_equal(streamed.state.params, run.state.params)
+    np.testing.assert_array_equal(streamed.metrics["train_loss"], run.metrics["train_loss"])
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3, 20])
+def test_steps_per_call_train_to_bitwise_the_same_parameters(run: jn.Run, steps_per_call: int) -> None:
+    other = tiny.fit(tiny.experiment(), steps_per_call=steps_per_call, report_every=20)
+    tiny.assert_bitwise_equal(other.state._replace(key=None), run.state._replace(key=None))
+
+
+def test_augmentation_differs_from_step_to_step_and_not_from_run_to_run() -> None:
+    def noisy(key: jax.Array, inputs: jax.Array) -> jax.Array:
+        return inputs + jax.random.normal(key, inputs.shape)
+
+    data = jn.data.augmented(tiny.splits(), noisy)
+    # Nothing is learnt and every batch is the whole set: only the noise tells the steps apart.
+    experiment = tiny.experiment(data=data, learning_rate=0.0, batch_size=37, num_steps=4)
+    first = tiny.fit(experiment, report_every=1, steps_per_call=2).metrics["train_loss"]
+    assert len(set(first)) == 4
+    np.testing.assert_array_equal(tiny.fit(experiment, report_every=1, steps_per_call=1).metrics["train_loss"], first)
+
+
+def test_the_average_of_the_parameters_is_evaluated_and_predicts() -> None:
+    run = tiny.fit(tiny.experiment(optimizer=lambda config: jn.optim.averaged(optax.sgd(0.5), 0.9)))
+    average = jn.optim.evaluation_params(run.state.params, run.state.opt_state)
+    inputs, labels = tiny.points(23, 1)
+    np.testing.assert_allclose(run.predict(inputs), tiny.apply(average, inputs), rtol=1e-5)
+    assert np.abs(run.predict(inputs) - tiny.apply(run.state.params, inputs)).max() > 1e-3
+    assert run.final["test_loss"] == pytest.approx(measured(run, inputs, labels)["loss"], rel=1e-6)
+
+
+def test_accumulated_gradients_of_two_batches_are_those_of_one_twice_as_large() -> None:
+    # Batches of the whole set are equal but for their order, so two of them make the step of one.
+    whole = {"batch_size": tiny.NUM_TRAIN, "num_steps": 8}
+    accumulated = tiny.experiment(optimizer=lambda config: jn.optim.accumulated(optax.sgd(0.1), 2), **whole)
+    plain = tiny.experiment(optimizer=lambda config: optax.sgd(0.1), **whole | {"num_steps": 4})
+    found, expected = tiny.fit(accumulated).state, tiny.fit(plain).state
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found.params, expected.params)
+    assert int(found.step) == 8
+
+
+def test_a_policy_computes_in_bfloat16_and_keeps_float32(tmp_path: Path) -> None:
+    def task(config: tiny.Config) -> jn.Task:
+        return jn.tasks.classification(tiny.MODEL, policy=jn.Policy(compute="bfloat16"))
+
+    run = tiny.fit(tiny.experiment(task=task), tmp_path / "run")
+    # Forward and backward of one layer, whose inputs need no gradient: two products.
+    assert tiny.read(run.dir)["precision"] == {"bfloat16": 2}
+    assert {leaf.dtype for leaf in jax.tree.leaves(run.state.params)} == {jnp.dtype("float32")}
+    plain = tiny.fit(tiny.experiment(), tmp_path / "plain")
+    assert tiny.read(plain.dir)["precision"] == {"float32": 2}
+    np.testing.assert_allclose(run.metrics["train_loss"], plain.metrics["train_loss"], rtol=0.05)
+
+
+def test_early_stopping_stops_and_says_so(tmp_path: Path) -> None:
+    # Nothing is learnt, so no evaluation after the first is better: the third is the second without improvement.
+    experiment = tiny.experiment(learning_rate=0.0, num_steps=60)
+    run = tiny.fit(experiment, tmp_path / "run", eval_every=5, patience=2)
+    assert run.summary.status == "stopped early"
+    assert int(run.state.step) == run.summary.step == 15
+    assert tiny.read(run.dir)["status"] == "stopped early"
+    np.testing.assert_array_equal(run.metrics["step"], [5, 10, 15])
+
+
+def test_patience_follows_the_monitored_metric() -> None:
+    # Accuracy stands still where the loss goes on falling: only patience with accuracy ends the run.
+    easy = (np.eye(3, dtype=np.float32).repeat(8, 0), np.arange(3).repeat(8))
+    experiment = tiny.experiment(data=jn.data.arrays(easy, easy), num_steps=60, learning_rate=1.0)
+    options = {"eval_every": 10, "patience": 2}
+    assert tiny.fit(experiment, monitor="loss", **options).summary.status == "finished"
+    assert tiny.fit(experiment, monitor="accuracy", **options).summary.status == "stopped early"
+
+
+class Spy:
+    """A display that notes what it is shown."""
+
+    def __init__(self, events: list[Any]) -> None:
+        self.events = events
+
+    def say(self, text: str) -> None:
+        pass
+
+    def report(self, report: Report) -> None:
+        self.events.append(report)
+
+
+def test_nothing_is_compiled_between_the_first_window_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+
+    @contextlib.contextmanager
+    def spying(*_: Any) -> Iterator[Spy]:
+        yield Spy(events)
+
+    def on_duration(name: str, seconds: float, **_: Any) -> None:
+        if "/compile/" in name:
+            events.append(name)
+
+    monkeypatch.setattr(importlib.import_module("jaxnn.loop.fit"), "open_display", spying)
+    jax.monitoring.register_event_duration_secs_listener(on_duration)
+    try:
+        # Windows of 5 and of 3 in calls of 3, streamed and evaluated: every kind of program there is.
+        tiny.fit(tiny.experiment(num_steps=23), steps_per_call=3, resident=False)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(on_duration)
+    shown = [index for index, event in enumerate(events) if isinstance(event, Report)]
+    assert any(isinstance(event, str) for event in events[: shown[0]]), "the listener hears nothing"
+    assert [event.step for event in events[shown[0] : shown[-1] + 1]] == [5, 10, 15, 20, 23]
+
+
+def test_a_run_chooses_its_steps_per_call_by_measuring(tmp_path: Path) -> None:
+    run = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10)
+    facts = tiny.read(run.dir)
+    measured = {int(steps): seconds for steps, seconds in facts["seconds_per_step_measured"].items()}
+    assert 1 in measured and len(measured) >= 2 and all(seconds > 0 for seconds in measured.values())
+    assert facts["steps_per_call"] == min(measured, key=lambda steps: measured[steps])
+    # Measuring trained nothing: the numbers are those of a run that was told.
+    told = tiny.fit(tiny.experiment(), report_every=10)
+    tiny.assert_bitwise_equal(run.state.params, told.state.params)
+
+
+def test_the_two_line_form_classifies_where_targets_are_labels(tmp_path: Path) -> None:
+    run = jn.train(tiny.MODEL, optax.sgd(0.5), tiny.points(37), batch_size=8, num_epochs=2.5, **tiny.HOW, record=False)
+    # 37 // 8 = 4 steps an epoch, 2.5 epochs: 10 steps.
+    assert int(run.state.step) == 10
+    assert set(run.final) == {"train_loss", "train_accuracy"}
+    assert run.evaluate("train")["accuracy"] > 0.5
+
+
+def test_the_two_line_form_regresses_where_targets_are_floats() -> None:
+    inputs, _ = tiny.points(40)
+    targets = inputs @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 3.0
+    model = (lambda key, inputs: {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1, 1))}, lambda p, x: x @ p["w"] + p["b"])
+    options = {**tiny.HOW, "record": False, "steps_per_call": 50, "report_every": 100, "eval_every": 0}
+    run = jn.train(model, optax.sgd(0.1), (inputs, targets[:, 0]), num_steps=300, batch_size=40, **options)
+    np.testing.assert_allclose(run.state.params["w"][:, 0], [1.0, -2.0, 0.5], atol=1e-3)
+    np.testing.assert_allclose(run.state.params["b"], [[3.0]], atol=1e-3)
+    assert run.evaluate("train")["mean_absolute_error"] < 1e-3

@@ -1,0 +1,77 @@
+"""The smallest experiment that trains: a linear classifier of a few points, for the tests of the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxnn as jn
+
+NUM_TRAIN, NUM_TEST = 37, 23
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    learning_rate: float = 0.1
+    batch_size: int = 8
+    num_steps: int = 20
+    seed: int = 0
+
+
+def points(num_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy points ``[n, 3]`` labelled by their largest coordinate."""
+    inputs = np.random.default_rng(seed).normal(size=(num_examples, 3)).astype(np.float32)
+    return inputs, (inputs + 0.1).argmax(axis=1)
+
+
+def splits() -> jn.Splits:
+    return jn.data.arrays(train=points(NUM_TRAIN), test=points(NUM_TEST, 1), name="points")
+
+
+def init(key: jax.Array, inputs: jax.Array) -> dict[str, jax.Array]:
+    return {"kernel": jax.random.normal(key, (inputs.shape[-1], 3)), "bias": jnp.zeros(3)}
+
+
+def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
+    return inputs @ params["kernel"] + params["bias"][None]
+
+
+MODEL = (init, apply)
+
+
+def experiment(
+    *, data: Any = None, model: Any = None, task: Any = None, optimizer: Any = None, **fields: Any
+) -> jn.Experiment[Config]:
+    """The linear classifier trained by SGD on points, with other parts where they are given."""
+    return jn.Experiment(
+        Config(**fields),
+        data=lambda config: data or splits(),
+        task=task or (lambda config: jn.tasks.classification(model or MODEL)),
+        optimizer=optimizer or (lambda config: optax.sgd(config.learning_rate, momentum=0.9)),
+    )
+
+
+HOW: dict[str, Any] = {"steps_per_call": 5, "report_every": 5, "eval_every": 10, "progress": "none"}
+
+
+def fit(tiny: jn.Experiment[Any], run_dir: Path | None = None, **options: Any) -> jn.Run:
+    """``jn.fit`` with nothing measured and nothing printed; no record without a directory."""
+    where = {"run_dir": run_dir} if run_dir is not None else {"record": False}
+    return jn.fit(tiny, **{**HOW, **({} if "resume" in options else where), **options})
+
+
+def read(run_dir: Path, name: str = "run.json") -> Any:
+    return json.loads((run_dir / name).read_text())
+
+
+def assert_bitwise_equal(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
