@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -88,7 +89,7 @@ def _flags(config: Any) -> Iterator[str]:
 
 def _resumed(arguments: Sequence[str]) -> Path | None:
     """The directory after ``--resume``, looked for before parsing because it decides the defaults."""
-    for flag, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for flag, value in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if flag == "--resume" and value not in ("", "None"):
             return Path(value)
         if flag.startswith("--resume="):
