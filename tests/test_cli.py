@@ -20,6 +20,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jaxnn as jn
 from jaxnn.cli import app
+from jaxnn.cli.script import parse
 from tests import tiny
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,24 +43,6 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> jn.Run:
     """A script's run in this process."""
     return jn.main(experiment or tiny.experiment(), [*QUICK, *map(str, arguments)])
-
-
-def fails(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 2, **how: Any) -> str:
-    """What a script, or with ``command=app.main`` the ``jaxnn`` command, says on standard error when it fails."""
-    command = how.pop("command", None)
-    with pytest.raises(SystemExit) as caught:
-        command(list(map(str, arguments))) if command else script(*arguments, **how)
-    said = capsys.readouterr()
-    assert caught.value.code == status
-    assert "Traceback" not in said.err and said.out == ""
-    return " ".join(said.err.split())
-
-
-def shell(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, from the repository."""
-    command = [sys.executable, *map(str, words)]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +102,6 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
         (["--monitor", "acuracy"], "^error: monitor is 'acuracy'.*did you mean 'accuracy'"),
         (["--resume", "nowhere"], "^error: nowhere holds no run"),
         (["--resume"], "--resume"),
-        (["--resume", "a", "--run-dir", "b"], "both resume and run_dir"),
         (["surplus"], "surplus"),
     ],
 )
@@ -167,7 +149,12 @@ def test_a_run_that_diverges_fails_with_another_status(tmp_path: Path, capsys: p
 def test_resuming_takes_the_config_from_the_record(finished: Path) -> None:
     run = script("--resume", finished)
     assert run.experiment.config.learning_rate == 0.25 and run.summary.status == "finished"
-    assert script(f"--resume={finished}").experiment.config.learning_rate == 0.25
+    config, options = parse(tiny.experiment(), [f"--resume={finished}"])
+    assert config.learning_rate == 0.25 and options.resume == finished
+
+
+def test_a_resumed_run_has_its_directory(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "both resume and run_dir are given" in fails(capsys, "--resume", finished, "--run-dir", "elsewhere")
 
 
 def test_resuming_with_a_flag_of_its_own_goes_on_only_for_more_steps(
@@ -237,78 +224,3 @@ def test_without_data_and_network_a_script_says_where_to_put_the_file(tmp_path: 
     assert all(line.startswith("jaxnn: downloading") for line in news)
     assert re.match(r"error: train-images.*gz of mnist is not in .*empty.*JAXNN_DATA", sentence)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_states_its_claim_and_command_and_is_short(path: Path) -> None:
-    text = path.read_text()
-    claim = ast.get_docstring(ast.parse(text)) or ""
-    assert re.search(r"^Claim +\S", claim, re.MULTILINE), "its docstring lacks a line 'Claim …'"
-    assert re.search(rf"^Command +python experiments/{path.name}", claim, re.MULTILINE)
-    assert len(text.splitlines()) <= 50
-
-
-# --- the jaxnn command ---
-
-
-def says(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    app.main(list(map(str, arguments)))
-    return capsys.readouterr().out
-
-
-def test_devices_are_told_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    text = says(capsys, "devices")
-    assert re.search(rf"^backend +{jax.default_backend()}", text, re.MULTILINE) and f"jax {jax.__version__}" in text
-    described = json.loads(says(capsys, "devices", "--json"))
-    assert described["backend"] == jax.default_backend()
-    assert len(described["devices"]) == jax.device_count() and described["versions"]["jaxnn"] == jn.__version__
-
-
-def test_runs_are_listed_with_the_damaged_ones(
-    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs"
-    (folder / "damaged").mkdir(parents=True)
-    (folder / "damaged" / "run.json").write_text('{"status": ')
-    (folder / "whole").mkdir()
-    for file in ("run.json", "metrics.jsonl"):
-        (folder / "whole" / file).write_bytes((finished / file).read_bytes())
-    (folder / "killed").mkdir()
-    killed = tiny.read(finished) | {"status": "running"}
-    (folder / "killed" / "run.json").write_text(json.dumps({k: v for k, v in killed.items() if k != "summary"}))
-    rows = {Path(line.split()[0]).name: line for line in says(capsys, "runs", folder).splitlines()[1:]}
-    assert "finished" in rows["whole"] and "20/20" in rows["whole"] and "test_loss" in rows["whole"]
-    assert "interrupted" in rows["killed"] and "0/20" in rows["killed"]
-    assert "unreadable" in rows["damaged"]
-
-
-def test_a_run_is_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = says(capsys, "show", finished)
-    facts = tiny.read(finished)
-    for words in ("finished", "learning_rate 0.25", facts["fingerprint"]["program"], "test_loss", "curves.png", "jax "):
-        assert words in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["show", "nowhere"], "^error: nowhere holds no run"),
-        (["show"], "(?i)required|missing"),
-        (["runs", "nowhere"], "^error: no runs below nowhere"),
-        (["device"], "devices"),
-        ([], "devices.*runs.*show"),
-        (["devices", "--jason"], "--json"),
-    ],
-)
-def test_a_mistake_with_the_command_is_named(
-    arguments: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert re.search(words, fails(capsys, *arguments, command=app.main))
-
-
-def test_the_command_is_a_module_and_exits_with_a_status(tmp_path: Path) -> None:
-    done = shell("-m", "jaxnn", "show", tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"error: {tmp_path} holds no run (no run.json in it): give the directory of one run; `jaxnn runs` lists them.\n"
-    )

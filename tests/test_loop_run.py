@@ -186,13 +186,14 @@ def test_iterating_gives_the_reports_and_the_parameters_of_fit(run: jn.Run, tmp_
 
 
 def test_between_windows_the_state_is_whole() -> None:
-    experiment = tiny.experiment()
+    experiment = tiny.experiment(num_steps=10)
     iteration = jn.iterate(experiment, record=False, **tiny.HOW)
     for report in iteration:
         state = jax.device_get(iteration.state._replace(key=None))
         alone = tiny.fit(experiment.replace(num_steps=report.step), eval_every=0)
         tiny.assert_bitwise_equal(state.params, alone.state.params)
         assert int(state.step) == int(iteration.run.state.step) == report.step
+        assert ("test_loss" in report.metrics) == (report.step == 10)
         assert iteration.run.predict(tiny.points(2)[0]).shape == (2, 3)
 
 

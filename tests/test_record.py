@@ -66,6 +66,15 @@ def test_the_old_file_survives_a_failing_write(tmp_path: Path) -> None:
     assert json.loads(file.read_text()) == {"status": "running"}
 
 
+def test_a_reader_sees_the_old_file_whole_or_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    directory.write_json(file, {"status": "running"})
+    with file.open() as reader:
+        directory.write_json(file, {"status": "finished"})
+        assert json.load(reader) == {"status": "running"}
+    assert json.loads(file.read_text()) == {"status": "finished"}
+
+
 def test_the_old_file_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.json"
     directory.write_json(file, {"status": "running"})
@@ -155,110 +164,6 @@ def test_an_empty_or_absent_directory_is_taken(tmp_path: Path) -> None:
     assert record.create_run_dir(tmp_path / "a" / "b").is_dir()
     paths = {record.new_run_dir("tiny", tmp_path) for _ in range(3)}
     assert len(paths) == 3 and all(path.parent == tmp_path / "tiny" for path in paths)
-
-
-# --- config ---
-
-
-@dataclasses.dataclass(frozen=True)
-class Inner:
-    width: int = 3
-    names: tuple[str, ...] = ("a",)
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    batch_size: int = 8
-    rate: float = 0.1
-    clip: float | None = None
-    shape: tuple[tuple[int, int], ...] = ((1, 2),)
-    inner: Inner = Inner()
-    optional: Inner | None = None
-    word: str = "inf"
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        Config(),
-        Config(batch_size=1, rate=1e-30, shape=((3, 4), (5, 6)), inner=Inner(7, ())),
-        Config(rate=math.inf, clip=-math.inf),
-        Config(batch_size=np.int64(4), rate=np.float64(0.25)),  # type: ignore[arg-type]
-    ],
-)
-def test_a_config_survives_its_record(config: Config, tmp_path: Path) -> None:
-    directory.write_json(tmp_path / "config.json", record.config_json(config))
-    read = json.loads((tmp_path / "config.json").read_text())
-    assert record.config_from_json(read, Config()) == config
-
-
-def test_a_nested_config_is_read_by_the_example_of_a_config_that_has_one() -> None:
-    config = Config(optional=Inner(4))
-    assert record.config_from_json(record.config_json(config), Config(optional=Inner())) == config
-    with pytest.raises(ConfigError, match="'optional'"):
-        record.config_from_json(record.config_json(config), Config())
-
-
-@dataclasses.dataclass(frozen=True)
-class Unrecordable:
-    inner: Inner = Inner()
-    activation: Any = np.tanh
-
-
-def test_what_a_record_cannot_keep_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"config field 'activation' holds <ufunc 'tanh'>"):
-        record.config_json(Unrecordable())
-
-
-def test_a_field_that_the_experiment_lost_is_named() -> None:
-    with pytest.raises(ConfigError, match="'momentum', which this experiment lacks"):
-        record.config_from_json({"batch_size": 8, "momentum": 0.9}, Config())
-
-
-# --- where it came from ---
-
-
-def git(folder: Path, *words: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(folder), *identity, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def test_git_state_is_none_then_clean_then_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance.git_state(tmp_path) is None
-    git(tmp_path, "init", "-q")
-    assert provenance.git_state(tmp_path) is None, "a repository without a commit"
-    (tmp_path / "file").write_text("1")
-    git(tmp_path, "add", "file")
-    git(tmp_path, "commit", "-q", "-m", "first")
-    head = git(tmp_path, "rev-parse", "HEAD")
-    assert provenance.git_state(tmp_path) == {"commit": head, "dirty": False}
-    (tmp_path / "file").write_text("2")
-    assert provenance.git_state(tmp_path) == {"commit": head, "dirty": True}
-
-
-def test_without_git_there_is_no_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.git_state(tmp_path) is None
-
-
-def test_the_fingerprint_of_data_sees_one_pixel_one_label_and_one_split() -> None:
-    images = np.zeros((6, 4, 4, 1), np.uint8)
-    labels = np.arange(6) % 2
-    digest = record.data_fingerprint(jn.data.arrays((images, labels), (images, labels)))
-    assert record.data_fingerprint(jn.data.arrays((images.copy(), labels.copy()), (images, labels))) == digest
-    changed, relabelled = images.copy(), labels.copy()
-    changed[5, 3, 3, 0], relabelled[2] = 1, 1
-    others = {
-        digest,
-        record.data_fingerprint(jn.data.arrays((changed, labels), (images, labels))),
-        record.data_fingerprint(jn.data.arrays((images, labels), (changed, labels))),
-        record.data_fingerprint(jn.data.arrays((images, relabelled), (images, labels))),
-        record.data_fingerprint(jn.data.arrays((images, labels))),
-        record.data_fingerprint(jn.data.arrays((images.reshape(6, 16), labels), (images.reshape(6, 16), labels))),
-    }
-    assert len(others) == 6
 
 
 # --- reading ---

@@ -162,7 +162,7 @@ def test_killed_again_and_again(start: Start, whole: pathlib.Path, tmp_path: pat
     assert_same_run(path, whole)
     resumed = json.loads((path / "run.json").read_text())["resumed"]
     assert resumed[-1]["step"] > 0
-    assert all(resumption["same_program"] for resumption in resumed)
+    assert all(resumption["changed"] == [] for resumption in resumed)
 
 
 def test_interrupted(start: Start, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:

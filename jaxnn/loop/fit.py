@@ -136,16 +136,19 @@ def _introduce(session: Session, display: Display) -> None:
     rows.append(("steps per call", _explain(choice.steps_per_call, choice.seconds_per_step)))
     if session.record is not None:
         rows.append(("record", str(session.record.path)))
+    if session.resumed is not None:
+        changed = "; ".join(session.resumed["changed"])
+        told = f", not bit for bit, since these changed: {changed}" if changed else ""
+        rows.append(("resumed", f"after step {session.resumed['step']}{told}"))
     say_rows(display, rows)
 
 
 def _device() -> str:
-    described = describe_devices()
-    device = jax.devices()[0]
-    return (
-        f"{device.platform}:{device.id} {device.device_kind}, one of {len(described['devices'])} of backend "
-        f"{described['backend']}; {described['cpu_count']} CPU cores; jax {jax.__version__}"
-    )
+    described, device = describe_devices(), jax.devices()[0]
+    num_devices = len(described["devices"])
+    place = f"{device.platform}:{device.id} ({device.device_kind})"
+    among = f", 1 of {num_devices} devices" if num_devices > 1 else ""
+    return f"{place}{among}; {described['cpu_count']} CPU cores; jax {jax.__version__}"
 
 
 def _precision(session: Session) -> str:

@@ -132,10 +132,20 @@ def _restore(session: Session, before: dict[str, Any]) -> dict[str, Any]:
     if checkpoints is not None and step is not None:
         session.state = checkpoints.restore(step, session.state)
     session.lines = rewind_metrics(session.record.path, step or 0)
-    same = facts["fingerprint"]["program"] == before["fingerprint"]["program"]
-    resumed = {"step": step or 0, "time": facts["started"], "same_program": same}
-    history = [*before.get("resumed", []), resumed]
-    return {**facts, "started": before["started"], "resumed": history}
+    session.resumed = {"step": step or 0, "time": facts["started"], "changed": _changes(before, facts)}
+    kept = {name: before[name] for name in ("started", "seconds_per_step_measured")}
+    return {**facts, **kept, "resumed": [*before.get("resumed", []), session.resumed]}
+
+
+def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
+    """What differs from the record and may change numbers: the program, versions, JAX's flags."""
+    changes = []
+    if facts["fingerprint"]["program"] != before["fingerprint"]["program"]:
+        changes.append("the program of a step")
+    pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
+    for old, new in pairs:
+        changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
+    return changes
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ class Session:
         status: ``running``, then how it ended.
         record: the open run directory, or None.
         checkpoints: the run's checkpoints, opened at the first save, or None.
+        resumed: for a resumed run, the ``step`` it goes on from and what ``changed`` since, in words.
         saved_at: when the last checkpoint was saved, on ``time.perf_counter``'s clock.
     """
 
@@ -65,6 +66,7 @@ class Session:
     status: str = "running"
     record: Record | None = None
     checkpoints: Checkpoints | None = None
+    resumed: dict[str, Any] | None = None
     saved_at: float = dataclasses.field(default_factory=time.perf_counter)
 
     @property

@@ -39,6 +39,27 @@ class Closed(NamedTuple):
     state: TrainState | None
 
 
+class Pending(NamedTuple):
+    """A window whose calls are dispatched.
+
+    Attributes:
+        step: updates done at its end.
+        num_steps: updates in it.
+        totals: its sums, on the device.
+        done_at: when it was noticed to be done; None before.
+    """
+
+    step: int
+    num_steps: int
+    totals: Totals
+    done_at: float | None = None
+
+    def noticed(self) -> Pending:
+        """The window with its ``done_at``, if it is done now and nobody noticed before."""
+        done = self.done_at is None and all(total.is_ready() for total in jax.tree.leaves(self.totals))
+        return self._replace(done_at=time.perf_counter()) if done else self
+
+
 def run_windows(
     programs: dict[int, TrainProgram],
     plan: Plan,
@@ -64,17 +85,16 @@ def run_windows(
         clock: gets ``data`` for the time spent preparing examples.
     """
     step = int(state.step)
-    pending: tuple[int, int, Totals] | None = None
+    pending: Pending | None = None
     mark = time.perf_counter()
 
-    def close(window: tuple[int, int, Totals], state: TrainState | None) -> Closed:
+    def close(window: Pending, state: TrainState | None) -> Closed:
         nonlocal mark
-        end, num_steps, totals = window
-        sums, bad_step = jax.device_get(totals)
-        since, mark = mark, time.perf_counter()
-        metrics = {name: float(value) / num_steps for name, value in sums.items()}
+        sums, bad_step = jax.device_get(window.totals)
+        since, mark = mark, window.done_at or time.perf_counter()
+        metrics = {name: float(value) / window.num_steps for name, value in sums.items()}
         bad = int(bad_step) if bad_step >= 0 else None
-        return Closed(end, num_steps, metrics, bad, mark - since, state)
+        return Closed(window.step, window.num_steps, metrics, bad, mark - since, state)
 
     while step < plan.num_steps:
         start, end, totals, num_calls = step, plan.window_end(step), zeros, 0
@@ -82,12 +102,15 @@ def run_windows(
             length = plan.call_length(step)
             with clock.span("data"):
                 examples = feed.prepare(step, length)
+            # A CPU runs a call within its dispatch when it is idle: what was done by then must not be charged for it.
+            pending = pending and pending.noticed()
             state, totals = programs[length](state, totals, examples)
             step, num_calls = step + length, num_calls + 1
+            current = Pending(end, end - start, totals).noticed()
             if pending is not None and (num_calls == CALLS_AHEAD or step == end):
                 yield close(pending, None)
                 pending = None
-        pending = (end, end - start, totals)
+        pending = current
         if drains(end):
             yield close(pending, state)
             pending, mark = None, time.perf_counter()

@@ -1,0 +1,33 @@
+"""Command lines as a user meets them: what they say when they fail, and whole processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def fails(
+    capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], Any], *arguments: object, status: int = 2
+) -> str:
+    """What ``command`` says on standard error, in one line, when it fails on ``arguments`` with that status."""
+    with pytest.raises(SystemExit) as caught:
+        command(list(map(str, arguments)))
+    said = capsys.readouterr()
+    assert caught.value.code == status
+    assert "Traceback" not in said.err and said.out == ""
+    return " ".join(said.err.split())
+
+
+def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, from the repository."""
+    command = [sys.executable, *map(str, words)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=120)
