@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+from collections.abc import Iterator
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # Before a backend starts: the number of its devices is read then.
 jax.config.update("jax_num_cpu_devices", 2)
@@ -32,3 +34,15 @@ def data_dir() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}: set JAXNN_DATA to a folder that has them")
     return folder
+
+
+@pytest.fixture
+def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For tests that call `jn.main`, which turns the compile cache on: in a folder that goes, and off again."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update(names[0], str(tmp_path_factory.getbasetemp() / "compiled"))
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -1,48 +1,39 @@
-"""Scripts and the ``jaxnn`` command: flags, statuses, one sentence for each mistake, and never a traceback."""
+"""An experiment as a script: flags, statuses, one sentence for each mistake, and never a traceback."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import jaxnn as jn
-from jaxnn.cli import app
 from jaxnn.cli.script import parse
-from tests import tiny
+from tests import shell, tiny
 
-ROOT = Path(__file__).resolve().parent.parent
-EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
 
 
-@pytest.fixture(autouse=True)
-def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Scripts turn the compile cache on for the process: here in a folder that goes, and off again."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update(names[0], str(tmp_path_factory.getbasetemp() / "compiled"))
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
+pytestmark = pytest.mark.usefixtures("own_compile_cache")
 
 
 def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> jn.Run:
     """A script's run in this process."""
     return jn.main(experiment or tiny.experiment(), [*QUICK, *map(str, arguments)])
+
+
+def fails(
+    capsys: pytest.CaptureFixture[str], *arguments: object, experiment: jn.Experiment[Any] | None = None, **how: int
+) -> str:
+    """What a script says on standard error when it fails."""
+    return shell.fails(capsys, lambda words: script(*words, experiment=experiment), *arguments, **how)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +44,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # --- flags ---
+
+
+def test_without_flags_a_script_runs_its_experiment_as_it_stands() -> None:
+    assert parse(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions())
 
 
 def test_flags_change_the_config_and_how_it_is_run(tmp_path: Path) -> None:
@@ -182,7 +177,7 @@ def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path) -> No
     (tmp_path / "endless.py").write_text(SCRIPT)
     how = ["--steps-per-call", "100", "--report-every", "100", "--eval-every", "0", "--progress", "plain"]
     command = [sys.executable, tmp_path / "endless.py", *how, "--run-dir", tmp_path / "run"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
+    variables = {**os.environ, "PYTHONPATH": str(shell.ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=variables, cwd=tmp_path, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -199,8 +194,8 @@ def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path) -> No
 
 
 def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
-    done = shell(
-        ROOT / "experiments" / "digits_mlp.py",
+    done = shell.python(
+        shell.ROOT / "experiments" / "digits_mlp.py",
         *("--num-steps", 20, "--steps-per-call", 10, "--run-dir", tmp_path / "run"),
         JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
     )
@@ -212,8 +207,8 @@ def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
 
 def test_without_data_and_network_a_script_says_where_to_put_the_file(tmp_path: Path) -> None:
     nowhere = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "HTTP", "HTTPS")}
-    done = shell(
-        ROOT / "experiments" / "mnist_mlp.py",
+    done = shell.python(
+        shell.ROOT / "experiments" / "mnist_mlp.py",
         *("--run-dir", tmp_path / "run"),
         JAXNN_DATA=str(tmp_path / "empty"),
         JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),

@@ -1,6 +1,5 @@
 """The run directory: whole files, one writer, what was computed on what, and a record that can be read back."""
 
-import dataclasses
 import json
 import math
 import os
@@ -12,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import jaxnn as jn
 from jaxnn import record
-from jaxnn.record import directory, provenance
-from jaxnn.types import ConfigError, RecordError
+from jaxnn.record import directory
+from jaxnn.types import RecordError
 
 RUN = {
     "name": "tiny",
@@ -24,6 +22,8 @@ RUN = {
     "config": {"num_steps": 10},
     "options": {},
     "steps_per_call": 1,
+    "seconds_per_step_measured": {},
+    "jax_flags": {},
     "fingerprint": {"program": "p", "data": "d"},
     "devices": {"devices": [{"kind": "cpu"}], "versions": {"jax": "1"}},
 }

@@ -15,6 +15,7 @@ from jaxnn import record
 from jaxnn.record import directory, provenance
 from jaxnn.types import ConfigError
 
+
 @dataclasses.dataclass(frozen=True)
 class Inner:
     width: int = 3

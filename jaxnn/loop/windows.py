@@ -108,9 +108,22 @@ def run_windows(
             step, num_calls = step + length, num_calls + 1
             current = Pending(end, end - start, totals).noticed()
             if pending is not None and (num_calls == CALLS_AHEAD or step == end):
+                if step == end:
+                    pending, current = _tell_apart(pending, current, mark)
                 yield close(pending, None)
                 pending = None
         pending = current
         if drains(end):
             yield close(pending, state)
             pending, mark = None, time.perf_counter()
+
+
+def _tell_apart(earlier: Pending, later: Pending, mark: float) -> tuple[Pending, Pending]:
+    """Waits for ``earlier``; where ``later`` was over too before the host looked, both share the time."""
+    jax.block_until_ready(earlier.totals)
+    if earlier.done_at is None:
+        earlier, later = earlier.noticed(), later.noticed()
+        if later.done_at is not None:
+            share = earlier.num_steps / (earlier.num_steps + later.num_steps)
+            earlier = earlier._replace(done_at=mark + share * (later.done_at - mark))
+    return earlier, later

@@ -11,7 +11,18 @@ from jaxnn.record.directory import METRICS_FILE, RUN_FILE, is_locked
 from jaxnn.types import RecordError
 
 # What every run.json holds from the start, and readers rely on.
-FACTS = ("name", "status", "started", "config", "options", "steps_per_call", "fingerprint", "devices")
+FACTS = (
+    "name",
+    "status",
+    "started",
+    "config",
+    "options",
+    "steps_per_call",
+    "seconds_per_step_measured",
+    "fingerprint",
+    "devices",
+    "jax_flags",
+)
 
 
 def read_run(path: Path) -> dict[str, Any]:
