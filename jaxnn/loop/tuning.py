@@ -18,7 +18,9 @@ MOST_STEPS = 1024
 # Page faults on large temporaries are paid once a call: sixteen steps a call make them small.
 ENOUGH_STEPS = 16
 ROUNDS = 3
-WORTHWHILE = 0.95
+WORTHWHILE, HARMLESS = 0.95, 1.05
+# Each call copies what it carries and allocates anew: calls this long make that a percent or less.
+CALL_SECONDS = 0.3
 
 
 type Call = Callable[[], object]
@@ -37,7 +39,7 @@ class Choice(NamedTuple):
 
 
 def choose_steps_per_call(make_call: Callable[[int], Call], window: int) -> Choice:
-    """Tries calls of one step, then of more as long as that pays.
+    """Tries calls of one step, of a few, and where those were no slower, of many.
 
     Args:
         make_call: from a number of steps to a function that trains so many, compiled already, and returns arrays
@@ -45,12 +47,17 @@ def choose_steps_per_call(make_call: Callable[[int], Call], window: int) -> Choi
         window: the number of steps a call should divide.
     """
     measured = {1: seconds_per_step(make_call(1), 1)}
-    length = near_divisor(window, first_probe(measured[1]))
-    while length not in measured:
-        best = min(measured.values())
-        measured[length] = seconds_per_step(make_call(length), length, give_up_above=2 * best)
-        if measured[length] < WORTHWHILE * best and length < ENOUGH_STEPS:
-            length = near_divisor(window, ENOUGH_STEPS)
+    probe = near_divisor(window, first_probe(measured[1]))
+    if probe not in measured:
+        measured[probe] = seconds_per_step(make_call(probe), probe, give_up_above=2 * measured[1])
+    if measured[probe] <= HARMLESS * measured[1]:
+        # The compiler is no slower in a loop, so a long call is safe to try.
+        steps = min(MOST_STEPS, round(CALL_SECONDS / measured[probe]))
+        if measured[probe] < WORTHWHILE * measured[1]:
+            steps = max(ENOUGH_STEPS, steps)
+        length = near_divisor(window, steps)
+        if length > probe:
+            measured[length] = seconds_per_step(make_call(length), length)
     fastest = min(measured, key=lambda length: measured[length])
     return Choice(fastest, measured)
 
