@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from jaxnn.loop.report import Report, format_metrics, format_rate
+from jaxnn.loop.report import Report, aligned, format_metrics, format_rate
 
 # Plain output goes to files and logs: a line now and then, not one a window.
 SECONDS_BETWEEN_LINES = 1.0
@@ -145,9 +145,8 @@ def open_display(kind: str, num_steps: int) -> Iterator[Display]:
 
 def say_rows(display: Display, rows: Sequence[tuple[str, str]]) -> None:
     """A table of two columns, line by line."""
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        display.say(f"  {name:<{width}}  {value}")
+    for line in aligned(rows):
+        display.say(f"  {line}")
 
 
 def is_evaluation(report: Report) -> bool:

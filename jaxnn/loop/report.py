@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxnn.observe import Throughput, format_bytes
@@ -104,6 +104,12 @@ class Summary:
     def _first_step(self) -> str:
         parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
         return f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"
+
+
+def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """A table of two columns, as lines."""
+    width = max(len(name) for name, _ in rows)
+    return [f"{name:<{width}}  {value}" for name, value in rows]
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

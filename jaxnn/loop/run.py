@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxnn.checkpoints import open_checkpoints
-from jaxnn.loop.report import Summary
+from jaxnn.loop.report import Summary, aligned
 from jaxnn.loop.saving import FOLDER
 from jaxnn.loop.session import Session
 from jaxnn.record import draw_curves
@@ -95,9 +95,7 @@ class Run:
         return draw_curves(self._session.lines, str(self.dir or ""))
 
     def __repr__(self) -> str:
-        rows = self._rows()
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+        return "\n".join(aligned(self._rows()))
 
     def _repr_html_(self) -> str:
         """A small table, for notebooks."""

@@ -19,7 +19,7 @@ MOST_STEPS = 1024
 ENOUGH_STEPS = 16
 ROUNDS = 3
 WORTHWHILE, HARMLESS = 0.95, 1.05
-# Each call copies what it carries and allocates anew: calls this long make that a percent or less.
+# A call has a cost of its own, seen as a few percent at 0.1 seconds a call of an MNIST MLP and hardly at longer ones.
 CALL_SECONDS = 0.3
 
 
