@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend import core
 
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+from jaxnn.observe.equations import equations
+
+_PRODUCTS = frozenset(
+    {"dot_general", "conv_general_dilated", "ragged_dot_general", "channels_last_convolution"}  # the last is nn.Conv's
+)
 
 
 def product_dtypes(function: Callable[..., Any], *args: Any) -> dict[str, int]:
     """Input dtypes of the products ``function`` computes, with how many there are, commonest first.
 
     A product of unequal dtypes reads ``"bfloat16*float32"``. Products are counted as written: one
-    in the body of a ``scan`` once, one in each branch of a ``cond``. Costs one trace.
+    in the body of a ``scan`` once, one in each branch of a ``cond``. Costs one trace, or none where
+    ``function`` is jitted and was traced before.
 
     Args:
         function: a traceable function.
         *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
     """
     counts: collections.Counter[str] = collections.Counter()
-    for equation in _equations(jax.make_jaxpr(function)(*args)):
+    for equation, _ in equations(jax.make_jaxpr(function)(*args)):
         if equation.primitive.name in _PRODUCTS:
             left, right = (str(operand.aval.dtype) for operand in equation.invars[:2])
             counts[left if left == right else f"{left}*{right}"] += 1
     return dict(counts.most_common())
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from _equations(inner)
