@@ -1,0 +1,190 @@
+"""Dot-product attention, by what is fastest for the shapes and the device."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxnn.nn import implementations
+from jaxnn.nn.attention_arguments import Asked, asked_for, checked_counts, positions_below, visible_keys
+from jaxnn.nn.chunked_attention import BLOCK, chunked_attention
+from jaxnn.types import ConfigError
+
+_OPERATION = "attention"
+_LOWEST = -1e29  # below any score that counts
+_WHOLE_BYTES = 2**23  # of scores: with more, in several blocks, blocks were measured to be faster on CPU too
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    causal: bool = False,
+    lengths: ArrayLike | None = None,
+    query_lengths: ArrayLike | None = None,
+    mask: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    scale: float | jax.Array | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """``softmax(query @ key * scale + bias) @ value``, as `jax.nn.dot_product_attention`.
+
+    Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762). A query that sees no key, or that is beyond
+    its length, gives zeros and has no gradient, whatever computes it.
+
+    Implementations: ``"whole"`` holds all scores; ``"chunked"`` never does (`chunked_attention`), takes no bias and
+    has no forward mode of differentiation; both compute in float32 or wider. ``"xla"`` is JAX's own, whose softmax
+    is float32 for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in half precision, without forward mode.
+
+    Args:
+        query: ``[*batch, T, heads, head_dim]`` floats.
+        key: ``[*batch, S, key_heads, head_dim]``; ``heads`` is a multiple of ``key_heads`` (grouped queries).
+        value: as ``key``.
+        causal: whether query ``t`` sees keys ``0…t`` only.
+        lengths: ``[*batch]`` integers: how many keys are no padding.
+        query_lengths: ``[*batch]`` integers: how many queries are no padding.
+        mask: bool, broadcastable to ``[*batch, heads, T, S]``: True where a query sees a key.
+        bias: floats, broadcastable likewise; added to the scores.
+        scale: of the scores; ``head_dim ** -0.5`` where not given.
+        implementation: ``"whole"``, ``"chunked"``, ``"xla"``, ``"cudnn"``, or None: what is fastest here.
+
+    Returns:
+        ``[*batch, T, heads, head_dim]``, of the dtype of ``query``.
+
+    Raises:
+        ConfigError: shapes or dtypes that do not fit, or an implementation that cannot do what is asked.
+    """
+    asked = asked_for(query, key, value, causal, lengths, mask, bias, scale)
+    chosen = implementations.choose(_OPERATION, implementation, _obstacles(asked, implementation))
+    with implementations.scope(_OPERATION, chosen):
+        out = _COMPUTED[chosen](asked)
+        if query_lengths is not None:
+            counts = checked_counts("query_lengths", query_lengths, query.shape[:-3])
+            out = jnp.where(positions_below(counts, out.shape[1])[:, :, None, None], out, 0)
+    return out.reshape(query.shape)
+
+
+def attention_fn(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None = None,
+    mask: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = True,
+    dtype: DTypeLike | None = None,
+) -> jax.Array:
+    """`attention` for ``flax.linen.MultiHeadDotProductAttention(attention_fn=attention_fn)``.
+
+    Shapes are those of `attention`. A causal mask comes as an array here, so that nothing is skipped for it.
+
+    Raises:
+        ConfigError: dropout of attention weights, which no fused form has.
+    """
+    if not deterministic and not (isinstance(dropout_rate, numbers.Real) and dropout_rate == 0):
+        raise ConfigError("attention_fn has no dropout of attention weights: set dropout_rate=0 and drop its output.")
+    dtype = jnp.result_type(query, key, value) if dtype is None else dtype
+    query, key, value = (array.astype(dtype) for array in (query, key, value))
+    return attention(query, key, value, bias=bias, mask=None if mask is None else mask.astype(bool))
+
+
+def _whole(asked: Asked) -> jax.Array:
+    query, key, value = _heads_first(asked)
+    scores = query @ key.mT * jnp.asarray(asked.scale, query.dtype)
+    if asked.bias is not None:
+        scores = scores + asked.bias.astype(scores.dtype)
+    visible = visible_keys(asked, causal=asked.causal)
+    if visible is not None:
+        # Adding is faster than selecting: its gradient is no pass over the scores.
+        scores = scores + jnp.where(visible, 0.0, 10 * _LOWEST).astype(scores.dtype)
+    # Above what is hidden also where a query sees nothing; its weights are all 0 then.
+    highest = jnp.maximum(jax.lax.stop_gradient(scores).max(-1, keepdims=True), _LOWEST)
+    weights = jnp.exp(scores - highest)
+    total = weights.sum(-1, keepdims=True)
+    # Dividing [T, head_dim] and not [T, S] is a pass over the scores less.
+    out = weights @ value / jnp.where(total > 0, total, 1)
+    return out.swapaxes(1, 2).astype(asked.query.dtype)
+
+
+def _chunked(asked: Asked) -> jax.Array:
+    query, key, value = _heads_first(asked)
+    query = query * jnp.asarray(asked.scale, query.dtype)
+    out = chunked_attention(query, key, value, visible_keys(asked, causal=False), causal=asked.causal)
+    return out.swapaxes(1, 2).astype(asked.query.dtype)
+
+
+def _xla(asked: Asked) -> jax.Array:
+    visible = visible_keys(asked, causal=False)
+    return _by_jax(asked, bias=asked.bias, mask=visible, implementation="xla")
+
+
+def _cudnn(asked: Asked) -> jax.Array:
+    scores = (asked.query.shape[1], asked.key.shape[1])
+    mask, bias = (
+        None if array is None else jnp.broadcast_to(array, array.shape[:2] + scores)
+        for array in (asked.mask, asked.bias)
+    )
+    # What cuDNN makes of no keys at all is not documented: let it see one, the result is set to 0 afterwards.
+    lengths = None if asked.lengths is None else jnp.maximum(asked.lengths, 1)
+    return _by_jax(asked, bias=bias, mask=mask, key_value_seq_lengths=lengths, implementation="cudnn")
+
+
+_COMPUTED = {"whole": _whole, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn}
+
+
+def _by_jax(asked: Asked, **options: Any) -> jax.Array:
+    compute: Callable[..., jax.Array] = jax.nn.dot_product_attention
+    out = compute(asked.query, asked.key, asked.value, scale=asked.scale, is_causal=asked.causal, **options)
+    if (visible := visible_keys(asked, causal=asked.causal and asked.mask is not None)) is None:
+        return out
+    # JAX gives a query that sees nothing the mean of all values.
+    return jnp.where(visible.any(-1, keepdims=True).swapaxes(1, 2), out, 0)
+
+
+def _heads_first(asked: Asked) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Query, key and value ``[batch, heads, time, head_dim]``, equally many heads, float32 or wider."""
+    groups = asked.query.shape[2] // asked.key.shape[2]
+    dtype = jnp.promote_types(asked.query.dtype, jnp.float32)
+    key, value = (jnp.repeat(array, groups, 2) if groups > 1 else array for array in (asked.key, asked.value))
+    query, key, value = (array.swapaxes(1, 2).astype(dtype) for array in (asked.query, key, value))
+    return query, key, value
+
+
+def _obstacles(asked: Asked, given: str | None) -> dict[str, str | None]:
+    batch, num_queries, heads, _ = asked.query.shape
+    num_keys, size = asked.key.shape[1], jnp.promote_types(asked.query.dtype, jnp.float32).itemsize
+    large = batch * heads * num_queries * num_keys * size > _WHOLE_BYTES and max(num_queries, num_keys) > BLOCK
+    chunked = None if asked.bias is None else "it takes no bias"
+    # Only a preference: asked for by name, all scores are held however many they are.
+    whole = "the scores are large" if large and given is None and chunked is None else None
+    return {"whole": whole, "chunked": chunked, "cudnn": _cudnn_obstacle(asked)}
+
+
+def _cudnn_obstacle(asked: Asked) -> str | None:
+    """What `jax.nn.dot_product_attention` would raise for; its checks are in jax/_src/cudnn."""
+    capability, (num_queries, head_dim) = _compute_capability(), (asked.query.shape[1], asked.query.shape[3])
+    if capability < 8:
+        return "it needs an NVIDIA GPU of compute capability 8.0 or above"
+    if asked.query.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 and float16, not {asked.query.dtype}"
+    if head_dim > 128 or head_dim % 8:
+        return f"head_dim must be a multiple of 8 up to 128, not {head_dim}"
+    if not isinstance(asked.scale, numbers.Real):
+        return "scale must be a plain number, not an array"
+    if not (asked.mask is asked.bias is None) and (num_queries % 2 or asked.key.shape[1] % 2):
+        return f"with a mask or bias it takes even lengths, not {num_queries} and {asked.key.shape[1]}"
+    return None
+
+
+def _compute_capability() -> float:
+    """That of the NVIDIA GPU that computes here; 0 where none does."""
+    if implementations.platform() != "gpu":
+        return 0.0
+    device = jax.local_devices(backend="gpu")[0]
+    return float(device.compute_capability) if "cuda" in device.client.platform_version else 0.0

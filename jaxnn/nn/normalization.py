@@ -1,0 +1,183 @@
+"""Normalisation layers as Flax's, with backward passes of their own where Flax's are slow."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+from jax.typing import DTypeLike
+
+from jaxnn.nn import implementations
+from jaxnn.nn.norm_kernels import moments, scale_channels, scale_rows
+
+_OPERATION = "normalization"
+
+
+class LayerNorm(linen.LayerNorm):
+    """Each row shifted to mean 0 and scaled to variance 1, then a learned gain and bias for each feature.
+
+    Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). As ``flax.linen.LayerNorm``: the same
+    attributes, parameters and results to rounding. Where `norm_kernels` are taken, on CPU, variances come from two
+    passes, exact also where a row's mean is large, and forward-mode differentiation (``jax.jvp``) is not possible:
+    ask for ``implementation="xla"``, which is Flax's own code. So are masks, named axes and axes other than the last.
+
+    Attributes:
+        implementation: ``"products"``, ``"xla"``, or None: what is fastest here.
+    """
+
+    implementation: str | None = None
+
+    @linen.compact
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises ``x [..., features]`` over its last axis.
+
+        Args:
+            x: floats of any shape.
+            mask: which elements count in the statistics, as Flax's.
+
+        Raises:
+            ConfigError: an implementation that is unknown, or that cannot do what is asked.
+        """
+        chosen = implementations.choose(_OPERATION, self.implementation, {"products": _row_obstacle(self, x, mask)})
+        with implementations.scope(_OPERATION, chosen):
+            if chosen == "xla":
+                return cast(jax.Array, super().__call__(x, mask=mask))
+            mean, variance = moments(x, (x.ndim - 1,), _wide_dtype(self, x))
+            return _scaled_rows(self, x, mean, variance, use_bias=self.use_bias)
+
+
+class RMSNorm(linen.RMSNorm):
+    """Each row scaled to a mean square of 1, then a learned gain for each feature.
+
+    Zhang and Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467). As ``flax.linen.RMSNorm``: the
+    same attributes, parameters and results to rounding. On CPU with gradients of its own, which have no forward mode:
+    ask for ``implementation="xla"``, which is Flax's own code. So are masks, named axes and axes other than the last.
+
+    Attributes:
+        implementation: ``"products"``, ``"xla"``, or None: what is fastest here.
+    """
+
+    implementation: str | None = None
+
+    @linen.compact
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises ``x [..., features]`` over its last axis.
+
+        Args:
+            x: floats of any shape.
+            mask: which elements count in the statistics, as Flax's.
+
+        Raises:
+            ConfigError: an implementation that is unknown, or that cannot do what is asked.
+        """
+        chosen = implementations.choose(_OPERATION, self.implementation, {"products": _row_obstacle(self, x, mask)})
+        with implementations.scope(_OPERATION, chosen):
+            if chosen == "xla":
+                return cast(jax.Array, super().__call__(x, mask=mask))
+            square = jnp.square(x.astype(_wide_dtype(self, x))).mean(-1, keepdims=True)
+            return _scaled_rows(self, x, jnp.zeros_like(square), square, use_bias=False)
+
+
+class BatchNorm(linen.BatchNorm):
+    """Each channel shifted to mean 0 and scaled to variance 1 over the batch, then a learned gain and bias.
+
+    Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167). As ``flax.linen.BatchNorm``: the same attributes,
+    parameters, ``batch_stats`` and results to rounding. Statistics of a batch that is sharded under ``jit`` are those
+    of the whole batch. Where `norm_kernels` are taken, on CPU while training, variances come from two passes, exact
+    also where a channel's mean is large, and forward-mode differentiation (``jax.jvp``) is not possible: ask for
+    ``implementation="xla"``, which is Flax's own code. So are masks, named axes and a channel axis other than the last.
+
+    Attributes:
+        implementation: ``"products"``, ``"xla"``, or None: what is fastest here.
+    """
+
+    implementation: str | None = None
+
+    @linen.compact
+    def __call__(
+        self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+    ) -> jax.Array:
+        """Normalises ``x [..., channels]``, by the batch's statistics or by the running ones.
+
+        Args:
+            x: floats of any shape.
+            use_running_average: True to evaluate; here or as the attribute.
+            mask: which elements count in the statistics, as Flax's.
+
+        Raises:
+            ConfigError: an implementation that is unknown, or that cannot do what is asked.
+        """
+        chosen = implementations.choose(_OPERATION, self.implementation, {"products": _batch_obstacle(self, x, mask)})
+        running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
+        # By running statistics it is one pass over the inputs either way.
+        chosen = "xla" if running else chosen
+        with implementations.scope(_OPERATION, chosen):
+            if chosen == "xla":
+                return cast(jax.Array, super().__call__(x, use_running_average, mask=mask))
+            return _batch_normalized(self, x)
+
+
+def _scaled_rows(
+    module: LayerNorm | RMSNorm, x: jax.Array, mean: jax.Array, variance: jax.Array, use_bias: bool
+) -> jax.Array:
+    gain, bias, dtype = _gain_and_bias(module, x, use_bias)
+    factor = jax.lax.rsqrt(variance + module.epsilon)
+    gain, bias = (array.astype(mean.dtype) for array in (gain, bias))
+    return scale_rows(x, mean, factor, gain, bias).astype(dtype)
+
+
+def _batch_normalized(module: BatchNorm, x: jax.Array) -> jax.Array:
+    channels = x.shape[-1:]
+    running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
+    running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
+    mean, variance = moments(x, tuple(range(x.ndim - 1)), _wide_dtype(module, x))
+    if not module.is_initializing():
+        for running, batch in ((running_mean, mean), (running_variance, variance)):
+            running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
+    gain, bias, dtype = _gain_and_bias(module, x, module.use_bias)
+    factor = jax.lax.rsqrt(variance + module.epsilon) * gain.astype(mean.dtype)
+    return scale_channels(x, mean, factor, bias.astype(mean.dtype)).astype(dtype)
+
+
+def _gain_and_bias(module: Any, x: jax.Array, use_bias: bool) -> tuple[jax.Array, jax.Array, DTypeLike]:
+    """Gain and bias ``[1, ..., features]``, 1 and 0 where there are none, and the dtype of the result."""
+    shape, params = x.shape[-1:], {}
+    if module.use_scale:
+        params["scale"] = module.param("scale", module.scale_init, shape, module.param_dtype)
+    if use_bias:
+        params["bias"] = module.param("bias", module.bias_init, shape, module.param_dtype)
+    dtype = linen.dtypes.canonicalize_dtype(x, *params.values(), dtype=module.dtype)
+    broad = (1,) * (x.ndim - 1) + shape
+    gain = params.get("scale", jnp.ones(shape, module.param_dtype)).reshape(broad)
+    return gain, params.get("bias", jnp.zeros(shape, module.param_dtype)).reshape(broad), dtype
+
+
+def _wide_dtype(module: Any, x: jax.Array) -> DTypeLike:
+    return jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
+
+
+def _row_obstacle(module: LayerNorm | RMSNorm, x: jax.Array, mask: jax.Array | None) -> str | None:
+    axes = (*_axes(x.ndim, module.reduction_axes), *_axes(x.ndim, module.feature_axes))
+    return "it normalises over the last axis alone" if set(axes) != {x.ndim - 1} else _obstacle(module, x, mask)
+
+
+def _batch_obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | None:
+    last = _axes(x.ndim, module.axis) == (x.ndim - 1,) and x.ndim > 1
+    return _obstacle(module, x, mask) if last else "it takes batches with the channels last"
+
+
+def _obstacle(module: Any, x: jax.Array, mask: jax.Array | None) -> str | None:
+    if mask is not None:
+        return "it takes no mask"
+    if module.axis_name is not None:
+        return "it does not average over a named axis"
+    if not module.force_float32_reductions:
+        return "it always sums in float32 or wider"
+    return None if jnp.issubdtype(x.dtype, jnp.floating) else f"it takes floats, not {x.dtype}"
+
+
+def _axes(rank: int, axes: Any) -> tuple[int, ...]:
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    return tuple(axis % rank for axis in given)
