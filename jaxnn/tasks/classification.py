@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.nn import Policy
+from jaxnn.nn.cross_entropy import cross_entropy as softmax_cross_entropy
 from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, ConfigError, Task
 
@@ -31,26 +32,16 @@ def classification(model: Any, *, label_smoothing: float | jax.Array = 0.0, poli
         raise ConfigError(f"label_smoothing is {label_smoothing}, and must be at least 0 and below 1.")
 
     def objective(logits: Array, labels: Array) -> jax.Array:
-        return smoothed_cross_entropy(logits, labels, label_smoothing)
+        return cross_entropy(logits, labels, label_smoothing)
 
     measures = {"loss": cross_entropy, "accuracy": correct}
     return supervised(model, objective, measures, policy)
 
 
-def cross_entropy(logits: Array, labels: Array) -> jax.Array:
-    """``-log softmax(logits)[label]``: ``[batch, classes]``, ``[batch]`` → ``[batch]`` in nats."""
+def cross_entropy(logits: Array, labels: Array, label_smoothing: float | jax.Array = 0.0) -> jax.Array:
+    """`nn.cross_entropy` for one label an example: ``[batch, classes]``, ``[batch]`` → ``[batch]`` in nats."""
     _check(logits, labels)
-    log_probabilities = jax.nn.log_softmax(logits)
-    return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
-
-
-def smoothed_cross_entropy(logits: Array, labels: Array, smoothing: float | jax.Array) -> jax.Array:
-    """Cross-entropy against ``(1 - smoothing)`` of the label and ``smoothing / classes`` of every class."""
-    _check(logits, labels)
-    if not isinstance(smoothing, jax.core.Tracer) and smoothing == 0:
-        return cross_entropy(logits, labels)
-    evenly = -jnp.mean(jax.nn.log_softmax(logits), axis=-1)
-    return (1.0 - smoothing) * cross_entropy(logits, labels) + smoothing * evenly
+    return softmax_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), label_smoothing)
 
 
 def correct(logits: Array, labels: Array) -> jax.Array:
