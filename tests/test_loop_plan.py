@@ -131,6 +131,7 @@ def test_given_cadences_are_kept_and_evaluation_only_at_the_end_is_allowed() -> 
         ({"keep_last": True}, "keep_last is True"),
         ({"monitor_mode": "up"}, "monitor_mode is 'up', and must be one of auto, min, max"),
         ({"progress": "loud"}, "progress is 'loud', and must be one of auto, bar, plain, none"),
+        ({"allocator": "glibc"}, "allocator is 'glibc', and must be one of auto, keep, default"),
         ({"resume": "a", "run_dir": "b"}, "both resume and run_dir"),
     ],
 )

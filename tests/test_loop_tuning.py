@@ -41,10 +41,10 @@ class Machine:
         return call
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, window: int, call_seconds: Callable[[int], float]):
+def choose(monkeypatch: pytest.MonkeyPatch, window: int, call_seconds: Callable[[int], float], wary: bool = False):
     machine = Machine(call_seconds)
     monkeypatch.setattr(tuning, "time", types.SimpleNamespace(perf_counter=lambda: machine.now))
-    return tuning.choose_steps_per_call(machine.make_call, window), machine
+    return tuning.choose_steps_per_call(machine.make_call, window, wary=wary), machine
 
 
 def test_many_steps_where_dispatch_dominates(monkeypatch) -> None:
@@ -63,6 +63,21 @@ def test_one_step_where_a_scanned_step_is_thirty_times_slower(monkeypatch) -> No
     assert choice.steps_per_call == 1
     assert sum(length > 1 for length in machine.calls) == 1, "a slow scan is run once, to see that it is"
     assert machine.now < 5.0
+
+
+@pytest.mark.parametrize(("alone", "looped"), [(0.071, 0.95), (5e-3, 0.15), (1e-4, 3e-3)])
+@pytest.mark.parametrize("window", [100, 25, 2])
+def test_where_a_loop_is_feared_two_steps_show_that_it_is_slow(monkeypatch, window, alone, looped) -> None:
+    choice, machine = choose(monkeypatch, window, lambda n: alone if n == 1 else looped * n, wary=True)
+    assert choice.steps_per_call == 1
+    assert [length for length in machine.calls if length > 1] == [2]
+
+
+def test_where_a_loop_is_feared_without_cause_many_steps_are_chosen_all_the_same(monkeypatch) -> None:
+    # 200 µs to dispatch and 10 µs a step, as above.
+    choice, machine = choose(monkeypatch, 400, lambda n: 200e-6 + 10e-6 * n, wary=True)
+    assert choice.steps_per_call >= 100
+    assert len(machine.compiled) == 3
 
 
 @pytest.mark.parametrize("step_seconds", [1e-5, 1e-3, 0.1])

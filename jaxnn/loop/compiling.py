@@ -11,7 +11,16 @@ import numpy as np
 
 from jaxnn.loop.feed import Feed
 from jaxnn.loop.programs import Totals, TrainProgram, make_init, make_step, make_train
-from jaxnn.observe import Clock, Ledger, compile_ahead, product_dtypes
+from jaxnn.nn.implementations import platform
+from jaxnn.observe import (
+    Clock,
+    Ledger,
+    compile_ahead,
+    implementations,
+    plain_convolutions,
+    product_dtypes,
+    temporary_bytes,
+)
 from jaxnn.steps import make_evaluate_step
 from jaxnn.types import Batch, Examples, Experiment, Source, TrainState
 
@@ -69,12 +78,27 @@ class Programs:
 
     def lowered_step(self) -> str:
         """The text of one training step: what is computed, free of how it is run."""
-        return jax.jit(make_step(self.experiment)).lower(self.shapes, self._batch()).as_text()
+        text: str = self._step.lower(self.shapes, self._batch()).as_text()
+        return text
 
     @functools.cached_property
     def product_dtypes(self) -> dict[str, int]:
         """How many matrix products and convolutions a training step has in each precision."""
-        return product_dtypes(make_step(self.experiment), self.shapes, self._batch())
+        return product_dtypes(self._step, self.shapes, self._batch())
+
+    @functools.cached_property
+    def implementations(self) -> dict[str, list[str]]:
+        """Which implementations of jaxnn's operations a training step computes with."""
+        return implementations(self._step, self.shapes, self._batch())
+
+    @functools.cached_property
+    def plain_convolutions(self) -> int:
+        """How many convolutions of a training step's forward pass no layer of jaxnn traced."""
+        return plain_convolutions(self._step, self.shapes, self._batch())
+
+    def temporary_host_bytes(self, num_steps: int) -> int:
+        """What a call of ``num_steps`` training steps takes of the host's memory and frees again."""
+        return temporary_bytes(self.train[num_steps]) if platform() == "cpu" else 0
 
     def evaluation_metrics(self) -> list[str]:
         """The names of the metrics that an evaluation gives."""
@@ -82,13 +106,18 @@ class Programs:
         sums = jax.eval_shape(make_evaluate_step(task), self.shapes, self._batch())
         return [name for name in sums if name != "count"]
 
+    @functools.cached_property
+    def _step(self) -> Any:
+        # Jitted, so that all who look into it share one trace.
+        return jax.jit(make_step(self.experiment))
+
     def _batch(self) -> Batch:
         rows = jax.ShapeDtypeStruct((self.experiment.config.batch_size,), np.int32)
         batch: Batch = jax.eval_shape(self.source.gather, self.first_examples, rows)
         return batch
 
     def _zeros(self) -> Totals:
-        _, metrics = jax.eval_shape(make_step(self.experiment), self.shapes, self._batch())
+        _, metrics = jax.eval_shape(self._step, self.shapes, self._batch())
         sums = {name: np.zeros(value.shape, np.float32) for name, value in metrics.items()}
         return Totals(sums, np.int32(-1))
 

@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-import jax
-
+from jaxnn.loop.introduction import introduction
 from jaxnn.loop.options import RunOptions
 from jaxnn.loop.progress import Display, open_display, say_rows
 from jaxnn.loop.recording import open_session, summarise
@@ -18,7 +17,6 @@ from jaxnn.loop.saving import save_due, save_state
 from jaxnn.loop.session import Session
 from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.loop.training import train_session
-from jaxnn.observe import describe_devices, missing_gpu
 from jaxnn.types import ConfigError, Experiment, TrainState, suggest
 
 
@@ -42,7 +40,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
     with interruptible() as interruption:
         with open_session(experiment, options) as session:
             with open_display(lines, session.plan.num_steps) as display:
-                _introduce(session, display)
+                say_rows(display, introduction(session))
             with open_display(options.progress, session.plan.num_steps) as display:
                 for report in train_session(session, interruption):
                     display.report(report)
@@ -123,44 +121,6 @@ def _leave(session: Session) -> None:
     step = int(session.state.step)
     if save_due(session, step, ending=True):
         save_state(session, step, dict(summarise(session).metrics))
-
-
-def _introduce(session: Session, display: Display) -> None:
-    """Says where the run computes, what sits where, and what was chosen."""
-    choice = session.choice
-    rows = [("device", _device())]
-    if (warning := missing_gpu()) is not None:
-        rows.append(("warning", warning))
-    rows += [("placement", line) for line in session.placement().lines()]
-    rows.append(("precision", _precision(session)))
-    rows.append(("steps per call", _explain(choice.steps_per_call, choice.seconds_per_step)))
-    if session.record is not None:
-        rows.append(("record", str(session.record.path)))
-    if session.resumed is not None:
-        changed = "; ".join(session.resumed["changed"])
-        told = f", not bit for bit, since these changed: {changed}" if changed else ""
-        rows.append(("resumed", f"after step {session.resumed['step']}{told}"))
-    say_rows(display, rows)
-
-
-def _device() -> str:
-    described, device = describe_devices(), jax.devices()[0]
-    num_devices = len(described["devices"])
-    place = f"{device.platform}:{device.id} ({device.device_kind})"
-    among = f", 1 of {num_devices} devices" if num_devices > 1 else ""
-    return f"{place}{among}; {described['cpu_count']} CPU cores; jax {jax.__version__}"
-
-
-def _precision(session: Session) -> str:
-    parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(session.state.params)})
-    products = session.programs.product_dtypes
-    listed = ", ".join(f"{count} in {dtype}" for dtype, count in products.items())
-    return f"parameters {', '.join(parameters)}; matrix products and convolutions: {listed or 'none'}"
-
-
-def _explain(steps_per_call: int, measured: dict[int, float]) -> str:
-    tried = ", ".join(f"{n}: {1e3 * seconds:.3g} ms a step" for n, seconds in measured.items())
-    return f"{steps_per_call} ({tried})" if tried else str(steps_per_call)
 
 
 def _conclude(session: Session, display: Display) -> Run:

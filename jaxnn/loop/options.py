@@ -24,6 +24,12 @@ LEAST = {
     "keep_best": 0,
     "patience": 1,
 }
+# The options that name something, and what they may name.
+CHOICES = {
+    "monitor_mode": ("auto", "min", "max"),
+    "progress": ("auto", "bar", "plain", "none"),
+    "allocator": ("auto", "keep", "default"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +66,8 @@ class RunOptions:
     """Keep the whole training set on the device; default: if it fits."""
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
     """How to show progress; auto: a bar on a terminal or in a notebook, plain lines elsewhere."""
+    allocator: Literal["auto", "keep", "default"] = "auto"
+    """Whether glibc keeps freed memory for the next call; auto: where a call on a CPU frees 32 MiB or more."""
 
     def __post_init__(self) -> None:
         for name in ("run_dir", "resume"):
@@ -69,8 +77,8 @@ class RunOptions:
             value, default = getattr(self, name), getattr(RunOptions, name)
             if value is not None or default is not None:
                 _check_count(name, value, least)
-        for name in ("monitor_mode", "progress"):
-            _check_choice(self, name)
+        for name, choices in CHOICES.items():
+            _check_choice(name, getattr(self, name), choices)
         if self.resume is not None and self.run_dir is not None:
             raise ConfigError(
                 "both resume and run_dir are given: a resumed run goes on in its own directory, leave run_dir out."
@@ -94,9 +102,7 @@ def _check_count(name: str, value: Any, least: int) -> None:
         raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
 
 
-def _check_choice(options: RunOptions, name: str) -> None:
-    choices = ("auto", "min", "max") if name == "monitor_mode" else ("auto", "bar", "plain", "none")
-    value = getattr(options, name)
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(choices)}.")
 

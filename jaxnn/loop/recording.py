@@ -60,8 +60,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions) -> Iterator[S
     config_json(experiment.config)
     if options.run_dir is not None:
         check_vacant(options.run_dir)
-    session = prepare_session(experiment, options, before["steps_per_call"] if before else None)
     with contextlib.ExitStack() as stack:
+        session = prepare_session(experiment, options, stack, before["steps_per_call"] if before else None)
         if options.record:
             path = options.resume or create_run_dir(options.run_dir or new_run_dir(run_name(session)))
             session.record = stack.enter_context(open_record(path))
@@ -108,6 +108,8 @@ def _facts(session: Session) -> dict[str, Any]:
             "data": data_fingerprint(session.splits),
         },
         "precision": session.programs.product_dtypes,
+        "implementations": session.programs.implementations,
+        "allocator": session.allocation._asdict(),
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         **script(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -13,13 +14,15 @@ import jax.numpy as jnp
 
 from jaxnn.checkpoints import Checkpoints
 from jaxnn.data import check_batch_size, check_labels
+from jaxnn.loop.allocating import Allocation, keep_from_the_start
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import Evaluator, make_evaluator
 from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
 from jaxnn.loop.options import RunOptions, check_config, resolve_cadences
-from jaxnn.loop.plan import Plan, typical_window, with_tails
+from jaxnn.loop.plan import Plan, with_tails
 from jaxnn.loop.programs import make_predict
-from jaxnn.loop.tuning import Choice, choose_steps_per_call
+from jaxnn.loop.trials import try_out
+from jaxnn.loop.tuning import Choice
 from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
 from jaxnn.record import Record
 from jaxnn.types import ConfigError, DataError, Experiment, Splits, TrainState, suggest
@@ -37,6 +40,7 @@ class Session:
         programs: what is compiled, and the feed of training examples.
         state: the newest state that is not in flight.
         choice: how the steps per call were chosen.
+        allocation: whether freed memory is kept.
         clock: where the time went.
         started: when, on ``time.perf_counter``'s clock.
         ready_seconds: from there to the moment the first step could run.
@@ -57,6 +61,7 @@ class Session:
     programs: Programs
     state: TrainState
     choice: Choice
+    allocation: Allocation
     clock: Clock
     started: float
     ready_seconds: float = 0.0
@@ -117,12 +122,18 @@ class Session:
         return observe_placement(**trees)
 
 
-def prepare_session(experiment: Experiment[Any], options: RunOptions, steps_per_call: int | None = None) -> Session:
+def prepare_session(
+    experiment: Experiment[Any],
+    options: RunOptions,
+    stack: contextlib.ExitStack,
+    steps_per_call: int | None = None,
+) -> Session:
     """Loads data, compiles, and chooses the steps per call: all that precedes the first step.
 
     Args:
         experiment: what to run.
         options: how; cadences may be open.
+        stack: gets what is to be undone when the run ends.
         steps_per_call: a length chosen before, by the run that is being resumed.
 
     Raises:
@@ -132,6 +143,7 @@ def prepare_session(experiment: Experiment[Any], options: RunOptions, steps_per_
     config = experiment.config
     check_config(config)
     options = resolve_cadences(options, config.num_steps)
+    keep_from_the_start(options.allocator, stack)
     with clock.span("data"):
         splits = experiment.data(config)
         check_batch_size(splits.train, config.batch_size)
@@ -139,12 +151,13 @@ def prepare_session(experiment: Experiment[Any], options: RunOptions, steps_per_
     programs = Programs(experiment, splits.train, feed, Ledger(), clock)
     _check_outputs(programs, splits)
     plan = _make_plan(options, config.num_steps)
+    given = options.steps_per_call or steps_per_call
     with clock.span("measure"):
-        choice = _choose(programs, plan, options.steps_per_call or steps_per_call)
+        allocation, choice = try_out(programs, plan, given, options.allocator, stack)
     plan = with_tails(plan._replace(steps_per_call=choice.steps_per_call))
     for length in plan.call_lengths():
         programs.compile_train(length, "start" if length == choice.steps_per_call else "window's end")
-    session = Session(experiment, options, splits, plan, programs, programs.init(), choice, clock, started)
+    session = Session(experiment, options, splits, plan, programs, programs.init(), choice, allocation, clock, started)
     _prepare_evaluation(session)
     session.ready_seconds = time.perf_counter() - started
     return session
@@ -162,29 +175,6 @@ def _make_plan(options: RunOptions, num_steps: int) -> Plan:
     assert options.report_every is not None and options.eval_every is not None
     checkpoint_every = options.checkpoint_every or 0
     return Plan(num_steps, options.report_every, options.eval_every, checkpoint_every)
-
-
-def _choose(programs: Programs, plan: Plan, given: int | None) -> Choice:
-    """The given steps per call, or those that measuring finds fastest."""
-    window = typical_window(plan)
-    if given is not None:
-        return Choice(min(given, plan.num_steps), {})
-    if window == 1:
-        return Choice(1, {})
-    state = programs.init()
-
-    def make_call(length: int) -> Callable[[], object]:
-        program = programs.compile_train(length, "to measure steps per call")
-
-        def call() -> object:
-            nonlocal state
-            examples = programs.feed.prepare(0, length)
-            state, totals = program(state, programs.zeros, examples)
-            return totals
-
-        return call
-
-    return choose_steps_per_call(make_call, min(window, plan.num_steps))
 
 
 def _prepare_evaluation(session: Session) -> None:

@@ -17,6 +17,8 @@ PROBE_SECONDS = 0.1
 MOST_STEPS = 1024
 # Page faults on large temporaries are paid once a call: sixteen steps a call make them small.
 ENOUGH_STEPS = 16
+# Where a loop may be many times slower, so few steps show it.
+WARY_STEPS = 2
 ROUNDS = 3
 WORTHWHILE, HARMLESS = 0.95, 1.05
 # A call has a cost of its own, seen as a few percent at 0.1 seconds a call of an MNIST MLP and hardly at longer ones.
@@ -38,16 +40,17 @@ class Choice(NamedTuple):
     seconds_per_step: dict[int, float]
 
 
-def choose_steps_per_call(make_call: Callable[[int], Call], window: int) -> Choice:
+def choose_steps_per_call(make_call: Callable[[int], Call], window: int, *, wary: bool = False) -> Choice:
     """Tries calls of one step, of a few, and where those were no slower, of many.
 
     Args:
         make_call: from a number of steps to a function that trains so many, compiled already, and returns arrays
             it does not wait for.
         window: the number of steps a call should divide.
+        wary: there is cause to fear that a loop is slow: it is tried with two steps first.
     """
     measured = {1: seconds_per_step(make_call(1), 1)}
-    probe = near_divisor(window, first_probe(measured[1]))
+    probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
     if probe not in measured:
         measured[probe] = seconds_per_step(make_call(probe), probe, give_up_above=2 * measured[1])
     if measured[probe] <= HARMLESS * measured[1]:

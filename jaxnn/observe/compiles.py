@@ -29,6 +29,7 @@ class Compilation:
         cache_hit: whether the executable came from the persistent compilation cache.
         saved_seconds: what the hit saved: the seconds that the compilation took which filled the cache, less those
             of the retrieval.
+        temporary_bytes: memory that each call takes and frees again, besides its arguments and results.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Compilation:
     compile_seconds: float
     cache_hit: bool = False
     saved_seconds: float = 0.0
+    temporary_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -105,8 +107,14 @@ def compile_ahead(
         compile_seconds=compiled_at - lowered_at,
         cache_hit=_HIT in events,
         saved_seconds=saved_seconds(lowered.as_text(), compiled_at - lowered_at, hit=_HIT in events),
+        temporary_bytes=temporary_bytes(compiled),
     )
     return compiled, entry
+
+
+def temporary_bytes(compiled: Any) -> int:
+    """Memory that each call takes and frees again, besides its arguments and results; 0 where XLA does not tell."""
+    return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
 
 
 @contextlib.contextmanager
