@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxnn.optim import evaluation_params
+from jaxnn.optim.lazy import LazyTransformation
+from jaxnn.optim.row_gradients import value_and_row_gradient
+from jaxnn.optim.rows import apply_updates
 from jaxnn.types import Batch, Metrics, Params, Task, TrainState
 
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -33,9 +36,17 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation) -> Trai
     """A pure ``step(state, batch) -> (state, metrics)``, shaped for ``jax.lax.scan``.
 
     ``metrics`` holds the ``loss`` that was minimised and the task's own. Optimizers that ask for more than
-    gradients, such as ``optax.lbfgs`` or ``reduce_on_plateau``, get ``value``, ``grad`` and ``value_fn``.
+    gradients, such as ``optax.lbfgs`` or ``reduce_on_plateau``, get ``value``, ``grad`` and ``value_fn``. The tables of
+    ``optim.lazy`` get their gradients by rows, and an update touches no other row of them.
+
+    Raises:
+        ConfigError: when traced, a table of ``optim.lazy`` of which the loss does more than look rows up.
     """
     optimizer = optax.with_extra_args_support(optimizer)
+    if isinstance(optimizer, LazyTransformation):
+        loss_and_gradient = value_and_row_gradient(task.loss, optimizer.is_table)
+    else:
+        loss_and_gradient = jax.value_and_grad(task.loss, has_aux=True)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         _check_batch(batch)
@@ -44,12 +55,11 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation) -> Trai
         def value_fn(params: Params) -> jax.Array:
             return task.loss(params, state.model_state, batch, key)[0]
 
-        loss_and_gradient = jax.value_and_grad(task.loss, has_aux=True)
         (loss, (model_state, metrics)), gradient = loss_and_gradient(state.params, state.model_state, batch, key)
         updates, opt_state = optimizer.update(
             gradient, state.opt_state, state.params, value=loss, grad=gradient, value_fn=value_fn
         )
-        params = optax.apply_updates(state.params, updates)
+        params = apply_updates(state.params, updates)
         state = TrainState(state.step + 1, params, model_state, opt_state, state.key)
         return state, {"loss": loss, **metrics}
 

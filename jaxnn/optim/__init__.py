@@ -6,3 +6,4 @@ from jaxnn.optim.averaging import AveragedState as AveragedState
 from jaxnn.optim.averaging import averaged as averaged
 from jaxnn.optim.averaging import evaluation_params as evaluation_params
 from jaxnn.optim.clipping import clipped as clipped
+from jaxnn.optim.lazy import lazy as lazy

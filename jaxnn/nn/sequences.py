@@ -1,0 +1,58 @@
+"""Sequences of several lengths in one array, time first: shifted by one step, reversed, read at their last step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.linen.recurrent import flip_sequences
+
+
+def delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
+    """What stood before each step: ``first [...]``, then all of ``sequence [time, ...]`` but its last."""
+    return jnp.concatenate([first[None], sequence[:-1]])
+
+
+def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """Each sequence in reverse, its padding behind it as before (and itself reversed): Flax's ``flip_sequences``.
+
+    Args:
+        sequences: ``[time, batch, features]``.
+        lengths: ``[batch]`` integers; None: all are whole.
+    """
+    return jnp.flip(sequences, 0) if lengths is None else _flip_ragged(sequences, lengths)
+
+
+@jax.custom_vjp
+def _flip_ragged(sequences: jax.Array, lengths: jax.Array) -> jax.Array:
+    flipped: jax.Array = flip_sequences(sequences, lengths, num_batch_dims=1, time_major=True)
+    return flipped
+
+
+def _flip_forward(sequences: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _flip_ragged(sequences, lengths), lengths
+
+
+def _flip_backward(lengths: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    # A reversal is its own transpose; JAX would scatter, which is slow on CPU and in no fixed order on GPU.
+    return _flip_ragged(cotangent, lengths), None
+
+
+_flip_ragged.defvjp(_flip_forward, _flip_backward)
+
+
+def at_last_step(states: Any, initial: Any, lengths: jax.Array) -> Any:
+    """The state after each sequence's last step.
+
+    Args:
+        states: a tree of ``[time, batch, features]``, the state after every step.
+        initial: the same of ``[batch, features]``: the state before the first, which a sequence of length 0 keeps.
+        lengths: ``[batch]`` integers.
+    """
+    columns = jnp.arange(lengths.size)
+
+    def read(states: jax.Array, initial: jax.Array) -> jax.Array:
+        return jnp.where(lengths[:, None] > 0, states[lengths - 1, columns], initial)
+
+    return jax.tree.map(read, states, initial)
