@@ -16,9 +16,10 @@ from flax import linen
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxnn import Policy, models, observe, tasks
-from jaxnn.models import CNN, MLP
+from jaxnn.models import CNN, GPT, MLP, BagOfTokens, RecurrentClassifier, ResNet
+from jaxnn.nn.recurrent import GRU
 from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
-from jaxnn.tasks import classification, regression
+from jaxnn.tasks import classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState
 
 
@@ -40,20 +41,41 @@ def apply_pair(params: Any, inputs: jax.Array) -> jax.Array:
     return jnp.reshape(inputs, (inputs.shape[0], -1)) @ params["w"] + params["b"][None]
 
 
-BATCH_SIZE = 8
+BATCH_SIZE, TIME = 8, 5
 
 
-def labels(key: jax.Array) -> Batch:
-    """Small images of three classes."""
-    images_key, labels_key = jax.random.split(key)
-    images = jax.random.normal(images_key, (BATCH_SIZE, 4, 4, 1))
-    return Batch(images, jax.random.randint(labels_key, (BATCH_SIZE,), 0, 3), jnp.ones(BATCH_SIZE))
+def images(key: jax.Array) -> jax.Array:
+    """Small images."""
+    return jax.random.normal(key, (BATCH_SIZE, 4, 4, 1))
+
+
+def tokens(key: jax.Array) -> jax.Array:
+    """Short sequences of seven tokens, some of which end in zeros."""
+    ids = jax.random.randint(key, (BATCH_SIZE, TIME), 0, 7)
+    return jnp.where(jnp.arange(TIME)[None] <= jnp.arange(BATCH_SIZE)[:, None], ids, 0)
+
+
+def labels(key: jax.Array, inputs: Callable[[jax.Array], jax.Array] = images) -> Batch:
+    """Inputs of three classes."""
+    inputs_key, labels_key = jax.random.split(key)
+    classes = jax.random.randint(labels_key, (BATCH_SIZE,), 0, 3)
+    return Batch(inputs(inputs_key), classes, jnp.ones(BATCH_SIZE))
+
+
+def texts(key: jax.Array) -> Batch:
+    """Sequences of three classes."""
+    return labels(key, tokens)
 
 
 def numbers(key: jax.Array) -> Batch:
     """Small images with three numbers each."""
-    batch = labels(key)
-    return batch._replace(targets=jax.random.normal(key, (BATCH_SIZE, 3)))
+    return labels(key)._replace(targets=jax.random.normal(key, (BATCH_SIZE, 3)))
+
+
+def successors(key: jax.Array) -> Batch:
+    """Sequences and, for each token, another."""
+    batch = texts(key)
+    return batch._replace(targets=jnp.roll(batch.inputs, -1, axis=1))
 
 
 class Row(NamedTuple):
@@ -66,6 +88,8 @@ class Row(NamedTuple):
         batch: from a key to a batch of ``BATCH_SIZE``.
         options: what else the factory is given.
         tolerance: how far two ways to compute the same may differ, absolutely and relatively.
+        num_terms: how many terms of the loss an example holds.
+        products: the dtypes of the matrix products and convolutions in a step.
     """
 
     name: str
@@ -74,6 +98,8 @@ class Row(NamedTuple):
     batch: Callable[[jax.Array], Batch]
     options: dict[str, Any] = {}
     tolerance: float = 1e-5
+    num_terms: int = 1
+    products: tuple[str, ...] = ("float32",)
 
 
 def both(name: str, model: Any) -> list[Row]:
@@ -84,16 +110,26 @@ def both(name: str, model: Any) -> list[Row]:
     ]
 
 
-HALF = {"policy": Policy(compute="bfloat16")}
+HALF, NARROW = {"policy": Policy(compute="bfloat16")}, ("bfloat16",)
 CONVOLUTIONS = {"blocks": ((3,),), "dense": ()}
+RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
+GRUS = {"layer": GRU, "bidirectional": True}
+TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIME + 1}
 TABLE = [
     *both("MLP", MLP((8, 3), dropout=0.25)),
     *both("CNN", CNN(3, **CONVOLUTIONS, dropout=0.25)),
     *both("CNN with batch norm", CNN(3, **CONVOLUTIONS, batch_norm=True)),
+    Row("ResNet", classification, ResNet(3, num_blocks=(1, 1), features=2), labels),
+    Row("BagOfTokens", classification, BagOfTokens(3, vocabulary_size=7, features=4, pad_id=0), texts),
+    Row("RecurrentClassifier", classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
+    Row("GRUs in bfloat16", classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, 1, NARROW),
+    Row("GPT", next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors, num_terms=TIME),
     *both("a user's module", Normed()),
     *both("a plain pair", (init_pair, apply_pair)),
-    Row("MLP in bfloat16", classification, MLP((8, 3)), labels, HALF, 2e-2),
-    Row("CNN in bfloat16", regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2),
+    Row("MLP in bfloat16", classification, MLP((8, 3)), labels, HALF, 2e-2, products=NARROW),
+    Row("CNN in bfloat16", regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, products=NARROW),
+    # On a CPU, scores of attention and sums over rows in normalisation are float32.
+    Row("GPT in bfloat16", next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, TIME, (*NARROW, "float32")),
 ]
 rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 
@@ -191,7 +227,7 @@ def loss_and_gradient(row: Row, batch: Batch) -> tuple[jax.Array, Any]:
 
 def test_every_model_has_a_row() -> None:
     public = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, linen.Module)}
-    assert {MLP, CNN} <= public
+    assert {MLP, CNN, GPT} <= public
     assert public <= {type(row.model) for row in TABLE}
 
 
@@ -199,7 +235,7 @@ def test_every_task_has_a_row() -> None:
     # A factory makes a task of a model alone; `supervised` needs a loss besides.
     public = [getattr(tasks, name) for name in tasks.__all__]
     factories = {function for function in public if inspect.isfunction(function) and _makes_task(function)}
-    assert {classification, regression} <= factories
+    assert {classification, regression, next_token} <= factories
     assert factories <= {row.task for row in TABLE}
 
 
@@ -296,15 +332,18 @@ def test_everything_stays_finite_and_moves(row: Row) -> None:
 @rows
 def test_products_are_computed_in_the_policys_precision(row: Row) -> None:
     prepared = prepare(row.name)
-    expected = "bfloat16" if "policy" in row.options else "float32"
-    assert set(observe.product_dtypes(prepared.step, prepared.states[0], prepared.batches[0])) == {expected}
+    found = observe.product_dtypes(prepared.step, prepared.states[0], prepared.batches[0])
+    assert set(found) == set(row.products)
 
 
 @rows
 def test_what_padding_holds_changes_nothing(row: Row) -> None:
     batch = padded(prepare(row.name).batches[0])
-    garbage = jnp.nan if jnp.issubdtype(batch.targets.dtype, jnp.floating) else 99
-    other = batch._replace(inputs=batch.inputs.at[-1].set(jnp.nan), targets=batch.targets.at[-1].set(garbage))
+
+    def spoiled(rows: jax.Array) -> jax.Array:
+        return rows.at[-1].set(jnp.nan if jnp.issubdtype(rows.dtype, jnp.floating) else 99)
+
+    other = batch._replace(inputs=spoiled(batch.inputs), targets=spoiled(batch.targets))
     assert_close(loss_and_gradient(row, other), loss_and_gradient(row, batch), row.tolerance)
 
 
@@ -321,4 +360,4 @@ def test_sums_of_an_evaluation_add_up(row: Row) -> None:
     batch, state = padded(prepare(row.name).batches[0]), prepare(row.name).states[-1]
     first, second = evaluate(state, part(batch, stop=4)), evaluate(state, part(batch, start=4))
     assert_close(jax.tree.map(jnp.add, first, second), evaluate(state, batch), 4 * row.tolerance)
-    assert (first["count"], second["count"]) == (4, BATCH_SIZE - 5)
+    assert (first["count"], second["count"]) == (4 * row.num_terms, (BATCH_SIZE - 5) * row.num_terms)

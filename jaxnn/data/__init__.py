@@ -10,6 +10,7 @@ from jaxnn.data.arrays import (
 )
 from jaxnn.data.augment import chain, cutout, flip, shift
 from jaxnn.data.bundled import breast_cancer, diabetes, digits, iris, linnerud, wine
+from jaxnn.data.characters import characters
 from jaxnn.data.cifar import cifar10
 from jaxnn.data.files import data_dir, fetch
 from jaxnn.data.folder import image_folder
@@ -25,6 +26,7 @@ __all__ = [
     "batch_indices",
     "breast_cancer",
     "chain",
+    "characters",
     "check_batch_size",
     "check_labels",
     "cifar10",

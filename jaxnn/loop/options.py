@@ -94,7 +94,7 @@ class RunOptions:
         """Whether more of the monitored metric is better."""
         if self.monitor_mode != "auto":
             return self.monitor_mode == "max"
-        return not any(word in self.monitor for word in ("loss", "error", "perplexity"))
+        return not any(word in self.monitor for word in ("loss", "error", "perplexity", "bits"))
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

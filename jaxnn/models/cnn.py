@@ -11,7 +11,9 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn.models.checks import positive_int, positive_ints
+from jaxnn.nn.conv import Conv
 from jaxnn.nn.dropout import Dropout, check_rate
+from jaxnn.nn.normalization import BatchNorm
 from jaxnn.nn.pooling import max_pool
 from jaxnn.types import ConfigError, DataError, suggest
 
@@ -95,9 +97,9 @@ class CNN(linen.Module):
 
     def _convolve(self, x: jax.Array, channels: int, train: bool) -> jax.Array:
         use_bias = not self.batch_norm  # the norm subtracts any bias again
-        x = linen.Conv(channels, self.kernel_size, padding=self.padding, use_bias=use_bias)(x)
+        x = Conv(channels, self.kernel_size, padding=self.padding, use_bias=use_bias)(x)
         if self.batch_norm:
-            x = linen.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+            x = BatchNorm(use_running_average=not train, momentum=0.9)(x)
         return self.activation(x)
 
 

@@ -2,7 +2,8 @@
 
 from jaxnn.tasks.adapter import Model, as_model
 from jaxnn.tasks.classification import classification
+from jaxnn.tasks.next_token import next_token
 from jaxnn.tasks.regression import regression
 from jaxnn.tasks.supervised import supervised
 
-__all__ = ["Model", "as_model", "classification", "regression", "supervised"]
+__all__ = ["Model", "as_model", "classification", "next_token", "regression", "supervised"]

@@ -1,0 +1,40 @@
+"""A small GPT writes like Shakespeare, one character at a time.
+
+Claim     at most 2.45 bits a character, a perplexity of 5.5, on the last tenth of tiny Shakespeare
+Command   python experiments/char_gpt.py
+Seen      2.37 bits, a perplexity of 5.2; ten minutes of training on two overloaded cores of an AMD EPYC, jax 0.12.0.1
+"""
+
+import dataclasses
+
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    length: int = 64  # Characters of a window
+    learning_rate: float = 3e-3  # Peak learning rate of AdamW, after a warm-up and before a cosine to zero
+    batch_size: int = 32  # Windows a step
+    num_steps: int = 2_000  # Updates in all
+    seed: int = 0  # Decides initial parameters and data order
+
+
+def data(config):
+    return jn.data.characters(length=config.length, stride=config.length // 4)
+
+
+def task(config):
+    return jn.tasks.next_token(jn.models.GPT(vocabulary_size=65, max_length=config.length))
+
+
+def optimizer(config):
+    schedule = jn.schedules.cosine(config.learning_rate, config.num_steps, warmup_steps=config.num_steps // 20)
+    return optax.adamw(schedule, weight_decay=0.1)
+
+
+experiment = jn.Experiment(Config(), data, task, optimizer)
+
+if __name__ == "__main__":
+    jn.main(experiment)

@@ -1,0 +1,82 @@
+"""A classifier of token sequences by a recurrent layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+from jax.typing import ArrayLike
+
+from jaxnn.models.checks import positive_int
+from jaxnn.models.tokens import check_tokens, lengths
+from jaxnn.nn.dropout import Dropout, check_rate
+from jaxnn.nn.embed import Embed
+from jaxnn.nn.recurrent import LSTM, Bidirectional, Recurrent
+from jaxnn.types import ConfigError
+
+
+class RecurrentClassifier(linen.Module):
+    """Embeds tokens, reads them one by one, and gives the dense logits of the state after the last.
+
+    The defaults are those of Keras's ``imdb_lstm`` example. Parameters: ``Embed_0``, ``LSTM_0`` (or ``GRU_0``, and
+    ``LSTM_1`` for the other direction), ``Dense_0``.
+
+    Attributes:
+        num_classes: how many logits.
+        vocabulary_size: how many tokens there are.
+        embedding_features: the width of an embedding.
+        features: the width of the recurrent state, of each direction.
+        layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
+        bidirectional: whether a second layer reads from the end to the start (Schuster & Paliwal, 1997); the
+            logits then see both of their last states.
+        dropout: ``[]`` the rate before the logits, 0…1; may be a tracer.
+        pad_id: a token that is not read where it fills up the end of a sequence; None: all are read. Padding in
+            front is read in any case.
+
+    Raises:
+        ConfigError: sizes that are not positive integers, no recurrent layer, or a dropout rate outside 0…1.
+    """
+
+    num_classes: int
+    _: dataclasses.KW_ONLY
+    vocabulary_size: int
+    embedding_features: int = 128
+    features: int = 64
+    layer: type[Recurrent] = LSTM
+    bidirectional: bool = False
+    dropout: ArrayLike = 0.0
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_classes", "vocabulary_size", "embedding_features", "features"):
+            setattr(self, name, positive_int(f"RecurrentClassifier: {name}", getattr(self, name)))
+        if not isinstance(self.layer, type) or not issubclass(self.layer, Recurrent):
+            raise ConfigError(f"RecurrentClassifier: layer must be nn.LSTM or nn.GRU, not {self.layer!r}.")
+        check_rate(self.dropout)
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
+        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
+
+        Args:
+            tokens: ``[batch, time]`` integers below ``vocabulary_size``. Of nothing but padding the state is 0.
+            train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+
+        Raises:
+            DataError: inputs that are not integers of rank 2.
+        """
+        check_tokens("RecurrentClassifier", tokens)
+        # To transpose the ids is far cheaper than to transpose their embeddings.
+        embedded = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
+        seq_lengths = None if self.pad_id is None else lengths(tokens, self.pad_id)
+        layer = partial(self.layer, self.features, dtype=embedded.dtype)
+        reader = Bidirectional(layer(), layer()) if self.bidirectional else layer()
+        carry, _ = reader(embedded, seq_lengths=seq_lengths, time_major=True, return_carry=True)
+        carries = carry if self.bidirectional else (carry,)
+        # A state's last part is what the layer puts out; it may be wider than the products.
+        x = jnp.concatenate([jax.tree.leaves(carry)[-1] for carry in carries], axis=-1).astype(embedded.dtype)
+        return linen.Dense(self.num_classes)(Dropout(self.dropout)(x, train=train))

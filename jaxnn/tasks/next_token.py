@@ -1,0 +1,80 @@
+"""Language modelling: cross-entropy of each next token, counted by the token."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnn.nn import Policy
+from jaxnn.nn.cross_entropy import cross_entropy
+from jaxnn.tasks.supervised import supervised
+from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
+
+
+def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) -> Task:
+    """Trains ``model`` to predict, at each position of a sequence, the token that comes next.
+
+    Metrics are means over tokens: ``loss``, the cross-entropy in nats, ``bits_per_token``, the same in bits, and
+    ``accuracy``, the share of tokens that had the largest logit. Perplexity is ``exp(loss)`` of a whole split's
+    loss; being no mean, it cannot be added up from batches and is not among them.
+
+    Args:
+        model: outputs logits ``[batch, time, vocabulary]`` for targets ``[batch, time]`` of integers.
+        ignore: a target that does not count, such as what pads a sequence.
+        policy: the precision to compute in.
+
+    Raises:
+        ConfigError: when traced, outputs and targets that do not fit together.
+    """
+
+    def nats(logits: Array, targets: Array) -> jax.Array:
+        _check(logits, targets)
+        counts = targets != ignore
+        each = cross_entropy(jnp.asarray(logits), jnp.where(counts, targets, 0))
+        return jnp.sum(jnp.where(counts, each, 0), axis=1)
+
+    def correct(logits: Array, targets: Array) -> jax.Array:
+        _check(logits, targets)
+        right = (jnp.argmax(logits, axis=-1) == targets) & (targets != ignore)
+        return jnp.sum(right, axis=1).astype(jnp.float32)
+
+    def count(logits: Array, targets: Array) -> jax.Array:
+        return jnp.sum(targets != ignore, axis=1).astype(jnp.float32)
+
+    measures = {"loss": nats, "accuracy": correct, "tokens": count}
+    return _per_token(supervised(model, nats, measures, policy))
+
+
+def _per_token(task: Task) -> Task:
+    """``task``, whose measures are sums over an example's tokens and their number ``tokens``, by the token."""
+
+    def loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+        total, (model_state, totals) = task.loss(params, model_state, batch, key)
+        tokens = jnp.where(totals["tokens"] > 0, totals["tokens"], 1)
+        loss = total / tokens
+        return loss, (model_state, {"bits_per_token": loss / math.log(2), "accuracy": totals["accuracy"] / tokens})
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        sums = task.evaluate(params, model_state, batch)
+        bits = sums["loss"] / math.log(2)
+        return {"loss": sums["loss"], "bits_per_token": bits, "accuracy": sums["accuracy"], "count": sums["tokens"]}
+
+    return task._replace(loss=loss, evaluate=evaluate)
+
+
+def _check(logits: Array, targets: Array) -> None:
+    if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.ndim != 2:
+        raise ConfigError(
+            f"next_token needs targets of integers [batch, time], not {targets.dtype} {list(targets.shape)}: "
+            "pass the inputs shifted by one token, or use tasks.classification."
+        )
+    if logits.ndim != 3 or logits.shape[:2] != targets.shape:
+        raise ConfigError(
+            f"next_token needs a model whose outputs are logits [batch, time, vocabulary], not {list(logits.shape)} "
+            f"for targets {list(targets.shape)}."
+        )

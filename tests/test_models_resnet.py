@@ -1,0 +1,130 @@
+"""ResNet: parameters by hand, the same layers of Flax, statistics, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from jaxnn.models import ResNet
+from jaxnn.types import ConfigError, DataError
+
+KEY = jax.random.key(0)
+IMAGES = jax.random.normal(jax.random.key(1), (3, 7, 6, 2))
+SMALL = ResNet(5, num_blocks=(1, 2), features=4)
+
+
+def num_params(model: ResNet, shape: tuple[int, ...]) -> int:
+    variables = jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(shape, jnp.float32))
+    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+
+
+# A 3x3 convolution has 9 * inputs * outputs parameters, a norm 2 * channels; stages of 16, 32 and 64 channels.
+FIRST = 9 * 3 * 16 + 32
+IN_STAGE = [2 * 9 * c * c + 2 * 2 * c for c in (16, 32, 64)]  # two convolutions and norms: 4672, 18560, 73984
+# The block that doubles c channels: 9 * c * 2c + 9 * 2c * 2c, the projection c * 2c, three norms of 2 * 2c.
+DOUBLING = [9 * c * 2 * c + 9 * 4 * c * c + 2 * c * c + 12 * c for c in (16, 32)]  # 14528, 57728
+LOGITS = 64 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("blocks", "count", "published"),
+    [
+        # 464 + 3 * 4672 + 14528 + 2 * 18560 + 57728 + 2 * 73984 + 650
+        ((3, 3, 3), FIRST + 3 * IN_STAGE[0] + sum(DOUBLING) + 2 * sum(IN_STAGE[1:]) + LOGITS, 272_474),
+        ((9, 9, 9), FIRST + 9 * IN_STAGE[0] + sum(DOUBLING) + 8 * sum(IN_STAGE[1:]) + LOGITS, 855_770),
+    ],
+)
+def test_parameter_counts_by_hand(blocks: tuple[int, ...], count: int, published: int) -> None:
+    assert num_params(ResNet(10, num_blocks=blocks), (1, 32, 32, 3)) == count == published
+
+
+def test_parameters_have_the_names_that_are_documented() -> None:
+    variables = jax.eval_shape(SMALL.init, KEY, IMAGES)
+    names = {"Conv_0", "BatchNorm_0", "Dense_0", *(f"ResNetBlock_{index}" for index in range(3))}
+    assert set(variables["params"]) == names
+    plain = {f"{layer}_{index}" for layer in ("Conv", "BatchNorm") for index in range(2)}
+    assert set(variables["params"]["ResNetBlock_0"]) == set(variables["params"]["ResNetBlock_2"]) == plain
+    assert set(variables["params"]["ResNetBlock_1"]) == plain | {"Conv_2", "BatchNorm_2"}
+    assert set(variables["batch_stats"]) == names - {"Conv_0", "Dense_0"}
+
+
+def flax_layer(layer: linen.Module, variables: Any, *names: str) -> Callable[[jax.Array], jax.Array]:
+    """``layer`` with the parameters and statistics found under ``names``."""
+    own = {}
+    for collection, tree in variables.items():
+        for name in names:
+            tree = tree.get(name, {})
+        own[collection] = tree
+    return lambda x: layer.apply(own, x)
+
+
+def reference(variables: Any, x: jax.Array) -> jax.Array:
+    """``SMALL`` in evaluation, written with Flax's layers."""
+
+    def conv_norm(x: jax.Array, index: int, strides: int, *block: str, size: int = 3, features: int = 4) -> jax.Array:
+        padding = [(size // 2, size // 2)] * 2
+        conv = linen.Conv(features, (size, size), (strides, strides), padding=padding, use_bias=False)
+        norm = linen.BatchNorm(use_running_average=True, epsilon=1e-5)
+        x = flax_layer(conv, variables, *block, f"Conv_{index}")(x)
+        return flax_layer(norm, variables, *block, f"BatchNorm_{index}")(x)
+
+    x = linen.relu(conv_norm(x, 0, 1))
+    for number, (features, strides) in enumerate([(4, 1), (8, 2), (8, 1)]):
+        block = f"ResNetBlock_{number}"
+        y = linen.relu(conv_norm(x, 0, strides, block, features=features))
+        y = conv_norm(y, 1, 1, block, features=features)
+        if strides == 2:
+            x = conv_norm(x, 2, strides, block, size=1, features=features)
+        x = linen.relu(x + y)
+    return flax_layer(linen.Dense(5), variables, "Dense_0")(x.mean(axis=(1, 2)))
+
+
+def test_it_equals_the_same_layers_of_flax() -> None:
+    variables = jax.jit(SMALL.init)(KEY, IMAGES)
+    keys = iter(jax.random.split(KEY, 100))
+    # Scales, biases and statistics that do something; a variance stays positive.
+    variables = jax.tree.map(lambda leaf: leaf + 0.2 * jax.random.uniform(next(keys), leaf.shape), variables)
+    got, expected = jax.jit(SMALL.apply)(variables, IMAGES), jax.jit(reference)(variables, IMAGES)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_statistics_move_in_training_only() -> None:
+    variables = jax.jit(SMALL.init)(KEY, IMAGES)
+    before = variables["batch_stats"]
+    _, trained = SMALL.apply(variables, IMAGES, train=True, mutable=["batch_stats"])
+    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, trained["batch_stats"])
+    assert all(jax.tree.leaves(moved))
+    _, evaluated = SMALL.apply(variables, IMAGES, mutable=["batch_stats"])
+    jax.tree.map(np.testing.assert_array_equal, evaluated["batch_stats"], before)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 5, 4, 1)])
+def test_any_size_of_image_passes(shape: tuple[int, ...]) -> None:
+    outputs, _ = jax.eval_shape(lambda x: ResNet(4, features=2).init_with_output(KEY, x), jnp.ones(shape))
+    assert outputs.shape == (shape[0], 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: ResNet(0), "ResNet: num_classes must be an integer >= 1, not 0"),
+        (lambda: ResNet(10, num_blocks=()), "ResNet: num_blocks is empty"),
+        (lambda: ResNet(10, num_blocks=3), "ResNet: num_blocks must be a tuple of integers >= 1"),
+        (lambda: ResNet(10, num_blocks=(3, 0)), "ResNet: num_blocks must be a tuple of integers >= 1"),
+        (lambda: ResNet(10, features=1.5), "ResNet: features must be an integer >= 1"),
+    ],
+)
+def test_a_bad_size_is_named_where_the_model_is_made(make: Callable[[], Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make()
+
+
+def test_what_is_no_image_is_named() -> None:
+    with pytest.raises(DataError, match=r"ResNet needs images .* not of shape \(3, 7, 6\)"):
+        SMALL.init(KEY, IMAGES[..., 0])
