@@ -4,15 +4,22 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# PyTorch and Keras, which jaxnn is measured against: apart, for they need not share our Python or our packages.
+PEERS := .venv-peers
+PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(shell $(python) -c 'import ensurepip, venv' 2>/dev/null && echo $(python))) python3)
+PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint check clean
+.PHONY: help demo benchmark test lint check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-6s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(INSTALLED)  ## train a small network on handwritten digits
 	@$(BIN)/python experiments/digits_mlp.py
+
+benchmark: $(VENV)/.benchmark $(PEERS)/.installed  ## time training against PyTorch, Keras and plain JAX
+	@$(BIN)/python experiments/benchmarks/peers.py --torch-python $(PEERS)/bin/python $(ARGS)
 
 test: $(INSTALLED)  ## run the tests
 	@$(BIN)/python -m pytest -n 2 tests
@@ -26,8 +33,8 @@ check:  ## lint, then test
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test
 
-clean:  ## remove .venv, caches and builds; runs/ stays
-	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+clean:  ## remove .venv, .venv-peers, caches and builds; runs/ stays
+	@rm -rf $(VENV) $(PEERS) build dist .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -35,6 +42,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo 'Installing jaxnn and its tools into $(VENV): once, a few minutes at most.'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]' \
 	  || { echo 'The installation failed for the reason above: it needs the network, or a mirror that pip is told of.' >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.benchmark: $(INSTALLED)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[benchmark]'
+	@touch $@
+
+$(PEERS)/.installed: Makefile
+	@echo 'Installing $(PEERS_PACKAGES) into $(PEERS): once, some minutes.'
+	@test -x $(PEERS)/bin/python || $(PEERS_PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install -qq --disable-pip-version-check $(PEERS_PIP) $(PEERS_PACKAGES)
 	@touch $@
 
 NEW_ENOUGH := import sys; assert sys.version_info >= (3, 12)

@@ -1,0 +1,226 @@
+"""What each layer's trick is worth alone: jaxnn's layer against Flax's or JAX's, forward and backward, in turn.
+
+Claim     on a CPU a convolution network's scanned step costs at most 1.1 times its unscanned one; eight CNNs as a
+          population at most eight solo runs; 64 small MLPs train at least 4 times as fast as one after another
+Command   python experiments/benchmarks/layers.py
+"""
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import tyro
+from flax import linen
+
+import jaxnn as jn
+from jaxnn import models, nn
+
+type Call = Callable[[], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    only: tuple[str, ...] = ()
+    """Cases whose name holds one of these words; default: all."""
+    rounds: int = 7
+    out: Path = Path(__file__).parents[1] / "results"
+
+
+def trained(module: linen.Module, *inputs: Any, **kwargs: Any) -> Call:
+    """Forward and backward of a layer, jitted: gradients of parameters and of floating inputs."""
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    variables = module.init(keys, *inputs, **kwargs)
+    stats = {name: value for name, value in variables.items() if name != "params"}
+    floats = [value for value in inputs if jnp.issubdtype(value.dtype, jnp.floating)]
+    ids = [value for value in inputs if not jnp.issubdtype(value.dtype, jnp.floating)]
+
+    def loss(params: Any, floats: Any) -> jax.Array:
+        variables = {"params": params, **stats}
+        outputs, _ = module.apply(variables, *floats, *ids, **kwargs, rngs=keys, mutable=list(stats))
+        return jnp.sum(jnp.square(outputs))
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    params = variables.get("params", {})
+    return lambda: gradient(params, floats)
+
+
+def differentiated(function: Callable[..., jax.Array], *inputs: Any) -> Call:
+    """Forward and backward of a function, jitted."""
+    gradient = jax.jit(jax.grad(lambda *args: jnp.sum(jnp.square(function(*args))), argnums=tuple(range(len(inputs)))))
+    return lambda: gradient(*inputs)
+
+
+def normal(*shape: int) -> jax.Array:
+    """Made-up floats."""
+    return jax.random.normal(jax.random.key(2), shape)
+
+
+def layer_cases() -> dict[str, tuple[Call, Call]]:
+    """For each trick: jaxnn's form and the plain one."""
+    image, wide, small = normal(128, 26, 26, 32), normal(128, 32, 32, 16), normal(128, 8, 8, 64)
+    tokens, heads = normal(12, 64, 128), normal(12, 64, 4, 32)
+    words = normal(32, 100, 128)
+    long = normal(1, 4096, 4, 32)
+    logits, labels = normal(1024, 32_000), jnp.zeros(1024, jnp.int32)
+    plain = optax.softmax_cross_entropy_with_integer_labels
+
+    def conv(layers: Any, **kwargs: Any) -> linen.Module:
+        return layers.Conv(64, (3, 3), padding="VALID", **kwargs)
+
+    return {
+        "convolution 32->64": (trained(conv(nn), image), trained(conv(linen), image)),
+        "convolution, in a scan": (scanned(conv(nn), image), scanned(conv(linen), image)),
+        "convolution 16->16": (trained(nn.Conv(16, (3, 3)), wide), trained(linen.Conv(16, (3, 3)), wide)),
+        "max pool 2x2": (
+            differentiated(lambda x: nn.max_pool(x, (2, 2), (2, 2)), wide),
+            differentiated(lambda x: linen.max_pool(x, (2, 2), (2, 2)), wide),
+        ),
+        "LSTM 64": (trained(nn.LSTM(64), words), trained(linen.RNN(linen.OptimizedLSTMCell(64)), words)),
+        "GRU 64": (trained(nn.GRU(64), words), trained(linen.RNN(linen.GRUCell(64)), words)),
+        "attention, 64 long": (
+            differentiated(lambda x: nn.attention(x, x, x, causal=True), heads),
+            differentiated(lambda x: jax.nn.dot_product_attention(x, x, x, is_causal=True), heads),
+        ),
+        "attention, 4096 long": (
+            differentiated(lambda x: nn.attention(x, x, x, causal=True), long),
+            differentiated(lambda x: jax.nn.dot_product_attention(x, x, x, is_causal=True), long),
+        ),
+        "layer norm": (trained(nn.LayerNorm(), tokens), trained(linen.LayerNorm(), tokens)),
+        "batch norm, 16 channels": (
+            trained(nn.BatchNorm(use_running_average=False), wide),
+            trained(linen.BatchNorm(use_running_average=False), wide),
+        ),
+        "batch norm, 64 channels": (
+            trained(nn.BatchNorm(use_running_average=False), small),
+            trained(linen.BatchNorm(use_running_average=False), small),
+        ),
+        "dropout": (
+            trained(nn.Dropout(0.5), normal(128, 9216), train=True),
+            trained(linen.Dropout(0.5, deterministic=False), normal(128, 9216)),
+        ),
+        "cross-entropy, 32,000 classes": (
+            differentiated(lambda logits: nn.cross_entropy(logits, labels), logits),
+            differentiated(lambda logits: plain(logits, labels), logits),
+        ),
+        "Adam, a table of 1.2 M x 50": (table_step(jn.optim.lazy(optax.adam(1e-3))), table_step(optax.adam(1e-3))),
+    }
+
+
+def scanned(module: linen.Module, inputs: jax.Array, length: int = 4) -> Call:
+    """Gradient steps of one layer in a scan."""
+    params = module.init(jax.random.key(0), inputs)
+
+    @jax.jit
+    def steps(params: Any) -> Any:
+        def body(params: Any, _: None) -> tuple[Any, None]:
+            gradient = jax.grad(lambda params: jnp.sum(jnp.square(module.apply(params, inputs))))(params)
+            return jax.tree.map(lambda p, g: p - 1e-9 * g, params, gradient), None
+
+        return jax.lax.scan(body, params, length=length)[0]
+
+    return lambda: steps(params)
+
+
+def training(model: linen.Module, inputs: jax.Array, tx: Any, num_classes: int = 10) -> tuple[Any, Any, jn.Batch]:
+    """A train step, its state and a batch."""
+    task = jn.tasks.classification(model)
+    labels = jnp.arange(len(inputs)) % num_classes
+    batch = jn.Batch(inputs, labels, jnp.ones(len(inputs)))
+    return jn.make_train_step(task, tx), jn.init_train_state(task, tx, jax.random.key(0), batch), batch
+
+
+def stepping(step: Any, state: Any, batch: Any, length: int, *, scan: bool = False) -> Call:
+    """``length`` training steps, one call each or all in one scan; the state is donated."""
+
+    def steps(state: Any, batch: Any) -> Any:
+        return jax.lax.scan(lambda state, _: (step(state, batch)[0], None), state, length=length)[0]
+
+    compiled = jax.jit(steps if scan else lambda state, batch: step(state, batch)[0], donate_argnums=0)
+    state = jax.tree.map(jnp.copy, state)
+
+    def call() -> Any:
+        nonlocal state
+        for _ in range(1 if scan else length):
+            state = compiled(state, batch)
+        return state.step
+
+    return call
+
+
+def table_step(tx: Any) -> Call:
+    """A training step of averaged embeddings from a table of 1.2 million rows."""
+    ids = jax.random.randint(jax.random.key(0), (32, 400), 0, 1_200_000)
+    model = models.BagOfTokens(2, vocabulary_size=1_200_000, features=50)
+    return stepping(*training(model, ids, tx, 2), length=1)
+
+
+def mnist_cnn() -> linen.Module:
+    """Keras's MNIST network, without dropout."""
+    return models.CNN(10, blocks=((32, 64),), padding="VALID")
+
+
+def program_cases() -> dict[str, tuple[Call, Call]]:
+    """Whole training steps: what a loop around them, or a population, costs; the second is the yardstick."""
+    adam = optax.adam(1e-3)
+    cnn = training(mnist_cnn(), normal(128, 28, 28, 1), adam)
+    mlp = training(models.MLP((32, 32, 10)), normal(32, 64), adam)
+    return {
+        "CNN, 4 steps scanned / unscanned": (stepping(*cnn, length=4, scan=True), stepping(*cnn, length=4)),
+        "8 CNNs as a population / in turn": (population(*cnn, 8, length=1), stepping(*cnn, length=8)),
+        "64 MLPs as a population / in turn": (population(*mlp, 64, length=256), stepping(*mlp, 64 * 256)),
+        "64 MLPs as a population / each scanned": (
+            population(*mlp, 64, length=256),
+            stepping(*mlp, 64 * 256, scan=True),
+        ),
+    }
+
+
+def population(step: Any, state: Any, batch: Any, members: int, length: int) -> Call:
+    """``length`` training steps of as many members at once, their states stacked, the batch shared."""
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * members), state)
+    return stepping(jax.vmap(step, in_axes=(0, None)), states, batch, length, scan=length > 1)
+
+
+def compare(ours: Call, theirs: Call, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each, called in turn after a call to compile and warm up."""
+    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+    for call in (ours, theirs):
+        jax.block_until_ready(call())
+    for _ in range(rounds):
+        for name, call in (("ours", ours), ("theirs", theirs)):
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def main(options: Options) -> None:
+    """Times the cases in turn and prints by how much the plain form takes longer."""
+    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; medians of {options.rounds} rounds")
+    results = {}
+    for name, (ours, theirs) in (layer_cases() | program_cases()).items():
+        if options.only and not any(word in name for word in options.only):
+            continue
+        seconds = results[name] = compare(ours, theirs, options.rounds)
+        ratios = [other / own for own, other in zip(*seconds.values(), strict=True)]
+        own, other = (1e3 * statistics.median(values) for values in seconds.values())
+        print(
+            f"{name:<40}{own:>10.3g} ms{other:>10.3g} ms{statistics.median(ratios):>8.2f}x"
+            f"  ({min(ratios):.2f} to {max(ratios):.2f})",
+            flush=True,
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"layers_{jax.default_backend()}.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

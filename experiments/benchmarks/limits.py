@@ -1,0 +1,168 @@
+"""How far training is from what the device could do: measured peaks, each network's work, the floor, the distance.
+
+Claim     none: it says what bounds each network, and by how much jaxnn misses it
+Command   python experiments/benchmarks/limits.py
+
+The floor of a step is the longer of two times: its matrix products and convolutions at the rate of this device's best
+large product, and the bytes that cannot be avoided at the rate of its memory. Those are: parameters and Adam's two
+moments read and written once, and all that the backward pass keeps of the forward pass written and read once. What
+fits in caches moves faster than memory, so the second is no true floor for small networks.
+"""
+
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from jax.extend import core
+
+import jaxnn as jn
+
+sys.path.insert(0, str(Path(__file__).parent / "contenders"))
+import flax_networks
+import jax_contender
+import problem as problem_files
+import problems
+
+ADAM_PASSES = 6  # p, m and v, each read and written
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure."""
+
+    networks: tuple[str, ...] = tuple(problems.SETTINGS)
+    rounds: int = 5
+    out: Path = Path(__file__).parents[1] / "results"
+
+
+def fastest(call: Callable[[], Any], repeats: int = 10) -> float:
+    """Seconds of the fastest of some calls, after one to warm up."""
+    jax.block_until_ready(call())
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def product_rate() -> float:
+    """Floating-point operations a second of the best square float32 product."""
+    rates = []
+    for size in (512, 1024, 2048):
+        a, product = jnp.ones((size, size)), jax.jit(jnp.matmul)
+        rates.append(2 * size**3 / fastest(lambda a=a, product=product: product(a, a)))
+    return max(rates)
+
+
+def memory_rate() -> float:
+    """Bytes a second, read and written, of adding to an array far larger than any cache."""
+    array = jnp.ones(2**26)
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+    def call() -> jax.Array:
+        nonlocal array
+        array = add(array)
+        return array
+
+    return 2 * array.nbytes / fastest(call)
+
+
+def work(problem: Any) -> tuple[float, int]:
+    """Floating-point operations in products, and unavoidable bytes, of one training step of the plain network."""
+    task = task_of(problem, flax_networks)
+    rows = slice(problem.batch_size)
+    batch = jn.Batch(problem.inputs[rows], problem.targets[rows], np.ones(problem.batch_size, np.float32))
+    key = jax.random.key(0)
+    state = jax.eval_shape(lambda key: jn.init_train_state(task, optax.adam(1e-3), key, batch), key)
+
+    def backward(params: Any, key: jax.Array) -> Any:
+        return jax.vjp(lambda params: task.loss(params, state.model_state, batch, key)[0], params)[1]
+
+    kept = jax.eval_shape(backward, state.params, key)
+    step = jax.make_jaxpr(jn.make_train_step(task, optax.adam(1e-3)))(state, batch)
+    return flops(step.jaxpr), ADAM_PASSES * jn.observe.nbytes(state.params) + 2 * jn.observe.nbytes(kept)
+
+
+def flops(jaxpr: Any) -> float:
+    """Floating-point operations of the matrix products and convolutions of a program, a scan's as often as it runs."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += times * sum(flops(inner) for inner in core.jaxprs_in_params(equation.params))
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * products_each(equation)
+    return total
+
+
+def products_each(equation: Any) -> float:
+    """Multiplications for one element of the result of a product or convolution; those by dilation's zeros left out."""
+    left, right = (operand.aval.shape for operand in equation.invars[:2])
+    numbers = equation.params["dimension_numbers"]
+    if equation.primitive.name == "dot_general":
+        return math.prod(left[axis] for axis in numbers[0][0])
+    kernel = math.prod(right) / right[numbers.rhs_spec[0]]
+    return kernel / math.prod(equation.params["lhs_dilation"])
+
+
+def task_of(problem: Any, networks: Any) -> jn.Task:
+    """The network's task, as the benchmark trains it."""
+    make_task = jn.tasks.next_token if problem.targets.ndim == 2 else jn.tasks.classification
+    return make_task(networks.network(problem.network, True))
+
+
+def seconds_per_step(problem: Any, steps: int, rounds: int) -> list[float]:
+    """How long a step of jaxnn's ``fit`` takes, a figure a round."""
+    train = jax_contender.make(
+        problem, dropout=True, steps=steps, options=problem_files.Options("jaxnn", "", "float32", print)
+    )
+    train()
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        train()
+        seconds.append((time.perf_counter() - start) / steps)
+    return seconds
+
+
+def main(options: Options) -> None:
+    """Measures the device, then each network, and prints how far apart they are."""
+    rate, bandwidth = product_rate(), memory_rate()
+    print(f"products {rate / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s, {jax.devices()[0].device_kind}")
+    print(f"{'':<13}{'GFLOP':>8}{'MB':>8}{'floor ms':>10}  {'bound by':<10}{'jaxnn ms':>9}{'of floor':>10}")
+    results = {}
+    for name in options.networks:
+        with tempfile.TemporaryDirectory() as folder:
+            problems.write_problem(name, Path(folder))
+            problem = problem_files.read(Path(folder))
+            num_flops, num_bytes = work(problem)
+            measured = seconds_per_step(problem, problems.SETTINGS[name].round_steps, options.rounds)
+        floors = {"products": num_flops / rate, "memory": num_bytes / bandwidth}
+        bound = max(floors, key=lambda kind: floors[kind])
+        median = statistics.median(measured)
+        print(
+            f"{name:<13}{num_flops / 1e9:>8.3g}{num_bytes / 1e6:>8.3g}{1e3 * floors[bound]:>10.3g}  {bound:<10}"
+            f"{1e3 * median:>9.3g}{floors[bound] / median:>9.0%}",
+            flush=True,
+        )
+        results[name] = {"flops": num_flops, "bytes": num_bytes, "floor_seconds": floors, "seconds": measured}
+    device = {"products_flops_per_second": rate, "memory_bytes_per_second": bandwidth}
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"limits_{jax.default_backend()}.json"
+    path.write_text(json.dumps({**device, "networks": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,256 @@
+"""How fast jaxnn trains, against what a user would pick instead: each contender a process, in turn, round by round.
+
+Claim     on a CPU of two cores jaxnn is at least as fast as the best peer on every network, 1.5 times on average
+          (docs/performance.md says where it is not, and what bounds it)
+Command   make benchmark
+
+All contenders train the same network from the same initial weights on the same data with the same optimizer, and must
+reach the same losses, dropout off, before they are timed with it on. Compilation and warm-up are timed apart. Those
+named ``+malloc`` run with glibc's allocator keeping its memory, as jaxnn's run option ``allocator`` has it.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+HERE = Path(__file__).parent
+CONTENDERS = HERE / "contenders"
+sys.path.insert(0, str(CONTENDERS))
+KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_ARENA_MAX": "1"}
+OURS = ("jaxnn", "jaxnn_flax")
+ALL = (
+    *OURS,
+    "jax",
+    "jax+malloc",
+    "keras_jax",
+    "torch",
+    "torch+malloc",
+    "torch_compile",
+    "torch_compile+malloc",
+    "keras_torch",
+)
+NETWORKS = ("mnist_mlp", "mnist_cnn", "cifar10_cnn", "imdb_lstm", "fasttext", "char_gpt", "resnet20")
+# Adam's first steps divide by the gradient's own size, so rounding alone parts the losses by some thousandths.
+TOLERANCE = 5e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to run, and where the results go."""
+
+    networks: tuple[str, ...] = NETWORKS
+    contenders: tuple[str, ...] = ALL
+    rounds: int = 5
+    """Timed rounds of each contender."""
+    check_steps: int = 10
+    """Steps whose losses must agree."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    torch_python: str = ".venv-peers/bin/python"
+    """The Python that has PyTorch and Keras."""
+    out: Path = HERE.parent / "results"
+    """The folder that gets peers_DEVICE.json and .png."""
+
+
+class Worker:
+    """A contender in a process of its own, asked by lines of JSON."""
+
+    def __init__(self, contender: str, problem: Path, options: Options) -> None:
+        name, _, variant = contender.partition("+")
+        python = options.torch_python if "torch" in name else sys.executable
+        environment = os.environ | (KEEPING if variant == "malloc" else {})
+        command = [python, str(CONTENDERS / "worker.py"), name, str(problem)]
+        command += ["--device", options.device, "--dtype", options.dtype]
+        self.contender = contender
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True, env=environment
+        )
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """The worker's answer to ``command``; exits with its words if it failed."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps({"command": command, **arguments}), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"it died\n{self._last_words()}"}
+        if "error" in answer:
+            raise SystemExit(f"{self.contender}: {command} failed: {answer['error']}")
+        return answer
+
+    def _last_words(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()[-2000:]
+
+
+@contextlib.contextmanager
+def working(contenders: tuple[str, ...], problem: Path, options: Options) -> Iterator[dict[str, Worker]]:
+    """A worker for each contender, ended on the way out."""
+    workers = {contender: Worker(contender, problem, options) for contender in contenders}
+    try:
+        yield workers
+    finally:
+        for worker in workers.values():
+            worker.process.kill()
+
+
+def check(problem: Path, options: Options) -> dict[str, float]:
+    """Each contender's largest relative difference of a loss from that of the first; exits where one is too large."""
+    losses = {}
+    names = dict.fromkeys(contender.partition("+")[0] for contender in options.contenders)
+    for name in names:
+        with working((name,), problem, options) as workers:
+            losses[name] = workers[name].ask("check", steps=options.check_steps)["losses"]
+    reference = next(iter(losses.values()))
+    differences = {
+        name: max(abs(loss / other - 1) for loss, other in zip(values, reference, strict=True))
+        for name, values in losses.items()
+    }
+    tolerance = TOLERANCE if options.dtype == "float32" else 20 * TOLERANCE
+    for name, difference in differences.items():
+        if not difference <= tolerance:
+            raise SystemExit(f"{problem.name}: {name} does not compute the same: {losses[name]} against {reference}.")
+    return differences
+
+
+def measure(problem: Path, steps: int, options: Options) -> dict[str, dict[str, Any]]:
+    """Times the contenders in turn, another one first each round."""
+    with working(options.contenders, problem, options) as workers:
+        results: dict[str, dict[str, Any]] = {}
+        for name, worker in workers.items():
+            results[name] = {**worker.ask("start", steps=steps), "steps_per_second": []}
+        for index in range(options.rounds):
+            first = index % len(workers)
+            for name in [*options.contenders[first:], *options.contenders[:first]]:
+                time.sleep(0.3)  # the threads of the one before may still spin
+                results[name]["steps_per_second"].append(steps / workers[name].ask("run")["seconds"])
+        for name, worker in workers.items():
+            results[name] |= worker.ask("quit")
+    return results
+
+
+def show(network: str, results: dict[str, dict[str, Any]]) -> None:
+    """Prints a network's table: steps a second, and how many times as fast jaxnn is in the same round."""
+    print(
+        f"\n{network:<22}{'steps/s':>10}{'spread':>9}{'jaxnn is':>10}{'':>16}{'compile':>9}{'peak':>10}{'loss off':>10}"
+    )
+    for name, result in results.items():
+        rates = result["steps_per_second"]
+        ratio = ratios(results, name)
+        spread = (max(rates) - min(rates)) / statistics.median(rates)
+        print(
+            f"  {name:<20}{statistics.median(rates):>10.4g}{spread:>8.0%} {statistics.median(ratio):>8.2f}x"
+            f"  ({min(ratio):.2f} to {max(ratio):.2f}){result['compile_seconds']:>8.1f}s"
+            f"{result['peak_bytes'] / 2**20:>6.0f} MiB{result['loss_difference']:>10.1e}",
+            flush=True,
+        )
+
+
+def ratios(results: dict[str, dict[str, Any]], name: str) -> list[float]:
+    """jaxnn's speed over that of ``name``, round by round."""
+    pairs = zip(results["jaxnn"]["steps_per_second"], results[name]["steps_per_second"], strict=True)
+    return [ours / theirs for ours, theirs in pairs]
+
+
+def best_peer(results: dict[str, dict[str, Any]]) -> str:
+    """The fastest contender that is not ours, by its median."""
+    peers = [name for name in results if name not in OURS]
+    return max(peers, key=lambda name: statistics.median(results[name]["steps_per_second"]))
+
+
+def conclude(networks: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Prints, for each network, the ratio to its best peer, and their geometric mean."""
+    print("\njaxnn / best peer")
+    medians = []
+    for network, results in networks.items():
+        peer = best_peer(results)
+        ratio = ratios(results, peer)
+        medians.append(statistics.median(ratio))
+        print(f"  {network:<14}{medians[-1]:>6.2f}  ({min(ratio):.2f} to {max(ratio):.2f})  {peer}")
+    print(f"  {'geometric mean':<14}{statistics.geometric_mean(medians):>6.2f}", flush=True)
+
+
+def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
+    """A bar for each network and contender: its speed over that of the best peer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(name for results in networks.values() for name in results))
+    figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
+    for index, name in enumerate(names):
+        present = {network: results for network, results in networks.items() if name in results}
+        places = [list(networks).index(network) + (index - len(names) / 2) * 0.8 / len(names) for network in present]
+        median = lambda results, name: statistics.median(results[name]["steps_per_second"])  # noqa: E731
+        heights = [median(results, name) / median(results, best_peer(results)) for results in present.values()]
+        axes.bar(places, heights, 0.8 / len(names), label=name, color=plt.get_cmap("tab10")(index), align="edge")
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(networks)), list(networks))
+    axes.set_ylabel("speed / best peer's")
+    axes.legend(ncols=2, fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def about(options: Options) -> dict[str, Any]:
+    """Where and when this was measured."""
+    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit,
+        "device": device_name(options.device),
+        "dtype": options.dtype,
+        "cpu_count": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def device_name(device: str) -> str:
+    """What the processor calls itself."""
+    if device == "cuda":
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def main(options: Options) -> None:
+    """Checks, times and tells, network by network; what is done is kept if a later one fails."""
+    import problems
+
+    networks: dict[str, dict[str, dict[str, Any]]] = {}
+    options.out.mkdir(parents=True, exist_ok=True)
+    stem = options.out / f"peers_{options.device}_{options.dtype}"
+    for network in options.networks:
+        with tempfile.TemporaryDirectory() as folder:
+            problem = Path(folder) / network
+            problems.write_problem(network, problem)
+            differences = check(problem, options)
+            results = measure(problem, problems.SETTINGS[network].round_steps, options)
+        for name, result in results.items():
+            result["loss_difference"] = differences[name.partition("+")[0]]
+        networks[network] = results
+        show(network, results)
+        stem.with_suffix(".json").write_text(json.dumps({**about(options), "networks": networks}, indent=1))
+    conclude(networks)
+    draw(networks, stem.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
