@@ -119,10 +119,14 @@ def scanned(module: linen.Module, inputs: jax.Array, length: int = 4) -> Call:
     """Gradient steps of one layer in a scan."""
     params = module.init(jax.random.key(0), inputs)
 
+    def loss(params: Any) -> jax.Array:
+        outputs: Any = module.apply(params, inputs)
+        return jnp.sum(jnp.square(outputs))
+
     @jax.jit
     def steps(params: Any) -> Any:
         def body(params: Any, _: None) -> tuple[Any, None]:
-            gradient = jax.grad(lambda params: jnp.sum(jnp.square(module.apply(params, inputs))))(params)
+            gradient = jax.grad(loss)(params)
             return jax.tree.map(lambda p, g: p - 1e-9 * g, params, gradient), None
 
         return jax.lax.scan(body, params, length=length)[0]

@@ -167,7 +167,8 @@ def _tapped_lookup(
     if equation.params["mode"] == jax.lax.GatherScatterMode.CLIP:
         numbers = jnp.clip(numbers, 0, num_rows - 1)
     ids.append(jnp.where((numbers < 0) | (numbers >= num_rows), num_rows, numbers).astype(jnp.int32))
-    return rows + next(taps)
+    tapped: jax.Array = rows + next(taps)
+    return tapped
 
 
 def _evaluate(program: Any, equation: Any, given: list[Any]) -> dict[Any, Any]:

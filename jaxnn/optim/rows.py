@@ -71,7 +71,8 @@ def apply_updates(params: Params, updates: PyTree) -> Params:
             return optax.apply_updates(param, update)
         return param.at[update.ids].add(update.values.astype(param.dtype), mode="drop", unique_indices=True)
 
-    return jax.tree.map(apply, updates, params, is_leaf=lambda node: node is None or is_rows(node))
+    updated: Params = jax.tree.map(apply, updates, params, is_leaf=lambda node: node is None or is_rows(node))
+    return updated
 
 
 def _summed_by_sorting(rows: Rows, num_rows: int) -> tuple[jax.Array, jax.Array]:

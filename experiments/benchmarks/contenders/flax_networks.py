@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +61,8 @@ class ImdbLSTM(nn.Module):
     @nn.compact
     def __call__(self, ids, train: bool = False):
         x = nn.Embed(20_000, 128)(ids)
-        x = nn.RNN(nn.OptimizedLSTMCell(64, parent=None), name="LSTM_0")(x)
-        return nn.Dense(2)(x[:, -1])
+        outputs: Any = nn.RNN(nn.OptimizedLSTMCell(64, parent=None), name="LSTM_0")(x)
+        return nn.Dense(2)(outputs[:, -1])
 
 
 class FastText(nn.Module):

@@ -1,5 +1,6 @@
 """The benchmark's networks as a user of jaxnn writes them."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -43,7 +44,7 @@ class Cifar10CNN(linen.Module):
 
 def network(name: str, dropout: bool) -> linen.Module:
     """The module called ``name``."""
-    makers = {
+    makers: dict[str, Callable[[], linen.Module]] = {
         "mnist_mlp": partial(models.MLP, (512, 512, 10), dropout=0.2 * dropout),
         "mnist_cnn": partial(MnistCNN, dropout),
         "cifar10_cnn": partial(Cifar10CNN, dropout),
