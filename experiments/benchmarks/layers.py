@@ -1,7 +1,7 @@
 """What each layer's trick is worth alone: jaxnn's layer against Flax's or JAX's, forward and backward, in turn.
 
 Claim     on a CPU a convolution network's scanned step costs at most 1.1 times its unscanned one; eight CNNs as a
-          population at most eight solo runs; 64 small MLPs train at least 4 times as fast as one after another
+          population about as much as eight solo runs; 64 small MLPs train at least 4 times as fast as one after another
 Command   python experiments/benchmarks/layers.py
 """
 

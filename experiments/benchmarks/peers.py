@@ -1,7 +1,7 @@
 """How fast jaxnn trains, against what a user would pick instead: each contender a process, in turn, round by round.
 
-Claim     on a CPU of two cores jaxnn is at least as fast as the best peer on every network, 1.5 times on average
-          (docs/performance.md says where it is not, and what bounds it)
+Claim     on a CPU of two cores jaxnn is at least as fast as the best peer: so far on the MLP and the CNNs, not on the
+          LSTM (docs/performance.md has the figures, and what is not measured yet)
 Command   make benchmark
 
 All contenders train the same network from the same initial weights on the same data with the same optimizer, and must

@@ -159,7 +159,7 @@ def _tapped_lookup(
     taps: Iterator[jax.Array], ids: list[jax.Array], program: Any, equation: Any, table: _Table, starts: jax.Array
 ) -> jax.Array:
     """The rows plus a zero to differentiate by; notes which rows they were, one past the last for none."""
-    rows: jax.Array = next(iter(_evaluate(program, equation, [table.value, starts]).values()))
+    (rows,) = _evaluate(program, equation, [table.value, starts]).values()
     for dtype in table.dtypes:
         rows = rows.astype(dtype)
     num_rows = table.value.shape[0]
