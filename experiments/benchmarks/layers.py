@@ -180,6 +180,10 @@ def program_cases() -> dict[str, tuple[Call, Call]]:
     return {
         "CNN, 4 steps scanned / unscanned": (stepping(*cnn, length=4, scan=True), stepping(*cnn, length=4)),
         "8 CNNs as a population / in turn": (population(*cnn, 8, length=1), stepping(*cnn, length=8)),
+        "8 CNNs as a mapped population / in turn": (
+            population(*cnn, 8, length=1, width=1),
+            stepping(*cnn, length=8),
+        ),
         "64 MLPs as a population / in turn": (population(*mlp, 64, length=256), stepping(*mlp, 64 * 256)),
         "64 MLPs as a population / each scanned": (
             population(*mlp, 64, length=256),
@@ -188,10 +192,15 @@ def program_cases() -> dict[str, tuple[Call, Call]]:
     }
 
 
-def population(step: Any, state: Any, batch: Any, members: int, length: int) -> Call:
-    """``length`` training steps of as many members at once, their states stacked, the batch shared."""
+def population(step: Any, state: Any, batch: Any, members: int, length: int, width: int | None = None) -> Call:
+    """``length`` training steps of many members, their states stacked, the batch shared: ``width`` at once, or all."""
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * members), state)
-    return stepping(jax.vmap(step, in_axes=(0, None)), states, batch, length, scan=length > 1)
+
+    def in_turn(states: Any, batch: Any) -> Any:
+        return jax.lax.map(lambda state: step(state, batch), states, batch_size=width)
+
+    at_once = jax.vmap(step, in_axes=(0, None))
+    return stepping(at_once if width is None else in_turn, states, batch, length, scan=length > 1)
 
 
 def compare(ours: Call, theirs: Call, rounds: int) -> dict[str, list[float]]:

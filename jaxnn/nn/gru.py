@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnn.nn.sequences import delayed
+from jaxnn.nn.sequences import delayed, summed_products
 
 type Kept = tuple[jax.Array, ...]
 
@@ -81,7 +81,7 @@ def _backward(kept: Kept, cotangents: tuple[jax.Array, jax.Array]) -> tuple[jax.
     to_first, total = jax.lax.scan(step, to_last, (to_h, slopes, z), reverse=True)
     product = jnp.tile(total, 3) * slopes
     gate_parts = 2 * (product.shape[-1] // 3)
-    to_kernel = jnp.einsum("tbh,tbg->hg", before.astype(kernel.dtype), product.astype(kernel.dtype))
+    to_kernel = summed_products(before.astype(kernel.dtype), product.astype(kernel.dtype))
     to_projected = jnp.concatenate([product[..., :gate_parts], total * slope_n], axis=-1)
     return to_projected, to_kernel, product[..., gate_parts:].sum((0, 1)), to_first
 

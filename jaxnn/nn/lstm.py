@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn.sequences import delayed
+from jaxnn.nn.sequences import delayed, summed_products
 
 type Carry = tuple[jax.Array, jax.Array]
 type Kept = tuple[jax.Array, jax.Array, jax.Array, Carry]
@@ -48,14 +48,14 @@ def _loop(projected: jax.Array, kernel: jax.Array, carry: Carry, keep: Callable[
 
     def step(carry: Carry, z: jax.Array) -> tuple[Carry, Any]:
         c, h = carry
-        z = z + jnp.matmul(h.astype(kernel.dtype), scaled_kernel, preferred_element_type=z.dtype)
-        gates = jnp.tanh(z) * scale + offset
+        product = jnp.matmul(h.astype(kernel.dtype), scaled_kernel, preferred_element_type=z.dtype)
+        gates = jnp.tanh(z * scale + product) * scale + offset
         i, f, g, o = jnp.split(gates, 4, axis=-1)
         c = f * c + i * g
         h = o * jnp.tanh(c)
         return (c, h), keep(gates, c, h)
 
-    return jax.lax.scan(step, carry, projected * scale[None])
+    return jax.lax.scan(step, carry, projected)
 
 
 def _forward(projected: jax.Array, kernel: jax.Array, carry: Carry) -> tuple[tuple[Carry, Carry], Kept]:
@@ -83,8 +83,7 @@ def _backward(kept: Kept, cotangents: tuple[Carry, Carry]) -> tuple[jax.Array, j
     (to_c, to_h), to_last = cotangents
     steps = (to_c, to_h, slopes, o * (1 - tanh_c * tanh_c), f)
     to_first, dz = jax.lax.scan(step, to_last, steps, reverse=True)
-    to_kernel = jnp.einsum("tbh,tbg->hg", before_h.astype(kernel.dtype), dz.astype(kernel.dtype))
-    return dz, to_kernel, to_first
+    return dz, summed_products(before_h.astype(kernel.dtype), dz.astype(kernel.dtype)), to_first
 
 
 lstm.defvjp(_forward, _backward)

@@ -1,4 +1,4 @@
-"""Sequences of several lengths in one array, time first: shifted by one step, reversed, read at their last step."""
+"""Sequences in one array, time first, perhaps of several lengths: shifted, multiplied, reversed, read at their end."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from flax.linen.recurrent import flip_sequences
 def delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
     """What stood before each step: ``first [...]``, then all of ``sequence [time, ...]`` but its last."""
     return jnp.concatenate([first[None], sequence[:-1]])
+
+
+def summed_products(first: jax.Array, second: jax.Array) -> jax.Array:
+    """The outer products of ``[time, batch, m]`` and ``[time, batch, n]``, summed over time and batch: ``[m, n]``.
+
+    One product of matrices with the summed axis first in both: in any other order XLA:CPU transposes one of them.
+    """
+    rows = (sequence.reshape(-1, sequence.shape[-1]) for sequence in (first, second))
+    return jax.lax.dot_general(*rows, (((0,), (0,)), ((), ())))
 
 
 def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
