@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 import tyro
 from flax import linen
+from provenance import about
 
 import jaxnn as jn
 from jaxnn import models, nn
@@ -232,7 +233,9 @@ def main(options: Options) -> None:
             flush=True,
         )
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"layers_{jax.default_backend()}.json").write_text(json.dumps(results, indent=1))
+    backend = jax.default_backend()
+    written = json.dumps({**about(backend), "seconds": results}, indent=1)
+    (options.out / f"layers_{backend}.json").write_text(written)
 
 
 if __name__ == "__main__":

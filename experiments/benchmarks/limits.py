@@ -27,6 +27,7 @@ import numpy as np
 import optax
 import tyro
 from jax.extend import core
+from provenance import about
 
 import jaxnn as jn
 
@@ -89,10 +90,10 @@ def work(problem: Any) -> tuple[float, int]:
     key = jax.random.key(0)
     state = jax.eval_shape(lambda key: jn.init_train_state(task, optax.adam(1e-3), key, batch), key)
 
-    def backward(params: Any, key: jax.Array) -> Any:
-        return jax.vjp(lambda params: task.loss(params, state.model_state, batch, key)[0], params)[1]
+    def backward(params: Any, model_state: Any) -> Any:
+        return jax.vjp(lambda params: task.loss(params, model_state, batch, key)[0], params)[1]
 
-    kept = jax.eval_shape(backward, state.params, key)
+    kept = jax.eval_shape(backward, state.params, state.model_state)
     step = jax.make_jaxpr(jn.make_train_step(task, optax.adam(1e-3)))(state, batch)
     return flops(step.jaxpr), ADAM_PASSES * jn.observe.nbytes(state.params) + 2 * jn.observe.nbytes(kept)
 
@@ -162,7 +163,7 @@ def main(options: Options) -> None:
     device = {"products_flops_per_second": rate, "memory_bytes_per_second": bandwidth}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"limits_{jax.default_backend()}.json"
-    path.write_text(json.dumps({**device, "networks": results}, indent=1))
+    path.write_text(json.dumps({**about(jax.default_backend()), **device, "networks": results}, indent=1))
 
 
 if __name__ == "__main__":

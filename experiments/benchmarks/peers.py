@@ -11,10 +11,8 @@ named ``+malloc`` run with glibc's allocator keeping its memory, as jaxnn's run 
 
 import contextlib
 import dataclasses
-import datetime
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+from provenance import about
 
 HERE = Path(__file__).parent
 CONTENDERS = HERE / "contenders"
@@ -205,31 +204,6 @@ def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def about(options: Options) -> dict[str, Any]:
-    """Where and when this was measured."""
-    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    return {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit,
-        "device": device_name(options.device),
-        "dtype": options.dtype,
-        "cpu_count": os.cpu_count(),
-        "python": platform.python_version(),
-    }
-
-
-def device_name(device: str) -> str:
-    """What the processor calls itself."""
-    if device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        return subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
-
-
 def main(options: Options) -> None:
     """Checks, times and tells, network by network; what is done is kept if a later one fails."""
     import problems
@@ -247,7 +221,9 @@ def main(options: Options) -> None:
             result["loss_difference"] = differences[name.partition("+")[0]]
         networks[network] = results
         show(network, results)
-        stem.with_suffix(".json").write_text(json.dumps({**about(options), "networks": networks}, indent=1))
+        stem.with_suffix(".json").write_text(
+            json.dumps({**about(options.device), "dtype": options.dtype, "networks": networks}, indent=1)
+        )
     conclude(networks)
     draw(networks, stem.with_suffix(".png"))
 

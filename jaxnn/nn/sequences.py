@@ -19,8 +19,8 @@ def summed_products(first: jax.Array, second: jax.Array) -> jax.Array:
 
     One product of matrices with the summed axis first in both: in any other order XLA:CPU transposes one of them.
     """
-    rows = (sequence.reshape(-1, sequence.shape[-1]) for sequence in (first, second))
-    return jax.lax.dot_general(*rows, (((0,), (0,)), ((), ())))
+    rows, others = (sequence.reshape(-1, sequence.shape[-1]) for sequence in (first, second))
+    return jax.lax.dot_general(rows, others, (((0,), (0,)), ((), ())))
 
 
 def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
