@@ -103,9 +103,10 @@ class Block(linen.Module):
         batch, time, features = x.shape
         dense = partial(linen.Dense, kernel_init=linen.initializers.normal(_STDDEV))
         added = partial(linen.Dense, features, kernel_init=linen.initializers.normal(self.stddev))
-        heads = (batch, time, 3, self.num_heads, features // self.num_heads)
-        qkv = dense(3 * features)(LayerNorm()(x)).reshape(heads)
-        attended = attention(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], causal=True)
+        heads = (batch, time, self.num_heads, features // self.num_heads)
+        projected = jnp.split(dense(3 * features)(LayerNorm()(x)), 3, axis=-1)
+        query, key, value = (part.reshape(heads) for part in projected)
+        attended = attention(query, key, value, causal=True)
         x = x + Dropout(self.dropout)(added()(attended.reshape(x.shape)), train=train)
         hidden = linen.gelu(dense(4 * features)(LayerNorm()(x)))
         return x + Dropout(self.dropout)(added()(hidden), train=train)
