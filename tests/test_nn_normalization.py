@@ -18,7 +18,7 @@ from jaxnn.types import ConfigError
 
 FLAX: dict[Any, Any] = {LayerNorm: linen.LayerNorm, RMSNorm: linen.RMSNorm, BatchNorm: linen.BatchNorm}
 LAYERS = tuple(FLAX)
-OURS = {"implementation": "products"}
+OURS = {"implementation": "analytic"}
 
 
 def inputs(shape: tuple[int, ...] = (6, 5, 4, 3), dtype: Any = jnp.float32) -> Any:
@@ -146,7 +146,7 @@ def test_a_batch_on_two_devices_has_the_statistics_of_the_whole() -> None:
 def scopes(layer: Any, *args: Any, **call: Any) -> set[str]:
     run = jax.jit(lambda *args: layer.init_with_output(jax.random.key(0), *args, **call)[0])
     text = str(run.lower(*args).as_text(debug_info=True))
-    return {name for name in ("products", "xla") if f"jaxnn.normalization.{name}" in text}
+    return {name for name in ("analytic", "xla") if f"jaxnn.normalization.{name}" in text}
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -158,7 +158,7 @@ def test_a_mask_counts_in_the_statistics_as_flax_does_it(kind: Any) -> None:
     variables = start(flax, x)
     assert_same(*(graded(layer, mask=mask)(variables, x) for layer in (own, flax)), rtol=1e-6, atol=1e-6)
     assert scopes(own, x, mask=mask) == {"xla"}
-    assert scopes(own, x) == {"products"}
+    assert scopes(own, x) == {"analytic"}
 
 
 def test_statistics_over_a_named_axis_are_those_of_the_whole() -> None:
@@ -229,7 +229,7 @@ def test_what_the_kernels_do_not_do_is_left_to_flax_or_named(layer: Any, x: Any,
     with pytest.raises(
         ConfigError, match=f"normalization cannot use 'products' here: .*{message}.*leave implementation"
     ):
-        layer.clone(implementation="products").init(jax.random.key(0), x)
+        layer.clone(implementation="analytic").init(jax.random.key(0), x)
     if getattr(layer, "axis_name", None) is None:
         assert scopes(layer, x) == {"xla"}
         theirs = next(base for base in type(layer).__mro__ if base.__module__.startswith("flax"))

@@ -72,13 +72,13 @@ def test_the_layers_that_have_implementations_and_observation_spell_them_alike()
         for operation, name in (("attention", "cudnn"), ("recurrence", "hoisted"), ("attention", "whole")):
             with scope(operation, name):
                 x = x + 1
-        with scope("attention", "cudnn"), scope("normalization", "products"):
+        with scope("attention", "cudnn"), scope("normalization", "analytic"):
             return x * 2
 
     assert implementations(step, X) == {
         "attention": ["cudnn", "whole"],
         "recurrence": ["hoisted"],
-        "normalization": ["products"],
+        "normalization": ["analytic"],
     }
 
 

@@ -23,7 +23,7 @@ PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
         "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
         "embedding": {"gpu": ("one_hot", "gather"), "other": ("gather", "one_hot")},
-        "normalization": {"cpu": ("products", "xla"), "other": ("xla", "products")},
+        "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
     }
 )
 

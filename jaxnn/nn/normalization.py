@@ -24,7 +24,7 @@ class LayerNorm(linen.LayerNorm):
     ask for ``implementation="xla"``, which is Flax's own code. So are masks, named axes and axes other than the last.
 
     Attributes:
-        implementation: ``"products"``, ``"xla"``, or None: what is fastest here.
+        implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
     """
 
     implementation: str | None = None
@@ -40,7 +40,7 @@ class LayerNorm(linen.LayerNorm):
         Raises:
             ConfigError: an implementation that is unknown, or that cannot do what is asked.
         """
-        chosen = implementations.choose(_OPERATION, self.implementation, {"products": _row_obstacle(self, x, mask)})
+        chosen = implementations.choose(_OPERATION, self.implementation, {"analytic": _row_obstacle(self, x, mask)})
         with implementations.scope(_OPERATION, chosen):
             if chosen == "xla":
                 return cast(jax.Array, super().__call__(x, mask=mask))
@@ -56,7 +56,7 @@ class RMSNorm(linen.RMSNorm):
     ask for ``implementation="xla"``, which is Flax's own code. So are masks, named axes and axes other than the last.
 
     Attributes:
-        implementation: ``"products"``, ``"xla"``, or None: what is fastest here.
+        implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
     """
 
     implementation: str | None = None
@@ -72,7 +72,7 @@ class RMSNorm(linen.RMSNorm):
         Raises:
             ConfigError: an implementation that is unknown, or that cannot do what is asked.
         """
-        chosen = implementations.choose(_OPERATION, self.implementation, {"products": _row_obstacle(self, x, mask)})
+        chosen = implementations.choose(_OPERATION, self.implementation, {"analytic": _row_obstacle(self, x, mask)})
         with implementations.scope(_OPERATION, chosen):
             if chosen == "xla":
                 return cast(jax.Array, super().__call__(x, mask=mask))
@@ -90,7 +90,7 @@ class BatchNorm(linen.BatchNorm):
     ``implementation="xla"``, which is Flax's own code. So are masks, named axes and a channel axis other than the last.
 
     Attributes:
-        implementation: ``"products"``, ``"xla"``, or None: what is fastest here.
+        implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
     """
 
     implementation: str | None = None
@@ -109,7 +109,7 @@ class BatchNorm(linen.BatchNorm):
         Raises:
             ConfigError: an implementation that is unknown, or that cannot do what is asked.
         """
-        chosen = implementations.choose(_OPERATION, self.implementation, {"products": _batch_obstacle(self, x, mask)})
+        chosen = implementations.choose(_OPERATION, self.implementation, {"analytic": _batch_obstacle(self, x, mask)})
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
