@@ -186,9 +186,9 @@ class Experiment[Config]:
         return dataclasses.replace(self, config=config)
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: object, known: Iterable[str]) -> str:
     """``did you mean 'x'? Known are 'x', 'y'``: the nearest of ``known`` to ``word``, then all of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(str(word), known, n=1)
     listed = ", ".join(map(repr, known)) or "none"
     return (f"did you mean {near[0]!r}? " if near else "") + f"Known are {listed}"

@@ -54,6 +54,23 @@ CASES = {
         r"logits \[batch, classes\], not \[8, 1, 3\]",
     ),
     "a model that is none": (bad(model=3), "a model must be a Flax Linen module or a pair"),
+    "data that are a pair": (bad(data=tiny.points(37)), r"experiment's data gave a tuple: .* jn\.data\.arrays"),
+    "a model for a task": (
+        bad(task=lambda config: jn.models.MLP((3,))),
+        r"experiment's task gave a MLP: .* jn\.tasks\.classification",
+    ),
+    "a number for an optimizer": (bad(optimizer=lambda config: 0.1), "experiment's optimizer gave a float: .* Optax"),
+    "a loss that is no number an example": (
+        bad(task=lambda config: jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})),
+        r"a number an example, \[8\], not \[8, 3\]: take its mean over every axis but the first",
+    ),
+    "tokens beyond the outputs": (
+        bad(
+            data=jn.data.arrays((np.zeros((9, 4, 3), np.float32), np.full((9, 4), 7))),
+            task=lambda config: jn.tasks.next_token((tiny.init, lambda params, x: x @ params["kernel"])),
+        ),
+        "label 7 of example 0 in train is out of range: labels must be 0 to 2",
+    ),
 }
 
 
@@ -247,12 +264,51 @@ def test_another_model_is_refused(finished: jn.Run) -> None:
         tiny.fit(tiny.experiment(optimizer=lambda config: optax.adam(0.1)), resume=finished.dir)
 
 
-def test_a_run_resumed_at_its_end_is_finished_as_it_was(finished: jn.Run) -> None:
-    metrics = (finished.dir / "metrics.jsonl").read_text()
+def contents(run_dir: Path) -> dict[str, bytes]:
+    """The files of a record but those of its checkpoints."""
+    return {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+
+
+def test_a_run_resumed_at_its_end_is_loaded_and_its_record_stays(finished: jn.Run) -> None:
+    before = contents(finished.dir)
     run = tiny.fit(tiny.experiment(), resume=finished.dir)
     assert run.summary.status == tiny.read(finished.dir)["status"] == "finished"
-    assert (finished.dir / "metrics.jsonl").read_text() == metrics
+    assert contents(finished.dir) == before
     assert int(run.state.step) == run.summary.step == 20
+    tiny.assert_bitwise_equal(run.state.params, finished.state.params)
+
+
+def test_a_run_that_stopped_early_is_loaded_too(tmp_path: Path) -> None:
+    experiment = tiny.experiment(learning_rate=0.0, num_steps=60)
+    stopped = tiny.fit(experiment, tmp_path / "run", eval_every=5, patience=2)
+    before = contents(stopped.dir)
+    run = tiny.fit(experiment, resume=stopped.dir)
+    assert run.summary.status == "stopped early" and int(run.state.step) == 15
+    assert contents(stopped.dir) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint_every": 0}], ids=["as before", "without more checkpoints"])
+def test_a_run_goes_on_from_what_it_saved(tmp_path: Path, options: dict[str, Any]) -> None:
+    first = tiny.fit(tiny.experiment(num_steps=10), tmp_path / "run")
+    run = tiny.fit(tiny.experiment(), resume=first.dir, **options)
+    np.testing.assert_array_equal(run.metrics["step"], [5, 10, 15, 20])
+    told = tiny.read(first.dir)["resumed"][0]
+    assert told["step"] == 10 and set(told["before"]) == {"command", "git", "devices", "jax_flags"}
+
+
+def test_without_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    finished = tiny.fit(tiny.experiment(), tmp_path / "run", checkpoint_every=0)
+    before = contents(finished.dir)
+    with pytest.raises(jn.RecordError, match="kept no checkpoints, so there is nothing to go on from"):
+        tiny.fit(tiny.experiment(), resume=finished.dir)
+    assert contents(finished.dir) == before
+
+
+def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has_done(finished: jn.Run) -> None:
+    before = contents(finished.dir)
+    with pytest.raises(jn.RecordError, match="has done 20 steps already, more than num_steps = 10"):
+        tiny.fit(tiny.experiment(num_steps=10), resume=finished.dir)
+    assert contents(finished.dir) == before
 
 
 def test_without_its_record_a_run_cannot_be_resumed(finished: jn.Run) -> None:

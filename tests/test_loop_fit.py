@@ -161,6 +161,14 @@ def test_early_stopping_stops_and_says_so(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.metrics["step"], [5, 10, 15])
 
 
+def test_with_patience_the_best_state_is_saved_when_it_is_seen(tmp_path: Path) -> None:
+    # Overfits at once: the first evaluation is the best, and the last comes within the minute between two saves.
+    run = tiny.fit(tiny.experiment(learning_rate=30.0, num_steps=60), tmp_path / "run", eval_every=5, patience=2)
+    values = run.metrics["test_loss"]
+    assert run.summary.status == "stopped early" and np.nanargmin(values) == len(values) - 3
+    assert int(run.best_state().step) == run.metrics["step"][np.nanargmin(values)]
+
+
 def test_patience_follows_the_monitored_metric() -> None:
     # Accuracy stands still where the loss goes on falling: only patience with accuracy ends the run.
     easy = (np.eye(3, dtype=np.float32).repeat(8, 0), np.arange(3).repeat(8))

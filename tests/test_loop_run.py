@@ -188,13 +188,17 @@ def test_iterating_gives_the_reports_and_the_parameters_of_fit(run: jn.Run, tmp_
 def test_between_windows_the_state_is_whole() -> None:
     experiment = tiny.experiment(num_steps=10)
     iteration = jn.iterate(experiment, record=False, **tiny.HOW)
+    states = []
     for report in iteration:
+        states.append(iteration.state)
         state = jax.device_get(iteration.state._replace(key=None))
         alone = tiny.fit(experiment.replace(num_steps=report.step), eval_every=0)
         tiny.assert_bitwise_equal(state.params, alone.state.params)
         assert int(state.step) == int(iteration.run.state.step) == report.step
         assert ("test_loss" in report.metrics) == (report.step == 10)
         assert iteration.run.predict(tiny.points(2)[0]).shape == (2, 3)
+    # Each is the caller's for good, whatever becomes of the memory it was trained in.
+    assert [int(state.step) for state in states] == [5, 10]
 
 
 def test_breaking_off_saves_completes_the_record_and_can_be_resumed(run: jn.Run, tmp_path: Path) -> None:
@@ -211,6 +215,24 @@ def test_breaking_off_saves_completes_the_record_and_can_be_resumed(run: jn.Run,
     resumed = tiny.fit(run.experiment, resume=tmp_path / "run")
     tiny.assert_bitwise_equal(resumed.state.params, run.state.params)
     np.testing.assert_array_equal(resumed.metrics["train_loss"], run.metrics["train_loss"])
+
+
+def test_a_state_is_saved_with_its_own_metrics_alone(tmp_path: Path) -> None:
+    options = {**tiny.HOW, "checkpoint_every": 10}
+    iteration = jn.iterate(tiny.experiment(num_steps=40), run_dir=tmp_path / "run", **options)
+    for report in iteration:
+        if report.step == 15:  # evaluated at 10, and saved then
+            break
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["10", "15"]
+    assert int(iteration.run.best_state().step) == 10
+
+
+def test_breaking_off_at_the_end_is_no_stop(tmp_path: Path) -> None:
+    iteration = jn.iterate(tiny.experiment(), run_dir=tmp_path / "run", **tiny.HOW)
+    for report in iteration:
+        if report.step == 20:
+            break
+    assert iteration.run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
 
 
 def test_an_iteration_that_has_not_begun_has_no_run() -> None:

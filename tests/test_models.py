@@ -216,6 +216,8 @@ def test_another_activation() -> None:
         (lambda: CNN(10, dense=128), "CNN: dense must be a tuple of integers >= 1"),
         (lambda: CNN(10, kernel_size=(3,)), "CNN: kernel_size must be two integers"),
         (lambda: CNN(10, pool=2), "CNN: pool must be a tuple of integers >= 1"),
+        (lambda: CNN(10, blocks=32), "CNN: blocks must hold a tuple"),
+        (lambda: CNN(10, padding=1), "CNN: no padding 1: Known are 'SAME', 'VALID'"),
         (lambda: CNN(10, padding="SMAE"), "CNN: no padding 'SMAE': did you mean 'SAME'"),
         (lambda: CNN(10, dropout=-0.5), "a dropout rate is a probability"),
     ],

@@ -355,6 +355,7 @@ def test_cudnn_is_what_a_gpu_takes_where_it_can(monkeypatch: pytest.MonkeyPatch)
         ({"bias": jnp.zeros((1, 3, 1, 1, 9))}, "bias of shape .* does not broadcast"),
         ({"lengths": jnp.array([1, 2])}, r"lengths must be integers of shape \(3,\)"),
         ({"query_lengths": jnp.array([1.0, 2.0, 3.0])}, "query_lengths must be integers"),
+        ({"scale": jnp.ones(4)}, r"scale must be one number, not of shape \[4\]"),
         ({"implementation": "flash"}, "no implementation 'flash'"),
         ({"implementation": "chunked", "bias": jnp.zeros((9,))}, "cannot use 'chunked' here: it takes no bias"),
     ],
@@ -375,3 +376,17 @@ def test_flax_layers_take_it_for_their_own() -> None:
     )
     with pytest.raises(ConfigError, match="no dropout of attention weights"):
         own.apply(params, x, mask=mask, deterministic=False, rngs={"dropout": jax.random.key(2)})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sow_weights": True}, "attention_fn keeps no weights: leave sow_weights out"),
+        ({"precision": "highest"}, "attention_fn takes no precision: set it with jax.default_matmul_precision"),
+    ],
+)
+def test_what_flaxs_layer_cannot_have_is_named(options: dict[str, Any], words: str) -> None:
+    call = {name: options.pop(name) for name in ("sow_weights",) if name in options}
+    layer = linen.MultiHeadDotProductAttention(2, attention_fn=attention_fn, **options)
+    with pytest.raises(ConfigError, match=words):
+        layer.init(jax.random.key(0), jnp.ones((1, 3, 4)), **call)

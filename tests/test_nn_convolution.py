@@ -423,3 +423,7 @@ def test_a_convolution_of_ones_own_is_kept_and_ours_fits_flaxs_layer() -> None:
     params = layer.init(jax.random.key(0), x)
     assert chosen(layer.apply, params, x) == set()
     assert chosen(linen.Conv(2, (3, 3), conv_general_dilated=conv_general_dilated).apply, params, x) == {"canonical"}
+    own = functools.partial(conv_general_dilated, implementation="xla")
+    assert chosen(Conv(2, (3, 3), conv_general_dilated=own).apply, params, x) == {"xla"}
+    with pytest.raises(ConfigError, match="give an implementation or a conv_general_dilated, not both"):
+        layer.clone(implementation="canonical")

@@ -198,7 +198,7 @@ def test_the_only_floats_kept_for_the_gradient_are_the_logits_and_one_a_label() 
         (lambda: cross_entropy(jnp.ones((2, 3)), jnp.ones(2)), r"labels \[...\] of integers, not \[2, 3\] and float32"),
         (lambda: cross_entropy(jnp.ones((2, 3)), jnp.ones(3, int)), r"not \[2, 3\] and int32 \[3\]"),
         (lambda: cross_entropy(jnp.float32(1), jnp.int32(0)), r"needs logits \[..., classes\]"),
-        (lambda: cross_entropy(EIGHTHS, jnp.int32(0), 1.5), "label_smoothing is 1.5, and must be 0…1"),
+        (lambda: cross_entropy(EIGHTHS, jnp.int32(0), 1.5), "label_smoothing must be one number, 0…1, not 1.5"),
         (
             lambda: linear_cross_entropy(jnp.ones((2, 3)), jnp.ones((4, 5)), jnp.ones(2, int)),
             r"kernel \(4, 5\), bias None",

@@ -161,3 +161,8 @@ def test_a_rate_that_is_no_probability_is_named(rate: float) -> None:
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(ConfigError, match="pass rngs={'dropout': key}"):
         Dropout(0.5).apply({}, ONES, train=True)
+
+
+def test_integers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="dropout needs floats, for what it keeps is scaled, not int32"):
+        Dropout(0.5).apply({}, jnp.ones(3, jnp.int32), train=True, rngs={"dropout": jax.random.key(0)})

@@ -227,7 +227,7 @@ def test_epsilon_has_a_gradient() -> None:
 )
 def test_what_the_kernels_do_not_do_is_left_to_flax_or_named(layer: Any, x: Any, message: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"normalization cannot use 'products' here: .*{message}.*leave implementation"
+        ConfigError, match=f"normalization cannot use 'analytic' here: .*{message}.*leave implementation"
     ):
         layer.clone(implementation="analytic").init(jax.random.key(0), x)
     if getattr(layer, "axis_name", None) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -29,7 +30,10 @@ CASES = [
     ((2, 7, 7, 3), (3, 3), (2, 2), "VALID"),  # windows that overlap
     ((2, 7, 7, 3), (2, 2), (3, 3), "VALID"),  # gaps between windows
     ((2, 7, 7, 3), (2, 2), (2, 2), "SAME"),
+    ((2, 7, 7, 3), (2, 2), (2, 2), "same_lower"),
     ((2, 7, 7, 3), (2, 2), (2, 2), ((1, 0), (0, 1))),
+    ((2, 7, 7, 3), (2, 2), (2, 2), ((0, 0), (0, 0))),
+    ((2, 7, 7, 3), (3, 3), (2, 2), ((1, 0), (0, 1))),
     ((2, 1, 5, 3), (2, 2), (2, 2), "VALID"),  # nothing left
 ]
 
@@ -60,15 +64,16 @@ def test_values_and_gradients_are_flaxs(
 @pytest.mark.parametrize("count_include_pad", [True, False])
 def test_padding_counts_in_the_mean_as_in_flax(count_include_pad: bool) -> None:
     x = distinct((2, 5, 5, 3))
-    for padding in ("SAME", "VALID"):
-        given = (x, (2, 2), (2, 2), padding, count_include_pad)
-        np.testing.assert_allclose(nn.avg_pool(*given), linen.avg_pool(*given), rtol=1e-5)
+    for padding in ("SAME", "VALID", ((1, 1), (0, 1))):
+        for strides in ((2, 2), (1, 2)):
+            given = (x, (2, 2), strides, padding, count_include_pad)
+            np.testing.assert_allclose(nn.avg_pool(*given), linen.avg_pool(*given), rtol=1e-5)
 
 
 def test_tiles_need_no_window_reduction() -> None:
     x = distinct((2, 7, 8, 3))
-    for pool in (nn.max_pool, nn.avg_pool):
-        tiled = jax.make_jaxpr(jax.grad(lambda x, pool=pool: pool(x, (2, 2), (2, 2)).sum()))(x)
+    for pool, padding in itertools.product((nn.max_pool, nn.avg_pool), ("valid", "SAME", ((1, 0), (0, 0)))):
+        tiled = jax.make_jaxpr(jax.grad(lambda x, pool=pool: pool(x, (2, 2), (2, 2), padding).sum()))(x)  # noqa: B023
         assert not any(name in str(tiled) for name in ("reduce_window", "select_and_scatter"))
 
 
@@ -86,8 +91,11 @@ def test_equal_maxima_share_the_gradient() -> None:
 
 @pytest.mark.parametrize("pool", [nn.max_pool, nn.avg_pool])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_dtype_is_kept(pool: Callable, dtype: str) -> None:
-    assert pool(jnp.ones((1, 4, 4, 1), dtype), (2, 2), (2, 2)).dtype == dtype
+@pytest.mark.parametrize("strides", [(2, 2), (1, 1)])
+def test_dtype_is_kept(pool: Callable, strides: tuple, dtype: str) -> None:
+    assert pool(jnp.ones((1, 4, 4, 1), dtype), (2, 2), strides, "SAME").dtype == dtype
+    if pool is nn.avg_pool:
+        assert pool(jnp.ones((1, 5, 4, 1), dtype), (2, 2), strides, "SAME", False).dtype == dtype
 
 
 def test_lists_do_for_tuples() -> None:
@@ -100,5 +108,22 @@ def test_lists_do_for_tuples() -> None:
 def test_ranks_that_do_not_fit_are_named() -> None:
     with pytest.raises(ConfigError, match=r"window \(2, 2\) and strides \(2,\) need equally many"):
         nn.max_pool(jnp.ones((1, 4, 4, 1)), (2, 2), (2,))
-    with pytest.raises(ConfigError, match=r"2 spatial axes, features\], not of shape \(4, 4\)"):
+    with pytest.raises(ConfigError, match=r"2 spatial axes, features\], not float32 of shape \(4, 4\)"):
         nn.avg_pool(jnp.ones((4, 4)), (2, 2), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "words"),
+    [
+        (2, None, "VALID", r"the window must be a tuple of integers >= 1, as \(2, 2\), not 2"),
+        ((0, 2), (0, 2), "VALID", r"the window must be a tuple of integers >= 1"),
+        ((2, 2), 2, "VALID", r"the strides must be a tuple of integers >= 1"),
+        ((2, 2), None, "FULL", "no padding 'FULL'.* Known are 'SAME', 'SAME_LOWER', 'VALID'"),
+        ((2, 2), None, 1, r"padding must be a name or \(low, high\) for each spatial axis, not 1"),
+        ((2, 2), None, ((1, 1),), r"padding must be a name or \(low, high\) for each spatial axis"),
+    ],
+)
+def test_what_is_no_window_is_named(window: object, strides: object, padding: object, words: str) -> None:
+    for pool in (nn.max_pool, nn.avg_pool):
+        with pytest.raises(ConfigError, match=words):
+            pool(jnp.ones((1, 4, 4, 1)), window, strides, padding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from jax.experimental import rnn
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxnn.nn import cudnn_lstm, implementations
+from jaxnn.nn import cudnn_lstm
 from jaxnn.nn.recurrent import GRU, LSTM, Bidirectional
 from jaxnn.nn.recurrent_stacks import Stacked
 from jaxnn.types import ConfigError, DataError
@@ -197,14 +197,8 @@ def test_lstm_by_hand() -> None:
     np.testing.assert_allclose([c.item(), h.item()], [first / 2, np.tanh(first / 2) / 2], rtol=1e-6)
 
 
-@pytest.fixture(params=["hoisted", "paired"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    order = {"other": ("hoisted", "paired", "cudnn")}
-    monkeypatch.setattr(implementations, "PREFERRED", {**implementations.PREFERRED, "recurrence": order})
-    yield request.param
-
-
 @KINDS
+@pytest.mark.parametrize("either", ["hoisted", "paired"])
 def test_both_directions_are_flaxs(kind: type, either: str) -> None:
     def pair(call: dict, params: Any, x: jax.Array, carry: Any) -> list[Any]:
         layers = (both(kind, implementation=either), flax_both(kind))
@@ -371,6 +365,7 @@ def test_one_product_to_each_step_and_the_others_outside(layer: linen.Module, lo
     assert products(traced) - sum(map(products, bodies)) == 4 * loops
 
 
+@pytest.mark.parametrize("either", ["hoisted", "paired"])
 def test_both_directions_paired_are_one_loop(either: str) -> None:
     x = normal(0, BATCH, TIME, INPUTS)
     layer, params = both(GRU, implementation=either), params_of_both(GRU)
@@ -546,13 +541,16 @@ def test_bad_layers_are_named() -> None:
     x = normal(0, BATCH, TIME, INPUTS)
     with pytest.raises(DataError, match=r"GRU needs an initial_carry \[3, 4\], not"):
         GRU(FEATURES).init(jax.random.key(0), x, initial_carry=(x, x))
+    for layers in (GRU(4), [64, 64], [linen.GRUCell(4)]):
+        with pytest.raises(ConfigError, match=r"Stacked needs layers, as Stacked\(\[LSTM\(64\), LSTM\(64\)\]\)"):
+            Stacked(layers)
     with pytest.raises(DataError, match="Stacked needs an initial_carry of 2 states, one for each layer"):
         Stacked([GRU(4), GRU(4)]).init(jax.random.key(0), x, initial_carry=(x,))
     with pytest.raises(DataError, match=r"Stacked needs floats \[\*batch, time, features\], not int32 \[3, 6\]"):
         Stacked([GRU(4)]).init(jax.random.key(0), np.ones((BATCH, TIME), np.int32))
     with pytest.raises(DataError, match="Bidirectional needs an initial_carry of 2 states"):
         both(GRU).init(jax.random.key(0), x, initial_carry=x)
-    with pytest.raises(ConfigError, match=r"Stacked needs at least one layer, as Stacked\(\[LSTM"):
+    with pytest.raises(ConfigError, match=r"Stacked needs layers, as Stacked\(\[LSTM"):
         Stacked([])
     with pytest.raises(ConfigError, match="a dropout rate is a probability"):
         Stacked([GRU(4)], dropout=2.0)

@@ -78,7 +78,7 @@ def test_a_device_node_is_a_gpu_too(tmp_path, monkeypatch) -> None:
 def test_each_cause_has_its_sentence() -> None:
     plugin = "jax-cuda13-plugin"
     absent = explain_missing_gpu(None, None, NO_BACKEND)
-    assert "not installed" in absent and 'pip install "jaxnn[cuda]"' in absent
+    assert "not installed" in absent and 'pip install "jax[cuda13]"' in absent
     assert "JAX_PLATFORMS" not in absent
 
     pinned = explain_missing_gpu("cpu", plugin, NO_BACKEND)

@@ -24,6 +24,8 @@ import jaxnn as jn
 from jaxnn import models, nn
 
 type Call = Callable[[], Any]
+# Makes both sides of a comparison, whose memory is free again once they are measured.
+type Case = Callable[[], tuple[Call, Call]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Options:
     only: tuple[str, ...] = ()
     """Cases whose name holds one of these words; default: all."""
     rounds: int = 7
-    out: Path = Path(__file__).parents[1] / "results"
+    out: Path = Path("runs/benchmarks")
 
 
 def trained(module: linen.Module, *inputs: Any, **kwargs: Any) -> Call:
@@ -65,7 +67,7 @@ def normal(*shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(2), shape)
 
 
-def layer_cases() -> dict[str, tuple[Call, Call]]:
+def layer_cases() -> dict[str, Case]:
     """For each trick: jaxnn's form and the plain one."""
     image, wide, small = normal(128, 26, 26, 32), normal(128, 32, 32, 16), normal(128, 8, 8, 64)
     tokens, heads = normal(12, 64, 128), normal(12, 64, 4, 32)
@@ -78,41 +80,44 @@ def layer_cases() -> dict[str, tuple[Call, Call]]:
         return layers.Conv(64, (3, 3), padding="VALID", **kwargs)
 
     return {
-        "convolution 32->64": (trained(conv(nn), image), trained(conv(linen), image)),
-        "convolution, in a scan": (scanned(conv(nn), image), scanned(conv(linen), image)),
-        "convolution 16->16": (trained(nn.Conv(16, (3, 3)), wide), trained(linen.Conv(16, (3, 3)), wide)),
-        "max pool 2x2": (
+        "convolution 32->64": lambda: (trained(conv(nn), image), trained(conv(linen), image)),
+        "convolution, in a scan": lambda: (scanned(conv(nn), image), scanned(conv(linen), image)),
+        "convolution 16->16": lambda: (trained(nn.Conv(16, (3, 3)), wide), trained(linen.Conv(16, (3, 3)), wide)),
+        "max pool 2x2": lambda: (
             differentiated(lambda x: nn.max_pool(x, (2, 2), (2, 2)), wide),
             differentiated(lambda x: linen.max_pool(x, (2, 2), (2, 2)), wide),
         ),
-        "LSTM 64": (trained(nn.LSTM(64), words), trained(linen.RNN(linen.OptimizedLSTMCell(64)), words)),
-        "GRU 64": (trained(nn.GRU(64), words), trained(linen.RNN(linen.GRUCell(64)), words)),
-        "attention, 64 long": (
+        "LSTM 64": lambda: (trained(nn.LSTM(64), words), trained(linen.RNN(linen.OptimizedLSTMCell(64)), words)),
+        "GRU 64": lambda: (trained(nn.GRU(64), words), trained(linen.RNN(linen.GRUCell(64)), words)),
+        "attention, 64 long": lambda: (
             differentiated(lambda x: nn.attention(x, x, x, causal=True), heads),
             differentiated(lambda x: jax.nn.dot_product_attention(x, x, x, is_causal=True), heads),
         ),
-        "attention, 4096 long": (
+        "attention, 4096 long": lambda: (
             differentiated(lambda x: nn.attention(x, x, x, causal=True), long),
             differentiated(lambda x: jax.nn.dot_product_attention(x, x, x, is_causal=True), long),
         ),
-        "layer norm": (trained(nn.LayerNorm(), tokens), trained(linen.LayerNorm(), tokens)),
-        "batch norm, 16 channels": (
+        "layer norm": lambda: (trained(nn.LayerNorm(), tokens), trained(linen.LayerNorm(), tokens)),
+        "batch norm, 16 channels": lambda: (
             trained(nn.BatchNorm(use_running_average=False), wide),
             trained(linen.BatchNorm(use_running_average=False), wide),
         ),
-        "batch norm, 64 channels": (
+        "batch norm, 64 channels": lambda: (
             trained(nn.BatchNorm(use_running_average=False), small),
             trained(linen.BatchNorm(use_running_average=False), small),
         ),
-        "dropout": (
+        "dropout": lambda: (
             trained(nn.Dropout(0.5), normal(128, 9216), train=True),
             trained(linen.Dropout(0.5, deterministic=False), normal(128, 9216)),
         ),
-        "cross-entropy, 32,000 classes": (
+        "cross-entropy, 32,000 classes": lambda: (
             differentiated(lambda logits: nn.cross_entropy(logits, labels), logits),
             differentiated(lambda logits: plain(logits, labels), logits),
         ),
-        "Adam, a table of 1.2 M x 50": (table_step(jn.optim.lazy(optax.adam(1e-3))), table_step(optax.adam(1e-3))),
+        "Adam, a table of 1.2 M x 50": lambda: (
+            table_step(jn.optim.lazy(optax.adam(1e-3))),
+            table_step(optax.adam(1e-3)),
+        ),
     }
 
 
@@ -173,20 +178,20 @@ def mnist_cnn() -> linen.Module:
     return models.CNN(10, blocks=((32, 64),), padding="VALID")
 
 
-def program_cases() -> dict[str, tuple[Call, Call]]:
+def program_cases() -> dict[str, Case]:
     """Whole training steps: what a loop around them, or a population, costs; the second is the yardstick."""
     adam = optax.adam(1e-3)
     cnn = training(mnist_cnn(), normal(128, 28, 28, 1), adam)
     mlp = training(models.MLP((32, 32, 10)), normal(32, 64), adam)
     return {
-        "CNN, 4 steps scanned / unscanned": (stepping(*cnn, length=4, scan=True), stepping(*cnn, length=4)),
-        "8 CNNs as a population / in turn": (population(*cnn, 8, length=1), stepping(*cnn, length=8)),
-        "8 CNNs as a mapped population / in turn": (
+        "CNN, 4 steps scanned / unscanned": lambda: (stepping(*cnn, length=4, scan=True), stepping(*cnn, length=4)),
+        "8 CNNs as a population / in turn": lambda: (population(*cnn, 8, length=1), stepping(*cnn, length=8)),
+        "8 CNNs as a mapped population / in turn": lambda: (
             population(*cnn, 8, length=1, width=1),
             stepping(*cnn, length=8),
         ),
-        "64 MLPs as a population / in turn": (population(*mlp, 64, length=256), stepping(*mlp, 64 * 256)),
-        "64 MLPs as a population / each scanned": (
+        "64 MLPs as a population / in turn": lambda: (population(*mlp, 64, length=256), stepping(*mlp, 64 * 256)),
+        "64 MLPs as a population / each scanned": lambda: (
             population(*mlp, 64, length=256),
             stepping(*mlp, 64 * 256, scan=True),
         ),
@@ -221,10 +226,10 @@ def main(options: Options) -> None:
     """Times the cases in turn and prints by how much the plain form takes longer."""
     print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; medians of {options.rounds} rounds")
     results = {}
-    for name, (ours, theirs) in (layer_cases() | program_cases()).items():
+    for name, make in (layer_cases() | program_cases()).items():
         if options.only and not any(word in name for word in options.only):
             continue
-        seconds = results[name] = compare(ours, theirs, options.rounds)
+        seconds = results[name] = compare(*make(), options.rounds)
         ratios = [other / own for own, other in zip(*seconds.values(), strict=True)]
         own, other = (1e3 * statistics.median(values) for values in seconds.values())
         print(

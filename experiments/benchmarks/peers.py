@@ -60,8 +60,8 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = "float32"
     torch_python: str = ".venv-peers/bin/python"
     """The Python that has PyTorch and Keras."""
-    out: Path = HERE.parent / "results"
-    """The folder that gets peers_DEVICE.json and .png."""
+    out: Path = Path("runs/benchmarks")
+    """The folder that gets peers_DEVICE_DTYPE.json and .png."""
 
 
 class Worker:
@@ -70,7 +70,8 @@ class Worker:
     def __init__(self, contender: str, problem: Path, options: Options) -> None:
         name, _, variant = contender.partition("+")
         python = options.torch_python if "torch" in name else sys.executable
-        environment = os.environ | (KEEPING if variant == "malloc" else {})
+        # What workers leave in temporary folders goes with the problem.
+        environment = os.environ | {"TMPDIR": str(problem)} | (KEEPING if variant == "malloc" else {})
         command = [python, str(CONTENDERS / "worker.py"), name, str(problem)]
         command += ["--device", options.device, "--dtype", options.dtype]
         self.contender = contender
@@ -104,6 +105,7 @@ def working(contenders: tuple[str, ...], problem: Path, options: Options) -> Ite
     finally:
         for worker in workers.values():
             worker.process.kill()
+            worker.process.wait()
 
 
 def check(problem: Path, options: Options) -> dict[str, float]:
@@ -208,6 +210,8 @@ def main(options: Options) -> None:
     """Checks, times and tells, network by network; what is done is kept if a later one fails."""
     import problems
 
+    if "jaxnn" not in options.contenders or not set(options.contenders) <= set(ALL):
+        raise SystemExit(f"contenders are jaxnn, which the others are held against, and any of {', '.join(ALL)}.")
     networks: dict[str, dict[str, dict[str, Any]]] = {}
     options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / f"peers_{options.device}_{options.dtype}"

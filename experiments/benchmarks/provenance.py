@@ -8,15 +8,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from jaxnn.record.provenance import git_state
+
 
 def about(device: str) -> dict[str, Any]:
     """What goes into a results file beside the results; ``device`` is a platform, as "cpu" or "cuda"."""
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
+        "git": git_state(Path(__file__).parent),
         "device": device_name(device),
-        "cpu_count": os.cpu_count(),
+        "cpu_count": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax")},
     }

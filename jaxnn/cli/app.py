@@ -12,7 +12,7 @@ import tyro
 
 from jaxnn.cli.errors import sentences
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu
-from jaxnn.record import find_runs, read_metrics, read_run
+from jaxnn.record import find_runs, metrics_of, read_metrics, read_run
 from jaxnn.types import JaxnnError, RecordError
 
 # A width, in characters, that no row reaches.
@@ -107,7 +107,7 @@ def _row(path: Path) -> tuple[str, ...]:
 def _final(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     final: dict[str, float] = {}
     for line in lines:
-        final |= {k: v for k, v in line.items() if k.startswith(("train_", "validation_", "test_"))}
+        final |= metrics_of(line)
     return {name: float(f"{value:.4g}") for name, value in final.items()}
 
 

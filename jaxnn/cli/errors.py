@@ -10,6 +10,7 @@ from jaxnn.types import JaxnnError, TrainingError
 
 BAD_INPUT = 2
 FAILED = 1
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 
 @contextlib.contextmanager
@@ -21,5 +22,5 @@ def sentences() -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(FAILED if isinstance(error, TrainingError) else BAD_INPUT) from None
     except KeyboardInterrupt:
-        print("interrupted before anything could be saved", file=sys.stderr)
-        raise SystemExit(130) from None
+        print("interrupted at once; what was saved before is kept, see `jaxnn runs`", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.cli.cache import enable_compile_cache
-from jaxnn.cli.errors import sentences
+from jaxnn.cli.errors import INTERRUPTED, sentences
 from jaxnn.loop import Run, RunOptions, fit
 from jaxnn.record import config_from_json, read_run
 from jaxnn.types import ConfigError, Experiment
 
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
-INTERRUPTED = 75
+RESUMABLE = 75
 
 
 def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run:
@@ -30,7 +30,7 @@ def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run:
 
     Raises:
         SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
-            with one sentence on standard error; 75 after an interruption that can be resumed.
+            with one sentence on standard error; 75 after an interruption that can be resumed, 130 after another.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     with sentences():
@@ -38,7 +38,7 @@ def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run:
         enable_compile_cache()
         run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
-        raise SystemExit(INTERRUPTED)
+        raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
     return run
 
 

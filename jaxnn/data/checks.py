@@ -51,8 +51,11 @@ def check_alike(splits: dict[str, Examples]) -> None:
 
 
 def check_label_range(split: str, targets: np.ndarray, num_classes: int | None) -> None:
-    """Raises DataError for the first label that is negative or not below ``num_classes``."""
-    bad = targets < 0
+    """Raises DataError for the first label that is negative or not below ``num_classes``.
+
+    In sequences of them, ``[examples, time]``, a negative one may stand for none.
+    """
+    bad = (targets < 0) & (targets.ndim == 1)
     if num_classes is not None:
         bad |= targets >= num_classes
     if not bad.any():

@@ -7,6 +7,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxnn.loop.introduction import introduction
 from jaxnn.loop.options import RunOptions
 from jaxnn.loop.progress import Display, open_display, say_rows
@@ -17,6 +20,7 @@ from jaxnn.loop.saving import save_due, save_state
 from jaxnn.loop.session import Session
 from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.loop.training import train_session
+from jaxnn.record import metrics_of
 from jaxnn.types import ConfigError, Experiment, TrainState, suggest
 
 
@@ -77,14 +81,15 @@ class Iteration:
 
     @property
     def state(self) -> TrainState:
-        """The state at the end of the latest window."""
-        return self._started().state
+        """The state at the end of the latest window: a copy, for the next window takes the memory of its own."""
+        state: TrainState = jax.tree.map(jnp.copy, self._started().state)
+        return state
 
     @property
     def run(self) -> Run:
         """The run so far, or at its end."""
         session = self._started()
-        return run_of(session, summarise(session))
+        return dataclasses.replace(run_of(session, summarise(session)), state=self.state)
 
     def _started(self) -> Session:
         if self._session is None:
@@ -96,7 +101,8 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
     """Trains ``experiment`` under the caller's eyes: ``for report in jn.iterate(experiment)``.
 
     Nothing is printed. Between two reports the device is idle and ``iteration.state`` is whole, at the price of
-    one wait a window; ``break`` ends the run.
+    one wait a window; ``break`` ends the run, saved. Signals are the caller's: Ctrl-C raises as ever, and what was
+    saved until then is kept.
     """
     return Iteration(experiment, _with_changes(options or RunOptions(), changes))
 
@@ -117,10 +123,13 @@ def _settle(session: Session) -> None:
 
 def _leave(session: Session) -> None:
     """A run that its caller broke off is saved where it stands."""
+    if session.status != "running":
+        return
     session.status = "stopped early"
     step = int(session.state.step)
     if save_due(session, step, ending=True):
-        save_state(session, step, dict(summarise(session).metrics))
+        newest = session.lines[-1] if session.lines else {"step": 0}
+        save_state(session, step, metrics_of(newest) if newest["step"] == step else {})
 
 
 def _conclude(session: Session, display: Display) -> Run:
@@ -130,7 +139,7 @@ def _conclude(session: Session, display: Display) -> Run:
     if run.dir is not None:
         rows.append(("record", str(run.dir)))
         rows.append(("curves", str(run.dir / "curves.png")))
-        if summary.status == "interrupted":
+        if summary.status == "interrupted" and run.resumable:
             rows.append(("to go on", f"--resume {run.dir}"))
     say_rows(display, rows)
     return run

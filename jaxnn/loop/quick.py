@@ -81,5 +81,11 @@ def _steps_of(num_epochs: float, train: Source, batch_size: int) -> int:
 
 def _task_for(model: Any, splits: Splits) -> Task:
     targets = splits.train.examples.targets
-    labels = jnp.issubdtype(targets.dtype, jnp.integer) and targets.ndim == 1
-    return tasks.classification(model) if labels else tasks.regression(model)
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        return tasks.regression(model)
+    if targets.ndim != 1:
+        raise ConfigError(
+            f"integer targets {list(targets.shape)} are no labels [examples]: flatten them, give floats to regress, or "
+            "give a task in place of the model."
+        )
+    return tasks.classification(model)

@@ -12,8 +12,9 @@ from typing import Any
 
 from jaxnn.loop.options import RunOptions
 from jaxnn.loop.report import Summary
-from jaxnn.loop.saving import open_session_checkpoints
+from jaxnn.loop.saving import restore_newest
 from jaxnn.loop.session import Session, prepare_session
+from jaxnn.loop.stopping import status_after
 from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.record import (
     check_vacant,
@@ -23,6 +24,7 @@ from jaxnn.record import (
     data_fingerprint,
     draw_curves,
     jax_flags,
+    metrics_of,
     new_run_dir,
     open_record,
     read_run,
@@ -66,7 +68,9 @@ def open_session(experiment: Experiment[Any], options: RunOptions) -> Iterator[S
             path = options.resume or create_run_dir(options.run_dir or new_run_dir(run_name(session)))
             session.record = stack.enter_context(open_record(path))
             facts = _facts(session) if before is None else _restore(session, before)
-            stack.enter_context(_described(session, facts))
+            # A run that is over is loaded, not run: its record stays as it is.
+            if session.status == "running":
+                stack.enter_context(_described(session, facts))
         yield session
 
 
@@ -120,23 +124,30 @@ def _restore(session: Session, before: dict[str, Any]) -> dict[str, Any]:
     """Puts the session where the newest checkpoint left it; returns the new content of ``run.json``.
 
     Raises:
-        RecordError: the data are not those of the record, or a checkpoint cannot be read.
+        RecordError: the data are not those of the record, there is no checkpoint to go on from, it cannot be read, or
+            it is past ``num_steps``; nothing was written.
     """
     assert session.record is not None
+    path = session.record.path
     facts = _facts(session)
     if facts["fingerprint"]["data"] != before["fingerprint"]["data"]:
         raise RecordError(
-            f"the data are not those that the run in {session.record.path} was trained on: restore the data, or "
-            "start a new run."
+            f"the data are not those that the run in {path} was trained on: restore the data, or start a new run."
         )
-    checkpoints = open_session_checkpoints(session)
-    step = checkpoints.latest() if checkpoints is not None else None
-    if checkpoints is not None and step is not None:
-        session.state = checkpoints.restore(step, session.state)
-    session.lines = rewind_metrics(session.record.path, step or 0)
+    step = restore_newest(session)
+    if step is None and before["options"]["checkpoint_every"] == 0:
+        raise RecordError(f"the run in {path} kept no checkpoints, so there is nothing to go on from: start a new run.")
+    if (step or 0) > session.plan.num_steps:
+        raise RecordError(
+            f"the run in {path} has done {step} steps already, more than num_steps = {session.plan.num_steps}: resume "
+            "it with more, or start a new run."
+        )
+    session.lines = rewind_metrics(path, step or 0)
+    session.status = status_after(session, step or 0)
     session.resumed = {"step": step or 0, "time": facts["started"], "changed": _changes(before, facts)}
+    told = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
     kept = {name: before[name] for name in ("started", "seconds_per_step_measured")}
-    return {**facts, **kept, "resumed": [*before.get("resumed", []), session.resumed]}
+    return {**facts, **kept, "resumed": [*before.get("resumed", []), session.resumed | {"before": told}]}
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
@@ -161,15 +172,17 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
     finally:
         if session.status == "running":
             session.status = _status_of(sys.exception(), session)
-        if session.checkpoints is not None:
-            with session.clock.span("checkpoint"):
-                session.checkpoints.close()
-        summary = summarise(session).as_json()
-        record.describe({**facts, "status": session.status, "summary": summary})
-        record.write("compiles.json", session.programs.ledger.as_json())
-        if session.lines:
-            figure = draw_curves(session.lines, f"{facts['name']} · {facts['data']}")
-            figure.savefig(record.path / "curves.png", dpi=120)
+        try:
+            if session.checkpoints is not None:
+                with session.clock.span("checkpoint"):
+                    session.checkpoints.close()
+        finally:
+            summary = summarise(session).as_json()
+            record.describe({**facts, "status": session.status, "summary": summary})
+            record.write("compiles.json", session.programs.ledger.as_json())
+            if session.lines:
+                figure = draw_curves(session.lines, f"{facts['name']} · {facts['data']}")
+                figure.savefig(record.path / "curves.png", dpi=120)
 
 
 def _status_of(error: BaseException | None, session: Session) -> str:
@@ -188,7 +201,7 @@ def summarise(session: Session) -> Summary:
     batch_size = session.experiment.config.batch_size
     metrics: dict[str, float] = {}
     for line in session.lines:
-        metrics |= {name: value for name, value in line.items() if name.startswith(METRIC_PREFIXES)}
+        metrics |= metrics_of(line)
     seconds = {name: value for name, value in session.clock.seconds.items() if name != "caller"}
     totals = session.programs.ledger.totals()
     return Summary(
@@ -207,9 +220,6 @@ def summarise(session: Session) -> Summary:
         peak_bytes=peak_memory_bytes(),
         compilations=totals,
     )
-
-
-METRIC_PREFIXES = ("train_", "validation_", "test_")
 
 
 def run_name(session: Session) -> str:

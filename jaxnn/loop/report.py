@@ -21,7 +21,6 @@ class Report:
         seconds: wall time of the window, without evaluation, checkpoints and the caller's own work.
         steps_per_second: updates a second.
         examples_per_second: training examples a second.
-        held_compilation: whether a program was compiled within the window.
     """
 
     step: int
@@ -30,7 +29,6 @@ class Report:
     seconds: float
     steps_per_second: float
     examples_per_second: float
-    held_compilation: bool = False
 
     def line(self) -> dict[str, Any]:
         """What ``metrics.jsonl`` holds of it."""

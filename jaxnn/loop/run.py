@@ -46,6 +46,11 @@ class Run:
         """The last value of each metric."""
         return self.summary.metrics
 
+    @property
+    def resumable(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self.dir is not None and (self.dir / FOLDER).is_dir()
+
     def evaluate(self, split: str = "test") -> dict[str, float]:
         """Exact metrics of ``state`` over a whole split: ``train``, ``validation`` or ``test``.
 
@@ -80,7 +85,7 @@ class Run:
         Raises:
             RecordError: the run kept no checkpoint.
         """
-        if self.dir is None or not (self.dir / FOLDER).is_dir():
+        if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
         mode = "max" if self._session.options.higher_is_better else "min"
         monitor = self._session.monitored

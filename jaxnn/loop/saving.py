@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxnn.checkpoints import Checkpoints, open_checkpoints
 from jaxnn.loop.session import Session
+from jaxnn.loop.stopping import is_best
 from jaxnn.types import PyTree, TrainingError
 
 # Unless told otherwise a run saves at evaluations, and no more often than this.
@@ -32,16 +33,37 @@ def open_session_checkpoints(session: Session) -> Checkpoints | None:
     return session.checkpoints
 
 
+def restore_newest(session: Session) -> int | None:
+    """Puts the session's state where the newest checkpoint of its record left it; its step, or None if there is none.
+
+    Raises:
+        RecordError: the checkpoint cannot be read.
+    """
+    assert session.record is not None
+    path = session.record.path / FOLDER
+    if not path.is_dir():
+        return None
+    # A run that shall keep no more of them goes on from what there is all the same.
+    checkpoints = open_session_checkpoints(session) or open_checkpoints(path)
+    step = checkpoints.latest()
+    if step is not None:
+        session.state = checkpoints.restore(step, session.state)
+    return step
+
+
 def save_due(session: Session, step: int, *, ending: bool) -> bool:
-    """Whether the state after ``step`` is to be saved: by its number, by the clock, or because it is the last."""
+    """Whether the state after ``step`` is to be saved: by its number, by the clock, as the last one or as a new best.
+
+    The best is looked for where the run stops when nothing gets better: it would be behind by the time that is known.
+    """
     if session.record is None or session.options.checkpoint_every == 0:
         return False
-    by_clock = (
-        session.options.checkpoint_every is None
-        and session.plan.evaluates(step)
-        and time.perf_counter() - session.saved_at > SECONDS_BETWEEN_SAVES
-    )
-    return ending or session.plan.saves(step) or by_clock
+    if ending or session.plan.saves(step):
+        return True
+    if session.options.checkpoint_every is not None or not session.plan.evaluates(step):
+        return False
+    best = session.options.patience is not None and is_best(session)
+    return best or time.perf_counter() - session.saved_at > SECONDS_BETWEEN_SAVES
 
 
 def save_state(session: Session, step: int, metrics: dict[str, float]) -> None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxnn.checkpoints import Checkpoints
 from jaxnn.data import check_batch_size, check_labels
 from jaxnn.loop.allocating import Allocation, keep_from_the_start
+from jaxnn.loop.checks import check_made
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import Evaluator, make_evaluator
 from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
@@ -23,6 +24,7 @@ from jaxnn.loop.plan import Plan, with_tails
 from jaxnn.loop.programs import make_predict
 from jaxnn.loop.trials import try_out
 from jaxnn.loop.tuning import Choice
+from jaxnn.nn.implementations import platform
 from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
 from jaxnn.record import Record
 from jaxnn.types import ConfigError, DataError, Experiment, Splits, TrainState, suggest
@@ -83,6 +85,11 @@ class Session:
     def monitored(self) -> str:
         """The metric that decides which checkpoint is best, as reports name it."""
         return f"{self.held_out}_{self.options.monitor}"
+
+    @property
+    def monitored_values(self) -> list[float]:
+        """The monitored metric of every evaluation so far, oldest first."""
+        return [line[self.monitored] for line in self.lines if self.monitored in line]
 
     def evaluate(self, split: str, state: TrainState | None = None) -> dict[str, float]:
         """Exact metrics of ``state``, or the current one, over a split, compiling if it was never asked for."""
@@ -146,6 +153,7 @@ def prepare_session(
     keep_from_the_start(options.allocator, stack)
     with clock.span("data"):
         splits = experiment.data(config)
+        check_made(experiment, splits)
         check_batch_size(splits.train, config.batch_size)
         feed = _make_feed(splits, options, config)
     programs = Programs(experiment, splits.train, feed, Ledger(), clock)
@@ -159,6 +167,7 @@ def prepare_session(
         programs.compile_train(length, "start" if length == choice.steps_per_call else "window's end")
     session = Session(experiment, options, splits, plan, programs, programs.init(), choice, allocation, clock, started)
     _prepare_evaluation(session)
+    session.placement().check(platform())
     session.ready_seconds = time.perf_counter() - started
     return session
 
@@ -195,11 +204,11 @@ def _check_outputs(programs: Programs, splits: Splits) -> None:
     """Holds the labels of all splits against the number of classes the model tells apart."""
     source, shapes = programs.source, programs.shapes
     targets = programs.first_examples.targets
-    if targets.ndim != 1 or not jnp.issubdtype(targets.dtype, jnp.integer):
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
         return
     predict = make_predict(programs.experiment, source)
     outputs = jax.eval_shape(predict, shapes, programs.first_examples.inputs)
-    if getattr(outputs, "ndim", 0) != 2:
+    if getattr(outputs, "ndim", 0) != targets.ndim + 1:
         return
     try:
         check_labels(splits, outputs.shape[-1])

@@ -1,8 +1,10 @@
-"""Early stopping: a pure function of the evaluations so far, so a resumed run decides alike."""
+"""When a run is over: a function of its record so far, so that a resumed run decides alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from jaxnn.loop.session import Session
 
 
 def evaluations_since_best(values: Sequence[float], *, higher_is_better: bool) -> int:
@@ -17,3 +19,22 @@ def should_stop(values: Sequence[float], patience: int | None, *, higher_is_bett
     if patience is None or not values:
         return False
     return evaluations_since_best(values, higher_is_better=higher_is_better) >= patience
+
+
+def status_after(session: Session, step: int, *, interrupted: bool = False) -> str:
+    """What has become of a run after ``step``: ``running``, ``finished``, ``interrupted`` or ``stopped early``."""
+    if step == session.plan.num_steps:
+        return "finished"
+    if interrupted:
+        return "interrupted"
+    values, options = session.monitored_values, session.options
+    evaluated = bool(session.lines) and session.monitored in session.lines[-1]
+    if evaluated and should_stop(values, options.patience, higher_is_better=options.higher_is_better):
+        return "stopped early"
+    return "running"
+
+
+def is_best(session: Session) -> bool:
+    """Whether the newest evaluation is better than all before it."""
+    values = session.monitored_values
+    return bool(values) and evaluations_since_best(values, higher_is_better=session.options.higher_is_better) == 0

@@ -8,7 +8,7 @@ from jaxnn.loop.report import Report
 from jaxnn.loop.saving import advice, save_due, save_state
 from jaxnn.loop.session import Session
 from jaxnn.loop.signals import Interruption
-from jaxnn.loop.stopping import should_stop
+from jaxnn.loop.stopping import status_after
 from jaxnn.loop.windows import Closed, run_windows
 from jaxnn.observe import Window
 from jaxnn.types import TrainingError
@@ -20,12 +20,14 @@ def train_session(session: Session, interruption: Interruption, *, step_by_step:
     Args:
         session: what to run; its ``state`` is replaced at each evaluation, checkpoint and at the end.
         interruption: asked at the end of each window whether to stop.
-        step_by_step: let the device run dry at the end of every window, so that the caller may use and replace
-            what the session holds.
+        step_by_step: let the device run dry at the end of every window, so that the caller may look at what the
+            session holds.
 
     Raises:
         TrainingError: the loss or the parameters are no longer finite; the step is named.
     """
+    if session.status != "running":  # a resumed run that is over
+        return
     plan = session.plan
 
     def drains(step: int) -> bool:
@@ -59,7 +61,7 @@ def _process(session: Session, closed: Closed, interruption: Interruption) -> Re
         if session.plan.evaluates(closed.step):
             metrics |= _evaluate(session)
     report = _report(session, closed, metrics)
-    session.windows.append(Window(closed.num_steps, closed.seconds, False))
+    session.windows.append(Window(closed.num_steps, closed.seconds))
     session.lines.append(report.line())
     if session.record is not None:
         with session.clock.span("record"):
@@ -70,7 +72,7 @@ def _process(session: Session, closed: Closed, interruption: Interruption) -> Re
             f"the loss is no longer finite at step {closed.bad_step} of {session.plan.num_steps}: {advice(session)}."
         )
     if closed.state is not None:
-        session.status = _status(session, closed.step, interruption)
+        session.status = status_after(session, closed.step, interrupted=interruption.signum is not None)
         ending = session.status != "running"
         if save_due(session, closed.step, ending=ending):
             save_state(session, closed.step, metrics)
@@ -95,15 +97,3 @@ def _report(session: Session, closed: Closed, metrics: dict[str, float]) -> Repo
         steps_per_second=rate,
         examples_per_second=rate * session.experiment.config.batch_size,
     )
-
-
-def _status(session: Session, step: int, interruption: Interruption) -> str:
-    if step == session.plan.num_steps:
-        return "finished"
-    if interruption.signum is not None:
-        return "interrupted"
-    values = [line[session.monitored] for line in session.lines if session.monitored in line]
-    higher = session.options.higher_is_better
-    if session.plan.evaluates(step) and should_stop(values, session.options.patience, higher_is_better=higher):
-        return "stopped early"
-    return "running"

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.models.checks import positive_int
-from jaxnn.models.tokens import check_tokens
+from jaxnn.models.tokens import checked_tokens
+from jaxnn.nn.checks import positive_int
 from jaxnn.nn.embed import Embed
 
 
@@ -50,7 +50,7 @@ class BagOfTokens(linen.Module):
         Raises:
             DataError: inputs that are not integers of rank 2.
         """
-        check_tokens("BagOfTokens", tokens)
+        tokens = checked_tokens("BagOfTokens", tokens)
         embedded = Embed(self.vocabulary_size, self.features)(tokens)
         if self.pad_id is None:
             return linen.Dense(self.num_classes)(jnp.mean(embedded, axis=1))

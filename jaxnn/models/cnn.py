@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models.checks import positive_int, positive_ints
+from jaxnn.nn.checks import positive_int, positive_ints
 from jaxnn.nn.conv import Conv
 from jaxnn.nn.dropout import Dropout, check_rate
 from jaxnn.nn.normalization import BatchNorm
@@ -120,7 +120,8 @@ def _check_images(cnn: CNN, shape: tuple[int, ...]) -> None:
 
 
 def _checked_blocks(blocks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    checked = tuple(positive_ints(f"CNN: blocks[{number}]", block, "(32,)") for number, block in enumerate(blocks))
+    given = blocks if isinstance(blocks, Sequence) else ()
+    checked = tuple(positive_ints(f"CNN: blocks[{number}]", block, "(32,)") for number, block in enumerate(given))
     if not checked or () in checked:
         raise ConfigError(
             f"CNN: blocks must hold a tuple of channel counts for each block, as ((32,), (64,)), not {blocks!r}."

@@ -10,9 +10,9 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models.checks import positive_int
-from jaxnn.models.tokens import check_tokens
+from jaxnn.models.tokens import checked_tokens
 from jaxnn.nn.attention import attention
+from jaxnn.nn.checks import positive_int
 from jaxnn.nn.dropout import Dropout, check_rate
 from jaxnn.nn.embed import Embed
 from jaxnn.nn.normalization import LayerNorm
@@ -71,7 +71,7 @@ class GPT(linen.Module):
         Raises:
             DataError: inputs that are not integers of rank 2, or longer than ``max_length``.
         """
-        check_tokens("GPT", tokens)
+        tokens = checked_tokens("GPT", tokens)
         time = tokens.shape[1]
         if time > self.max_length:
             raise DataError(f"GPT: sequences of {time} tokens are longer than max_length, {self.max_length}.")

@@ -10,9 +10,9 @@ import jax
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models.checks import positive_ints
+from jaxnn.nn.checks import positive_ints
 from jaxnn.nn.dropout import Dropout, check_rate
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, DataError
 
 
 class MLP(linen.Module):
@@ -50,7 +50,12 @@ class MLP(linen.Module):
         Args:
             x: ``[batch, ...]``, flattened to ``[batch, -1]``.
             train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+
+        Raises:
+            DataError: an input without an axis of the batch.
         """
+        if x.ndim < 1:
+            raise DataError("MLP needs inputs [batch, ...], not a single number.")
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         *hidden, outputs = self.features
         for width in hidden:

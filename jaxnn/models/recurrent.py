@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models.checks import positive_int
-from jaxnn.models.tokens import check_tokens, lengths
+from jaxnn.models.tokens import checked_tokens, lengths
+from jaxnn.nn.checks import positive_int
 from jaxnn.nn.dropout import Dropout, check_rate
 from jaxnn.nn.embed import Embed
 from jaxnn.nn.recurrent import LSTM, Bidirectional, Recurrent
@@ -69,7 +69,7 @@ class RecurrentClassifier(linen.Module):
         Raises:
             DataError: inputs that are not integers of rank 2.
         """
-        check_tokens("RecurrentClassifier", tokens)
+        tokens = checked_tokens("RecurrentClassifier", tokens)
         # To transpose the ids is far cheaper than to transpose their embeddings.
         embedded = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
         seq_lengths = None if self.pad_id is None else lengths(tokens, self.pad_id)

@@ -9,7 +9,7 @@ import jax
 from flax import linen
 from jax import numpy as jnp
 
-from jaxnn.models.checks import positive_int, positive_ints
+from jaxnn.nn.checks import positive_int, positive_ints
 from jaxnn.nn.conv import Conv
 from jaxnn.nn.normalization import BatchNorm
 from jaxnn.types import ConfigError, DataError

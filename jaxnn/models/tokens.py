@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxnn.nn.ids import widened
 from jaxnn.types import DataError
 
 
-def check_tokens(model: str, tokens: jax.Array) -> None:
-    """Raises DataError unless ``tokens`` are integers ``[batch, time]``; ``model`` says for whom."""
+def checked_tokens(model: str, tokens: jax.Array) -> jax.Array:
+    """``tokens`` as int32 or wider; DataError unless they are integers ``[batch, time]``; ``model`` says for whom."""
     if tokens.ndim == 2 and jnp.issubdtype(tokens.dtype, jnp.integer):
-        return
+        return widened(tokens)
     # A data set scales uint8 to floats, taking it for pictures.
     hint = ": give ids as int32, uint8 is for pictures" if jnp.issubdtype(tokens.dtype, jnp.floating) else ""
     raise DataError(

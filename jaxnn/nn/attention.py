@@ -50,7 +50,8 @@ def attention(
         lengths: ``[*batch]`` integers: how many keys are no padding.
         query_lengths: ``[*batch]`` integers: how many queries are no padding.
         mask: bool, broadcastable to ``[*batch, heads, T, S]``: True where a query sees a key.
-        bias: floats, broadcastable likewise; added to the scores.
+        bias: floats, broadcastable likewise; added to the scores. Minus infinity hides a key, but not all of them from
+            a query: that is for ``mask`` and ``lengths``.
         scale: of the scores; ``head_dim ** -0.5`` where not given.
         implementation: ``"whole"``, ``"chunked"``, ``"xla"``, ``"cudnn"``, or None: what is fastest here.
 
@@ -79,14 +80,20 @@ def attention_fn(
     dropout_rate: float = 0.0,
     deterministic: bool = True,
     dtype: DTypeLike | None = None,
+    precision: Any = None,
+    module: Any = None,
 ) -> jax.Array:
     """`attention` for ``flax.linen.MultiHeadDotProductAttention(attention_fn=attention_fn)``.
 
     Shapes are those of `attention`. A causal mask comes as an array here, so that nothing is skipped for it.
 
     Raises:
-        ConfigError: dropout of attention weights, which no fused form has.
+        ConfigError: what no fused form has: dropout of attention weights, weights to look at, another precision.
     """
+    if module is not None:
+        raise ConfigError("attention_fn keeps no weights: leave sow_weights out, or use Flax's own attention_fn.")
+    if precision is not None:
+        raise ConfigError("attention_fn takes no precision: set it with jax.default_matmul_precision.")
     if not deterministic and not (isinstance(dropout_rate, numbers.Real) and dropout_rate == 0):
         raise ConfigError("attention_fn has no dropout of attention weights: set dropout_rate=0 and drop its output.")
     dtype = jnp.result_type(query, key, value) if dtype is None else dtype
@@ -140,7 +147,9 @@ _COMPUTED = {"whole": _whole, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn}
 
 def _by_jax(asked: Asked, **options: Any) -> jax.Array:
     compute: Callable[..., jax.Array] = jax.nn.dot_product_attention
-    out = compute(asked.query, asked.key, asked.value, scale=asked.scale, is_causal=asked.causal, **options)
+    # A number of NumPy is none that JAX can write into cuDNN's configuration.
+    scale = float(asked.scale) if isinstance(asked.scale, numbers.Real) else asked.scale
+    out = compute(asked.query, asked.key, asked.value, scale=scale, is_causal=asked.causal, **options)
     if (visible := visible_keys(asked, causal=asked.causal and asked.mask is not None)) is None:
         return out
     # JAX gives a query that sees nothing the mean of all values.

@@ -53,6 +53,11 @@ def asked_for(
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     _check(query, key, value)
+    if scale is not None and jnp.ndim(scale):
+        raise ConfigError(
+            f"attention: scale must be one number, not of shape {list(jnp.shape(scale))}: multiply the query by one "
+            "for each head."
+        )
     batch = query.shape[:-3]
     scores = (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
     return Asked(

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxnn.nn.varying import varying_alike
+
 BLOCK = 256  # tokens: at head_dim 64 the blocks of a head fit into 1 MB of cache
 _LOWEST = -1e30  # below any score that counts, and finite, so that differences are
 
@@ -62,7 +64,8 @@ def chunked_attention(
     if visible is not None:
         visible = _padded(visible, 3, block)
         visible = visible if visible.shape[2] == 1 else _padded(visible, 2, block)
-    out = _attend(_Plan(tuple(pairs), block, num_keys, causal), query, key, value, visible)
+    arrays = varying_alike(query, key, value, visible)
+    out = _attend(_Plan(tuple(pairs), block, num_keys, causal), *arrays)
     return out[:, :, :num_queries]
 
 

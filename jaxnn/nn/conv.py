@@ -9,6 +9,7 @@ from typing import Any
 from flax import linen
 
 from jaxnn.nn.convolution import conv_general_dilated
+from jaxnn.types import ConfigError
 
 
 class Conv(linen.Conv):
@@ -24,9 +25,12 @@ class Conv(linen.Conv):
     implementation: str | None = None
 
     def __post_init__(self) -> None:
-        given = self.conv_general_dilated
-        if given is None or getattr(given, "func", None) is conv_general_dilated:
+        given: Any = self.conv_general_dilated
+        # A clone brings along what its original was given here.
+        if given is None or (getattr(given, "func", None) is conv_general_dilated and given is _by(**given.keywords)):
             self.conv_general_dilated = _by(self.implementation)
+        elif self.implementation is not None:
+            raise ConfigError("Conv: give an implementation or a conv_general_dilated, not both.")
         super().__post_init__()
 
 

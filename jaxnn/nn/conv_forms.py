@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxnn.nn.varying import varying_alike
+
 THIN = 4  # up to so many features, as of images, are few
 _CHUNK = 8  # examples
 _CACHED = 1_000_000  # elements of float32 that a processor's caches hold beside what else a network keeps there
@@ -61,13 +63,6 @@ def channels_last(ndim: int) -> lax.ConvDimensionNumbers:
     """The dimension numbers of ``[batch, *spatial, features]`` and ``[*spatial, in_features, out_features]``."""
     arrays = (0, ndim - 1, *range(1, ndim - 1))
     return lax.ConvDimensionNumbers(arrays, (ndim - 1, ndim - 2, *range(ndim - 2)), arrays)
-
-
-def varying_alike(*arrays: jax.Array) -> list[jax.Array]:
-    """As what varies over the same mesh axes in `jax.shard_map`: else gradients would not be summed over devices."""
-    varying = [jax.typeof(array).mat.varying for array in arrays]
-    rest = [tuple(sorted(frozenset().union(*varying) - own)) for own in varying]
-    return [lax.pcast(x, axes, to="varying") if axes else x for x, axes in zip(arrays, rest, strict=True)]
 
 
 def output(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxnn.nn import conv_forms
 from jaxnn.nn.conv_forms import Geometry
+from jaxnn.nn.varying import varying_alike
 
 _FORMS = {
     "input": conv_forms.input_gradient,
@@ -49,7 +50,7 @@ def convolve(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Ar
     Returns:
         ``[batch, *output_size, out_features]``.
     """
-    inputs, kernel = conv_forms.varying_alike(inputs, kernel)
+    inputs, kernel = varying_alike(inputs, kernel)
     return _bind({"input": inputs, "kernel": kernel}, "output", geometry)
 
 

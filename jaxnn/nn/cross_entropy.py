@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxnn.nn.ids import widened
+from jaxnn.nn.varying import varying_alike
 from jaxnn.types import ConfigError
 
 
@@ -33,16 +35,18 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLi
     Raises:
         ConfigError: logits, labels or smoothing that do not fit.
     """
-    check_labels(labels, logits.shape[:-1], "logits [..., classes]", logits)
-    if isinstance(label_smoothing, numbers.Real) and not 0 <= label_smoothing <= 1:
-        raise ConfigError(f"cross_entropy: label_smoothing is {label_smoothing!r}, and must be 0…1.")
+    labels = checked_labels(labels, logits.shape[:-1], "logits [..., classes]", logits)
+    outside = isinstance(label_smoothing, numbers.Real) and not 0 <= label_smoothing <= 1
+    if jnp.ndim(label_smoothing) or outside:
+        raise ConfigError(f"cross_entropy: label_smoothing must be one number, 0…1, not {label_smoothing!r}.")
     is_sharp = isinstance(label_smoothing, numbers.Real) and label_smoothing == 0
-    loss: jax.Array = _cross_entropy(logits, labels, None if is_sharp else jnp.asarray(label_smoothing, wide(logits)))
+    smoothing = None if is_sharp else jnp.asarray(label_smoothing, wide(logits))
+    loss: jax.Array = _cross_entropy(*varying_alike(logits, labels, smoothing))
     return loss
 
 
-def check_labels(labels: jax.Array, expected: tuple[int, ...], name: str, scores: jax.Array) -> None:
-    """Checks that ``labels`` are integers of shape ``expected``, that of ``scores`` but for the last axis.
+def checked_labels(labels: jax.Array, expected: tuple[int, ...], name: str, scores: jax.Array) -> jax.Array:
+    """``labels`` as int32 or wider, integers of shape ``expected``, that of ``scores`` but for the last axis.
 
     Raises:
         ConfigError: they are not.
@@ -52,6 +56,7 @@ def check_labels(labels: jax.Array, expected: tuple[int, ...], name: str, scores
             f"cross-entropy needs {name} and labels [...] of integers, not {list(scores.shape)} and "
             f"{labels.dtype} {list(labels.shape)}."
         )
+    return widened(labels)
 
 
 def wide(scores: jax.Array) -> Any:

@@ -20,10 +20,10 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 class Dropout(linen.Module):
     """Sets each element to zero with probability ``rate``, else scales it by ``1 / (1 - rate)``.
 
-    Srivastava et al., Dropout, 2014. As ``flax.linen.Dropout``, which branches on the value of the
-    rate; the masks differ from Flax's. A mask is a function of the key, the shape and the rate alone,
-    and a higher rate drops what a lower one drops and more. Costs 16 random bits an element where
-    ``jax.random`` spends 64, from the same generator.
+    Srivastava et al., Dropout, 2014. Unlike ``flax.linen.Dropout`` it is told ``train=`` where it is called, as
+    jaxnn's models are, and does not branch on the rate; the masks differ from Flax's. A mask is a function of the key,
+    the shape and the rate alone, and a higher rate drops what a lower one drops and more. Costs 16 random bits an
+    element where ``jax.random`` spends 64, from the same generator.
 
     Attributes:
         rate: ``[]`` the probability of zero, 0…1; may be a tracer. It is rounded to a multiple of
@@ -48,10 +48,12 @@ class Dropout(linen.Module):
             train: False is the identity and needs no key.
 
         Raises:
-            ConfigError: a rate outside 0…1, or no key under ``rng_collection``.
+            ConfigError: a rate outside 0…1, integers, or no key under ``rng_collection``.
         """
         if not train or (isinstance(self.rate, numbers.Real) and self.rate == 0):
             return x
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ConfigError(f"dropout needs floats, for what it keeps is scaled, not {x.dtype}: cast the input.")
         if not (self.has_rng(self.rng_collection) or self.has_rng("params")):
             raise ConfigError(
                 f"dropout with train=True needs a random key: pass rngs={{{self.rng_collection!r}: key}} to apply."

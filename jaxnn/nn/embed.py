@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from flax import linen
 
 from jaxnn.nn import implementations
+from jaxnn.nn.ids import widened
+from jaxnn.nn.varying import varying_alike
 from jaxnn.types import ConfigError
 
 # Beyond this the one-hot matrix [ids, num_embeddings] costs more than it saves; reasoned, not measured.
@@ -44,17 +46,21 @@ class Embed(linen.Embed):
         """
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             raise ConfigError(f"Embed needs integer ids, not {inputs.dtype}: cast them with astype('int32').")
-        name = implementations.choose("embedding", self.implementation, {"one_hot": self._one_hot_obstacle()})
+        inputs = widened(inputs)
+        obstacle = self._one_hot_obstacle(inputs)
+        name = implementations.choose("embedding", self.implementation, {"one_hot": obstacle})
         with implementations.scope("embedding", name):
             if name == "gather":
                 rows: jax.Array = super().__call__(inputs)
                 return rows
             (table,) = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)
-            return _rows(table, inputs, self.num_embeddings)
+            return _rows(*varying_alike(table, inputs), self.num_embeddings)
 
-    def _one_hot_obstacle(self) -> str | None:
+    def _one_hot_obstacle(self, inputs: jax.Array) -> str | None:
         if self.num_embeddings == 1 or not jnp.issubdtype(self.param_dtype, jnp.floating):
             return "the table has one row or is not of floats"
+        if jax.typeof(inputs).sharding.mesh.explicit_axes:
+            return "the mesh has explicit axes"
         if self.implementation is None and self.num_embeddings > _MOST_ONE_HOT:
             return "the vocabulary is large"
         return None

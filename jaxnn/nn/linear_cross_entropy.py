@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnn.nn.cross_entropy import check_labels, wide
+from jaxnn.nn.cross_entropy import checked_labels, wide
+from jaxnn.nn.varying import varying_alike
 from jaxnn.types import ConfigError
 
 
@@ -42,9 +43,14 @@ def linear_cross_entropy(
     Raises:
         ConfigError: arguments that do not fit together.
     """
-    check_labels(labels, hidden.shape[:-1], "hidden [..., features]", hidden)
+    labels = checked_labels(labels, hidden.shape[:-1], "hidden [..., features]", hidden)
     features = hidden.shape[-1]
-    fits = kernel.ndim == 2 and kernel.shape[0] == features and (bias is None or bias.shape == kernel.shape[1:])
+    fits = (
+        kernel.ndim == 2
+        and kernel.shape[0] == features
+        and kernel.size
+        and (bias is None or bias.shape == kernel.shape[1:])
+    )
     if not fits:
         shapes = {"hidden": hidden.shape, "kernel": kernel.shape, "bias": None if bias is None else bias.shape}
         raise ConfigError(
@@ -53,7 +59,8 @@ def linear_cross_entropy(
         )
     if not isinstance(chunk, numbers.Integral) or chunk < 1:
         raise ConfigError(f"linear_cross_entropy: chunk must be an integer >= 1, not {chunk!r}.")
-    loss: jax.Array = _linear_cross_entropy(hidden.reshape(-1, features), kernel, bias, labels.reshape(-1), int(chunk))
+    arrays = varying_alike(hidden.reshape(-1, features), kernel, bias, labels.reshape(-1))
+    loss: jax.Array = _linear_cross_entropy(*arrays, int(chunk))
     return loss.reshape(labels.shape)
 
 
@@ -137,7 +144,7 @@ def _backward(chunk: int, residuals: Any, cotangent: jax.Array) -> tuple[Any, ..
         to_hidden = to_hidden + matmul(gradient, chunks.part(kernel, first).T)
         return (to_hidden, chunks.added(to_kernel, first, matmul(hidden.T, gradient)), to_bias), None
 
-    zeros = (jnp.zeros(hidden.shape, wide(hidden)), jnp.zeros_like(kernel), jax.tree.map(jnp.zeros_like, bias))
+    zeros = (jnp.zeros_like(hidden, wide(hidden)), jnp.zeros_like(kernel), jax.tree.map(jnp.zeros_like, bias))
     to_hidden, to_kernel, to_bias = jax.lax.scan(add_chunk, zeros, chunks.firsts)[0]
     return to_hidden.astype(hidden.dtype), to_kernel, to_bias, None
 

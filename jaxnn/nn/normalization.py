@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from jaxnn.nn import implementations
 from jaxnn.nn.norm_kernels import moments, scale_channels, scale_rows
+from jaxnn.nn.varying import varying_alike
 
 _OPERATION = "normalization"
 
@@ -125,7 +126,7 @@ def _scaled_rows(
     gain, bias, dtype = _gain_and_bias(module, x, use_bias)
     factor = jax.lax.rsqrt(variance + module.epsilon)
     gain, bias = (array.astype(mean.dtype) for array in (gain, bias))
-    return scale_rows(x, mean, factor, gain, bias).astype(dtype)
+    return scale_rows(*varying_alike(x, mean, factor, gain, bias)).astype(dtype)
 
 
 def _batch_normalized(module: BatchNorm, x: jax.Array) -> jax.Array:
@@ -138,7 +139,7 @@ def _batch_normalized(module: BatchNorm, x: jax.Array) -> jax.Array:
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
     gain, bias, dtype = _gain_and_bias(module, x, module.use_bias)
     factor = jax.lax.rsqrt(variance + module.epsilon) * gain.astype(mean.dtype)
-    return scale_channels(x, mean, factor, bias.astype(mean.dtype)).astype(dtype)
+    return scale_channels(*varying_alike(x, mean, factor, bias.astype(mean.dtype))).astype(dtype)
 
 
 def _gain_and_bias(module: Any, x: jax.Array, use_bias: bool) -> tuple[jax.Array, jax.Array, DTypeLike]:
@@ -175,6 +176,8 @@ def _obstacle(module: Any, x: jax.Array, mask: jax.Array | None) -> str | None:
         return "it does not average over a named axis"
     if not module.force_float32_reductions:
         return "it always sums in float32 or wider"
+    if jax.typeof(x).sharding.mesh.explicit_axes:
+        return "the mesh has explicit axes"
     return None if jnp.issubdtype(x.dtype, jnp.floating) else f"it takes floats, not {x.dtype}"
 
 

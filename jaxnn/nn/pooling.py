@@ -1,21 +1,27 @@
 """Pooling as Flax's, by reshaping where windows tile the input.
 
 ``flax.linen`` pools by ``reduce_window``, whose gradient for the maximum, select-and-scatter, is
-slow on CPU and not deterministic on GPU. Where the strides equal the window and nothing is padded,
-the windows are tiles: a reshape and a reduction over the tile's axes give the same values, and a
-gradient that is neither.
+slow on CPU and not deterministic on GPU. Where the strides equal the window, the windows are tiles of
+the padded input: a reshape and a reduction over the tile's axes give the same values, and a gradient
+that is neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import linen
+from jax import lax
 
-from jaxnn.types import ConfigError
+from jaxnn.nn.checks import positive_ints
+from jaxnn.types import ConfigError, suggest
 
 type Padding = str | Sequence[tuple[int, int]]
+_PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 
 
 def max_pool(
@@ -31,24 +37,23 @@ def max_pool(
     gradients are the same.
 
     Args:
-        inputs: ``[..., *spatial, features]``.
+        inputs: ``[..., *spatial, features]``, floats.
         window_shape: the window along each spatial axis.
         strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for
             tiles.
-        padding: ``"VALID"`` (a remainder is dropped), ``"SAME"`` or ``(low, high)`` for each
-            spatial axis.
+        padding: ``"VALID"`` (a remainder is dropped), ``"SAME"``, ``"SAME_LOWER"`` or ``(low, high)`` for
+            each spatial axis.
 
     Returns:
         ``[..., *pooled, features]``.
 
     Raises:
-        ConfigError: ranks of inputs, window and strides that do not fit.
+        ConfigError: inputs, window, strides and padding that do not fit.
     """
-    window, steps = _checked(inputs, window_shape, strides)
-    if steps == window and padding == "VALID":
-        tiles, axes = _tiled(inputs, window)
-        return tiles.max(axes)
-    pooled: jax.Array = linen.max_pool(inputs, window, steps, padding)  # type: ignore[no-untyped-call]
+    asked = _checked(inputs, window_shape, strides, padding)
+    if asked.strides == asked.window:
+        return _tiles(inputs, asked, -jnp.inf).max(asked.tile_axes)
+    pooled: jax.Array = linen.max_pool(inputs, asked.window, asked.strides, asked.padding)  # type: ignore[no-untyped-call]
     return pooled
 
 
@@ -59,52 +64,88 @@ def avg_pool(
     padding: Padding = "VALID",
     count_include_pad: bool = True,
 ) -> jax.Array:
-    """The mean of each window, as ``flax.linen.avg_pool``.
+    """The mean of each window, as ``flax.linen.avg_pool``, of the dtype of the inputs.
 
     Args:
         inputs: ``[..., *spatial, features]``, floats.
         window_shape: the window along each spatial axis.
         strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for
             tiles.
-        padding: ``"VALID"`` (a remainder is dropped), ``"SAME"`` or ``(low, high)`` for each
-            spatial axis.
+        padding: ``"VALID"`` (a remainder is dropped), ``"SAME"``, ``"SAME_LOWER"`` or ``(low, high)`` for
+            each spatial axis.
         count_include_pad: whether padding counts in the mean.
 
     Returns:
         ``[..., *pooled, features]``.
 
     Raises:
-        ConfigError: ranks of inputs, window and strides that do not fit.
+        ConfigError: inputs, window, strides and padding that do not fit.
     """
-    window, steps = _checked(inputs, window_shape, strides)
-    if steps == window and padding == "VALID":
-        tiles, axes = _tiled(inputs, window)
-        return tiles.mean(axes)
-    pooled: jax.Array = linen.avg_pool(inputs, window, steps, padding, count_include_pad)  # type: ignore[no-untyped-call]
-    return pooled
+    asked = _checked(inputs, window_shape, strides, padding)
+    if asked.strides != asked.window:
+        options = (asked.window, asked.strides, asked.padding, count_include_pad)
+        pooled: jax.Array = linen.avg_pool(inputs, *options)  # type: ignore[no-untyped-call]
+        return pooled.astype(inputs.dtype)
+    means = _tiles(inputs, asked, 0.0).mean(asked.tile_axes)
+    if count_include_pad or not any(map(any, asked.padding)):
+        return means
+    ones = jnp.ones((*[1] * asked.first, *inputs.shape[asked.first : -1], 1), inputs.dtype)
+    return means / _tiles(ones, asked, 0.0).mean(asked.tile_axes)
 
 
-def _checked(
-    inputs: jax.Array, window_shape: Sequence[int], strides: Sequence[int] | None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    window = tuple(window_shape)
-    steps = (1,) * len(window) if strides is None else tuple(strides)
+class _Asked(NamedTuple):
+    """How to pool.
+
+    Attributes:
+        first: the first spatial axis.
+        window: for each spatial axis, as the following.
+        strides: its steps.
+        padding: ``(low, high)``.
+    """
+
+    first: int
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+    @property
+    def tile_axes(self) -> tuple[int, ...]:
+        """The axes within a tile, of what `_tiles` gives."""
+        return tuple(range(self.first + 1, self.first + 2 * len(self.window), 2))
+
+
+def _checked(inputs: jax.Array, window_shape: Sequence[int], strides: Sequence[int] | None, padding: Padding) -> _Asked:
+    window = positive_ints("pooling: the window", window_shape, "(2, 2)")
+    steps = (1,) * len(window) if strides is None else positive_ints("pooling: the strides", strides, "(2, 2)")
     if len(steps) != len(window):
         raise ConfigError(f"pooling window {window} and strides {steps} need equally many axes.")
-    if inputs.ndim <= len(window):
+    if inputs.ndim <= len(window) or not jnp.issubdtype(inputs.dtype, jnp.floating):
         raise ConfigError(
-            f"pooling with window {window} needs inputs [..., {len(window)} spatial axes, "
-            f"features], not of shape {inputs.shape}."
+            f"pooling with window {window} needs floats [..., {len(window)} spatial axes, features], "
+            f"not {inputs.dtype} of shape {inputs.shape}."
         )
-    return window, steps
-
-
-def _tiled(inputs: jax.Array, window: tuple[int, ...]) -> tuple[jax.Array, tuple[int, ...]]:
-    """``[..., tiles_0, window_0, tiles_1, window_1, …, features]``, and its window axes."""
     first = inputs.ndim - 1 - len(window)
-    num_tiles = [size // width for size, width in zip(inputs.shape[first:-1], window, strict=True)]
-    whole = tuple(slice(count * width) for count, width in zip(num_tiles, window, strict=True))
-    split = [size for pair in zip(num_tiles, window, strict=True) for size in pair]
-    tiles = inputs[(slice(None),) * first + whole]
-    axes = tuple(range(first + 1, first + 2 * len(window), 2))
-    return tiles.reshape(*inputs.shape[:first], *split, inputs.shape[-1]), axes
+    return _Asked(first, window, steps, _pads(inputs.shape[first:-1], window, steps, padding))
+
+
+def _pads(sizes: tuple[int, ...], window: tuple[int, ...], steps: tuple[int, ...], padding: Any) -> tuple[Any, ...]:
+    if isinstance(padding, str):
+        if padding.upper() not in _PADDINGS:
+            raise ConfigError(f"pooling: no padding {padding!r}: {suggest(padding.upper(), _PADDINGS)}.")
+        padding = lax.padtype_to_pads(sizes, window, steps, padding.upper())
+    pads = np.asarray(padding, dtype=object)
+    if pads.shape != (len(window), 2) or not all(isinstance(pad, int | np.integer) for pad in pads.flat):
+        raise ConfigError(f"pooling: padding must be a name or (low, high) for each spatial axis, not {padding!r}.")
+    return tuple((int(low), int(high)) for low, high in pads)
+
+
+def _tiles(inputs: jax.Array, asked: _Asked, fill: float) -> jax.Array:
+    """The padded input as ``[..., tiles_0, window_0, tiles_1, window_1, …, features]``, a remainder dropped."""
+    pads = [(0, 0, 0)] * inputs.ndim
+    pads[asked.first : -1] = [(low, high, 0) for low, high in asked.padding]
+    padded = lax.pad(inputs, jnp.asarray(fill, inputs.dtype), pads) if any(map(any, asked.padding)) else inputs
+    sizes = padded.shape[asked.first : -1]
+    num_tiles = [size // width for size, width in zip(sizes, asked.window, strict=True)]
+    whole = tuple(slice(count * width) for count, width in zip(num_tiles, asked.window, strict=True))
+    split = [size for pair in zip(num_tiles, asked.window, strict=True) for size in pair]
+    return padded[(..., *whole, slice(None))].reshape(*padded.shape[: asked.first], *split, padded.shape[-1])

@@ -15,6 +15,7 @@ from jaxnn.nn.cudnn_lstm import cudnn_lstm, pack
 from jaxnn.nn.gru import gru
 from jaxnn.nn.lstm import lstm
 from jaxnn.nn.sequences import at_last_step, flip
+from jaxnn.nn.varying import varying_alike
 
 
 class Weights(NamedTuple):
@@ -98,7 +99,8 @@ def _run_hoisted(
     carry = jax.tree.map(lambda leaf: leaf.astype(wide), direction.carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
     recurrence: Callable[..., tuple[Any, Any]] = gru if biases else lstm
-    states, last = recurrence(projected.astype(wide), recurrent_kernel, *biases, carry)
+    arguments = varying_alike(projected.astype(wide), recurrent_kernel, *biases, carry)
+    states, last = recurrence(*arguments)
     last = last if lengths is None else at_last_step(states, carry, lengths)
     outputs: jax.Array = jax.tree.leaves(states)[-1]
     return last, outputs

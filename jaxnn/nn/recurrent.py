@@ -12,6 +12,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
 from jaxnn.nn import cudnn_lstm, implementations, recurrence
+from jaxnn.nn.checks import positive_int
 from jaxnn.nn.recurrent_cell import Cell, Gate
 from jaxnn.nn.recurrent_input import as_given, flat_carry, flat_lengths, one_for_each, time_first
 from jaxnn.types import ConfigError
@@ -53,8 +54,7 @@ class Recurrent(linen.Module):
     num_states: ClassVar[int]
 
     def __post_init__(self) -> None:
-        if isinstance(self.features, bool) or not isinstance(self.features, int) or self.features < 1:
-            raise ConfigError(f"{type(self).__name__}: features must be an integer >= 1, not {self.features!r}.")
+        self.features = positive_int(f"{type(self).__name__}: features", self.features)
         super().__post_init__()
 
     def setup(self) -> None:
@@ -115,7 +115,8 @@ class LSTM(Recurrent):
     parent's ``__call__`` into the parent); gates are sigmoids and the rest tanh; the initial state is zeros unless
     given; a sequence of length 0 keeps it; ``seq_lengths`` may have several axes; there is no forward-mode
     differentiation (``jax.jvp``), for which Flax's layer takes these parameters. On an NVIDIA GPU cuDNN computes
-    what is all float32; its gradients cannot be differentiated again, and under ``vmap`` its members run one after
+    what is all float32, wherever the arrays are (on the CPU of such a machine: ``with jax.default_device(cpu)``); its
+    gradients cannot be differentiated again, and under ``vmap`` its members run one after
     another: give ``implementation="hoisted"`` where either matters.
 
     From token ids nothing need be transposed: ``LSTM(64, time_major=True)(Embed(20_000, 128)(ids.T))``. The attributes
@@ -176,6 +177,7 @@ class Bidirectional(linen.Module):
         inputs: jax.Array,
         *,
         initial_carry: Any = None,
+        init_key: jax.Array | None = None,
         seq_lengths: jax.Array | None = None,
         return_carry: bool | None = None,
         time_major: bool | None = None,

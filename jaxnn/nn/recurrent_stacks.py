@@ -35,8 +35,10 @@ class Stacked(linen.Module):
 
     def __post_init__(self) -> None:
         check_rate(self.dropout)
-        if not self.layers:
-            raise ConfigError("Stacked needs at least one layer, as Stacked([LSTM(64), LSTM(64)]).")
+        layers = self.layers if isinstance(self.layers, Sequence) else ()
+        readers = [isinstance(layer, linen.Module) and not isinstance(layer, linen.RNNCellBase) for layer in layers]
+        if not readers or not all(readers):
+            raise ConfigError(f"Stacked needs layers, as Stacked([LSTM(64), LSTM(64)]), not {self.layers!r}.")
         super().__post_init__()
 
     @linen.compact

@@ -11,7 +11,7 @@ from flax.linen.recurrent import flip_sequences
 
 def delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
     """What stood before each step: ``first [...]``, then all of ``sequence [time, ...]`` but its last."""
-    return jnp.concatenate([first[None], sequence[:-1]])
+    return jnp.concatenate([first[None], sequence])[: sequence.shape[0]]
 
 
 def summed_products(first: jax.Array, second: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from jaxnn.types import ConfigError
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn")
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-_INSTALL = 'pip install "jaxnn[cuda]"'
+_INSTALL = 'pip install "jax[cuda13]"'
 
 
 def describe_devices() -> dict[str, Any]:

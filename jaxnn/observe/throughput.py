@@ -1,4 +1,4 @@
-"""Steady throughput: the median over windows, with its spread, compilation apart."""
+"""Steady throughput: the median over windows, with its spread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ class Window(NamedTuple):
     Attributes:
         num_steps: updates done.
         seconds: wall time they took.
-        held_compilation: whether a program was compiled within it, so that it tells no speed.
     """
 
     num_steps: int
     seconds: float
-    held_compilation: bool
 
 
 class Throughput(NamedTuple):
@@ -37,7 +35,7 @@ class Throughput(NamedTuple):
 
 
 def steady_throughput(windows: Iterable[Window]) -> Throughput | None:
-    """Median and spread of steps per second over the windows that held no compilation.
+    """Median and spread of steps per second over the windows.
 
     Quartiles are interpolated linearly, as ``numpy.percentile`` does. Windows of no steps or no
     time are left out too.
@@ -45,11 +43,7 @@ def steady_throughput(windows: Iterable[Window]) -> Throughput | None:
     Returns:
         None if no window is left to tell.
     """
-    rates = [
-        window.num_steps / window.seconds
-        for window in windows
-        if not window.held_compilation and window.num_steps > 0 and window.seconds > 0
-    ]
+    rates = [window.num_steps / window.seconds for window in windows if window.num_steps > 0 and window.seconds > 0]
     if not rates:
         return None
     lower, median, upper = np.percentile(rates, [25, 50, 75])

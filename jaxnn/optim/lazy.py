@@ -52,7 +52,9 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
             ``Embed``'s) or ends of their paths (``"words/embedding"``).
 
     Raises:
-        ConfigError: when initialised, a name that no parameter has, or an optimizer that cannot be lazy.
+        ConfigError: when initialised, a name that no parameter has, or an optimizer whose state shows that it cannot
+            be lazy. LAMB, LARS, Muon and clipping by the norm of a unit or a block keep no such state: they are not
+            noticed, and give other numbers.
     """
     inner = optax.with_extra_args_support(optimizer)
     names = (tables,) if isinstance(tables, str) else tuple(tables)

@@ -11,6 +11,7 @@ from jaxnn.record.provenance import jax_flags as jax_flags
 from jaxnn.record.provenance import script as script
 from jaxnn.record.provenance import text_fingerprint as text_fingerprint
 from jaxnn.record.reader import find_runs as find_runs
+from jaxnn.record.reader import metrics_of as metrics_of
 from jaxnn.record.reader import read_metrics as read_metrics
 from jaxnn.record.reader import read_run as read_run
 from jaxnn.record.writer import Record as Record

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from jaxnn.record.reader import METRIC_PREFIXES
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SPEEDS = ("seconds", "steps_per_second", "examples_per_second")
-PREFIXES = ("train_", "validation_", "test_")
 COLOURS = {"train_": "tab:blue", "validation_": "tab:green", "test_": "tab:orange"}
 
 
@@ -27,7 +28,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     """
     from jaxnn.record.figure import ShownFigure
 
-    names = sorted({_bare(key) for line in lines for key in line if key.startswith(PREFIXES)})
+    names = sorted({_bare(key) for line in lines for key in line if key.startswith(METRIC_PREFIXES)})
     names.sort(key=lambda name: name != "loss")
     figure = ShownFigure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
     panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
@@ -40,7 +41,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
 
 
 def _draw_metric(axes: Axes, lines: Sequence[Mapping[str, Any]], name: str) -> None:
-    for prefix in PREFIXES:
+    for prefix in METRIC_PREFIXES:
         points = [(line["step"], line[prefix + name]) for line in lines if prefix + name in line]
         if not points:
             continue

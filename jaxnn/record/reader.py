@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxnn.record.directory import METRICS_FILE, RUN_FILE, is_locked
 from jaxnn.types import RecordError
 
+# How metrics are told from the rest of a line: by the split they were measured on.
+METRIC_PREFIXES = ("train_", "validation_", "test_")
 # What every run.json holds from the start, and readers rely on.
 FACTS = (
     "name",
@@ -87,3 +89,8 @@ def _numbers(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise ValueError(f"{line!r} is no mapping")
     return {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in line.items()}
+
+
+def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics among what a line of ``metrics.jsonl`` holds."""
+    return {name: value for name, value in line.items() if name.startswith(METRIC_PREFIXES)}

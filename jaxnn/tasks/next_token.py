@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxnn.nn import Policy
 from jaxnn.nn.cross_entropy import cross_entropy
+from jaxnn.nn.ids import widened
 from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
@@ -31,18 +32,18 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
     """
 
     def nats(logits: Array, targets: Array) -> jax.Array:
-        _check(logits, targets)
+        targets = _checked(logits, targets)
         counts = targets != ignore
         each = cross_entropy(jnp.asarray(logits), jnp.where(counts, targets, 0))
         return jnp.sum(jnp.where(counts, each, 0), axis=1)
 
     def correct(logits: Array, targets: Array) -> jax.Array:
-        _check(logits, targets)
+        targets = _checked(logits, targets)
         right = (jnp.argmax(logits, axis=-1) == targets) & (targets != ignore)
         return jnp.sum(right, axis=1).astype(jnp.float32)
 
     def count(logits: Array, targets: Array) -> jax.Array:
-        return jnp.sum(targets != ignore, axis=1).astype(jnp.float32)
+        return jnp.sum(_checked(logits, targets) != ignore, axis=1).astype(jnp.float32)
 
     measures = {"loss": nats, "accuracy": correct, "tokens": count}
     return _per_token(supervised(model, nats, measures, policy))
@@ -67,7 +68,8 @@ def _per_token(task: Task) -> Task:
     return task._replace(loss=loss, evaluate=evaluate)
 
 
-def _check(logits: Array, targets: Array) -> None:
+def _checked(logits: Array, targets: Array) -> jax.Array:
+    """The targets, as int32 or wider."""
     if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.ndim != 2:
         raise ConfigError(
             f"next_token needs targets of integers [batch, time], not {targets.dtype} {list(targets.shape)}: "
@@ -78,3 +80,4 @@ def _check(logits: Array, targets: Array) -> None:
             f"next_token needs a model whose outputs are logits [batch, time, vocabulary], not {list(logits.shape)} "
             f"for targets {list(targets.shape)}."
         )
+    return widened(jnp.asarray(targets))

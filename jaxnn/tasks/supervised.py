@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxnn.nn import Policy
 from jaxnn.tasks.adapter import as_model
-from jaxnn.types import Array, Batch, Metrics, ModelState, Params, Task
+from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type PerExample = Callable[[Array, Array], jax.Array]
 
@@ -72,5 +72,14 @@ def blank_padding(batch: Batch) -> Batch:
 
 
 def masked_sum(values: jax.Array, mask: Array) -> jax.Array:
-    """The sum of ``values [batch]`` where ``mask [batch]`` is 1; what padding gives, NaN too, does not count."""
+    """The sum of ``values [batch]`` where ``mask [batch]`` is 1; what padding gives, NaN too, does not count.
+
+    Raises:
+        ConfigError: ``values`` are shaped otherwise; broadcast, they would be counted more than once.
+    """
+    if jnp.shape(values) != mask.shape:
+        raise ConfigError(
+            f"an objective or a measure must give a number an example, [{len(mask)}], not {list(jnp.shape(values))}: "
+            "take its mean over every axis but the first."
+        )
     return jnp.sum(jnp.where(mask > 0, values, 0.0))

@@ -33,7 +33,7 @@ def configure(options: Options) -> None:
     if keras.backend.backend() == "torch":
         import torch
 
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         torch.set_flush_denormal(True)
         if options.device == "cuda":
             torch.set_float32_matmul_precision("high")

@@ -24,7 +24,6 @@ class Setting:
     num_batches: int
     round_steps: int
     make: Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
-    classes: int = 10
 
 
 def images(*shape: int) -> Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]:
@@ -62,9 +61,9 @@ SETTINGS = {
     "mnist_mlp": Setting(128, 256, 768, images(784)),
     "mnist_cnn": Setting(128, 64, 32, images(28, 28, 1)),
     "cifar10_cnn": Setting(32, 128, 64, images(32, 32, 3)),
-    "imdb_lstm": Setting(32, 256, 192, texts(100), classes=2),
-    "fasttext": Setting(32, 256, 1024, texts(400), classes=2),
-    "char_gpt": Setting(12, 512, 64, characters, classes=65),
+    "imdb_lstm": Setting(32, 256, 192, texts(100)),
+    "fasttext": Setting(32, 256, 1024, texts(400)),
+    "char_gpt": Setting(12, 512, 64, characters),
     "resnet20": Setting(128, 64, 16, images(32, 32, 3)),
 }
 

@@ -35,7 +35,7 @@ def make(problem: Problem, *, dropout: bool, steps: int, options: Options) -> Ca
 def configure(device: torch.device) -> None:
     """All cores, no denormals; on a GPU, TF32 and the fastest convolutions found by trying."""
     torch.manual_seed(0)
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.set_flush_denormal(True)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -33,4 +33,4 @@ def positive_ints(name: str, values: Any, example: str) -> tuple[int, ...]:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and int(value) >= 1
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
