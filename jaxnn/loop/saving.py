@@ -48,6 +48,8 @@ def restore_newest(session: Session) -> int | None:
     step = checkpoints.latest()
     if step is not None:
         session.state = checkpoints.restore(step, session.state)
+    if checkpoints is not session.checkpoints:
+        checkpoints.close()
     return step
 
 

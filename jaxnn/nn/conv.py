@@ -27,7 +27,7 @@ class Conv(linen.Conv):
     def __post_init__(self) -> None:
         given: Any = self.conv_general_dilated
         # A clone brings along what its original was given here.
-        if given is None or (getattr(given, "func", None) is conv_general_dilated and given is _by(**given.keywords)):
+        if given is None or given is _by(getattr(given, "keywords", {}).get("implementation")):
             self.conv_general_dilated = _by(self.implementation)
         elif self.implementation is not None:
             raise ConfigError("Conv: give an implementation or a conv_general_dilated, not both.")
