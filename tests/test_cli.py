@@ -173,9 +173,13 @@ if __name__ == "__main__":
 """
 
 
-def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+CALLS = ("--steps-per-call", "100", "--report-every", "100", "--eval-every", "0", "--progress", "plain")
+
+
+@pytest.mark.parametrize(("checkpoint_every", "status"), [("None", 75), ("0", 130)])
+def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path, checkpoint_every: str, status: int) -> None:
     (tmp_path / "endless.py").write_text(SCRIPT)
-    how = ["--steps-per-call", "100", "--report-every", "100", "--eval-every", "0", "--progress", "plain"]
+    how = ["--checkpoint-every", checkpoint_every, *CALLS]
     command = [sys.executable, tmp_path / "endless.py", *how, "--run-dir", tmp_path / "run"]
     variables = {**os.environ, "PYTHONPATH": str(shell.ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -186,11 +190,11 @@ def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path) -> No
                 process.send_signal(signal.SIGINT)
                 break
         rest, errors = process.stdout.read(), process.stderr.read()
-    assert process.returncode == 75, errors
-    assert f"--resume {tmp_path / 'run'}" in rest and "Traceback" not in errors
-    facts = tiny.read(tmp_path / "run")
+    assert process.returncode == status, errors
+    facts, saved = tiny.read(tmp_path / "run"), status == 75
+    assert (f"--resume {tmp_path / 'run'}" in rest) == saved and "Traceback" not in errors
     assert facts["status"] == "interrupted"
-    assert (tmp_path / "run" / "checkpoints" / str(facts["summary"]["step"])).is_dir()
+    assert (tmp_path / "run" / "checkpoints" / str(facts["summary"]["step"])).is_dir() == saved
 
 
 def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
