@@ -1,7 +1,8 @@
 """How fast jaxnn trains, against what a user would pick instead: each contender a process, in turn, round by round.
 
-Claim     on a CPU of two cores jaxnn is at least as fast as the best peer: so far on the MLP and the CNNs, not on the
-          LSTM (docs/performance.md has the figures, and what is not measured yet)
+Claim     on a CPU of two cores jaxnn is faster than the best peer on mnist_mlp, fasttext and char_gpt, slower on the
+          convolution networks and the LSTM, and faster than every other use of JAX on all
+          (docs/performance.md has the figures, and what bounds each)
 Command   make benchmark
 
 All contenders train the same network from the same initial weights on the same data with the same optimizer, and must

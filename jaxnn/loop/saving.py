@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import jax
@@ -43,13 +44,11 @@ def restore_newest(session: Session) -> int | None:
     path = session.record.path / FOLDER
     if not path.is_dir():
         return None
-    # A run that shall keep no more of them goes on from what there is all the same.
-    checkpoints = open_session_checkpoints(session) or open_checkpoints(path)
-    step = checkpoints.latest()
-    if step is not None:
-        session.state = checkpoints.restore(step, session.state)
-    if checkpoints is not session.checkpoints:
-        checkpoints.close()
+    # Not the session's own: one that is over, or keeps no more of them, never closes what it does not save to.
+    with contextlib.closing(open_checkpoints(path)) as checkpoints:
+        step = checkpoints.latest()
+        if step is not None:
+            session.state = checkpoints.restore(step, session.state)
     return step
 
 
