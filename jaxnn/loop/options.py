@@ -94,7 +94,12 @@ class RunOptions:
         """Whether more of the monitored metric is better."""
         if self.monitor_mode != "auto":
             return self.monitor_mode == "max"
-        return not any(word in self.monitor for word in ("loss", "error", "perplexity", "bits"))
+        return more_is_better(self.monitor)
+
+
+def more_is_better(metric: str) -> bool:
+    """Whether more of ``metric`` is better, by its name: less of a loss or an error is, more of anything else."""
+    return not any(word in metric for word in ("loss", "error", "perplexity", "bits"))
 
 
 def _check_count(name: str, value: Any, least: int) -> None:
