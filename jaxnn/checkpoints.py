@@ -10,13 +10,13 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.types import PyTree, RecordError, TrainState
+from jaxnn.types import PyTree, RecordError
 
 # What Orbax raises for a checkpoint that is damaged or another's.
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
@@ -36,8 +36,8 @@ class Checkpoints:
     monitor: str
     mode: str
 
-    def save(self, step: int, state: TrainState, metrics: Mapping[str, float]) -> None:
-        """Starts saving ``state``; returns once the arrays are copied, before they are written.
+    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float]) -> None:
+        """Starts saving ``state``, as a rule a `TrainState`; returns once the arrays are copied, before they are written.
 
         Raises:
             RecordError: the disk refused, in this save or the one before it.
@@ -76,9 +76,10 @@ class Checkpoints:
         scores = {step: _score(self.manager.metrics(step) or {}, self.monitor, self.mode) for step in self.steps()}
         return max(scores, key=lambda step: (scores[step], step), default=None)
 
-    def restore(self, step: int, like: TrainState) -> TrainState:
-        """The state saved at ``step``, with the shapes, dtypes and placement of ``like``."""
-        return TrainState(**_restore(self.manager, step, like._asdict()))
+    def restore[State: tuple[Any, ...]](self, step: int, like: State) -> State:
+        """The state saved at ``step``, with the shapes, dtypes and placement of the named tuple ``like``."""
+        fields = _restore(self.manager, step, like._asdict())  # type: ignore[attr-defined]
+        return type(like)(**fields)
 
     def _failure(self, step: int | None, error: Exception) -> RecordError:
         return RecordError(

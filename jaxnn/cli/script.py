@@ -1,4 +1,4 @@
-"""``jn.main(experiment)``: every config field a flag, every run option another."""
+"""``jn.main(experiment)``: every config field a flag, every run option another, and commands for more than one run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ from typing import Any
 
 from jaxnn.cli.cache import enable_compile_cache
 from jaxnn.cli.errors import INTERRUPTED, sentences
+from jaxnn.cli.sweeping import parse as parse_sweep
+from jaxnn.cli.sweeping import run_sweep
 from jaxnn.loop import Run, RunOptions, fit
 from jaxnn.record import config_from_json, read_run
+from jaxnn.sweeps import BatchSizePlan, Sweep, plan_batch_size
+from jaxnn.sweeps.members import with_fields
 from jaxnn.types import ConfigError, Experiment
 
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
 RESUMABLE = 75
 
 
-def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run:
+def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run | Sweep | BatchSizePlan:
     """Runs ``experiment`` as a script: flags change its config and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
+
+    | first word | |
+    |---|---|
+    | none | one run |
+    | ``sweep`` | many: each field's flag takes several values, ``--learning-rate 1e-4 1e-3 --seed 0 1 2 3`` |
+    | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
 
     Args:
         experiment: what the script defines; its config's defaults are the flags' defaults.
@@ -34,12 +44,37 @@ def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     with sentences():
+        if arguments[:1] == ["sweep"]:
+            return _sweep(experiment, arguments[1:])
+        if arguments[:1] == ["plan"]:
+            return _plan(experiment, arguments[1:])
         config, options = parse(experiment, arguments)
         enable_compile_cache()
         run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
     return run
+
+
+def _sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> Sweep:
+    enable_compile_cache()
+    found = run_sweep(experiment, arguments)
+    if found.status == "interrupted":
+        raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
+    return found
+
+
+def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePlan:
+    enable_compile_cache()
+    values, _, _ = parse_sweep(experiment, arguments)
+    many = [name for name in values if name != "batch_size" and len(values[name]) > 1]
+    if many:
+        raise ConfigError(f"plan takes several values for --batch-size alone, not for --{many[0].replace('_', '-')}.")
+    single = {name: given[0] for name, given in values.items() if name != "batch_size"}
+    planned = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
+    plan = plan_batch_size(planned, values.get("batch_size"))
+    print(plan)
+    return plan
 
 
 def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[Any, RunOptions]:

@@ -55,7 +55,6 @@ class Programs:
         self.first_examples = jax.device_put(Examples(*rows))
         with self.clock.span("compile"):
             init = make_init(self.experiment, self.source)
-            self._init = self._compile(init, "initialise", "start", self.first_examples)
             self.shapes: TrainState = jax.eval_shape(init, self.first_examples)
             self.zeros = self._zeros()
 
@@ -105,6 +104,12 @@ class Programs:
         task = self.experiment.task(self.experiment.config)
         sums = jax.eval_shape(make_evaluate_step(task), self.shapes, self._batch())
         return [name for name in sums if name != "count"]
+
+    @functools.cached_property
+    def _init(self) -> Any:
+        with self.clock.span("compile"):
+            init = make_init(self.experiment, self.source)
+            return self._compile(init, "initialise", "start", self.first_examples)
 
     @functools.cached_property
     def _step(self) -> Any:

@@ -16,18 +16,21 @@ from jaxnn.types import Array, Examples, Source
 RESIDENT_SHARE = 0.5
 
 
+type Placement = jax.Device | jax.sharding.Sharding | None
+
+
 class Feed(NamedTuple):
     """Where the examples of a call come from; both kinds give the same batches.
 
     Attributes:
         resident: whether the whole split is on the device.
         prepare: ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
-        indices: ``(steps [k]) -> [k, batch]`` into those examples, traced inside it.
+        indices: ``(seed, steps [k]) -> [k, batch]`` into those examples, traced inside it; the seed may be a tracer.
     """
 
     resident: bool
     prepare: Callable[[int, int], Examples]
-    indices: Callable[[jax.Array], Array]
+    indices: Callable[[Array | int, jax.Array], Array]
 
 
 def fits_on_device(*sources: Source) -> bool:
@@ -37,26 +40,26 @@ def fits_on_device(*sources: Source) -> bool:
     return free is None or needed <= RESIDENT_SHARE * free
 
 
-def resident_feed(source: Source, seed: int, batch_size: int) -> Feed:
-    """All examples go to the device once; a batch is gathered there."""
-    examples = jax.device_put(source.examples)
+def resident_feed(source: Source, seed: int, batch_size: int, where: Placement = None) -> Feed:
+    """All examples go to the device once, or to where ``where`` says; a batch is gathered there."""
+    examples = jax.device_put(source.examples, where)
     return Feed(
         resident=True,
         prepare=lambda step, num_steps: examples,
-        indices=lambda steps: source.order(seed, steps, batch_size),
+        indices=lambda seed, steps: source.order(seed, steps, batch_size),
     )
 
 
-def streamed_feed(source: Source, seed: int, batch_size: int) -> Feed:
-    """The host gathers the examples of a call and sends them while the device is at work on the call before."""
+def streamed_feed(source: Source, seed: int, batch_size: int, where: Placement = None) -> Feed:
+    """The host gathers the examples of a call in the order of ``seed`` and sends them while the call before runs."""
 
     def prepare(step: int, num_steps: int) -> Examples:
         order = source.order(seed, np.arange(step, step + num_steps, dtype=np.int32), batch_size)
         rows = np.asarray(order).reshape(-1)
-        inputs, targets = jax.device_put(tuple(array[rows] for array in source.examples))
+        inputs, targets = jax.device_put(tuple(array[rows] for array in source.examples), where)
         return Examples(inputs, targets)
 
-    def indices(steps: jax.Array) -> jax.Array:
+    def indices(seed: Array | int, steps: jax.Array) -> jax.Array:
         num_steps = steps.shape[0]
         return jnp.arange(num_steps * batch_size, dtype=jnp.int32).reshape(num_steps, batch_size)
 

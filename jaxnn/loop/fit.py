@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.loop.introduction import introduction
-from jaxnn.loop.options import RunOptions
+from jaxnn.loop.options import RunOptions, with_changes
 from jaxnn.loop.progress import Display, open_display, say_rows
 from jaxnn.loop.recording import open_session, summarise
 from jaxnn.loop.report import Report
@@ -21,7 +21,7 @@ from jaxnn.loop.session import Session
 from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.loop.training import train_session
 from jaxnn.record import metrics_of
-from jaxnn.types import ConfigError, Experiment, TrainState, suggest
+from jaxnn.types import ConfigError, Experiment, TrainState
 
 
 def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
@@ -39,7 +39,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
-    options = _with_changes(options or RunOptions(), changes)
+    options = with_changes(options or RunOptions(), changes)
     lines = "none" if options.progress == "none" else "plain"
     with interruptible() as interruption:
         with open_session(experiment, options) as session:
@@ -104,15 +104,7 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
     one wait a window; ``break`` ends the run, saved. Signals are the caller's: Ctrl-C raises as ever, and what was
     saved until then is kept.
     """
-    return Iteration(experiment, _with_changes(options or RunOptions(), changes))
-
-
-def _with_changes(options: RunOptions, changes: dict[str, Any]) -> RunOptions:
-    known = [field.name for field in dataclasses.fields(RunOptions)]
-    for name in changes:
-        if name not in known:
-            raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
-    return dataclasses.replace(options, **changes)
+    return Iteration(experiment, with_changes(options or RunOptions(), changes))
 
 
 def _settle(session: Session) -> None:

@@ -15,7 +15,7 @@ SLOW_LOOP = 1.5
 def introduction(session: Session) -> list[tuple[str, str]]:
     """Rows of what and value, for a table."""
     choice = session.choice
-    rows: list[tuple[str, str | None]] = [("device", _device()), ("warning", missing_gpu())]
+    rows: list[tuple[str, str | None]] = [("device", describe_device()), ("warning", missing_gpu())]
     rows += [("placement", line) for line in session.placement().lines()]
     rows += [
         ("precision", _precision(session)),
@@ -50,7 +50,8 @@ def convolution_hint(session: Session) -> str | None:
     )
 
 
-def _device() -> str:
+def describe_device() -> str:
+    """Where is computed: the first device, of how many, and with how many CPU cores."""
     described, device = describe_devices(), jax.devices()[0]
     num_devices = len(described["devices"])
     place = f"{device.platform}:{device.id} ({device.device_kind})"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxnn.loop.plan import near_divisor
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, suggest
 
 # A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
 NUM_EVALUATIONS = 10
@@ -76,9 +77,9 @@ class RunOptions:
         for name, least in LEAST.items():
             value, default = getattr(self, name), getattr(RunOptions, name)
             if value is not None or default is not None:
-                _check_count(name, value, least)
+                check_count(name, value, least)
         for name, choices in CHOICES.items():
-            _check_choice(name, getattr(self, name), choices)
+            check_choice(name, getattr(self, name), choices)
         if self.resume is not None and self.run_dir is not None:
             raise ConfigError(
                 "both resume and run_dir are given: a resumed run goes on in its own directory, leave run_dir out."
@@ -102,17 +103,32 @@ def more_is_better(metric: str) -> bool:
     return not any(word in metric for word in ("loss", "error", "perplexity", "bits"))
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raises ConfigError unless ``value`` is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(choices)}.")
 
 
 DEFAULTS = RunOptions()
+
+
+def with_changes[Options](options: Options, changes: Mapping[str, Any]) -> Options:
+    """The options, of a run or of a sweep, with other values for some of them.
+
+    Raises:
+        ConfigError: an option that there is not; the message names those there are.
+    """
+    known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
+    for name in changes:
+        if name not in known:
+            raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
+    return dataclasses.replace(options, **changes)  # type: ignore[type-var]
 
 
 def check_config(config: Any) -> None:
@@ -127,7 +143,7 @@ def check_config(config: Any) -> None:
                 f"the config {type(config).__name__} has no field {name!r}: the loop needs batch_size, num_steps "
                 "and seed."
             )
-        _check_count(name, getattr(config, name), least)
+        check_count(name, getattr(config, name), least)
     if config.seed >= 2**32:
         raise ConfigError(f"seed is {config.seed}, and must be below 2**32.")
 

@@ -67,7 +67,7 @@ def make_train(experiment: Experiment[Any], source: Source, feed: Feed, num_step
             return (state, _add(totals, metrics, state.step)), None
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
-        indices = feed.indices(state.step + jnp.arange(num_steps))
+        indices = feed.indices(config.seed, state.step + jnp.arange(num_steps))
         if num_steps == 1:
             # Not a scan of one: on a CPU, XLA makes convolutions' gradients fast only outside loops (jax#12868).
             return body((state, totals), indices[0])[0]

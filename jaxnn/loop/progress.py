@@ -9,11 +9,35 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from jaxnn.loop.report import Report, aligned, format_metrics, format_rate
+from jaxnn.loop.report import aligned
 
 # Plain output goes to files and logs: a line now and then, not one a window.
 SECONDS_BETWEEN_LINES = 1.0
 SECONDS_BETWEEN_UPDATES = 0.1
+
+
+class Shown(Protocol):
+    """A report as displays show it; its text is a line of its own."""
+
+    @property
+    def step(self) -> int:
+        """How far it is."""
+
+    @property
+    def num_steps(self) -> int:
+        """How far it will be."""
+
+    @property
+    def rates(self) -> str:
+        """How fast."""
+
+    @property
+    def numbers(self) -> str:
+        """What was learnt."""
+
+    @property
+    def is_milestone(self) -> bool:
+        """Whether it should stay in sight: an evaluation, or the end."""
 
 
 class Display(Protocol):
@@ -22,7 +46,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """One line that stays."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Shown) -> None:
         """How far the run has come."""
 
 
@@ -32,7 +56,7 @@ class Silent(NamedTuple):
     def say(self, text: str) -> None:
         """Says nothing."""
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Shown) -> None:
         """Says nothing."""
 
 
@@ -65,9 +89,9 @@ class Plain(NamedTuple):
         """Prints the line."""
         print(text, flush=True)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Shown) -> None:
         """Prints the report, now and then."""
-        if self.throttle.passes(important=is_evaluation(report)):
+        if self.throttle.passes(important=report.is_milestone):
             print(report, flush=True)
 
 
@@ -83,19 +107,16 @@ class Bar(NamedTuple):
         """Prints the line above the bar."""
         self.live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Shown) -> None:
         """Moves the bar."""
-        if is_evaluation(report):
+        if report.is_milestone:
             self.say(str(report))
         if self.throttle.passes(important=report.step == report.num_steps):
             from rich.console import Group
             from rich.text import Text
 
-            rates = (
-                f"{format_rate(report.steps_per_second)} steps/s  {format_rate(report.examples_per_second)} examples/s"
-            )
-            self.progress.update(self.task, total=report.num_steps, completed=report.step, rates=rates)
-            self.live.update(Group(self.progress, Text(format_metrics(report.metrics))))
+            self.progress.update(self.task, total=report.num_steps, completed=report.step, rates=report.rates)
+            self.live.update(Group(self.progress, Text(report.numbers)))
 
 
 class Notebook(NamedTuple):
@@ -108,9 +129,9 @@ class Notebook(NamedTuple):
         """Prints the line above or below the bar."""
         print(text)
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Shown) -> None:
         """Redraws the bar."""
-        if self.throttle.passes(important=is_evaluation(report)):
+        if self.throttle.passes(important=report.is_milestone):
             from IPython.display import HTML
 
             bar = f"<progress value={report.step} max={report.num_steps} style='width:20em'></progress>"
@@ -147,12 +168,6 @@ def say_rows(display: Display, rows: Sequence[tuple[str, str]]) -> None:
     """A table of two columns, line by line."""
     for line in aligned(rows):
         display.say(f"  {line}")
-
-
-def is_evaluation(report: Report) -> bool:
-    """Whether held-out data were looked at in this report, or it is the last."""
-    held_out = any(name.startswith(("validation_", "test_")) for name in report.metrics)
-    return held_out or report.step == report.num_steps
 
 
 def _rich_progress() -> Any:

@@ -32,7 +32,7 @@ from jaxnn.record import (
     script,
     text_fingerprint,
 )
-from jaxnn.types import ConfigError, Experiment, RecordError
+from jaxnn.types import ConfigError, Experiment, RecordError, Splits
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.
 KEPT_OPTIONS = (
@@ -223,9 +223,14 @@ def summarise(session: Session) -> Summary:
 
 
 def run_name(session: Session) -> str:
+    """The name of what a session runs."""
+    return run_name_of(session.experiment, session.splits)
+
+
+def run_name_of(experiment: Experiment[Any], splits: Splits) -> str:
     """The experiment's name: that of the file its config is defined in, else that of its data."""
-    module = type(session.experiment.config).__module__
+    module = type(experiment.config).__module__
     file = getattr(sys.modules.get(module), "__file__", None)
     # The config of `jn.train` is jaxnn's own, whose file says nothing of the experiment.
     ours = module.partition(".")[0] == __name__.partition(".")[0]
-    return Path(file).stem if file and not ours else session.splits.name
+    return Path(file).stem if file and not ours else splits.name

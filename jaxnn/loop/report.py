@@ -40,11 +40,24 @@ class Report:
             "examples_per_second": self.examples_per_second,
         }
 
+    @property
+    def rates(self) -> str:
+        """``4,560 steps/s  146,000 examples/s``."""
+        return f"{format_rate(self.steps_per_second)} steps/s  {format_rate(self.examples_per_second)} examples/s"
+
+    @property
+    def numbers(self) -> str:
+        """``train loss 0.123  test accuracy 0.98``."""
+        return format_metrics(self.metrics)
+
+    @property
+    def is_milestone(self) -> bool:
+        """Whether held-out data were looked at, or it is the last."""
+        held_out = any(name.startswith(("validation_", "test_")) for name in self.metrics)
+        return held_out or self.step == self.num_steps
+
     def __str__(self) -> str:
-        return (
-            f"step {self.step:>{len(str(self.num_steps))}}/{self.num_steps}  {format_metrics(self.metrics)}  "
-            f"{format_rate(self.steps_per_second)} steps/s  {format_rate(self.examples_per_second)} examples/s"
-        )
+        return f"step {self.step:>{len(str(self.num_steps))}}/{self.num_steps}  {self.numbers}  {self.rates}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxnn.checkpoints import Checkpoints
 from jaxnn.data import check_batch_size, check_labels
 from jaxnn.loop.allocating import Allocation, keep_from_the_start
-from jaxnn.loop.checks import check_made
+from jaxnn.loop.checks import check_data, check_parts
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import Evaluator, make_evaluator
 from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
@@ -153,7 +153,8 @@ def prepare_session(
     keep_from_the_start(options.allocator, stack)
     with clock.span("data"):
         splits = experiment.data(config)
-        check_made(experiment, splits)
+        check_data(splits)
+        check_parts(experiment)
         check_batch_size(splits.train, config.batch_size)
         feed = _make_feed(splits, options, config)
     programs = Programs(experiment, splits.train, feed, Ledger(), clock)

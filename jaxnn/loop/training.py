@@ -55,7 +55,7 @@ def _process(session: Session, closed: Closed, interruption: Interruption) -> Re
     """Everything that is done with a closed window, in the order that loses nothing."""
     # JAX sorts the keys of a dict; the loss is what a reader looks for first.
     names = sorted(closed.metrics, key=lambda name: name != "loss")
-    metrics = {f"train_{name}": closed.metrics[name] for name in names}
+    metrics = {f"train_{name}": float(closed.metrics[name]) for name in names}
     if closed.state is not None:
         session.state = closed.state
         if session.plan.evaluates(closed.step):
@@ -66,7 +66,7 @@ def _process(session: Session, closed: Closed, interruption: Interruption) -> Re
     if session.record is not None:
         with session.clock.span("record"):
             session.record.report(report.line())
-    if closed.bad_step is not None:
+    if closed.bad_step >= 0:
         session.status = "diverged"
         raise TrainingError(
             f"the loss is no longer finite at step {closed.bad_step} of {session.plan.num_steps}: {advice(session)}."

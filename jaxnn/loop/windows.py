@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from jaxnn.loop.feed import Feed
 from jaxnn.loop.plan import Plan
@@ -25,16 +26,16 @@ class Closed(NamedTuple):
     Attributes:
         step: updates done at its end.
         num_steps: updates in it.
-        metrics: the mean of each metric over its steps.
-        bad_step: the first step whose loss was not finite, or None.
+        metrics: the mean of each metric over its steps; ``[]``, or of the shape of a population.
+        bad_step: the first step whose loss was not finite, or -1; of the same shape.
         seconds: from the end of the window before, or from where the loop went on after a pause.
         state: the state at its end where the loop has drained, else None: it is in use by the next window.
     """
 
     step: int
     num_steps: int
-    metrics: dict[str, float]
-    bad_step: int | None
+    metrics: dict[str, np.ndarray]
+    bad_step: np.ndarray
     seconds: float
     state: TrainState | None
 
@@ -92,9 +93,8 @@ def run_windows(
         nonlocal mark
         sums, bad_step = jax.device_get(window.totals)
         since, mark = mark, window.done_at or time.perf_counter()
-        metrics = {name: float(value) / window.num_steps for name, value in sums.items()}
-        bad = int(bad_step) if bad_step >= 0 else None
-        return Closed(window.step, window.num_steps, metrics, bad, mark - since, state)
+        metrics = {name: value / window.num_steps for name, value in sums.items()}
+        return Closed(window.step, window.num_steps, metrics, bad_step, mark - since, state)
 
     while step < plan.num_steps:
         start, end, totals, num_calls = step, plan.window_end(step), zeros, 0

@@ -1,15 +1,18 @@
-"""Reading records back: one run, its metrics, or a table of all runs below a folder."""
+"""Reading records back: one run, its metrics, or all runs and sweeps below a folder."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxnn.record.directory import METRICS_FILE, RUN_FILE, is_locked
 from jaxnn.types import RecordError
 
+# What makes a directory that of a sweep: the file itself, or shards that have it.
+SWEEP_FILE = "sweep.json"
+SHARDS = f"shards/*/{SWEEP_FILE}"
 # How metrics are told from the rest of a line: by the split they were measured on.
 METRIC_PREFIXES = ("train_", "validation_", "test_")
 # What every run.json holds from the start, and readers rely on.
@@ -40,54 +43,97 @@ def read_run(path: Path) -> dict[str, Any]:
         raise RecordError(
             f"{path} holds no run (no {RUN_FILE} in it): give the directory of one run; `jaxnn runs` lists them."
         )
+    return read_facts(file, FACTS)
+
+
+def read_facts(file: Path, needed: Sequence[str]) -> dict[str, Any]:
+    """What ``run.json`` or ``sweep.json`` says; ``running`` reads ``interrupted`` where no process holds its directory.
+
+    Raises:
+        RecordError: it is damaged, as where it lacks one of ``needed``.
+    """
     try:
-        run = _whole(json.loads(file.read_text()))
+        facts = _whole(json.loads(file.read_text()), needed)
     except (OSError, ValueError) as error:
         raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
-    if run.get("status") == "running" and not is_locked(path):
-        run["status"] = "interrupted"
-    return run
+    if facts["status"] == "running" and not is_locked(file.parent):
+        facts["status"] = "interrupted"
+    return facts
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl`` in ``path``, oldest first; a torn last line, left by a crash, is dropped."""
-    file = path / METRICS_FILE
+    return [numbers(line) for line in read_lines(path / METRICS_FILE)]
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The mappings in a file of JSON lines, oldest first; a torn last line is dropped, and no file holds none.
+
+    Raises:
+        RecordError: a line is no mapping.
+    """
     lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     try:
-        return [_numbers(json.loads(line)) for line in lines]
+        return [_mapping(json.loads(line)) for line in lines]
     except ValueError as error:
         raise RecordError(f"{file} holds a line that is not JSON ({error}): delete that line.") from error
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The directories at or below ``folder`` that hold a run, oldest first and those that are damaged before all."""
-    found = folder.rglob(RUN_FILE) if folder.is_dir() else []
-    return iter(sorted((file.parent for file in found), key=_age))
+    """The directories at or below ``folder`` that hold a run, oldest first and those that are damaged before all.
+
+    The members of a sweep are not among them: the sweep stands for them, see :func:`find_sweeps`.
+    """
+    return iter(sorted((path for path in _outside_sweeps(folder) if (path / RUN_FILE).is_file()), key=age))
 
 
-def _age(path: Path) -> tuple[str, str]:
-    """What runs are sorted by: when they began, or their name where that is the same or unknown."""
-    try:
-        return read_run(path)["started"], path.name
-    except RecordError:
-        return "", path.name
+def find_sweeps(folder: Path) -> Iterator[Path]:
+    """The directories at or below ``folder`` that hold a sweep, in the same order."""
+    return iter(sorted((path for path in _outside_sweeps(folder) if is_sweep(path)), key=age))
 
 
-def _whole(run: Any) -> dict[str, Any]:
-    """The content of ``run.json``, once it is known to be all there."""
-    missing = [name for name in FACTS if not isinstance(run, dict) or name not in run]
+def is_sweep(path: Path) -> bool:
+    """Whether the directory ``path`` holds a sweep, or shards of one."""
+    return (path / SWEEP_FILE).is_file() or any(path.glob(SHARDS))
+
+
+def _outside_sweeps(folder: Path) -> Iterator[Path]:
+    """The directories at or below ``folder``, those of sweeps among them but nothing that is in one."""
+    for path, folders, _ in folder.walk():
+        yield path
+        if is_sweep(path):
+            folders.clear()
+
+
+def age(path: Path) -> tuple[str, str]:
+    """What records are sorted by: when they began, or their name where that is the same or unknown."""
+    for file in (path / RUN_FILE, path / SWEEP_FILE, *sorted(path.glob(SHARDS))):
+        try:
+            return str(read_facts(file, ("status", "started"))["started"]), path.name
+        except RecordError:
+            continue
+    return "", path.name
+
+
+def _whole(facts: Any, needed: Sequence[str]) -> dict[str, Any]:
+    """``facts``, once they are known to be all there."""
+    missing = [name for name in needed if not isinstance(facts, dict) or name not in facts]
     if missing:
         raise ValueError(f"it lacks {missing[0]!r}")
-    whole: dict[str, Any] = run
+    whole: dict[str, Any] = facts
     return whole
 
 
-def _numbers(line: Any) -> dict[str, Any]:
-    """Undoes the names that stand for NaN and infinities."""
+def _mapping(line: Any) -> dict[str, Any]:
     if not isinstance(line, dict):
         raise ValueError(f"{line!r} is no mapping")
+    return line
+
+
+def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Undoes the names that stand for NaN and infinities."""
     return {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in line.items()}
 
 

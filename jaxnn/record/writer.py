@@ -27,11 +27,11 @@ class Record(NamedTuple):
 
     path: Path
 
-    def report(self, line: Mapping[str, Any]) -> None:
-        """Appends one line to ``metrics.jsonl`` and hands it to the system at once."""
+    def report(self, *lines: Mapping[str, Any]) -> None:
+        """Appends lines to ``metrics.jsonl`` and hands them to the system at once."""
         # Opened anew each time: resuming replaces the file, and a handle would keep writing to the old one.
         with (self.path / METRICS_FILE).open("a") as file:
-            file.write(json_line(line))
+            file.writelines(map(json_line, lines))
 
     def describe(self, run: Mapping[str, Any]) -> None:
         """Replaces ``run.json``."""

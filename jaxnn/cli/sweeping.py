@@ -1,0 +1,136 @@
+"""``python experiment.py sweep --learning-rate 1e-4 1e-3 --seed 0 1 2 3``: every config field a flag of many values."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxnn.sweeps import Halving, Points, Sweep, SweepOptions, grid, halving, sweep, zipped
+from jaxnn.sweeps.members import field_names, field_value, with_fields
+from jaxnn.sweeps.resuming import recorded_points, recorded_sweep
+from jaxnn.types import ConfigError, Experiment
+
+# Types whose values are words of a command line each; those of all others are given as one word a value.
+WORDS = (int, float, str, bool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """How the values given make members."""
+
+    combine: Literal["grid", "zipped"] = "grid"
+    """Every combination of the values, or the first of each field, the second of each, and so on."""
+    halving: int | None = None
+    """Successive halving: one of so many members goes on after each rung; default: all train to the end."""
+
+
+def run_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> Sweep:
+    """Runs the sweep that a command line asks for.
+
+    Raises:
+        ConfigError: nothing to sweep, a value that is none of its field's, two fields that would be one flag.
+    """
+    values, design, options = parse(experiment, arguments)
+    if options.resume is not None and not values and recorded_sweep(options.resume):
+        experiment, points = recorded_points(options.resume, experiment)
+        return sweep(experiment, points, options)
+    # A field with one value is set, not swept.
+    single = {name: given[0] for name, given in values.items() if len(given) == 1}
+    experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
+    return sweep(experiment, _points({name: v for name, v in values.items() if len(v) > 1}, design), options)
+
+
+def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Design, SweepOptions]:
+    """The values given for each field, how they are combined, and the sweep options."""
+    import tyro
+
+    config = experiment.config
+    fields = {name: _type_of(config, name) for name in _leaves(config)}
+    flags = _flags(fields, config)
+    axes: type = dataclasses.make_dataclass(
+        "Axes",
+        [(flag, _flag_type(kind, field_value(config, name)), ()) for flag, (name, kind) in flags.items()],
+        frozen=True,
+    )
+    form: Any = dataclasses.make_dataclass(
+        "Arguments", [("axes", axes), ("design", Design), ("run", SweepOptions)], frozen=True
+    )
+    parsed = tyro.cli(
+        form,
+        args=list(arguments),
+        default=form(axes(), Design(), SweepOptions()),
+        prog=f"{Path(sys.argv[0]).name} sweep",
+        description=f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\nTrains a member for every point, together.",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+    given = {name: list(getattr(parsed.axes, flag)) for flag, (name, _) in flags.items()}
+    values = {name: [_value(name, fields[name], word) for word in words] for name, words in given.items() if words}
+    return values, parsed.design, parsed.run
+
+
+def _points(values: Mapping[str, list[Any]], design: Design) -> Points | Halving:
+    if not values:
+        raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
+    points = (grid if design.combine == "grid" else zipped)(**values)
+    return points if design.halving is None else halving(points, design.halving)
+
+
+def _leaves(config: Any) -> list[str]:
+    names = list(field_names(config))
+    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+
+
+def _flags(fields: Mapping[str, Any], config: Any) -> dict[str, tuple[str, Any]]:
+    """Each flag's field and its type; a nested field's flag is its own name, as for a run."""
+    taken = {field.name for form in (Design, SweepOptions) for field in dataclasses.fields(form)}
+    flags: dict[str, tuple[str, Any]] = {}
+    for name, kind in fields.items():
+        flag = name.rpartition(".")[2]
+        if flag in taken or flag in flags:
+            raise ConfigError(
+                f"the config {type(config).__name__} has a field {flag!r}, which is a sweep option's name or another "
+                f"field's: rename it, since each is a flag --{flag.replace('_', '-')}."
+            )
+        flags[flag] = (name, kind)
+    return flags
+
+
+def _type_of(config: Any, name: str) -> Any:
+    owner, _, leaf = name.rpartition(".")
+    return typing.get_type_hints(type(field_value(config, owner) if owner else config))[leaf]
+
+
+def _flag_type(kind: Any, default: Any) -> Any:
+    """A tuple of the field's values, or of words where a value is more than a word; with the help of the flag."""
+    import tyro
+
+    words = kind in WORDS or typing.get_origin(kind) is Literal
+    shown = default if words else _as_word(default)
+    note = "" if words else ", each as one word, its parts apart by commas"
+    return typing.Annotated[
+        tuple[kind, ...] if words else tuple[str, ...],
+        tyro.conf.arg(help=f"Values to sweep{note}; default: {shown}", help_behavior_hint=""),
+    ]
+
+
+def _as_word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _value(name: str, kind: Any, word: Any) -> Any:
+    """A word as a value of its field's type: ``64,64`` is ``(64, 64)`` for a tuple of integers."""
+    if kind in WORDS or typing.get_origin(kind) is Literal:
+        return word
+    import tyro
+
+    parts = [part for part in word.split(",") if part] if typing.get_origin(kind) is tuple else [word]
+    try:
+        return tyro.cli(kind, args=parts, console_outputs=False)
+    except SystemExit:
+        told = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
+        raise ConfigError(f"--{name.replace('_', '-')} {word!r} is no value of {told}.") from None
