@@ -13,7 +13,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli import app
-from tests import shell, tiny
+from tests import shell, swept, tiny
 
 EXPERIMENTS = sorted((shell.ROOT / "experiments").glob("*.py"))
 
@@ -63,6 +63,59 @@ def test_a_run_is_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert words in text
 
 
+@pytest.fixture
+def sweeps(tmp_path: Path, finished: Path) -> Path:
+    """A folder with a run, and two sweeps of which the older one has a run directory of a member."""
+    folder = tmp_path / "runs"
+    (folder / "alone").mkdir(parents=True)
+    (folder / "alone" / "run.json").write_bytes((finished / "run.json").read_bytes())
+    older = swept.sweep(folder / "older", {(0.1, 0): 1.0, (0.1, 1): 3.0, (0.2, 0): None}, "learning_rate", "seed")
+    assert older.dir is not None
+    (older.dir / "members" / "0000").mkdir(parents=True)
+    (older.dir / "members" / "0000" / "run.json").write_bytes((finished / "run.json").read_bytes())
+    losses = {(0.1, 0): 0.9, (0.1, 1): 2.8}
+    swept.sweep(folder / "newer", losses, "learning_rate", "seed", started="2999-01-01T00:00:00+0000")
+    return folder
+
+
+def test_a_sweep_is_one_row_among_the_runs(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (sweeps / "damaged").mkdir()
+    (sweeps / "damaged" / "sweep.json").write_text("{")
+    rows = says(capsys, "runs", sweeps).splitlines()[1:]
+    assert [Path(row.split()[0]).name for row in rows] == ["damaged", "older", "alone", "newer"]
+    assert "unreadable" in rows[0] and "sweep.json cannot be read" in rows[0]
+    assert "finished, sweep of 3: 2 finished, 1 diverged" in rows[1] and "1,234" in rows[1]
+    assert "best train_loss 0.5, test_loss 1.0, test_accuracy 0.9" in rows[1]
+    (member,) = says(capsys, "runs", sweeps / "older" / "members").splitlines()[1:]
+    assert "0000" in member
+    (row,) = says(capsys, "runs", sweeps / "older").splitlines()[1:]
+    assert "sweep of 3" in row
+
+
+def test_shards_alone_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        swept.write(tmp_path / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)])
+    (row,) = says(capsys, "runs", tmp_path).splitlines()[1:]
+    assert row.split()[0] == str(tmp_path / "s") and "sweep of 2: 2 finished" in row
+
+
+def test_a_sweep_is_shown(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = says(capsys, "show", sweeps / "older")
+    assert "sweep of 3: 2 finished, 1 diverged" in text and "member 0 (learning_rate 0.1, seed 0)" in text
+    # Losses 1 and 3: mean 2, deviation √2.
+    assert "2.000 ± 1.414 (1.000 to 3.000)" in text
+    assert "member  learning_rate" in says(
+        capsys, "show", swept.sweep(sweeps / "x", {(0.1,): 1.0}, "learning_rate").dir
+    )
+
+
+def test_two_sweeps_are_compared(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "side A has 2 members with seed 0, which differ in learning_rate"
+    assert words in shell.fails(capsys, app.main, "compare", sweeps / "older", sweeps / "newer")
+    text = says(capsys, "compare", sweeps / "newer", sweeps / "newer", "--metric", "test_accuracy")
+    assert text.startswith("test_accuracy: B 0.815 against A 0.815, paired over 2 seeds.")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -70,7 +123,8 @@ def test_a_run_is_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["show"], "(?i)required|missing"),
         (["runs", "nowhere"], "^error: no runs below nowhere"),
         (["device"], "devices"),
-        ([], "devices.*runs.*show"),
+        (["compare", "nowhere", "nowhere"], "^error: nowhere holds no run"),
+        ([], "devices.*runs.*show.*compare"),
         (["devices", "--jason"], "--json"),
     ],
 )

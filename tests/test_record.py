@@ -178,6 +178,19 @@ def test_runs_are_found_oldest_first_whatever_their_names(tmp_path: Path) -> Non
     assert list(record.find_runs(tmp_path / "nowhere")) == []
 
 
+def test_a_sweep_stands_for_the_runs_of_its_members(tmp_path: Path) -> None:
+    write_run(tmp_path / "alone")
+    early, late = tmp_path / "early", tmp_path / "late"
+    write_run(early / "members" / "0000")
+    write_run(late / "shards" / "a" / "members" / "0000")
+    directory.write_json(early / "sweep.json", {"status": "finished", "started": "2026-01-01"})
+    directory.write_json(late / "shards" / "a" / "sweep.json", {"status": "finished", "started": "2026-01-02"})
+    assert list(record.find_runs(tmp_path)) == [tmp_path / "alone"]
+    assert list(record.find_sweeps(tmp_path)) == [early, late]
+    assert list(record.find_runs(early / "members")) == [early / "members" / "0000"]
+    assert list(record.find_runs(early)) == [] and list(record.find_sweeps(tmp_path / "nowhere")) == []
+
+
 def test_a_run_that_was_killed_reads_as_interrupted(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", status="running")
     with record.open_record(path):

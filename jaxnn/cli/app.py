@@ -12,8 +12,12 @@ import tyro
 
 from jaxnn.cli.errors import sentences
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu
-from jaxnn.record import find_runs, metrics_of, read_metrics, read_run
-from jaxnn.types import JaxnnError, RecordError
+from jaxnn.record import find_runs, find_sweeps, is_sweep, metrics_of, read_metrics, read_run
+from jaxnn.record.reader import age
+from jaxnn.sweeps.comparing import compare as compare_sides
+from jaxnn.sweeps.outcomes import count_by_status
+from jaxnn.sweeps.reading import open_sweep
+from jaxnn.types import ConfigError, JaxnnError, RecordError
 
 # A width, in characters, that no row reaches.
 UNFOLDED = 10_000
@@ -25,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: 2 after a mistake, with one sentence on standard error.
     """
-    commands: dict[str, Callable[..., Any]] = {"devices": devices, "runs": runs, "show": show}
+    commands: dict[str, Callable[..., Any]] = {"devices": devices, "runs": runs, "show": show, "compare": compare}
     with sentences():
         tyro.extras.subcommand_cli_from_dict(
             commands,
@@ -56,7 +60,7 @@ def devices(*, json: bool = False) -> None:
 
 
 def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
-    """A table of the runs recorded at or below a directory, oldest first.
+    """A table of the runs and sweeps recorded at or below a directory, oldest first.
 
     Args:
         directory: where to look.
@@ -64,7 +68,8 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    rows = [_row(path) for path in find_runs(directory)]
+    paths = sorted([*find_runs(directory), *find_sweeps(directory)], key=age)
+    rows = [_sweep_row(path) if is_sweep(path) else _row(path) for path in paths]
     if not rows:
         raise RecordError(f"no runs below {directory}: run an experiment first, or name another directory.")
     table = Table("run", "status", "step", "steps/s", "final metrics", box=None)
@@ -75,11 +80,18 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
 
 
 def show(run: tyro.conf.Positional[Path], /) -> None:
-    """What one run computed, how, where, and what came of it.
+    """What one run computed, how, where, and what came of it; of a sweep, how its members did.
 
     Args:
-        run: the run's directory.
+        run: the directory of a run or a sweep.
     """
+    if is_sweep(run):
+        sweep = open_sweep(run)
+        groups = sweep.group()
+        # Without repeats a group is a member, and the best of many are what one looks for.
+        alone = all(len(row.members) == 1 for row in groups.rows)
+        print(f"{sweep}\n\n{sweep.table() if alone else groups}")
+        return
     facts = read_run(run)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
     for name in (*sections, "precision", "steps_per_call", "command", "resumed"):
@@ -90,6 +102,17 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
     print(f"{'final':<15} {_brief(_final(read_metrics(run)))}")
     if (run / "curves.png").exists():
         print(f"{'curves':<15} {run / 'curves.png'}")
+
+
+def compare(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, metric: str | None = None) -> None:
+    """Whether B is better than A: runs or sweeps, paired by their seeds.
+
+    Args:
+        a: the directory of a run or a sweep.
+        b: that of what is compared with it.
+        metric: by which, such as test_accuracy; default: the one A monitored.
+    """
+    print(compare_sides(a, b, metric))
 
 
 def _row(path: Path) -> tuple[str, ...]:
@@ -104,11 +127,31 @@ def _row(path: Path) -> tuple[str, ...]:
     return (str(path), facts["status"], of, f"{rate:,.0f}" if rate else "", _brief(_final(lines)))
 
 
+def _sweep_row(path: Path) -> tuple[str, ...]:
+    try:
+        sweep = open_sweep(path)
+    except JaxnnError as error:
+        return (str(path), "unreadable", "", "", str(error))
+    rate = sweep.summary.get("member_steps_per_second")
+    step = max((member.step for member in sweep.members), default=0)
+    try:
+        best = _brief(_rounded(sweep.best().metrics()))
+    except ConfigError:
+        best = ""
+    counts = count_by_status(sweep.members)
+    told = f"{sweep.status}, sweep of {len(sweep.members)}: {counts}"
+    return (str(path), told, str(step), f"{rate:,.0f}" if rate else "", best and f"best {best}")
+
+
 def _final(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     final: dict[str, float] = {}
     for line in lines:
         final |= metrics_of(line)
-    return {name: float(f"{value:.4g}") for name, value in final.items()}
+    return _rounded(final)
+
+
+def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.4g}") for name, value in metrics.items()}
 
 
 def _brief(value: Any) -> str:

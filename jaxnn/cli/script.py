@@ -15,7 +15,7 @@ from jaxnn.cli.sweeping import parse as parse_sweep
 from jaxnn.cli.sweeping import run_sweep
 from jaxnn.loop import Run, RunOptions, fit
 from jaxnn.record import config_from_json, read_run
-from jaxnn.sweeps import BatchSizePlan, Sweep, plan_batch_size
+from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size
 from jaxnn.sweeps.members import with_fields
 from jaxnn.types import ConfigError, Experiment
 
@@ -23,20 +23,23 @@ from jaxnn.types import ConfigError, Experiment
 RESUMABLE = 75
 
 
-def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run | Sweep | BatchSizePlan:
+def main(
+    experiment: Experiment[Any], argv: Sequence[str] | None = None, *, points: Points | Halving | None = None
+) -> Run | Sweep | BatchSizePlan:
     """Runs ``experiment`` as a script: flags change its config and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
 
     | first word | |
     |---|---|
-    | none | one run |
+    | ``run``, or none | one run |
     | ``sweep`` | many: each field's flag takes several values, ``--learning-rate 1e-4 1e-3 --seed 0 1 2 3`` |
     | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
 
     Args:
         experiment: what the script defines; its config's defaults are the flags' defaults.
         argv: the command line without the program's name; default: the process's.
+        points: for a script whose claim is about many runs: it sweeps these where no command says otherwise.
 
     Raises:
         SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
@@ -44,11 +47,11 @@ def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run 
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     with sentences():
-        if arguments[:1] == ["sweep"]:
-            return _sweep(experiment, arguments[1:])
+        if arguments[:1] == ["sweep"] or (points is not None and arguments[:1] not in (["run"], ["plan"])):
+            return _sweep(experiment, arguments[arguments[:1] == ["sweep"] :], points)
         if arguments[:1] == ["plan"]:
             return _plan(experiment, arguments[1:])
-        config, options = parse(experiment, arguments)
+        config, options = parse(experiment, arguments[arguments[:1] == ["run"] :])
         enable_compile_cache()
         run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
@@ -56,9 +59,9 @@ def main(experiment: Experiment[Any], argv: Sequence[str] | None = None) -> Run 
     return run
 
 
-def _sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> Sweep:
+def _sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points | Halving | None) -> Sweep:
     enable_compile_cache()
-    found = run_sweep(experiment, arguments)
+    found = run_sweep(experiment, arguments, points)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxnn.record import is_sweep
 from jaxnn.sweeps import Halving, Points, Sweep, SweepOptions, grid, halving, sweep, zipped
 from jaxnn.sweeps.members import field_names, field_value, with_fields
-from jaxnn.sweeps.resuming import recorded_points, recorded_sweep
+from jaxnn.sweeps.resuming import recorded_points
 from jaxnn.types import ConfigError, Experiment
 
 # Types whose values are words of a command line each; those of all others are given as one word a value.
@@ -29,20 +30,28 @@ class Design:
     """Successive halving: one of so many members goes on after each rung; default: all train to the end."""
 
 
-def run_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> Sweep:
+def run_sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points | Halving | None = None) -> Sweep:
     """Runs the sweep that a command line asks for.
+
+    Args:
+        experiment: what is swept.
+        arguments: the command line behind ``sweep``.
+        points: what is swept where it gives no field several values and none of the fields that these set.
 
     Raises:
         ConfigError: nothing to sweep, a value that is none of its field's, two fields that would be one flag.
     """
     values, design, options = parse(experiment, arguments)
-    if options.resume is not None and not values and recorded_sweep(options.resume):
+    if options.resume is not None and not values and is_sweep(options.resume):
         experiment, points = recorded_points(options.resume, experiment)
         return sweep(experiment, points, options)
     # A field with one value is set, not swept.
     single = {name: given[0] for name, given in values.items() if len(given) == 1}
     experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
-    return sweep(experiment, _points({name: v for name, v in values.items() if len(v) > 1}, design), options)
+    many = {name: given for name, given in values.items() if len(given) > 1}
+    if points is not None and not many and not set(values) & set(_fields_of(points)):
+        return sweep(experiment, points, options)
+    return sweep(experiment, _points(many, design), options)
 
 
 def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Design, SweepOptions]:
@@ -78,6 +87,10 @@ def _points(values: Mapping[str, list[Any]], design: Design) -> Points | Halving
         raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
     points = (grid if design.combine == "grid" else zipped)(**values)
     return points if design.halving is None else halving(points, design.halving)
+
+
+def _fields_of(points: Points | Halving) -> list[str]:
+    return list(points.points.scales if isinstance(points, Halving) else points.scales)
 
 
 def _leaves(config: Any) -> list[str]:

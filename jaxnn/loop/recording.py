@@ -229,8 +229,13 @@ def run_name(session: Session) -> str:
 
 def run_name_of(experiment: Experiment[Any], splits: Splits) -> str:
     """The experiment's name: that of the file its config is defined in, else that of its data."""
+    return file_name_of(experiment) or splits.name
+
+
+def file_name_of(experiment: Experiment[Any]) -> str | None:
+    """The name of the file that the experiment's config is defined in; None if there is none."""
     module = type(experiment.config).__module__
     file = getattr(sys.modules.get(module), "__file__", None)
     # The config of `jn.train` is jaxnn's own, whose file says nothing of the experiment.
     ours = module.partition(".")[0] == __name__.partition(".")[0]
-    return Path(file).stem if file and not ours else splits.name
+    return Path(file).stem if file and not ours else None

@@ -18,6 +18,7 @@ import numpy as np
 from jaxnn.types import RecordError
 
 RUN_FILE = "run.json"
+SWEEP_FILE = "sweep.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
 
@@ -60,10 +61,10 @@ def check_vacant(path: Path) -> None:
 
 
 def _stillborn(file: Path) -> bool:
-    """Whether a run that was killed before ``run.json`` was there left ``file``: such a run cannot be resumed."""
+    """Whether one that was killed before its ``run.json`` or ``sweep.json`` left ``file``: it cannot be resumed."""
     if file.name == METRICS_FILE:
         return file.stat().st_size == 0
-    return file.name == LOCK_FILE or file.name.startswith(f".{RUN_FILE}.")
+    return file.name == LOCK_FILE or file.name.startswith((f".{RUN_FILE}.", f".{SWEEP_FILE}."))
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.record.directory import METRICS_FILE, RUN_FILE, is_locked
+from jaxnn.record.directory import SWEEP_FILE as SWEEP_FILE
 from jaxnn.types import RecordError
 
-# What makes a directory that of a sweep: the file itself, or shards that have it.
-SWEEP_FILE = "sweep.json"
+# What makes a directory that of a sweep besides the file itself: shards that have it.
 SHARDS = f"shards/*/{SWEEP_FILE}"
 # How metrics are told from the rest of a line: by the split they were measured on.
 METRIC_PREFIXES = ("train_", "validation_", "test_")

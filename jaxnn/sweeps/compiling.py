@@ -92,9 +92,14 @@ class GroupPrograms:
             function = make_population_evaluate(self.formula, source)
             label = f"evaluate {name} of {shape.chunks} × {shape.lanes} members"
             program = self._compile(function, label, "start", self.abstract(shape), *next(pieces()), **jit)
-            self._evaluate[shape] = lambda population: mean_metrics(
-                [jax.device_get(program(population, *piece)) for piece in pieces()]
-            )
+
+            def evaluate(population: Population) -> dict[str, np.ndarray]:
+                sums = [jax.device_get(program(population, *piece)) for piece in pieces()]
+                # Chunks without a living member are not computed: zero of zero examples.
+                with np.errstate(invalid="ignore"):
+                    return mean_metrics(sums)
+
+            self._evaluate[shape] = evaluate
         return self._evaluate[shape]
 
     def zeros(self, shape: Shape) -> Totals:

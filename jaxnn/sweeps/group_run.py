@@ -65,8 +65,8 @@ class GroupRun:
 
     @property
     def monitored(self) -> str:
-        """The metric that ranks members, as reports name it."""
-        return f"{self.held_out}_{self.options.monitor}"
+        """The metric that ranks members, as reports name it; of the training data where nothing is held out."""
+        return f"{self.held_out or 'train'}_{self.options.monitor}"
 
     def running(self) -> list[int]:
         """The rows of the members that are still to be trained."""
@@ -180,8 +180,9 @@ def _check_monitor(solo: Programs, splits: Splits, options: RunOptions) -> None:
     if not {"validation", "test"} & set(splits.named()):
         if options.patience is not None:
             raise ConfigError("patience needs held-out data: give the data a validation or test split.")
-        return
-    known = solo.evaluation_metrics()
+        known = list(solo.zeros.sums)
+    else:
+        known = solo.evaluation_metrics()
     if options.monitor not in known:
         raise ConfigError(f"monitor is {options.monitor!r}, no metric of this task: {suggest(options.monitor, known)}.")
 

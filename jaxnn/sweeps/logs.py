@@ -57,5 +57,5 @@ class Log:
         if since >= len(lines):
             return {}
         line = lines[len(lines) - 1 - since]
-        held_out = {name: value for name, value in metrics_of(line).items() if not name.startswith("train_")}
-        return {"step": line["step"], **held_out}
+        split = monitored.partition("_")[0]
+        return {"step": line["step"], **{name: v for name, v in metrics_of(line).items() if name.startswith(split)}}

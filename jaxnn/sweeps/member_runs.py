@@ -12,7 +12,7 @@ from typing import Any
 from jaxnn.checkpoints import open_checkpoints
 from jaxnn.loop.saving import FOLDER
 from jaxnn.observe import describe_devices
-from jaxnn.record import config_json, data_fingerprint, jax_flags, metrics_of, open_record, script, text_fingerprint
+from jaxnn.record import config_json, data_fingerprint, jax_flags, metrics_of, open_record, text_fingerprint
 from jaxnn.sweeps.group_run import GroupRun
 from jaxnn.sweeps.layout import member_state
 
@@ -86,5 +86,6 @@ def _common_facts(run: GroupRun, facts: Mapping[str, Any]) -> dict[str, Any]:
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         "sweep": {"width": run.width.width, "traced": run.group.traced},
-        **script(),
+        "command": facts["command"],
+        "git": facts["git"],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxnn.observe import Clock
@@ -32,6 +32,7 @@ class SweepPlan:
         logs: what became of each, by number.
         load: loads the data of a member.
         clock: where the time went.
+        numbers: the members that were chosen by number, or None.
         widths: what an earlier process decided for a group, by number.
         open: the groups that were opened and not closed, by number.
     """
@@ -45,6 +46,7 @@ class SweepPlan:
     logs: dict[int, Log]
     load: Loader
     clock: Clock
+    numbers: tuple[int, ...] | None = None
     widths: dict[int, WidthPlan] = dataclasses.field(default_factory=dict)
     open: dict[int, GroupRun] = dataclasses.field(default_factory=dict)
 
@@ -59,21 +61,33 @@ class SweepPlan:
         return sum(m.experiment.config.num_steps for index, m in self.members.items() if self.logs[index].error is None)
 
 
-def plan_sweep(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> SweepPlan:
-    """Builds every member and groups those that one program can train.
+def plan_sweep(
+    experiment: Experiment[Any],
+    points: Points | Halving,
+    options: SweepOptions,
+    numbers: Collection[int] | None = None,
+) -> SweepPlan:
+    """Builds the members of this process and groups those that one program can train.
+
+    Args:
+        experiment: what is swept.
+        points: those of all members.
+        options: how it is run; its shard chooses among all members by their groups.
+        numbers: the members to choose; default: all.
 
     Raises:
-        ConfigError: no points, a field the config does not have, or no member that can be run.
+        ConfigError: no points, a field the config does not have, no member that can be run, or more shards than these.
     """
+    check_alone(points, options)
     halving = points if isinstance(points, Halving) else None
     points = points.points if isinstance(points, Halving) else points
     if not isinstance(points, Points):
         raise ConfigError(
             f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid, jn.zipped or jn.random."
         )
-    _check_alone(halving, options)
     load = Loader()
-    groups, failed = plan_groups(plan_members(experiment, points), load)
+    chosen = [member for member in plan_members(experiment, points) if numbers is None or member.number in numbers]
+    groups, failed = plan_groups(chosen, load)
     if not groups:
         raise ConfigError(f"no member of the sweep can be run; the first, {_told(failed[0])}")
     groups, failed = _shard(groups, failed, options.shard)
@@ -82,25 +96,35 @@ def plan_sweep(experiment: Experiment[Any], points: Points | Halving, options: S
     logs = {index: Log() for index in sorted(members)}
     for member in failed:
         logs[member.number] = Log(status="failed", error=member.error)
-    return SweepPlan(experiment, points, halving, options, members, groups, logs, load, Clock())
+    told = None if numbers is None else tuple(sorted(numbers))
+    return SweepPlan(experiment, points, halving, options, members, groups, logs, load, Clock(), told)
 
 
-def _check_alone(halving: Halving | None, options: SweepOptions) -> None:
-    """Halving compares all members, so that one process must have them."""
-    if halving is not None and (options.shard is not None or options.engine != "local"):
+def check_alone(points: Points | Halving, options: SweepOptions) -> None:
+    """Raises ConfigError where halving, which compares all members, would not have them in one process."""
+    if isinstance(points, Halving) and (options.shard is not None or options.engine != "local"):
         raise ConfigError(
             "halving compares all members, so it needs them in one process: leave shard and engine at their defaults."
         )
 
 
 def _shard(groups: list[Group], failed: list[Planned], shard: str | None) -> tuple[list[Group], list[Planned]]:
-    """The part of one job: as many members as any other job's, of as few groups as can be."""
+    """The part of one job: as many members as any other job's, of as few groups as can be.
+
+    The first tells of the members that cannot be run, so that they are told of once.
+    """
     if shard is None:
         return groups, failed
     part, whole = parse_shard(shard)
-    everyone = [(group, member) for group in groups for member in group.members]
+    everyone = [member.number for group in groups for member in group.members]
+    if whole > len(everyone):
+        # Told to all of them: one that did nothing and succeeded would look like work done.
+        raise ConfigError(
+            f"shard is {shard!r}, and the sweep has {len(everyone)} members that can be run: ask for at most as many "
+            "shards."
+        )
     first, last = (len(everyone) * end // whole for end in (part - 1, part))
-    mine = {member.number for _, member in everyone[first:last]}
+    mine = set(everyone[first:last])
     kept = [group._replace(members=tuple(m for m in group.members if m.number in mine)) for group in groups]
     mine_only = [group for group in kept if group.members]
     renumbered = [group._replace(number=number) for number, group in enumerate(mine_only)]

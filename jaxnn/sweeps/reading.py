@@ -32,8 +32,10 @@ class Part(NamedTuple):
 def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> Sweep:
     """The sweep that is recorded in ``path``, those of its shards that are there merged in.
 
-    Of a member in several of them the last one's record counts: the top, then the shards by name. A sweep that says it
-    is running while no process holds its directory was killed: it and its running members read ``interrupted``.
+    Members whose shard was not begun are waiting. Of a member in several parts that counts in which it is over, else
+    the last: the top, then the shards by name. A sweep that says it is running while no process holds its directory
+    was killed: it and its running members read ``interrupted``. The summary of shards adds up theirs: seconds of all
+    processes together, and the member-steps a second of one of them.
 
     Args:
         path: the sweep's directory.
@@ -49,18 +51,19 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         )
     parts = [_read_part(folder) for folder in _folders(path)]
     facts = parts[0].facts
-    members: dict[int, Member] = {}
+    whole = (path / SWEEP_FILE).is_file()
+    members = {} if whole else _waiting(facts)
     for part in parts:
-        members |= part.members
+        members |= {index: new for index, new in part.members.items() if not _is_over(members.get(index), new)}
     return Sweep(
         members=tuple(members[index] for index in sorted(members)),
         axes=tuple(_axis(axis) for axis in facts["axes"]),
         lines=tuple(line for part in parts for line in part.lines),
         monitor=facts["monitor"],
         higher_is_better=facts["higher_is_better"],
-        status=_status(parts, list(members.values())),
+        status=_status(parts, list(members.values()), whole=whole),
         dir=path,
-        summary=facts.get("summary") or {},
+        summary=(facts.get("summary") or {}) if whole else _added_up(parts),
         experiment=experiment,
     )
 
@@ -101,14 +104,49 @@ def _member(line: Mapping[str, Any], path: Path, axes: Mapping[str, list[Any]], 
     )
 
 
-def _status(parts: Sequence[Part], members: Sequence[Member]) -> str:
+def _waiting(facts: Mapping[str, Any]) -> dict[int, Member]:
+    """All members of a sweep as they are before any shard is begun."""
+    axes = {axis["name"]: axis["values"] for axis in facts["axes"]}
+    members = {}
+    for index, point in enumerate(facts.get("points", ())):
+        config = facts["config"]
+        for name, value in point.items():
+            config = _with_field(config, name, value)
+        line = {"member": index, "point": point, "config": config, "status": "waiting", "step": 0}
+        members[index] = _member({**line, "final": {}, "best": {}}, Path(), axes, killed=False)
+    return members
+
+
+def _with_field(config: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+    """The config with another value for a field, whose name may be dotted."""
+    head, _, rest = name.partition(".")
+    return {**config, head: _with_field(config[head], rest, value) if rest else value}
+
+
+def _is_over(known: Member | None, new: Member) -> bool:
+    """Whether a member was over in one part, and is not in another, which so has nothing new of it."""
+    return known is not None and known.status in ENDED and new.status not in ENDED
+
+
+def _status(parts: Sequence[Part], members: Sequence[Member], *, whole: bool) -> str:
     """The status of the whole: of several parts it is over when every member is, and runs while one of them does."""
     status: str = parts[0].facts["status"]
-    if len(parts) == 1:
+    if whole and len(parts) == 1:
         return status
     if members and all(member.status in ENDED for member in members):
         return "finished"
-    return "running" if any(part.facts["status"] == "running" for part in parts) else status
+    return "running" if any(part.facts["status"] == "running" for part in parts) else "interrupted"
+
+
+def _added_up(parts: Sequence[Part]) -> dict[str, Any]:
+    """What the shards that are over say at their end, together."""
+    summaries = [part.facts["summary"] for part in parts if part.facts.get("summary")]
+    if not summaries:
+        return {}
+    names = ("seconds", "member_steps", "num_compilations")
+    total = {name: sum(summary[name] for summary in summaries) for name in names}
+    training = sum(summary["spent"].get("train", 0.0) for summary in summaries)
+    return {**total, "member_steps_per_second": total["member_steps"] / training if training else None}
 
 
 def _axis(axis: Mapping[str, Any]) -> Axis:

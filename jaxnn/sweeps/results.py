@@ -110,13 +110,14 @@ class Sweep(Outcomes):
     def run(self, member: int | Member) -> Run:
         """One member as a run of its own: its state, ``predict``, ``evaluate``.
 
-        A member that is over is loaded and not trained any further; one that was interrupted is trained to its end.
+        It is loaded, not trained any further.
 
         Args:
             member: its number, or itself.
 
         Raises:
-            ConfigError: the sweep was read without its experiment, or has no such member.
+            ConfigError: the sweep was read without its experiment, has no such member, or the member did not come to
+                its end.
             RecordError: the member has no run directory.
         """
         member = self._member(member)
@@ -126,6 +127,11 @@ class Sweep(Outcomes):
             raise RecordError(
                 f"member {member.index} has no run directory: sweep again with its state kept, or run it alone with "
                 f"{show_point(dict(member.point)) or 'the same config'}."
+            )
+        if member.status not in ("finished", "stopped early"):
+            raise ConfigError(
+                f"member {member.index} is {member.status}, and loading it would train it on: do so with "
+                f"jn.fit(experiment.replace(…), resume={str(member.dir)!r})."
             )
         experiment = dataclasses.replace(self.experiment, config=with_fields(self.experiment.config, member.point))
         return fit(experiment, resume=member.dir, progress="none")

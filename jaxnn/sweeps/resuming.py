@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxnn.record import config_from_json, config_json, is_sweep, read_metrics, write_text
 from jaxnn.record.directory import METRICS_FILE, RUN_FILE, json_line, jsonable
-from jaxnn.record.reader import SWEEP_FILE, read_facts
+from jaxnn.record.reader import SHARDS, SWEEP_FILE, read_facts
 from jaxnn.sweeps.group_run import GroupRun
 from jaxnn.sweeps.halving import Halving
 from jaxnn.sweeps.logs import Log
@@ -26,7 +26,10 @@ from jaxnn.types import ConfigError, Experiment, RecordError
 # Options that shape what a sweep leaves behind: a resumed one takes them from the record unless told otherwise.
 KEPT_OPTIONS = (
     "order",
+    "shard",
     "member_runs",
+    "width",
+    "steps_per_call",
     "report_every",
     "eval_every",
     "eval_batch_size",
@@ -46,24 +49,21 @@ def read_before(path: Path) -> dict[str, Any]:
     if (path / RUN_FILE).is_file():
         raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
     if is_sweep(path) and not (path / SWEEP_FILE).is_file():
-        raise RecordError(f"{path} holds the shards of a sweep: resume each with its --shard and --run-dir {path}.")
+        raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
     if not is_sweep(path):
         raise RecordError(f"{path} holds no sweep (no {SWEEP_FILE} in it): `jaxnn runs` lists those there are.")
-    return read_facts(path / SWEEP_FILE, ("config", "axes", "points", "halving", "options", "groups", "started"))
-
-
-def recorded_sweep(path: Path) -> bool:
-    """Whether a sweep that can be resumed is recorded in ``path``."""
-    return (path / SWEEP_FILE).is_file()
+    needed = ("config", "axes", "points", "halving", "numbers", "options", "groups", "started")
+    return read_facts(path / SWEEP_FILE, needed)
 
 
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
-    """The experiment and the points that the sweep in ``path`` was started with.
+    """The experiment and the points that the sweep in ``path``, or any shard of it, was started with.
 
     Raises:
         RecordError, ConfigError: there is none, or it is one of another experiment.
     """
-    before = read_before(path)
+    shards = sorted(path.glob(SHARDS))
+    before = read_before(path if (path / SWEEP_FILE).is_file() or not shards else shards[0].parent)
     config = config_from_json(before["config"], experiment.config)
     scales = {axis["name"]: axis["scale"] for axis in before["axes"]}
     points = Points(tuple(before["points"]), scales)
@@ -79,21 +79,31 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
         raise ConfigError("a resumed sweep goes on with its record: leave record at its default.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
     explicit = options.explicit()
-    if explicit.get("order", kept["order"]) != kept["order"]:
+    for name in ("order", "shard"):
+        if explicit.get(name, kept[name]) != kept[name]:
+            raise ConfigError(
+                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides what is computed: leave "
+                f"{name} at its default, or start a new sweep."
+            )
+    if before["options"]["engine"] != options.engine:
         raise ConfigError(
-            f"the sweep in {options.resume} has order={kept['order']!r}, which decides what its members compute: leave "
-            "order at its default."
+            f"the sweep in {options.resume} was run with engine={before['options']['engine']!r}: go on with that."
         )
     return dataclasses.replace(options, **kept | explicit)
 
 
-def check_same(plan: SweepPlan, before: Mapping[str, Any]) -> None:
-    """Confirms that ``plan`` is the sweep of the record.
+def check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
+    """Confirms that ``plan`` is the sweep of the record, or of another shard of it.
+
+    Args:
+        plan: what is to be run.
+        before: what the record's ``sweep.json`` says.
+        where: the sweep's directory, for messages.
 
     Raises:
         ConfigError: another config, other points or another halving.
     """
-    where, now = plan.options.resume, sweep_plan_facts(plan)
+    now = sweep_plan_facts(plan)
     config = jsonable(config_json(plan.experiment.config))
     for name, value in before["config"].items():
         if config.get(name) != value:
@@ -110,8 +120,17 @@ def check_same(plan: SweepPlan, before: Mapping[str, Any]) -> None:
 
 
 def recall(plan: SweepPlan, before: Mapping[str, Any]) -> None:
-    """Puts into ``plan`` what became of the members that are over, and how wide their groups were."""
+    """Puts into ``plan`` what became of the members that are over, and how wide their groups were.
+
+    Raises:
+        ConfigError: the experiment's code, or its data, make other groups of them than they did.
+    """
     assert plan.options.resume is not None
+    if [[m.number for m in group.members] for group in plan.groups] != [g["members"] for g in before["groups"]]:
+        raise ConfigError(
+            f"the members of the sweep in {plan.options.resume} form other groups than when it was started: undo what "
+            "was changed in the experiment since, or start a new sweep."
+        )
     sweep = open_sweep(plan.options.resume)
     lines = _lines_by_member(plan.options.resume)
     for member in sweep.members:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,12 +42,8 @@ def side_of(name: str, given: Comparable) -> Side:
     if not sources:
         raise ConfigError(f"side {name} is an empty list: give at least one sweep or run.")
     parts = [_outcomes(name, source) for source in sources]
-    if len(parts) == 1:
-        return Side(name, parts[0])
-    members = [member for part in parts for member in part.members]
-    renumbered = tuple(dataclasses.replace(member, index=index) for index, member in enumerate(members))
-    first = parts[0]
-    return Side(name, Outcomes(renumbered, (), (), first.monitor, first.higher_is_better))
+    members = tuple(member for part in parts for member in part.members)
+    return Side(name, Outcomes(members, (), (), parts[0].monitor, parts[0].higher_is_better))
 
 
 def _outcomes(name: str, source: Any) -> Outcomes:

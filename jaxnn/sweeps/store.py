@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxnn.checkpoints import Checkpoints, open_checkpoints
-from jaxnn.loop.recording import run_name_of
+from jaxnn.loop.recording import file_name_of
 from jaxnn.observe import describe_devices
 from jaxnn.record import (
     Record,
@@ -30,6 +30,7 @@ from jaxnn.sweeps.layout import HostStates
 from jaxnn.sweeps.plan import SweepPlan
 from jaxnn.sweeps.points import Points
 from jaxnn.sweeps.reading import MEMBERS_FILE
+from jaxnn.types import Experiment
 
 
 @dataclasses.dataclass
@@ -122,16 +123,24 @@ class Store:
         return self.record.path / "groups" / f"{run.group.number}"
 
 
-def sweep_facts(plan: SweepPlan, first: GroupRun) -> dict[str, Any]:
-    """What ``sweep.json`` says from the start."""
+def sweep_facts(plan: SweepPlan, first: GroupRun, origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``sweep.json`` says from the start.
+
+    Args:
+        plan: what is to be run.
+        first: its first group.
+        origin: where it comes from, see :func:`origin_of`.
+    """
     options = dataclasses.asdict(plan.options)
     return {
-        "name": run_name_of(plan.experiment, first.splits),
+        **origin,
+        "name": origin["name"] or first.splits.name,
         "status": "running",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": config_json(plan.experiment.config),
         "axes": axes(plan.points),
         **sweep_plan_facts(plan),
+        "numbers": plan.numbers,
         "monitor": first.monitored,
         "higher_is_better": first.options.higher_is_better,
         "options": {name: options[name] for name in options if name not in ("run_dir", "resume")},
@@ -143,8 +152,12 @@ def sweep_facts(plan: SweepPlan, first: GroupRun) -> dict[str, Any]:
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         "summary": None,
-        **script(),
     }
+
+
+def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
+    """The file the experiment is defined in, the command, and the git state: what this process knows, if it is main."""
+    return {"name": file_name_of(experiment), **script()}
 
 
 def sweep_plan_facts(plan: SweepPlan) -> dict[str, Any]:

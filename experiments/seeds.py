@@ -1,0 +1,40 @@
+"""How sure is one run's accuracy? A small convolutional network on MNIST with eight seeds: mean and interval.
+
+Claim     two epochs read 98.8 % or more of the test digits on average, and single runs lie within 0.3 % of each other
+Command   python experiments/seeds.py
+"""
+
+import dataclasses
+
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    learning_rate: float = 3e-3  # Peak learning rate of Adam, decayed to zero along a cosine
+    dropout: float = 0.1  # Share of units dropped after each pooling and the dense layer
+    batch_size: int = 128  # Examples a step
+    num_steps: int = 936  # Updates in all: two epochs
+    seed: int = 0  # Decides initial parameters, data order and dropout
+
+
+def data(config):
+    return jn.data.mnist()
+
+
+def task(config):
+    model = jn.models.CNN(num_classes=10, blocks=((8,), (16,)), dense=(64,), dropout=config.dropout)
+    return jn.tasks.classification(model)
+
+
+def optimizer(config):
+    return optax.adam(jn.schedules.cosine(config.learning_rate, config.num_steps))
+
+
+experiment = jn.Experiment(Config(), data, task, optimizer)
+points = jn.grid(seed=range(8))
+
+if __name__ == "__main__":
+    jn.main(experiment, points=points)

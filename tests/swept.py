@@ -1,0 +1,88 @@
+"""Sweeps as they are recorded, written by hand: for the tests of what is read, asked, compared and drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxnn.record.directory import json_line, write_json
+from jaxnn.sweeps.reading import open_sweep
+from jaxnn.sweeps.results import Sweep
+
+BASE = {"learning_rate": 0.1, "features": [8, 8], "model": {"dropout": 0.0}, "num_steps": 20, "seed": 0}
+SCALES = {"learning_rate": "log", "model.dropout": "linear", "seed": "nominal"}
+
+
+def member(index: int, point: Mapping[str, Any], loss: float | None = None, **changes: Any) -> dict[str, Any]:
+    """A line of ``members.jsonl``: finished with a test loss and an accuracy that follows from it."""
+    metrics = {} if loss is None else {"train_loss": loss / 2, "test_loss": loss, "test_accuracy": 1 - loss / 10}
+    line = {
+        "member": index,
+        "point": dict(point),
+        "config": nested(BASE, point),
+        "group": 0,
+        "status": "finished",
+        "step": 20,
+        "final": metrics,
+        "best": {"step": 10, **metrics} if metrics else {},
+        "error": None,
+        "dir": None,
+    }
+    return line | changes
+
+
+def nested(config: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the fields of a point, which may be dotted."""
+    found = json.loads(json.dumps(config))
+    for name, value in point.items():
+        *heads, last = name.split(".")
+        inner = found
+        for head in heads:
+            inner = inner[head]
+        inner[last] = value
+    return found
+
+
+def write(
+    path: Path, members: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]] = (), **changes: Any
+) -> Path:
+    """A sweep's directory; its axes are the fields of the points."""
+    path.mkdir(parents=True, exist_ok=True)
+    names = dict.fromkeys(name for line in members for name in line["point"])
+    axes = []
+    for name in names:
+        values = {json.dumps(line["point"][name]): line["point"][name] for line in members}
+        axes.append({"name": name, "values": list(values.values()), "scale": SCALES.get(name, "nominal")})
+    facts = {
+        "name": "tiny",
+        "status": "finished",
+        "started": "2026-01-02T03:04:05+0000",
+        "config": BASE,
+        "axes": axes,
+        "monitor": "test_loss",
+        "higher_is_better": False,
+        "options": {},
+        "groups": [],
+        "summary": {
+            **{"member_steps_per_second": 1234.0, "member_steps": 2468, "spent": {"train": 2.0}},
+            **{"seconds": 2.5, "num_compilations": 1},
+        },
+    }
+    write_json(path / "sweep.json", facts | changes)
+    (path / "members.jsonl").write_text("".join(map(json_line, members)))
+    (path / "metrics.jsonl").write_text("".join(map(json_line, lines)))
+    return path
+
+
+def sweep(path: Path, points: Mapping[tuple[Any, ...], float | None], *names: str, **changes: Any) -> Sweep:
+    """A finished sweep over ``names`` with a test loss a point, and two reports a member; None: it diverged."""
+    members, lines = [], []
+    for index, (values, loss) in enumerate(points.items()):
+        point = dict(zip(names, values, strict=True))
+        lost = {} if loss is not None else {"status": "diverged", "step": 10, "final": {"test_loss": "nan"}}
+        members.append(member(index, point, loss, **lost))
+        for step in (10, 20) if loss is not None else (10,):
+            lines.append({"member": index, "step": step, "test_loss": 20 * (loss or 1.0) / step})
+    return open_sweep(write(path, members, lines, **changes))

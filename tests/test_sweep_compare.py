@@ -1,0 +1,183 @@
+"""Whether B is better than A: paired by seeds where it can be, told honestly where nothing can be told."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxnn.sweeps.comparing import compare
+from jaxnn.sweeps.results import Sweep
+from jaxnn.types import ConfigError, RecordError
+from tests import swept, tiny
+
+# What the seed does to a loss is far more than what the change does: 0.1 to 0.13 better with each seed.
+LUCK = [1.0, 3.0, 2.0, 4.0]
+BETTER = [0.9, 2.87, 1.88, 3.9]
+
+
+class Sides:
+    """Makes sweeps by their losses."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def __call__(self, losses: dict[Any, float | None], *names: str) -> Sweep:
+        self.count += 1
+        names = names or ("seed",)
+        points = {key if isinstance(key, tuple) else (key,): loss for key, loss in losses.items()}
+        return swept.sweep(self.folder / str(self.count), points, *names)
+
+    def seeds(self, losses: list[float | None], first: int = 0) -> Sweep:
+        return self(dict(enumerate(losses, first)))
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> Sides:
+    return Sides(tmp_path)
+
+
+def test_pairs_tell_what_means_cannot(sides: Sides) -> None:
+    a, b = sides.seeds(LUCK), sides.seeds(BETTER)
+    found = compare(a, b)
+    # Differences -0.1, -0.13, -0.12, -0.1: mean -0.1125, deviation 0.015, error 0.0075, t(0.975; 3) = 3.18245.
+    assert found.paired and found.num_pairs == 4 and found.by == ("seed",) and found.verdict == "better"
+    assert found.difference == pytest.approx(-0.1125) and found.seeds_needed is None and found.left_out == ()
+    assert found.interval == pytest.approx((-0.1125 - 0.0238684, -0.1125 + 0.0238684), abs=1e-6)
+    unpaired = compare(a, sides.seeds(BETTER, first=10))
+    assert not unpaired.paired and unpaired.num_pairs == 0 and unpaired.verdict == "not separable"
+    assert unpaired.difference == pytest.approx(-0.1125) and unpaired.interval[0] < -2 and unpaired.interval[1] > 2
+
+
+def test_the_direction_is_that_of_the_metric(sides: Sides) -> None:
+    a, b = sides.seeds(LUCK), sides.seeds(BETTER)
+    assert compare(b, a).verdict == "worse"
+    accuracy = compare(a, b, "test_accuracy")
+    assert accuracy.verdict == "better" and accuracy.difference == pytest.approx(0.01125)
+    told = dataclasses.replace(a, higher_is_better=True)
+    assert compare(told, b).verdict == "worse"
+
+
+def test_the_sentences(sides: Sides) -> None:
+    a, b = sides.seeds(LUCK), sides.seeds(BETTER)
+    assert str(compare(a, b)).splitlines() == [
+        "test_loss: B 2.388 against A 2.5, paired over 4 seeds.",
+        "Difference -0.1125 (95 % interval -0.1364 to -0.08863): B is better.",
+    ]
+    unclear = compare(a, sides.seeds([1.1, 2.9, 2.2, 4.2]))
+    # Differences 0.1, -0.1, 0.2, 0.2: mean 0.1, deviation 0.141421, so n with √n ≥ 1.41421 (t + t'): 18.
+    assert unclear.seeds_needed == 18
+    assert str(unclear).splitlines()[1] == (
+        "Difference +0.1 (95 % interval -0.125 to +0.325): not separable with 4 seeds; about 18 would be needed to see "
+        "a difference of this size."
+    )
+
+
+def test_one_pair_tells_nothing_and_says_so(sides: Sides) -> None:
+    found = compare(sides.seeds([1.0]), sides.seeds([0.5]))
+    assert found.verdict == "not separable" and found.paired and all(map(math.isnan, found.interval))
+    assert str(found).splitlines() == [
+        "test_loss: B 0.5 against A 1, paired over 1 seed.",
+        "Difference -0.5: not separable with 1 seed: run at least 2 more of each.",
+    ]
+
+
+def test_equal_differences_do_not_divide_by_zero(sides: Sides) -> None:
+    a = sides.seeds([1.0, 2.0, 4.0])
+    same = compare(a, sides.seeds([1.0, 2.0, 4.0]))
+    assert (same.verdict, same.difference, same.interval, same.seeds_needed) == ("not separable", 0.0, (0.0, 0.0), None)
+    assert str(same).endswith("not separable with 3 seeds.")
+    shifted = compare(a, sides.seeds([0.5, 1.5, 3.5]))
+    assert (shifted.verdict, shifted.interval) == ("better", (-0.5, -0.5))
+
+
+def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sides) -> None:
+    a = sides.seeds([1.0, 3.0, 2.0, None, 7.0])
+    b = sides.seeds([0.9, 2.87, 1.88, 4.0])
+    found = compare(a, b)
+    assert found.num_pairs == 3 and (found.mean_a, found.mean_b) == pytest.approx((2.0, 1.883333))
+    assert found.left_out == ("A seed 3 (diverged)", "A seed 4 (no partner)", "B seed 3 (no partner)")
+    assert str(found).endswith("Left out: A seed 3 (diverged); A seed 4 (no partner); B seed 3 (no partner).")
+    many = compare(sides.seeds([1.0, 2.0]), sides.seeds([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
+    assert len(many.left_out) == 5 and str(many).endswith("B seed 5 (no partner); and 1 more.")
+
+
+def test_one_seed_in_common_is_no_reason_to_drop_the_others(sides: Sides) -> None:
+    found = compare(sides.seeds([1.0, 1.1, 1.2]), sides.seeds([2.0, 2.1, 2.2], first=2))
+    assert not found.paired and (found.num_a, found.num_b) == (3, 3) and found.verdict == "worse"
+    assert "not paired, over 3 of A and 3 of B" in str(found)
+
+
+def test_fields_that_vary_on_both_sides_make_pairs(sides: Sides) -> None:
+    losses = {(0.01, 0): 1.0, (0.01, 1): 3.0, (0.1, 0): 2.0, (0.1, 1): 4.0}
+    better = dict(zip(losses, BETTER, strict=True))
+    found = compare(sides(losses, "learning_rate", "seed"), sides(better, "learning_rate", "seed"))
+    assert found.by == ("learning_rate", "seed") and found.num_pairs == 4 and found.verdict == "better"
+    assert "paired over 4 members by learning_rate and seed" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (
+            lambda s: compare(s.seeds(LUCK), s({(0.01, 0): 1.0, (0.1, 0): 2.0}, "learning_rate", "seed")),
+            "side B has 2 members with seed 0, which differ in learning_rate: select one value of each first, as in "
+            "select(learning_rate=0.01).",
+        ),
+        (
+            lambda s: compare([s.seeds([1.0])] * 2, s.seeds(LUCK)),
+            "side A has 2 members with seed 0, which are the same",
+        ),
+        (
+            lambda s: compare(s.seeds(LUCK), s.seeds(LUCK), "test_acuracy"),
+            "side A: no member has a metric 'test_acuracy'",
+        ),
+        (lambda s: compare(s.seeds(LUCK), s.seeds([None])), "side B has no result in 'test_loss' (1 diverged): name"),
+        (lambda s: compare([], s.seeds(LUCK)), "side A is an empty list: give at least one sweep or run."),
+        (
+            lambda s: compare(s.seeds(LUCK), 3),
+            "side B is 3: give a sweep, a run, the path of either, or a list of these.",
+        ),
+        (lambda s: compare(s.seeds(LUCK), s.seeds(LUCK), at="last"), "at is 'last', and must be 'final' or 'best'."),
+    ],
+)
+def test_a_mistake_is_named(sides: Sides, ask: Callable[[Sides], Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        ask(sides)
+
+
+def test_a_selection_mends_what_the_sentence_says(sides: Sides) -> None:
+    losses = {(0.01, 0): 1.0, (0.01, 1): 3.0, (0.1, 0): 2.0, (0.1, 1): 4.0}
+    b = sides(losses, "learning_rate", "seed")
+    assert compare(sides.seeds(LUCK[:2]), b.select(learning_rate=0.01)).num_pairs == 2
+
+
+def test_the_best_evaluations_may_be_compared(sides: Sides) -> None:
+    a, b = sides.seeds([1.0, 2.0]), sides.seeds([1.0, 2.0])
+    best = [dataclasses.replace(m, best={"step": 5, "test_loss": m.index + 0.5}) for m in b.members]
+    found = compare(a, dataclasses.replace(b, members=tuple(best)), at="best")
+    assert found.difference == -0.5 and found.verdict == "better"
+
+
+def test_paths_and_runs_are_compared_like_sweeps(sides: Sides, tmp_path: Path) -> None:
+    a = sides.seeds(LUCK)
+    assert compare(str(a.dir), a).difference == 0.0
+    with pytest.raises(RecordError, match="nowhere holds no run"):
+        compare(tmp_path / "nowhere", a)
+    runs = [tiny.fit(tiny.experiment(seed=seed), tmp_path / f"run{seed}") for seed in range(2)]
+    others = [tiny.fit(tiny.experiment(seed=seed, learning_rate=1e-4)) for seed in range(2)]
+    for first in (runs, [run.dir for run in runs if run.dir]):
+        found = compare(first, others)
+        assert found.metric == "test_loss" and found.num_pairs == 2
+        expected = sum(run.final["test_loss"] for run in runs) / 2
+        assert found.mean_a == pytest.approx(expected) and found.difference > 0
+    best = compare(runs[0], others[0], "test_accuracy", at="best")
+    row = runs[0].metrics["test_loss"]
+    at = min((value, place) for place, value in enumerate(row) if value == value)[1]
+    assert best.mean_a == runs[0].metrics["test_accuracy"][at]
+    assert compare(runs[0], others[0]).paired

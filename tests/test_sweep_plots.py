@@ -1,0 +1,188 @@
+"""What is drawn of a sweep: which panels, on which scales, with how many lines and marks; not pixels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from jaxnn.sweeps.outcomes import Axis
+from jaxnn.sweeps.plots import draw_sweep
+from jaxnn.sweeps.results import Sweep
+from jaxnn.sweeps.scales import metric_norm, scale_of, spans_decade
+from jaxnn.types import ConfigError
+from tests import swept
+
+
+def over(folder: Path, axes: dict[str, list[Any]], lost: set[int] = frozenset()) -> Sweep:  # type: ignore[assignment]
+    """A full grid whose losses grow with the place in it; members ``lost`` diverged."""
+    points = itertools.product(*axes.values())
+    losses = {point: None if index in lost else 1.0 + 0.1 * index for index, point in enumerate(points)}
+    return swept.sweep(folder / "sweep", losses, *axes)
+
+
+def panels(figure: Figure, folder: Path) -> dict[tuple[str, str], Axes]:
+    """The panels by the labels of their axes, colour bars too; drawn once, which warns where a thing cannot be."""
+    figure.savefig(folder / "sweep.png")
+    return {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in figure.axes}
+
+
+def ticks(axes: Axes, which: str = "x") -> list[str]:
+    return [label.get_text() for label in (axes.get_xticklabels() if which == "x" else axes.get_yticklabels())]
+
+
+def crosses(axes: Axes) -> np.ndarray:
+    """Where the members that were lost are marked: x in data, y in shares of the panel's height."""
+    return np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "x"] or [[]])
+
+
+def test_one_axis_and_seeds(tmp_path: Path) -> None:
+    sweep = over(tmp_path, {"learning_rate": [0.1, 0.001, 0.01], "seed": [0, 1, 2, 3]}, lost={10, 11})
+    figure = sweep.plot()
+    found = panels(figure, tmp_path)
+    assert list(found) == [("step", "test loss"), ("learning_rate", "test loss")]
+    curves, points = found.values()
+    assert figure.get_suptitle() == "test loss of 12 members (× 2 diverged)"
+    # A line a learning rate, least first, of the mean over seeds: of 0.001, the second, 20 / step · 1.55 at step 20.
+    legend = curves.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["0.001", "0.01", "0.1"]
+    assert legend.get_title().get_text() == "learning_rate" and "95 % interval" in curves.get_title()
+    np.testing.assert_allclose(curves.get_lines()[0].get_xydata(), [[10, 3.1], [20, 1.55]])
+    assert len(curves.collections) == 3, "a band a learning rate"
+    assert points.get_xscale() == "log" and points.get_title() == "★ 1.15 at 0.1, mean over 4 seeds"
+    np.testing.assert_array_equal(points.get_lines()[0].get_xdata(), [0.001, 0.01, 0.1])
+    np.testing.assert_allclose(points.get_lines()[0].get_ydata(), [1.55, 1.85, 1.15])
+    assert points.collections[0].get_offsets().shape == (12, 2)
+    (bars,) = (c for c in points.collections if isinstance(c, LineCollection))
+    np.testing.assert_allclose(bars.get_segments()[2], [[0.1, 1.0], [0.1, 1.3]])
+
+
+def test_lost_members_are_marked_at_the_bad_edge(tmp_path: Path) -> None:
+    sweep = over(tmp_path, {"learning_rate": [0.001, 0.01], "seed": [0, 1]}, lost={3})
+    for metric, edge in (("test_loss", 0.97), ("test_accuracy", 0.03)):
+        found = panels(draw_sweep(sweep, metric), tmp_path)
+        np.testing.assert_allclose(crosses(found["learning_rate", metric.replace("_", " ")]), [[0.01, edge]])
+    curves = panels(draw_sweep(sweep), tmp_path)["step", "test loss"]
+    np.testing.assert_allclose(crosses(curves), [[10, 0.97]])
+    # The curve of 0.01 is that of its one member that did not diverge, whose loss is 1.2 at the end.
+    np.testing.assert_allclose(curves.get_lines()[1].get_ydata(), [2.4, 1.2])
+
+
+def test_seeds_alone(tmp_path: Path) -> None:
+    sweep = over(tmp_path, {"seed": [3, 4, 5, 6, 7]}, lost={2})
+    curves, strip = panels(sweep.plot(), tmp_path).values()
+    assert len(curves.get_lines()) == 2 and len(curves.collections) == 1 and curves.get_legend() is None
+    assert strip.get_xlabel() == "seed" and ticks(strip) == ["3", "4", "5", "6", "7"]
+    # 1.0, 1.1, 1.3, 1.4: mean 1.2, deviation √(0.1 / 3) = 0.1826.
+    assert strip.get_title() == "4 seeds: 1.200 ± 0.183 (1.000 to 1.400)"
+    mean, _ = strip.get_lines()
+    assert mean.get_ydata() == pytest.approx([1.2, 1.2]) and len(strip.patches) == 1
+    np.testing.assert_allclose(crosses(strip), [[2, 0.97]])
+
+
+def test_two_axes_have_a_heat_map(tmp_path: Path) -> None:
+    axes = {"learning_rate": [0.001, 0.01, 0.1], "model.dropout": [0.5, 0.0], "seed": [0, 1]}
+    found = panels(over(tmp_path, axes, lost={8, 9}).plot(), tmp_path)
+    assert ("model.dropout", "test loss") in found
+    cells = found["learning_rate", "model.dropout"]
+    (image,) = cells.get_images()
+    # Dropout upwards, so its row is turned; a cell is the mean of two losses 0.1 apart.
+    np.testing.assert_allclose(image.get_array().filled(math.nan), [[1.25, 1.65, 2.05], [1.05, 1.45, math.nan]])
+    assert ticks(cells) == ["0.001", "0.01", "0.1"] and ticks(cells, "y") == ["0", "0.5"]
+    assert sorted(text.get_text() for text in cells.texts) == ["1.05", "1.25", "1.45", "1.65", "2.05", "×"]
+    (frame,) = cells.patches
+    assert frame.get_xy() == (-0.5, 0.5), "the best is framed"
+    slice_ = found["learning_rate", "test loss"].get_lines()[0]
+    np.testing.assert_allclose(slice_.get_xydata(), [[0.001, 1.05], [0.01, 1.45]])
+
+
+def test_scattered_draws_are_points_where_they_were_drawn(tmp_path: Path) -> None:
+    points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
+    points[(1.0, 0.9)] = None
+    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "model.dropout")
+    drawn = panels(sweep.plot(), tmp_path)["learning_rate", "model.dropout"]
+    assert not drawn.get_images() and (drawn.get_xscale(), drawn.get_yscale()) == ("log", "linear")
+    assert drawn.collections[0].get_offsets().shape == (6, 2)
+    np.testing.assert_allclose(crosses(drawn), [[1.0, 0.9]])
+
+
+def test_three_axes_have_parallel_coordinates(tmp_path: Path) -> None:
+    axes = {"learning_rate": [0.001, 0.1], "model.dropout": [0.0, 0.5], "nesterov": [True, False], "seed": [0, 1]}
+    figure = over(tmp_path, axes, lost={14, 15}).plot()
+    found = panels(figure, tmp_path)
+    wide = found["", ""]
+    assert ticks(wide) == ["learning_rate", "model.dropout", "nesterov", "test loss"]
+    heights = [line.get_ydata() for line in wide.get_lines() if len(line.get_xdata()) == 4]
+    assert len(heights) == 8, "a line a group"
+    # Losses from 1.05 to 2.25: the best ends at 0 and is drawn last, those that diverged end at the bad edge.
+    np.testing.assert_allclose(heights[-1], [0, 0, 0, 0], atol=1e-12)
+    (lost,) = (line for line in wide.get_lines() if line.get_marker() == "x")
+    np.testing.assert_allclose(lost.get_ydata(), [1, 1, 1, 1])
+    assert {"0.001", "0.1", "True", "False", "1.05", "2.25"} <= {text.get_text() for text in wide.texts}
+    assert ticks(found["nesterov", "test loss"]) == ["True", "False"]
+
+
+def test_many_groups_are_told_apart_by_colour(tmp_path: Path) -> None:
+    sweep = over(tmp_path, {"learning_rate": [10.0**-k for k in range(9)], "seed": [0, 1]})
+    figure = sweep.plot()
+    curves = figure.axes[0]
+    found = panels(figure, tmp_path)
+    assert len(curves.get_lines()) == 9 and not curves.collections and curves.get_legend() is None
+    bar = found["", "learning_rate"]
+    assert bar.get_yscale() == "log" and len({line.get_color() for line in curves.get_lines()}) == 9
+
+
+def test_losses_over_decades_are_drawn_in_powers(tmp_path: Path) -> None:
+    sweep = swept.sweep(tmp_path / "s", {(0.1,): 0.01, (0.01,): 1.0, (0.001,): 3.0}, "learning_rate")
+    assert {axes.get_yscale() for axes in sweep.plot().axes} == {"log"}
+    assert {axes.get_yscale() for axes in sweep.plot("test_accuracy").axes} == {"linear"}
+
+
+@pytest.mark.parametrize("losses", [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]])
+def test_hopeless_sweeps_are_drawn(tmp_path: Path, losses: list[float | None]) -> None:
+    for axes in (("seed",), ("learning_rate",), ("learning_rate", "model.dropout"), ("learning_rate", "a", "b")):
+        points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(losses)}
+        sweep = swept.sweep(tmp_path / "-".join(axes), points, *axes)
+        panels(sweep.plot(), tmp_path)
+
+
+def test_a_metric_without_curves_has_its_points_and_an_unknown_one_is_named(tmp_path: Path) -> None:
+    sweep = over(tmp_path, {"learning_rate": [0.1, 0.2]})
+    assert [axes.get_xlabel() for axes in sweep.plot("test_accuracy").axes] == ["learning_rate"]
+    with pytest.raises(ConfigError, match="no member has a metric 'acc'"):
+        sweep.plot("acc")
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "kind"),
+    [
+        ((0.1, 0.001), "log", "log"),
+        ((0.0, 0.1), "log", "nominal"),
+        ((0.0, 1e-4, 1e-3, 1e-2), "linear", "nominal"),
+        ((0.0, 0.1, 0.2, 0.3), "linear", "linear"),
+        ((1.0, math.inf), "linear", "nominal"),
+        ((True, False), "linear", "nominal"),
+        (("a", "b"), "log", "nominal"),
+        ((1, 2), "nominal", "nominal"),
+    ],
+)
+def test_the_scale_is_one_that_the_values_allow(values: tuple[Any, ...], scale: str, kind: str) -> None:
+    found = scale_of(Axis("x", values, scale))
+    assert found.kind == kind
+    places = [found.position(value) for value in found.values]
+    assert np.isfinite(places).all() and places == sorted(places)
+
+
+def test_which_metrics_are_drawn_in_powers() -> None:
+    assert spans_decade([0.01, 1.0, math.nan], more_is_better=False)
+    assert not spans_decade([0.01, 1.0], more_is_better=True) and not spans_decade([0.2, 1.0], more_is_better=False)
+    assert not spans_decade([0.0, 1.0], more_is_better=False) and not spans_decade([], more_is_better=False)
+    assert metric_norm(np.array([0.01, 1.0]), more_is_better=False)(0.1) == pytest.approx(0.5)
+    assert metric_norm(np.array([0.0, 1.0]), more_is_better=True)(0.25) == pytest.approx(0.25)

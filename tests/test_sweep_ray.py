@@ -1,0 +1,305 @@
+"""A sweep on Ray: what its workers train is what one process does, and a worker that is lost costs nothing but time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxnn as jn
+from jaxnn.loop.signals import Interruption
+from jaxnn.sweeps import ray_cluster
+from jaxnn.sweeps.ray_cluster import open_cluster
+from jaxnn.sweeps.ray_engine import cut
+from tests import shell, tiny
+
+pytestmark = [
+    # Ray starts its daemons by fork and exec, and leaves their log files to the garbage collector.
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+HOW: dict[str, Any] = {**tiny.HOW, "width": 2}
+POINTS = jn.grid(learning_rate=[0.1, 0.05, 0.01], batch_size=[8, 4], seed=[0, 1])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Ray on this machine with two workers, for the tests that do not start their own."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jaxnn[ray]'")
+    # As a script's folder would be; a worker imports what a test module defines.
+    path = os.pathsep.join([str(shell.ROOT), str(shell.ROOT / "tests")])
+    environment = {"PYTHONPATH": path}
+    before = signal.getsignal(signal.SIGTERM)
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    ray.init(address="local", num_cpus=2, runtime_env={"env_vars": environment}, **quiet)
+    yield ray
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, before)
+
+
+def sweep(experiment: jn.Experiment[Any], points: jn.Points = POINTS, **options: Any) -> jn.Sweep:
+    return jn.sweep(experiment, points, engine="ray", **{**HOW, **options})
+
+
+def assert_equal(found: jn.Sweep, expected: jn.Sweep) -> None:
+    """The same members with the same metrics, to rounding."""
+    assert found.status == expected.status
+    for one, other in zip(found.members, expected.members, strict=True):
+        assert (one.index, one.point, one.config, one.status, one.step) == (
+            other.index,
+            other.point,
+            other.config,
+            other.status,
+            other.step,
+        )
+        assert one.final.keys() == other.final.keys()
+        np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-4)
+
+
+def tasks(path: Path) -> list[Path]:
+    return sorted((path / "shards").iterdir())
+
+
+def test_groups_are_cut_into_work_for_every_worker() -> None:
+    assert list(cut([range(8)], 2)) == [range(4), range(4, 8)]
+    assert list(cut([range(3), range(3, 4)], 2)) == [range(1), range(1, 3), range(3, 4)]
+    assert list(cut([range(2)], 8)) == [range(1), range(1, 2)]
+    assert list(cut([[], range(5)], 1)) == [range(5)]
+    assert list(cut([], 4)) == []
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 7, 50])
+def test_parts_are_of_one_group_and_leave_nobody_out(num_workers: int) -> None:
+    groups = [list(range(10)), list(range(10, 14)), list(range(14, 37))]
+    parts = list(cut(groups, num_workers))
+    assert [number for part in parts for number in part] == list(range(37))
+    assert all(any(set(part) <= set(group) for group in groups) for part in parts)
+    assert min(num_workers, 37) <= len(parts) <= num_workers + len(groups)
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(jn.ConfigError, match=r"needs Ray: pip install 'jaxnn\[ray\]'$"):
+        sweep(tiny.experiment(), run_dir=tmp_path / "swept")
+    assert not (tmp_path / "swept").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"record": False}, "leave record at its default"),
+        ({"devices": 2}, "say num_workers instead"),
+        ({"shard": "1/2"}, "shard is for the members of one process"),
+        ({"plan_only": True}, "plan_only is for the members of one process"),
+    ],
+)
+def test_options_that_mean_nothing_to_workers_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(jn.ConfigError, match=said):
+        sweep(tiny.experiment(), **options)
+
+
+def test_halving_stays_in_one_process() -> None:
+    with pytest.raises(jn.ConfigError, match="halving compares all members"):
+        jn.sweep(tiny.experiment(), jn.halving(POINTS), engine="ray")
+
+
+def test_a_sweep_goes_on_with_its_own_engine(tmp_path: Path) -> None:
+    path = tmp_path / "swept"
+    jn.sweep(tiny.experiment(), jn.grid(seed=[0]), run_dir=path, **HOW)
+    with pytest.raises(jn.ConfigError, match="was run with engine='local'"):
+        sweep(tiny.experiment(), jn.grid(seed=[0]), resume=path)
+
+
+@pytest.mark.slow
+def test_workers_train_what_one_process_does(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = POINTS + jn.grid(batch_size=[0], learning_rate=[0.1], seed=[0])
+    found = sweep(tiny.experiment(), points, run_dir=tmp_path / "ray", progress="plain")
+    said = capsys.readouterr().out
+    assert_equal(found, jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "local", **HOW))
+    assert [path.name for path in tasks(tmp_path / "ray")] == ["task-001", "task-002"]
+    assert [tiny.read(path, "sweep.json")["numbers"] for path in tasks(tmp_path / "ray")] == [
+        [0, 1, 4, 5, 8, 9],
+        [2, 3, 6, 7, 10, 11],
+    ]
+    facts = tiny.read(tmp_path / "ray", "sweep.json")
+    assert (facts["name"], facts["status"], facts["command"]) == ("tiny", "finished", sys.argv)
+    assert facts["summary"]["member_steps"] == 12 * 20
+    member = tiny.read(tmp_path / "ray" / "shards" / "task-001" / "members" / "0000")
+    assert (member["name"], member["command"]) == ("tiny", sys.argv)
+    # A worker has one core, and one device, whatever this process was given.
+    assert len(member["devices"]["devices"]) == 1
+    assert "2 workers with a core each" in said and "13 of 13 members over" in said and "tasks left: 0" in said
+    assert cluster.is_initialized()
+    np.testing.assert_allclose(found.run(7).evaluate()["loss"], found.members[7].final["test_loss"], rtol=1e-5)
+
+
+def killed_once(folder: Path) -> Callable[[Any], jn.Splits]:
+    """Data of which the first process to train with them dies once it has reported a few windows after a checkpoint."""
+
+    def watch() -> None:
+        path = folder / "swept" / "shards" / "task-001"
+        while sum(1 for _ in path.glob("groups/*/*/_CHECKPOINT_METADATA")) < 2:
+            time.sleep(0.001)
+        (folder / "killed").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def data(config: Any) -> jn.Splits:
+        # Planning loads the data first, in a process that trains nothing.
+        if (folder / "swept").exists() and not (folder / "watched").exists():
+            (folder / "watched").touch()
+            threading.Thread(target=watch, daemon=True).start()
+        return tiny.splits()
+
+    return data
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced_and_goes_on(cluster: Any, tmp_path: Path) -> None:
+    del cluster
+    plain = tiny.experiment(num_steps=2_000)
+    points, how = jn.grid(learning_rate=[0.1, 0.05, 0.01, 0.02]), {"eval_every": 100, "checkpoint_every": 100}
+    mortal = jn.Experiment(plain.config, killed_once(tmp_path), plain.task, plain.optimizer)
+    found = sweep(mortal, points, run_dir=tmp_path / "swept", **how)
+    killed = int((tmp_path / "killed").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(killed, 0)
+    assert_equal(found, jn.sweep(plain, points, record=False, **{**HOW, **how}))
+    parts = [tiny.read(path, "sweep.json") for path in tasks(tmp_path / "swept")]
+    done = [part["summary"]["member_steps"] for part in parts]
+    # The one that took over did not start from the beginning.
+    assert sorted(done)[1] == 4_000 and 0 < sorted(done)[0] < 4_000
+    assert len(found.lines) == 4 * 400
+
+
+@pytest.mark.slow
+def test_an_interrupted_sweep_runs_what_is_left(cluster: Any, tmp_path: Path) -> None:
+    del cluster
+    path, experiment = tmp_path / "swept", tiny.experiment(num_steps=2_000)
+    points = jn.grid(batch_size=[8, 4, 6], learning_rate=[0.1, 0.05])
+
+    def interrupt() -> None:
+        # While the third task is under way, the first being over.
+        while not list(path.glob("shards/*/members/*/run.json")) or not list(
+            path.glob("shards/task-003/metrics.jsonl")
+        ):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watching = threading.Thread(target=interrupt)
+    watching.start()
+    stopped = sweep(experiment, points, run_dir=path, num_workers=2, steps_per_call=1)
+    watching.join()
+    assert stopped.status == "interrupted"
+    over = {file: file.stat().st_mtime_ns for file in path.glob("shards/*/members/*/run.json")}
+    assert 0 < len(over) < 6
+    # With another number of workers: what was begun keeps its directory.
+    resumed = sweep(experiment, points, resume=path, num_workers=1)
+    assert {file: file.stat().st_mtime_ns for file in over} == over
+    assert_equal(resumed, jn.sweep(experiment, points, record=False, **HOW))
+    assert tiny.read(path, "sweep.json")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, tmp_path: Path) -> None:
+    del cluster
+    plain = tiny.experiment()
+
+    def data(config: Any) -> jn.Splits:
+        if config.batch_size == 4 and (tmp_path / "swept").exists():
+            raise OSError("the disk is gone")
+        return tiny.splits()
+
+    broken = jn.Experiment(plain.config, data, plain.task, plain.optimizer)
+    found = sweep(broken, run_dir=tmp_path / "swept")
+    assert {member.config["batch_size"] for member in found.members if member.status == "failed"} == {4}
+    assert {member.config["batch_size"] for member in found.members if member.status == "finished"} == {8}
+    assert all("the disk is gone" in str(member.error) for member in found.members if member.status == "failed")
+    # Once what was wrong is mended, the sweep can be completed.
+    assert_equal(sweep(plain, resume=tmp_path / "swept"), jn.sweep(plain, POINTS, record=False, **HOW))
+
+
+@pytest.mark.slow
+def test_a_call_that_loses_every_worker_fails(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    del cluster
+    monkeypatch.setattr(ray_cluster, "MAX_RETRIES", 0)
+    with open_cluster(1) as workers:
+        calls = {"dies": (signal.SIGKILL,), "lives": (0,)}
+        outcomes = dict(workers.work(lambda signum: os.kill(os.getpid(), signum), calls, Interruption()))
+    assert outcomes["lives"].error is None
+    assert str(outcomes["dies"].error).startswith("its worker was lost 1 times: ")
+
+
+@pytest.mark.slow
+def test_what_cannot_travel_is_told_of(cluster: Any, tmp_path: Path) -> None:
+    del cluster
+    lock = threading.Lock()
+    with pytest.raises(jn.ConfigError, match="cannot be sent to Ray's workers"):
+        sweep(tiny.experiment(data=lock), run_dir=tmp_path / "swept")
+
+
+SCRIPT = '''
+"""A script of its own: a config class and lambdas that no worker can import."""
+import dataclasses, sys
+import jax, optax, ray
+from jax._src import xla_bridge
+import jaxnn as jn
+from tests import tiny
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    momentum: float = 0.9
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    learning_rate: float = 0.1
+    batch_size: int = 8
+    num_steps: int = 20
+    seed: int = 0
+    inner: Inner = Inner()
+
+experiment = jn.Experiment(
+    Config(),
+    data=lambda config: tiny.splits(),
+    task=lambda config: jn.tasks.classification(tiny.MODEL),
+    optimizer=lambda config: optax.sgd(config.learning_rate, momentum=config.inner.momentum),
+)
+if __name__ == "__main__":
+    jax.config.update("jax_default_matmul_precision", "highest")
+    jn.main(experiment)
+    assert not ray.is_initialized(), "what was started here was not shut down"
+    assert not xla_bridge.backends_are_initialized(), "the process that hands out the work took a device"
+'''
+
+
+@pytest.mark.slow
+def test_a_script_starts_ray_and_ends_it(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'jaxnn[ray]'")
+    script = tmp_path / "lonely.py"
+    script.write_text(SCRIPT)
+    words = (
+        "sweep --learning-rate 0.1 0.01 --momentum 0.5 0.9 --engine ray --num-workers 2 --width 2 --steps-per-call 5"
+    )
+    where = ["--run-dir", str(tmp_path / "swept")]
+    done = subprocess.run(
+        [sys.executable, str(script), *words.split(), *where],
+        env={**os.environ, "PYTHONPATH": str(shell.ROOT), "XDG_CACHE_HOME": str(tmp_path), "RAY_ADDRESS": "local"},
+        cwd=shell.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = jn.open_sweep(tmp_path / "swept")
+    assert [member.status for member in found.members] == ["finished"] * 4
+    assert {member.point["inner.momentum"] for member in found.members} == {0.5, 0.9}
+    facts = tiny.read(tmp_path / "swept" / "shards" / "task-001", "sweep.json")
+    assert (facts["name"], facts["jax_flags"]["jax_default_matmul_precision"]) == ("lonely", "highest")

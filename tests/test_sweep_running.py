@@ -1,0 +1,345 @@
+"""A sweep while it goes on: members that diverge, stop early or are taken out; interruptions; what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxnn as jn
+from jaxnn.checkpoints import open_checkpoints
+from jaxnn.sweeps import running
+from jaxnn.sweeps.halving import rung_step, rungs, survivors
+from jaxnn.sweeps.running import Running
+from jaxnn.sweeps.training import GroupReport
+from tests import tiny
+
+HOW: dict[str, Any] = {
+    "report_every": 5,
+    "eval_every": 10,
+    "steps_per_call": 5,
+    "progress": "none",
+    "width": 2,
+    "devices": 1,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Breaking(tiny.Config):
+    bad_step: float = 0.0  # The update from which on the gradient is NaN; 0: never
+
+
+def breaking() -> jn.Experiment[Breaking]:
+    """SGD whose gradient becomes NaN at a step that is a member's own."""
+
+    def optimizer(config: Breaking) -> optax.GradientTransformation:
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            bad = (config.bad_step > 0) & (state + 1 >= config.bad_step)
+            spoilt = {name: jnp.where(bad, jnp.nan, value) for name, value in updates.items()}
+            return spoilt, state + 1
+
+        spoil = optax.GradientTransformation(lambda params: jnp.int32(0), update)
+        return optax.chain(spoil, optax.sgd(config.learning_rate, momentum=0.9))
+
+    tiny_parts = tiny.experiment()
+    return jn.Experiment(Breaking(), tiny_parts.data, lambda config: tiny_parts.task(tiny.Config()), optimizer)
+
+
+def told(sweep: jn.Sweep) -> list[str]:
+    """Every report without its times, in an order that does not depend on which group came first."""
+    return sorted(json.dumps({k: v for k, v in line.items() if k != "seconds"}, sort_keys=True) for line in sweep.lines)
+
+
+def outcome(sweep: jn.Sweep) -> list[tuple[Any, ...]]:
+    return [(m.index, m.status, m.step, dict(m.final), dict(m.best)) for m in sweep.members]
+
+
+# --- members that diverge ---
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
+    """Three members of which the second sees a NaN gradient at update 7, so that the loss of step 8 is not finite."""
+    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 7.0, 0.0])
+    return jn.sweep(breaking(), points, run_dir=tmp_path_factory.mktemp("diverged") / "sweep", **HOW)
+
+
+def test_a_diverged_member_is_frozen_and_marked(diverged: jn.Sweep) -> None:
+    member = diverged.members[1]
+    assert [m.status for m in diverged.members] == ["finished", "diverged", "finished"]
+    # The window from 5 to 10 tells of it; the state is that before its call.
+    assert member.step == 10 and np.isnan(member.final["train_loss"])
+    assert [line["step"] for line in diverged.lines if line["member"] == 1] == [5, 10]
+    assert member.dir is not None
+    before = tiny.fit(breaking().replace(learning_rate=0.2, bad_step=7.0, num_steps=5)).state
+    with contextlib.closing(open_checkpoints(member.dir / "checkpoints")) as checkpoints:
+        assert checkpoints.steps() == [5]
+        kept = checkpoints.restore(5, before)
+    for name, value in before.params.items():
+        np.testing.assert_allclose(kept.params[name], value, rtol=1e-5)
+    with pytest.raises(jn.ConfigError, match="member 1 is diverged, and loading it would train it on"):
+        diverged.run(1)
+
+
+def test_the_others_are_untouched_bit_for_bit(diverged: jn.Sweep) -> None:
+    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 70.0, 0.0])
+    sound = jn.sweep(breaking(), points, record=False, **HOW)
+    assert [member.status for member in sound.members] == ["finished"] * 3
+    for index in (0, 2):
+        assert [line for line in told(sound) if f'"member": {index}' in line] == [
+            line for line in told(diverged) if f'"member": {index}' in line
+        ]
+
+
+def test_a_sweep_of_which_all_diverge_ends(tmp_path: Path) -> None:
+    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[1.0, 2.0, 8.0])
+    sweep = jn.sweep(breaking(), points, run_dir=tmp_path / "sweep", **HOW)
+    assert [(member.status, member.step) for member in sweep.members] == [
+        ("diverged", 5),
+        ("diverged", 5),
+        ("diverged", 10),
+    ]
+    assert sweep.status == "finished"
+
+
+# --- members that stop early ---
+
+
+def test_members_stop_early_each_for_itself_and_free_their_chunk() -> None:
+    rates = [0.5, 0.01, 3.0, 0.02, 5.0, 0.03]
+    long = tiny.experiment(num_steps=60)
+    sweep = jn.sweep(long, jn.grid(learning_rate=rates), record=False, patience=2, **HOW)
+    for index, rate in ((0, 0.5), (2, 3.0), (5, 0.03)):
+        alone = tiny.fit(long.replace(learning_rate=rate), patience=2)
+        member = sweep.members[index]
+        assert (member.status, member.step) == (alone.summary.status, alone.summary.step)
+        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-4)
+    assert {member.status for member in sweep.members} == {"finished", "stopped early"}
+    # Whoever is left moves together in the program that is there.
+    assert sweep.summary["num_compilations"] == 3
+
+
+# --- halving ---
+
+
+def test_rungs_end_where_windows_do() -> None:
+    nine = jn.halving(jn.grid(learning_rate=range(1, 10)))
+    assert rungs(nine) == pytest.approx([1 / 9, 1 / 3, 1])
+    assert rungs(jn.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2)) == pytest.approx([1 / 4, 1 / 2, 1])
+    assert rungs(None) == rungs(jn.halving(jn.grid(seed=[0]))) == [1.0]
+    assert [rung_step(share, 100, 20) for share in (0.01, 0.33, 1.0)] == [20, 40, 100]
+
+
+def test_survivors_are_the_best_and_nan_is_not() -> None:
+    values = {4: 0.5, 7: float("nan"), 1: 0.2, 3: 0.2, 9: 0.9}
+    assert survivors(values, 2, higher_is_better=False) == [1, 3, 4]
+    assert survivors(values, 5, higher_is_better=True) == [9]
+
+
+def test_halving_gives_the_best_members_of_each_rung_the_next(tmp_path: Path) -> None:
+    rates = np.logspace(-3, 0, 9).tolist()
+    points = jn.grid(learning_rate=rates, batch_size=[4, 8])
+    sweep = jn.sweep(tiny.experiment(num_steps=90), jn.halving(points), run_dir=tmp_path / "sweep", **HOW)
+    steps = [member.step for member in sweep.members]
+    # Eighteen members in two groups: a third of all goes on, wherever it is.
+    assert sorted(steps) == [10] * 12 + [30] * 4 + [90] * 2
+    for rung, after in ((10, 30), (30, 90)):
+        at = {line["member"]: line["test_loss"] for line in sweep.lines if line["step"] == rung and "test_loss" in line}
+        kept = [member for member in at if steps[member] >= after]
+        assert max(at[member] for member in kept) <= min(at[member] for member in at if member not in kept)
+    survivor = sweep.best()
+    assert survivor.status == "finished"
+    whole = tiny.fit(tiny.experiment(num_steps=90, **survivor.point))
+    assert survivor.final["test_loss"] == pytest.approx(whole.final["test_loss"], rel=1e-4)
+    # What was taken out can go on alone, to where its own run would have been.
+    pruned = next(member for member in sweep.members if member.step == 30)
+    rest = jn.fit(tiny.experiment(num_steps=90, **pruned.point), resume=pruned.dir, progress="none")
+    alone = tiny.fit(tiny.experiment(num_steps=90, **pruned.point))
+    assert rest.summary.step == 90 and rest.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-4)
+
+
+# --- what a sweep leaves behind ---
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
+    """Two groups of four members in two chunks each."""
+    points = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
+    path = tmp_path_factory.mktemp("finished") / "sweep"
+    return jn.sweep(tiny.experiment(num_steps=30), points, run_dir=path, checkpoint_every=10, **HOW)
+
+
+def test_each_member_leaves_a_run_that_fit_loads(finished: jn.Sweep) -> None:
+    member = finished.members[3]
+    assert member.dir is not None
+    own = tiny.read(member.dir)
+    assert own["status"] == "finished" and own["config"]["batch_size"] == 16 and own["member"] == 3
+    run = finished.run(3)
+    assert run.final == member.final and run.dir == member.dir
+    alone = tiny.fit(tiny.experiment(num_steps=30, **member.point))
+    tiny_params = {name: np.asarray(value) for name, value in alone.state.params.items()}
+    for name, value in run.state.params.items():
+        np.testing.assert_allclose(value, tiny_params[name], rtol=1e-5, atol=1e-6)
+    assert run.evaluate()["loss"] == pytest.approx(member.final["test_loss"], rel=1e-5)
+    assert tiny.read(member.dir) == own, "loading a run leaves its record as it is"
+
+
+def test_a_members_run_goes_on_alone(finished: jn.Sweep) -> None:
+    member = finished.members[0]
+    longer = jn.fit(tiny.experiment(num_steps=40, **member.point), resume=member.dir, progress="none")
+    alone = tiny.fit(tiny.experiment(num_steps=40, **member.point))
+    assert longer.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+    assert (member.dir / "curves.png").exists()  # type: ignore[operator]
+    assert "the program of a step" in tiny.read(member.dir)["resumed"][0]["changed"]  # type: ignore[arg-type]
+
+
+def test_the_record_is_read_back_as_it_was(finished: jn.Sweep) -> None:
+    assert finished.dir is not None
+    again = jn.open_sweep(finished.dir, tiny.experiment(num_steps=30))
+    assert outcome(again) == outcome(finished) and told(again) == told(finished)
+    assert again.axes == finished.axes and again.monitor == "test_loss"
+    assert not list((finished.dir / "groups").iterdir()), "members' own checkpoints take the place of the groups'"
+
+
+def test_without_a_record_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), record=False, **HOW)
+    assert sweep.dir is None and not list(tmp_path.iterdir())
+
+
+# --- interruptions ---
+
+
+@pytest.mark.parametrize("stop_at", [2, 7])
+def test_an_interrupted_sweep_ends_as_if_nothing_had_been(
+    finished: jn.Sweep, stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, count = running._process, 0
+
+    def process(sweep: Running, report: GroupReport) -> Any:
+        nonlocal count
+        count += 1
+        if count == stop_at:
+            signal.raise_signal(signal.SIGINT)
+        return real(sweep, report)
+
+    long, points = tiny.experiment(num_steps=30), jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_process", process)
+        first = jn.sweep(long, points, run_dir=tmp_path / "sweep", checkpoint_every=10, **HOW)
+    assert first.status == "interrupted" and {m.status for m in first.members} & {"interrupted", "waiting"}
+    rest = jn.sweep(long, points, resume=tmp_path / "sweep", progress="none", devices=1)
+    assert rest.status == "finished"
+    assert outcome(rest) == outcome(finished) and told(jn.open_sweep(tmp_path / "sweep")) == told(finished)
+
+
+def test_a_killed_sweep_goes_on_from_its_newest_checkpoint(
+    finished: jn.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    real, count = running._process, 0
+
+    def process(sweep: Running, report: GroupReport) -> Any:
+        nonlocal count
+        count += 1
+        if count == 6:  # after the checkpoint of step 20 of the first group, and a report later
+            raise Killed
+        return real(sweep, report)
+
+    long, points = tiny.experiment(num_steps=30), jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(running, "_process", process)
+        jn.sweep(long, points, run_dir=tmp_path / "sweep", checkpoint_every=10, **HOW)
+    rest = jn.sweep(long, points, resume=tmp_path / "sweep", progress="none", devices=1)
+    assert outcome(rest) == outcome(finished) and told(jn.open_sweep(tmp_path / "sweep")) == told(finished)
+
+
+def test_a_finished_sweep_is_loaded_and_compiles_nothing(finished: jn.Sweep) -> None:
+    points = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
+    again = jn.sweep(tiny.experiment(num_steps=30), points, resume=finished.dir, progress="none")
+    assert outcome(again) == outcome(finished) and again.summary["num_compilations"] == 0
+    bare = jn.sweep(tiny.experiment(num_steps=30), resume=finished.dir, progress="none")
+    assert outcome(bare) == outcome(finished)
+
+
+# --- what is wrong with a sweep ---
+
+
+def test_a_directory_of_another_sweep_is_refused(finished: jn.Sweep, tmp_path: Path) -> None:
+    points = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
+    before = {file: file.read_bytes() for file in finished.dir.rglob("*.json*")}  # type: ignore[union-attr]
+    for other, theirs, sentence in (
+        (tiny.experiment(num_steps=40), points, "has num_steps = 30, this experiment 40"),
+        (tiny.experiment(num_steps=30), jn.grid(seed=[0]), "the points of the sweep in .* are not these"),
+        (tiny.experiment(num_steps=30), jn.halving(points), "the halving of the sweep in .* are not these"),
+    ):
+        with pytest.raises(jn.ConfigError, match=sentence):
+            jn.sweep(other, theirs, resume=finished.dir, progress="none")
+    with pytest.raises(jn.RecordError, match="is not empty: choose another --run-dir"):
+        jn.sweep(tiny.experiment(), points, run_dir=finished.dir, progress="none")
+    with pytest.raises(jn.RecordError, match="holds a run, not a sweep"):
+        jn.sweep(tiny.experiment(), points, resume=finished.members[0].dir, progress="none")
+    with pytest.raises(jn.RecordError, match="holds no sweep"):
+        jn.sweep(tiny.experiment(), points, resume=tmp_path, progress="none")
+    assert before == {file: file.read_bytes() for file in finished.dir.rglob("*.json*")}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("points", "options", "sentence"),
+    [
+        (jn.grid(learning_rat=[1.0]), {}, "no field 'learning_rat' to sweep: did you mean 'learning_rate'"),
+        ([{"seed": 1}], {}, "a sweep needs points, not a list"),
+        (jn.grid(seed=[0]), {"widht": 3}, "no run option 'widht': did you mean 'width'"),
+        (jn.grid(seed=[0]), {"width": 0}, "width is 0"),
+        (jn.grid(seed=[0, 1]), {"devices": 9}, "devices is 9, and JAX has 2 here"),
+        (jn.grid(seed=[0]), {"monitor": "acuracy"}, "monitor is 'acuracy', no metric of this task"),
+        (jn.grid(seed=[0]), {"shard": "3/2"}, "shard is '3/2', and must be I/N"),
+        (jn.grid(seed=[0]), {"order": "random"}, "order is 'random', and must be one of member, shared"),
+        (jn.grid(batch_size=[64]), {}, "no member of the sweep can be run; the first, member 0 .batch_size 64.*larger"),
+    ],
+)
+def test_mistakes_are_sentences_and_nothing_is_written(
+    points: Any, options: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    options = {**HOW, "width": None, "devices": None, **options}
+    with pytest.raises(jn.ConfigError, match=sentence):
+        jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **options)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_point_that_cannot_be_built_is_named_and_the_others_run(tmp_path: Path) -> None:
+    def task(config: tiny.Config) -> jn.Task:
+        if config.seed == 1:
+            raise KeyError("no such seed")
+        return tiny.experiment().task(config)
+
+    def optimizer(config: tiny.Config) -> optax.GradientTransformation:
+        return optax.sgd(jn.schedules.constant(config.learning_rate))
+
+    points = jn.grid(learning_rate=[0.1, -1.0], seed=[0, 1], batch_size=[8, 64])
+    sweep = jn.sweep(tiny.experiment(task=task, optimizer=optimizer), points, run_dir=tmp_path / "sweep", **HOW)
+    assert [member.index for member in sweep.members if member.status == "finished"] == [0]
+    errors = [sweep.members[index].error for index in (1, 2, 4)]
+    assert errors[0] == "a batch of 64 is larger than the set of 37 examples: lower batch_size to at most 37."
+    assert errors[1] == "KeyError: 'no such seed'"
+    assert errors[2] == "constant: peak must be a number >= 0, not -1.0."
+    assert [member.status for member in jn.open_sweep(tmp_path / "sweep").members] == ["finished"] + ["failed"] * 7
+
+
+def test_without_held_out_data_members_are_ranked_by_what_they_train_on(tmp_path: Path) -> None:
+    bare = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
+    sweep = jn.sweep(bare, jn.halving(jn.grid(learning_rate=[0.001, 0.1, 0.2])), run_dir=tmp_path / "sweep", **HOW)
+    assert sweep.monitor == "train_loss" and sorted(member.status for member in sweep.members)[0] == "finished"
+    assert sweep.best().final["train_loss"] < 1 and sweep.members[0].status == "pruned"
+    with pytest.raises(jn.ConfigError, match="patience needs held-out data"):
+        jn.sweep(bare, jn.grid(seed=[0, 1]), record=False, patience=2, **HOW)
