@@ -37,7 +37,7 @@ class Checkpoints:
     mode: str
 
     def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float]) -> None:
-        """Starts saving ``state``, as a rule a `TrainState`; returns once the arrays are copied, before they are written.
+        """Starts saving ``state``, such as a `TrainState`; returns once the arrays are copied, before they are written.
 
         Raises:
             RecordError: the disk refused, in this save or the one before it.

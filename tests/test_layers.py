@@ -30,7 +30,7 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-LAZY = ("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex")
+LAZY = ("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray")
 
 
 def room_of(module: str) -> str:

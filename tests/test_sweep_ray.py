@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,12 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.loop.signals import Interruption
-from jaxnn.sweeps import ray_cluster
+from jaxnn.record.directory import is_locked, locked
+from jaxnn.sweeps import ray_cluster, ray_worker
 from jaxnn.sweeps.ray_cluster import open_cluster
 from jaxnn.sweeps.ray_engine import cut
 from tests import shell, tiny
 
-pytestmark = [
-    # Ray starts its daemons by fork and exec, and leaves their log files to the garbage collector.
-    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 HOW: dict[str, Any] = {**tiny.HOW, "width": 2}
 POINTS = jn.grid(learning_rate=[0.1, 0.05, 0.01], batch_size=[8, 4], seed=[0, 1])
 
@@ -40,7 +38,10 @@ def cluster() -> Iterator[Any]:
     environment = {"PYTHONPATH": path}
     before = signal.getsignal(signal.SIGTERM)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    ray.init(address="local", num_cpus=2, runtime_env={"env_vars": environment}, **quiet)
+    with warnings.catch_warnings():
+        # Ray forks to execute another program at once, which JAX's threads do not mind.
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+        ray.init(address="local", num_cpus=2, runtime_env={"env_vars": environment}, **quiet)
     yield ray
     ray.shutdown()
     signal.signal(signal.SIGTERM, before)
@@ -225,6 +226,33 @@ def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, tmp_path:
     assert all("the disk is gone" in str(member.error) for member in found.members if member.status == "failed")
     # Once what was wrong is mended, the sweep can be completed.
     assert_equal(sweep(plain, resume=tmp_path / "swept"), jn.sweep(plain, POINTS, record=False, **HOW))
+
+
+def where() -> tuple[str, int]:
+    """The platform of this process, and how many threads XLA computes with in it."""
+    import jax
+
+    platform = jax.devices()[0].platform
+    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    return platform, sum(name.endswith("XLAEigen") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted as Linux shows them")
+def test_a_worker_keeps_to_its_core(cluster: Any) -> None:
+    del cluster
+    with open_cluster(2) as workers:
+        assert workers.ask(where) == ("cpu", 1)
+        assert dict(workers.work(where, {"call": ()}, Interruption()))["call"].value == ("cpu", 1)
+
+
+def test_a_worker_waits_for_the_one_before(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked(tmp_path))
+        threading.Timer(0.3, stack.pop_all().close).start()
+        assert is_locked(tmp_path)
+        ray_worker._wait_until_free(tmp_path)
+        assert not is_locked(tmp_path)
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import io
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -42,7 +44,9 @@ def run_sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Poi
         ConfigError: nothing to sweep, a value that is none of its field's, two fields that would be one flag.
     """
     values, design, options = parse(experiment, arguments)
-    if options.resume is not None and not values and is_sweep(options.resume):
+    # A shard that was not begun is started with the flags or the points there are.
+    recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
+    if options.resume is not None and recorded and not values:
         experiment, points = recorded_points(options.resume, experiment)
         return sweep(experiment, points, options)
     # A field with one value is set, not swept.
@@ -143,7 +147,8 @@ def _value(name: str, kind: Any, word: Any) -> Any:
 
     parts = [part for part in word.split(",") if part] if typing.get_origin(kind) is tuple else [word]
     try:
-        return tyro.cli(kind, args=parts, console_outputs=False)
+        with contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(kind, args=parts)
     except SystemExit:
         told = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
         raise ConfigError(f"--{name.replace('_', '-')} {word!r} is no value of {told}.") from None

@@ -186,12 +186,18 @@ def _results(plan: SweepPlan, facts: Mapping[str, Any], record: Record | None) -
     )
 
 
+def draw(results: Sweep) -> None:
+    """Leaves a picture in the sweep's directory, once there is something to draw."""
+    if results.dir is not None and results.monitor in results.metric_names():
+        results.plot().savefig(results.dir / "sweep.png", dpi=120)
+
+
 def _closing(results: Sweep) -> list[tuple[str, str]]:
     """Rows of what and value for the end."""
     summary = results.summary
     told = ", ".join(f"{count} {status}" for status, count in summary["members"].items())
     rows = [(results.status, told)]
-    if any(member.best for member in results.members):
+    if any(member.best for member in results.members if member not in results.lost):
         best = results.best(at="best")
         point = ", ".join(f"{name} {value}" for name, value in best.point.items())
         rows.append(("best", f"member {best.index} ({point}): {format_metrics(metrics_of(best.best))}"))

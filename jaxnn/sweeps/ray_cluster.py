@@ -128,7 +128,7 @@ def open_cluster(num_workers: int | None) -> Iterator[Cluster]:
         num_workers: how many at a time; default: as many as there are GPUs, or cores where there are none.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or its cluster cannot be reached.
     """
     ray = _import_ray()
     with contextlib.ExitStack() as stack:
@@ -153,10 +153,16 @@ def _start(ray: Any, num_workers: int | None) -> None:
         # Ray forks to execute another program at once, which JAX's threads do not mind.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         try:
-            ray.init(num_cpus=num_workers, **quiet)
-        except ValueError:
-            # A cluster was found, and what it has is not for us to say.
-            ray.init(**quiet)
+            try:
+                ray.init(num_cpus=num_workers, **quiet)
+            except ValueError:
+                # A cluster was found, and what it has is not for us to say.
+                ray.init(**quiet)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"Ray's cluster cannot be used ({reason(error)}): start it, or unset RAY_ADDRESS and end what "
+                "`ray start` left on this machine."
+            ) from None
 
 
 @contextlib.contextmanager

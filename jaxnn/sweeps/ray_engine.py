@@ -15,7 +15,7 @@ from jaxnn.loop.report import format_metrics
 from jaxnn.loop.signals import interruptible
 from jaxnn.record import check_vacant, create_run_dir, is_sweep, json_line, metrics_of, open_record, write_text
 from jaxnn.sweeps.halving import Halving
-from jaxnn.sweeps.local_engine import new_sweep_dir
+from jaxnn.sweeps.local_engine import draw, new_sweep_dir
 from jaxnn.sweeps.options import SweepOptions
 from jaxnn.sweeps.outcomes import count_by_status
 from jaxnn.sweeps.plan import check_alone
@@ -143,7 +143,7 @@ def _opened(options: SweepOptions, planned: Planned, cluster: Cluster) -> Iterat
 def _closed(driver: Driver, experiment: Experiment[Any]) -> Sweep:
     """The sweep as it ended, drawn and told of."""
     found = open_sweep(driver.path, experiment)
-    found.plot().savefig(driver.path / "sweep.png", dpi=120)
+    draw(found)
     for line in str(found).splitlines():
         driver.words.say(f"  {line}")
     if found.status == "interrupted":

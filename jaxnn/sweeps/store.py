@@ -112,6 +112,9 @@ class Store:
             checkpoints.close()
         if forget and self.record is not None:
             shutil.rmtree(self._folder(run), ignore_errors=True)
+            # The last group leaves nothing behind.
+            with contextlib.suppress(OSError):
+                self._folder(run).parent.rmdir()
 
     def _checkpoints(self, run: GroupRun) -> Checkpoints:
         if run.group.number not in self.checkpoints:

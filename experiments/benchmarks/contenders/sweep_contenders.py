@@ -1,0 +1,159 @@
+"""The contenders of the sweep benchmark that run on JAX: each, once made, measures itself for some seconds."""
+
+import contextlib
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sweep_networks import members
+
+import jaxnn as jn
+from jaxnn.loop.programs import Totals
+from jaxnn.loop.windows import CALLS_AHEAD
+from jaxnn.sweeps.group_run import GroupRun, make_ready
+from jaxnn.sweeps.layout import arrange, lay_out
+from jaxnn.sweeps.plan import plan_sweep
+from jaxnn.sweeps.population import Population, Shape
+from jaxnn.sweeps.running import opened_group
+from jaxnn.types import Examples
+
+# One device, as the other contenders have; nothing is written or said.
+QUIETLY: dict[str, Any] = {"record": False, "progress": "none", "devices": 1}
+
+
+class Measured(NamedTuple):
+    """What one measurement gave.
+
+    Attributes:
+        rate: member-steps a second, of all members together, while they train.
+        wall: seconds a member from its call to its result, compilation and evaluation in it; None: not told.
+    """
+
+    rate: float
+    wall: float | None = None
+
+
+type Measure = Callable[[float], Measured]
+
+
+def opened(experiment: jn.Experiment, num_members: int, width: int | None) -> GroupRun:
+    """A population whose programs are compiled and whose width is planned, unless it is given."""
+    plan = plan_sweep(experiment, members(experiment, num_members), jn.SweepOptions(width=width, **QUIETLY))
+    return opened_group(plan, plan.groups[0])
+
+
+def laid_out(run: GroupRun, shape: Shape) -> Population:
+    """All members of a population before their first step, on the device."""
+    alive, slots = np.ones(run.num_members, np.bool_), arrange(range(run.num_members), shape)
+    return lay_out(run.start(), run.programs.values, slots, alive, 0, None)
+
+
+def population(run: GroupRun) -> Measure:
+    """Calls of the engine's training program alone, as its loop makes them: no reports, no evaluation, no files."""
+    programs, num_steps, shape = run.programs, run.plan.steps_per_call, run.shape(run.block)
+    zeros = programs.zeros(shape)
+
+    def train(state: Any, num_calls: int) -> tuple[Any, float]:
+        program = programs.train(shape, num_steps, "to measure")
+        began = time.perf_counter()
+        for index in range(num_calls):
+            state, totals = program(state, zeros, programs.formula.feed.prepare(index * num_steps, num_steps))
+            if index % CALLS_AHEAD == 0:
+                jax.block_until_ready(totals)
+        jax.block_until_ready(state)
+        return state, time.perf_counter() - began
+
+    def measure(seconds: float) -> Measured:
+        with contextlib.ExitStack() as stack:
+            make_ready(run, stack)
+            state, _ = train(laid_out(run, shape), 1)
+            state, once = train(state, 1)
+            num_calls = max(1, round(seconds / once))
+            _, taken = train(state, num_calls)
+        return Measured(num_calls * num_steps * run.num_members / taken)
+
+    return measure
+
+
+def first_losses(experiment: jn.Experiment, num_steps: int) -> float:
+    """The mean loss of the first steps of the first of four members side by side."""
+    run = opened(experiment, 4, width=4)
+    shape = run.shape(run.block)
+    program: Any = run.programs.train(shape, num_steps, "to check")
+    _, totals = program(
+        laid_out(run, shape), run.programs.zeros(shape), run.programs.formula.feed.prepare(0, num_steps)
+    )
+    assert isinstance(totals, Totals)
+    return float(np.asarray(totals.sums["loss"])[0, 0]) / num_steps
+
+
+def swept(experiment: jn.Experiment, num_members: int) -> Measure:
+    """Whole sweeps, as a user calls them."""
+
+    def measure(seconds: float) -> Measured:
+        began = time.perf_counter()
+        sweep = jn.sweep(experiment, members(experiment, num_members), **QUIETLY)
+        wall = (time.perf_counter() - began) / num_members
+        return Measured(sweep.summary["member_steps_per_second"], wall)
+
+    return measure
+
+
+def fitted(experiment: jn.Experiment) -> Measure:
+    """Runs alone, one after another, each with its own compilation and evaluations."""
+    seeds = itertools.count()
+
+    def one() -> Measured:
+        began = time.perf_counter()
+        run = jn.fit(experiment.replace(seed=next(seeds)), record=False, progress="none")
+        wall = time.perf_counter() - began
+        return Measured(experiment.config.num_steps / run.metrics["seconds"].sum(), wall)
+
+    def measure(seconds: float) -> Measured:
+        until, runs = time.perf_counter() + seconds, [one()]
+        while time.perf_counter() < until:
+            runs.append(one())
+        return Measured(*(statistics.mean(values) for values in zip(*runs, strict=True)))
+
+    return measure
+
+
+def looped(experiment: jn.Experiment) -> Measure:
+    """A loop written by hand, as in tutorials: NumPy gathers a batch on the host, a jitted step trains on it."""
+    config = experiment.config
+    source = experiment.data(config).train
+    inputs, targets = (np.asarray(rows) for rows in source.examples)
+    task, optimizer = experiment.task(config), experiment.optimizer(config)
+    update = jn.make_train_step(task, optimizer)
+    per_epoch = source.num_examples // config.batch_size
+
+    def batch(inputs: Any, targets: Any) -> jn.Batch:
+        return source.gather(Examples(inputs, targets), jnp.arange(config.batch_size))
+
+    init = jax.jit(lambda key: jn.init_train_state(task, optimizer, key, batch(inputs, targets)))
+    step = jax.jit(lambda state, *rows: update(state, batch(*rows)), donate_argnums=0)
+
+    def epoch(state: Any, number: int) -> Any:
+        order = np.random.default_rng(number).permutation(source.num_examples)
+        history = []
+        for rows in order[: per_epoch * config.batch_size].reshape(per_epoch, -1):
+            state, metrics = step(state, inputs[rows], targets[rows])
+            history.append(metrics["loss"])
+        np.mean(jax.device_get(history))  # what a user prints after each pass
+        return state
+
+    def measure(seconds: float) -> Measured:
+        state = jax.block_until_ready(epoch(init(jax.random.key(config.seed)), 0))
+        epochs, began = 0, time.perf_counter()
+        while not epochs or time.perf_counter() - began < seconds:
+            epochs += 1
+            state = epoch(state, epochs)
+        jax.block_until_ready(state)
+        return Measured(epochs * per_epoch / (time.perf_counter() - began))
+
+    return measure
