@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +20,12 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.loop.signals import Interruption
-from jaxnn.record.directory import is_locked, locked
+from jaxnn.record.directory import is_locked, locked, write_json
 from jaxnn.sweeps import ray_cluster, ray_worker
+from jaxnn.sweeps.local_engine import sweep_here
+from jaxnn.sweeps.options import SweepOptions
 from jaxnn.sweeps.ray_cluster import open_cluster
-from jaxnn.sweeps.ray_engine import cut
+from jaxnn.sweeps.ray_engine import cut, plan_tasks
 from tests import shell, tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "width": 2}
@@ -73,6 +76,8 @@ def tasks(path: Path) -> list[Path]:
 def test_groups_are_cut_into_work_for_every_worker() -> None:
     assert list(cut([range(8)], 2)) == [range(4), range(4, 8)]
     assert list(cut([range(3), range(3, 4)], 2)) == [range(1), range(1, 3), range(3, 4)]
+    # By twos there would be three tasks for four workers.
+    assert list(map(len, cut([range(5)], 4))) == [1, 1, 1, 1, 1]
     assert list(cut([range(2)], 8)) == [range(1), range(1, 2)]
     assert list(cut([[], range(5)], 1)) == [range(5)]
     assert list(cut([], 4)) == []
@@ -87,11 +92,51 @@ def test_parts_are_of_one_group_and_leave_nobody_out(num_workers: int) -> None:
     assert min(num_workers, 37) <= len(parts) <= num_workers + len(groups)
 
 
+def test_what_was_begun_keeps_its_directory_and_the_rest_is_cut_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "shards" / "task-002"
+    sweep_here(tiny.experiment(), POINTS, SweepOptions(run_dir=folder, **HOW), numbers=[0, 4])
+    groups = [[0, 1, 4, 5], [2, 3]]
+    rest = [((1, 5), tmp_path / "shards" / "task-003"), ((2, 3), tmp_path / "shards" / "task-004")]
+    assert plan_tasks(tmp_path, groups, num_workers=2) == rest
+    write_json(folder / "sweep.json", tiny.read(folder, "sweep.json") | {"status": "interrupted"})
+    assert plan_tasks(tmp_path, groups, num_workers=2) == [((0, 4), folder), *rest]
+
+
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(jn.ConfigError, match=r"needs Ray: pip install 'jaxnn\[ray\]'$"):
         sweep(tiny.experiment(), run_dir=tmp_path / "swept")
     assert not (tmp_path / "swept").exists()
+
+
+def test_a_cluster_that_is_there_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def init(**options: Any) -> None:
+        if "num_cpus" in options:
+            raise ValueError("what a cluster has is not for us to say")
+        said.append("joined")
+
+    resources = {"CPU": 16.0, "GPU": 2.0}
+    parts = {"is_initialized": lambda: False, "init": init, "shutdown": lambda: said.append("left")}
+    fake = types.SimpleNamespace(**parts, cluster_resources=lambda: resources)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    with open_cluster(4) as four, open_cluster(None) as found:
+        assert (four.has_gpus, four.num_workers, found.num_workers) == (True, 4, 2)
+        resources.clear()
+        resources["CPU"] = 16.0
+    with open_cluster(None) as found:
+        assert (found.has_gpus, found.num_workers) == (False, 16)
+    assert sorted(said) == ["joined"] * 3 + ["left"] * 3
+
+
+def test_a_cluster_that_does_not_answer_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(jn.ConfigError, match="cluster cannot be used .*nobody answers.*: start it, or unset"):
+        sweep(tiny.experiment())
 
 
 @pytest.mark.parametrize(
@@ -202,8 +247,9 @@ def test_an_interrupted_sweep_runs_what_is_left(cluster: Any, tmp_path: Path) ->
     assert stopped.status == "interrupted"
     over = {file: file.stat().st_mtime_ns for file in path.glob("shards/*/members/*/run.json")}
     assert 0 < len(over) < 6
-    # With another number of workers: what was begun keeps its directory.
-    resumed = sweep(experiment, points, resume=path, num_workers=1)
+    # For so many workers it would be cut otherwise, but all of it was begun.
+    resumed = sweep(experiment, points, resume=path, num_workers=6)
+    assert len(tasks(path)) == 3
     assert {file: file.stat().st_mtime_ns for file in over} == over
     assert_equal(resumed, jn.sweep(experiment, points, record=False, **HOW))
     assert tiny.read(path, "sweep.json")["status"] == "finished"

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,27 +219,52 @@ def test_without_a_record_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 # --- interruptions ---
 
 
+@pytest.fixture
+def interrupting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Any]]:
+    """From a number of windows to a context in which that window brings a SIGINT."""
+
+    @contextlib.contextmanager
+    def after(stop_at: int) -> Iterator[None]:
+        real, count = running._process, 0
+
+        def process(sweep: Running, report: GroupReport) -> Any:
+            nonlocal count
+            count += 1
+            if count == stop_at:
+                signal.raise_signal(signal.SIGINT)
+            return real(sweep, report)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(running, "_process", process)
+            yield
+
+    yield after
+
+
 @pytest.mark.parametrize("stop_at", [2, 7])
 def test_an_interrupted_sweep_ends_as_if_nothing_had_been(
-    finished: jn.Sweep, stop_at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: jn.Sweep, stop_at: int, tmp_path: Path, interrupting: Callable[[int], Any]
 ) -> None:
-    real, count = running._process, 0
-
-    def process(sweep: Running, report: GroupReport) -> Any:
-        nonlocal count
-        count += 1
-        if count == stop_at:
-            signal.raise_signal(signal.SIGINT)
-        return real(sweep, report)
-
     long, points = tiny.experiment(num_steps=30), jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
-    with monkeypatch.context() as patched:
-        patched.setattr(running, "_process", process)
+    with interrupting(stop_at):
         first = jn.sweep(long, points, run_dir=tmp_path / "sweep", checkpoint_every=10, **HOW)
     assert first.status == "interrupted" and {m.status for m in first.members} & {"interrupted", "waiting"}
     rest = jn.sweep(long, points, resume=tmp_path / "sweep", progress="none", devices=1)
     assert rest.status == "finished"
     assert outcome(rest) == outcome(finished) and told(jn.open_sweep(tmp_path / "sweep")) == told(finished)
+
+
+def test_an_interrupted_halving_takes_out_the_same_members(tmp_path: Path, interrupting: Callable[[int], Any]) -> None:
+    # The second group's members are all among the worst, so that a resumed sweep never opens it again.
+    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
+    long, design = tiny.experiment(num_steps=40), jn.halving(points, 2)
+    whole = jn.sweep(long, design, record=False, **HOW)
+    assert [member.status for member in whole.members[3:]] == ["pruned"] * 3
+    # Two groups of two windows each are the first rung; the fifth window is in the second.
+    with interrupting(5):
+        first = jn.sweep(long, design, run_dir=tmp_path / "sweep", **HOW)
+    assert first.status == "interrupted" and first.members[4].status == "pruned"
+    assert outcome(jn.sweep(long, resume=tmp_path / "sweep", progress="none", devices=1)) == outcome(whole)
 
 
 def test_a_killed_sweep_goes_on_from_its_newest_checkpoint(

@@ -56,7 +56,9 @@ class Options:
     rounds: int = 5
     """Times that each contender is measured."""
     widths: tuple[int, ...] = ()
-    """Members side by side; default: the network's own, up to 256 for the MLP and up to 8 for the others."""
+    """Members side by side on a device; default: the network's own, up to 256 for the MLP, up to 8 for the others."""
+    devices: int = 1
+    """Devices that populations are spread over; a CPU is made to look like so many."""
     seconds: float = 2.0
     """About how long each measurement takes; whole sweeps and fits take what they take."""
     torch_python: Path | None = Path(".venv-peers/bin/python")
@@ -152,16 +154,18 @@ def make_contenders(
 ) -> tuple[dict[str, Measure], dict[str, Any]]:
     """What is measured, by name, and what is known of it before."""
     experiment = network.experiment
+    devices, num_members = options.devices, network.num_members
     contenders = {
-        f"width {width}": population(opened(experiment, width, width)) for width in options.widths or network.widths
+        f"width {width}": population(opened(experiment, width * devices, width, devices))
+        for width in options.widths or network.widths
     }
-    planned = opened(experiment, network.num_members, width=None)
-    contenders |= {"planned": population(planned), "jn.sweep": swept(experiment, network.num_members)}
+    planned = opened(experiment, num_members, None, devices)
+    contenders |= {"planned": population(planned), "jn.sweep": swept(experiment, num_members, devices)}
     contenders |= {"jn.fit": fitted(experiment), "loop": looped(experiment)}
     facts: dict[str, Any] = {
         "title": network.title,
         "config": dataclasses.asdict(experiment.config),
-        "members": network.num_members,
+        "members": num_members,
         "planned_width": planned.width.width,
         "steps_per_call": planned.plan.steps_per_call,
     }
@@ -245,12 +249,14 @@ def main(options: Options) -> None:
     if unknown := set(options.only) - set(NETWORKS):
         raise SystemExit(f"no network {', '.join(unknown)}: there are {', '.join(NETWORKS)}.")
     jax.config.update("jax_platforms", options.device)
+    if options.device == "cpu":
+        jax.config.update("jax_num_cpu_devices", options.devices)
     options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / f"sweep_{options.device}"
     networks: dict[str, dict[str, Any]] = {}
     for name in options.only:
         networks[name] = run_network(name, options)
-        written = {**about(options.device), "rounds": options.rounds, "networks": networks}
+        written = {**about(options.device), "rounds": options.rounds, "devices": options.devices, "networks": networks}
         stem.with_suffix(".json").write_text(json.dumps(written, indent=1))
         draw(written, stem.with_suffix(".png"))
     conclude(networks)

@@ -49,12 +49,11 @@ def draw(written: Mapping[str, Any], path: Path) -> None:
         _draw_panel(axes, network)
     for axes in panels[len(networks) :]:
         axes.set_visible(False)
-    figure.suptitle(
-        f"Member-steps per second by the width of a population\n{written['device']}, jax {written['versions']['jax']}, "
-        f"median of {written['rounds']}, bands and bars from least to most",
-        fontsize="medium",
-        color=INK,
-    )
+    devices = f", {written['devices']} devices" if written["devices"] > 1 else ""
+    where = f"{written['device']}{devices}, jax {written['versions']['jax']}"
+    how = f"median of {written['rounds']}, bands and bars from least to most"
+    title = f"Member-steps per second by the width of a population\n{where}, {how}"
+    figure.suptitle(title, fontsize="medium", color=INK)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -118,7 +117,7 @@ def _finish(axes: Axes, widths: list[int]) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK, labelsize="small", length=3)
-    axes.set_xlabel("width (members side by side)", fontsize="small", color=INK)
+    axes.set_xlabel("width (members side by side on a device)", fontsize="small", color=INK)
     axes.set_ylabel("member-steps / s", fontsize="small", color=INK)
     axes.legend(loc="lower right", fontsize="small", frameon=False, labelcolor=INK, labelspacing=0.9)
 

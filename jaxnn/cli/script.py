@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.cli.cache import enable_compile_cache
+from jaxnn.cli.cores import use_all_cores
 from jaxnn.cli.errors import INTERRUPTED, sentences
 from jaxnn.cli.sweeping import parse as parse_sweep
 from jaxnn.cli.sweeping import run_sweep
@@ -61,6 +62,7 @@ def main(
 
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points | Halving | None) -> Sweep:
     enable_compile_cache()
+    use_all_cores()
     found = run_sweep(experiment, arguments, points)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)

@@ -33,11 +33,13 @@ class Feed(NamedTuple):
     indices: Callable[[Array | int, jax.Array], Array]
 
 
-def fits_on_device(*sources: Source) -> bool:
-    """Whether all ``sources`` may lie on the default device together."""
-    free = available_bytes(jax.devices()[0])
+def fits_on_device(*sources: Source, num_devices: int = 1) -> bool:
+    """Whether all ``sources`` may lie together on each of so many devices; those of a CPU share its memory."""
+    device = jax.devices()[0]
+    free = available_bytes(device)
     needed = sum(nbytes(source.examples) for source in sources)
-    return free is None or needed <= RESIDENT_SHARE * free
+    copies = num_devices if device.platform == "cpu" else 1
+    return free is None or copies * needed <= RESIDENT_SHARE * free
 
 
 def resident_feed(source: Source, seed: int, batch_size: int, where: Placement = None) -> Feed:

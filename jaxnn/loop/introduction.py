@@ -50,12 +50,12 @@ def convolution_hint(session: Session) -> str | None:
     )
 
 
-def describe_device() -> str:
-    """Where is computed: the first device, of how many, and with how many CPU cores."""
+def describe_device(num_used: int = 1) -> str:
+    """Where is computed: the first device, how many are used of how many, and with how many CPU cores."""
     described, device = describe_devices(), jax.devices()[0]
     num_devices = len(described["devices"])
     place = f"{device.platform}:{device.id} ({device.device_kind})"
-    among = f", 1 of {num_devices} devices" if num_devices > 1 else ""
+    among = f", {num_used} of {num_devices} devices" if num_devices > 1 else ""
     return f"{place}{among}; {described['cpu_count']} CPU cores; jax {jax.__version__}"
 
 

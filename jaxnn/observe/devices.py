@@ -37,7 +37,7 @@ def describe_devices() -> dict[str, Any]:
     return {
         "backend": jax.default_backend(),
         "devices": [_describe(device) for device in devices],
-        "cpu_count": _cpu_count(),
+        "cpu_count": cpu_count(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
 
@@ -96,7 +96,8 @@ def _describe(device: jax.Device) -> dict[str, Any]:
     }
 
 
-def _cpu_count() -> int | None:
+def cpu_count() -> int | None:
+    """How many CPUs this process may use; None: unknown."""
     # A container or taskset may leave this process fewer CPUs than the machine has.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -116,13 +116,19 @@ def open_group(
     _check_monitor(solo, splits, run_options)
     values = traced_values([member.experiment for member in group.members], group.traced)
     programs = GroupPrograms(formula, solo, len(group.members), values)
-    assert run_options.report_every is not None and run_options.eval_every is not None
-    plan = Plan(first.config.num_steps, run_options.report_every, run_options.eval_every, options.checkpoint_every or 0)
+    plan = time_plan(options, first.config.num_steps)
     if width is None:
         with clock.span("measure"):
             width = _plan(programs, plan, len(group.members), options)
     plan = with_tails(plan._replace(steps_per_call=min(width.steps_per_call, plan.num_steps)))
     return GroupRun(group, run_options, splits, programs, plan, width, logs)
+
+
+def time_plan(options: SweepOptions, num_steps: int) -> Plan:
+    """Where the windows of members of ``num_steps`` end; their steps per call are open."""
+    run_options = options.run_options(num_steps)
+    assert run_options.report_every is not None and run_options.eval_every is not None
+    return Plan(num_steps, run_options.report_every, run_options.eval_every, options.checkpoint_every or 0)
 
 
 def make_ready(run: GroupRun, stack: contextlib.ExitStack) -> None:
@@ -143,7 +149,9 @@ def make_ready(run: GroupRun, stack: contextlib.ExitStack) -> None:
 def _formula(group: Group, splits: Splits, options: SweepOptions) -> Formula:
     config = group.members[0].experiment.config
     mesh = members_mesh(options.devices, len(group.members))
-    resident = fits_on_device(*splits.named().values()) if options.resident is None else options.resident
+    resident = options.resident
+    if resident is None:
+        resident = fits_on_device(*splits.named().values(), num_devices=1 if mesh is None else mesh.size)
     if not resident and "seed" in group.traced and options.order == "member":
         raise ConfigError(
             "the data do not lie on the device, so members cannot each see them in an order of their own: choose "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import jax
+
 from jaxnn.loop.introduction import describe_device
-from jaxnn.observe import format_bytes, missing_gpu
+from jaxnn.observe import cpu_count, format_bytes, missing_gpu
 from jaxnn.sweeps.group_run import GroupRun
 from jaxnn.sweeps.plan import SweepPlan, describe_members
 
@@ -12,12 +14,14 @@ def introduction(plan: SweepPlan) -> list[tuple[str, str]]:
     """Rows of what and value for the whole sweep."""
     num_groups, failed = len(plan.groups), [member for member in plan.members.values() if member.error is not None]
     groups = "1 group, one compilation" if num_groups == 1 else f"{num_groups} groups, a compilation each"
+    num_used = min(plan.options.devices or jax.local_device_count(), max(len(group.members) for group in plan.groups))
     rows: list[tuple[str, str | None]] = [
-        ("device", describe_device()),
+        ("device", describe_device(num_used)),
         ("warning", missing_gpu()),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
         ("cannot be run", describe_members(failed) or None),
         ("halving", _halving(plan)),
+        ("hint", _cores_hint()),
     ]
     return [(name, value) for name, value in rows if value is not None]
 
@@ -38,6 +42,17 @@ def group_rows(run: GroupRun, num_groups: int) -> list[tuple[str, str]]:
         ("width", f"{width.width}{devices}, {chunks}, {run.plan.steps_per_call} steps a call"),
     ]
     return rows
+
+
+def _cores_hint() -> str | None:
+    """What would use the other cores: XLA computes small operations on one."""
+    cores = cpu_count() or 1
+    if jax.default_backend() != "cpu" or jax.local_device_count() > 1 or cores == 1:
+        return None
+    return (
+        f"{cores} cores are one device: jax.config.update('jax_num_cpu_devices', {cores}) before JAX is used makes each a "
+        "device, so that members use all; scripts do so"
+    )
 
 
 def _halving(plan: SweepPlan) -> str | None:

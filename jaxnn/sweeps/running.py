@@ -14,7 +14,7 @@ from jaxnn.loop.plan import typical_window
 from jaxnn.loop.progress import Display, say_rows
 from jaxnn.loop.saving import SECONDS_BETWEEN_SAVES
 from jaxnn.loop.signals import Interruption
-from jaxnn.sweeps.group_run import GroupRun, make_ready, open_group
+from jaxnn.sweeps.group_run import GroupRun, make_ready, open_group, time_plan
 from jaxnn.sweeps.grouping import Group
 from jaxnn.sweeps.halving import rung_step, survivors
 from jaxnn.sweeps.introduction import group_rows
@@ -83,7 +83,7 @@ def _train_group(running: Running, group: Group, share: float) -> Iterator[Sweep
     plan, store = running.plan, running.store
     try:
         run = _ready_group(running, group)
-        until = _until(run, share)
+        until = _until(plan, group, share)
         with contextlib.ExitStack() as stack:
             if any(run.logs[row].step < until for row in run.running()):
                 make_ready(run, stack)
@@ -190,11 +190,9 @@ def _prune(running: Running, share: float) -> None:
     assert plan.halving is not None
     values: dict[int, float] = {}
     for group in plan.groups:
-        run = plan.open.get(group.number)
+        step = _until(plan, group, share)
         for member in group.members:
-            log = plan.logs[member.number]
-            step = _until(run, share) if run is not None else None
-            line = next((line for line in log.lines if line["step"] == step), {})
+            line = next((line for line in plan.logs[member.number].lines if line["step"] == step), {})
             if (value := line.get(running.leader.monitored)) is not None:
                 values[member.number] = value
     higher = running.leader.higher_is_better
@@ -205,8 +203,10 @@ def _prune(running: Running, share: float) -> None:
     running.store.tell_members(plan)
 
 
-def _until(run: GroupRun, share: float) -> int:
-    return rung_step(share, run.plan.num_steps, min(typical_window(run.plan), run.plan.num_steps))
+def _until(plan: SweepPlan, group: Group, share: float) -> int:
+    """Where a rung ends for the members of a group."""
+    times = time_plan(plan.options, group.members[0].experiment.config.num_steps)
+    return rung_step(share, times.num_steps, min(typical_window(times), times.num_steps))
 
 
 def _saves(run: GroupRun, store: Store, step: int) -> bool:

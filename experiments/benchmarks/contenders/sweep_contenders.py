@@ -22,8 +22,8 @@ from jaxnn.sweeps.population import Population, Shape
 from jaxnn.sweeps.running import opened_group
 from jaxnn.types import Examples
 
-# One device, as the other contenders have; nothing is written or said.
-QUIETLY: dict[str, Any] = {"record": False, "progress": "none", "devices": 1}
+# Nothing is written or said.
+QUIETLY: dict[str, Any] = {"record": False, "progress": "none"}
 
 
 class Measured(NamedTuple):
@@ -41,16 +41,17 @@ class Measured(NamedTuple):
 type Measure = Callable[[float], Measured]
 
 
-def opened(experiment: jn.Experiment, num_members: int, width: int | None) -> GroupRun:
-    """A population whose programs are compiled and whose width is planned, unless it is given."""
-    plan = plan_sweep(experiment, members(experiment, num_members), jn.SweepOptions(width=width, **QUIETLY))
+def opened(experiment: jn.Experiment, num_members: int, width: int | None, devices: int = 1) -> GroupRun:
+    """A population over so many devices, its width on each planned unless it is given."""
+    options = jn.SweepOptions(width=width, devices=devices, **QUIETLY)
+    plan = plan_sweep(experiment, members(experiment, num_members), options)
     return opened_group(plan, plan.groups[0])
 
 
 def laid_out(run: GroupRun, shape: Shape) -> Population:
-    """All members of a population before their first step, on the device."""
+    """All members of a population before their first step, on the devices."""
     alive, slots = np.ones(run.num_members, np.bool_), arrange(range(run.num_members), shape)
-    return lay_out(run.start(), run.programs.values, slots, alive, 0, None)
+    return lay_out(run.start(), run.programs.values, slots, alive, 0, run.programs.formula.mesh)
 
 
 def population(run: GroupRun) -> Measure:
@@ -92,12 +93,12 @@ def first_losses(experiment: jn.Experiment, num_steps: int) -> float:
     return float(np.asarray(totals.sums["loss"])[0, 0]) / num_steps
 
 
-def swept(experiment: jn.Experiment, num_members: int) -> Measure:
+def swept(experiment: jn.Experiment, num_members: int, devices: int) -> Measure:
     """Whole sweeps, as a user calls them."""
 
     def measure(seconds: float) -> Measured:
         began = time.perf_counter()
-        sweep = jn.sweep(experiment, members(experiment, num_members), **QUIETLY)
+        sweep = jn.sweep(experiment, members(experiment, num_members), devices=devices, **QUIETLY)
         wall = (time.perf_counter() - began) / num_members
         return Measured(sweep.summary["member_steps_per_second"], wall)
 
