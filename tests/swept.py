@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.record.directory import json_line, write_json
-from jaxnn.sweeps.reading import open_sweep
-from jaxnn.sweeps.results import Sweep
+from jaxnn.sweeps.results.reading import open_sweep
+from jaxnn.sweeps.results.sweep import Sweep
 
 BASE = {"learning_rate": 0.1, "features": [8, 8], "model": {"dropout": 0.0}, "num_steps": 20, "seed": 0}
 SCALES = {"learning_rate": "log", "model.dropout": "linear", "seed": "nominal"}

@@ -11,7 +11,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli.sweeping import parse
-from jaxnn.sweeps import running
+from jaxnn.sweeps.engine import running
 from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--width", "2"]

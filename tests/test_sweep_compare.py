@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from jaxnn.sweeps.comparing import compare
-from jaxnn.sweeps.results import Sweep
+from jaxnn.sweeps.results.comparing import compare
+from jaxnn.sweeps.results.sweep import Sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 

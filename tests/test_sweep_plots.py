@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from jaxnn.sweeps.outcomes import Axis
-from jaxnn.sweeps.plots import draw_sweep
-from jaxnn.sweeps.results import Sweep
-from jaxnn.sweeps.scales import metric_norm, scale_of, spans_decade
+from jaxnn.sweeps.pictures.figure import draw_sweep
+from jaxnn.sweeps.pictures.scales import metric_norm, scale_of, spans_decade
+from jaxnn.sweeps.results.outcomes import Axis
+from jaxnn.sweeps.results.sweep import Sweep
 from jaxnn.types import ConfigError
 from tests import swept
 

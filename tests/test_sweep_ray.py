@@ -21,11 +21,12 @@ import pytest
 import jaxnn as jn
 from jaxnn.loop.signals import Interruption
 from jaxnn.record.directory import is_locked, locked, write_json
-from jaxnn.sweeps import ray_cluster, ray_worker
-from jaxnn.sweeps.local_engine import sweep_here
+from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.options import SweepOptions
-from jaxnn.sweeps.ray_cluster import open_cluster
-from jaxnn.sweeps.ray_engine import cut, plan_tasks
+from jaxnn.sweeps.ray import cluster as ray_cluster
+from jaxnn.sweeps.ray import worker as ray_worker
+from jaxnn.sweeps.ray.cluster import open_cluster
+from jaxnn.sweeps.ray.engine import cut, plan_tasks
 from tests import shell, tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "width": 2}

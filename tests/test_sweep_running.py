@@ -17,10 +17,10 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.checkpoints import open_checkpoints
-from jaxnn.sweeps import running
-from jaxnn.sweeps.halving import rung_step, rungs, survivors
-from jaxnn.sweeps.running import Running
-from jaxnn.sweeps.training import GroupReport
+from jaxnn.sweeps.design.halving import rung_step, rungs, survivors
+from jaxnn.sweeps.engine import running
+from jaxnn.sweeps.engine.running import Running
+from jaxnn.sweeps.engine.training import GroupReport
 from tests import tiny
 
 HOW: dict[str, Any] = {

@@ -21,9 +21,9 @@ from jax.experimental.compilation_cache import compilation_cache
 import jaxnn as jn
 from jaxnn.cli import app
 from jaxnn.record.directory import locked
-from jaxnn.sweeps import running
+from jaxnn.sweeps.engine import running
+from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.options import SweepOptions
-from jaxnn.sweeps.plan import plan_sweep
 from tests import shell, tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "width": 2, "devices": 1}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxnn.sweeps.statistics import (
+from jaxnn.sweeps.results.statistics import (
     bootstrap_interval,
     paired_difference,
     seeds_needed,

@@ -14,9 +14,9 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from jaxnn.sweeps.grouping import Loader, plan_groups, watched
-from jaxnn.sweeps.members import plan_members
-from jaxnn.sweeps.tracing import traced_values
+from jaxnn.sweeps.design.grouping import Loader, plan_groups, watched
+from jaxnn.sweeps.design.members import plan_members
+from jaxnn.sweeps.design.tracing import traced_values
 from tests import tiny
 
 

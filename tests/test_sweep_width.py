@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.sweeps import probing
-from jaxnn.sweeps.probing import Trial, expected_bytes, widen
-from jaxnn.sweeps.width import Bench, WidthPlan, candidate_widths, plan_width
+from jaxnn.sweeps.engine import probing
+from jaxnn.sweeps.engine.probing import Trial, expected_bytes, widen
+from jaxnn.sweeps.engine.width import Bench, WidthPlan, candidate_widths, plan_width
 from tests import tiny
 
 MEBI = 2**20
@@ -128,7 +128,7 @@ def test_members_beyond_memory_are_trained_in_rounds_all_the_same(monkeypatch: p
     points = jn.grid(learning_rate=[0.1, 0.2, 0.3], seed=[0, 1])
     whole = jn.sweep(tiny.experiment(), points, record=False, width=2, devices=1, **tiny.HOW)
     # The linear model and its momentum take 2 · 48 bytes, its counters and key 16 more; twice of two members fit.
-    monkeypatch.setattr("jaxnn.sweeps.group_run.available_bytes", lambda device: 500 / probing.MEMORY_SHARE)
+    monkeypatch.setattr("jaxnn.sweeps.engine.group_run.available_bytes", lambda device: 500 / probing.MEMORY_SHARE)
     rounds = jn.sweep(tiny.experiment(), points, record=False, width=2, devices=1, **tiny.HOW)
     assert list(rounds.values("test_loss")) == list(whole.values("test_loss"))
 

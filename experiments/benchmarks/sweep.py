@@ -37,7 +37,7 @@ from sweep_contenders import Measure, Measured, first_losses, fitted, looped, op
 from sweep_networks import NETWORKS, Network
 
 from jaxnn.loop.report import format_rate
-from jaxnn.sweeps.layout import member_state
+from jaxnn.sweeps.engine.layout import member_state
 
 TORCH_SOLO = Path(__file__).parent / "contenders" / "torch_solo.py"
 CHECK_STEPS = 50

@@ -14,9 +14,9 @@ from jaxnn.cli.errors import sentences
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu
 from jaxnn.record import find_runs, find_sweeps, is_sweep, metrics_of, read_metrics, read_run
 from jaxnn.record.reader import age
-from jaxnn.sweeps.comparing import compare as compare_sides
-from jaxnn.sweeps.outcomes import count_by_status
-from jaxnn.sweeps.reading import open_sweep
+from jaxnn.sweeps.results.comparing import compare as compare_sides
+from jaxnn.sweeps.results.outcomes import count_by_status
+from jaxnn.sweeps.results.reading import open_sweep
 from jaxnn.types import ConfigError, JaxnnError, RecordError
 
 # A width, in characters, that no row reaches.

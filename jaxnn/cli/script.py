@@ -17,7 +17,7 @@ from jaxnn.cli.sweeping import run_sweep
 from jaxnn.loop import Run, RunOptions, fit
 from jaxnn.record import config_from_json, read_run
 from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size
-from jaxnn.sweeps.members import with_fields
+from jaxnn.sweeps.design.members import with_fields
 from jaxnn.types import ConfigError, Experiment
 
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.

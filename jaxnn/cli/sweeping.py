@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from jaxnn.record import is_sweep
 from jaxnn.sweeps import Halving, Points, Sweep, SweepOptions, grid, halving, sweep, zipped
-from jaxnn.sweeps.members import field_names, field_value, with_fields
-from jaxnn.sweeps.resuming import recorded_points
+from jaxnn.sweeps.design.members import field_names, field_value, with_fields
+from jaxnn.sweeps.engine.resuming import recorded_points
 from jaxnn.types import ConfigError, Experiment
 
 # Types whose values are words of a command line each; those of all others are given as one word a value.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from jaxnn.loop.options import with_changes
-from jaxnn.sweeps.halving import Halving
-from jaxnn.sweeps.local_engine import sweep_here
+from jaxnn.sweeps.design.halving import Halving
+from jaxnn.sweeps.design.points import Points
+from jaxnn.sweeps.engine.local import sweep_here
+from jaxnn.sweeps.engine.resuming import recorded_points
+from jaxnn.sweeps.engine.shards import located
 from jaxnn.sweeps.options import SweepOptions
-from jaxnn.sweeps.points import Points
-from jaxnn.sweeps.ray_engine import sweep_on_ray
-from jaxnn.sweeps.results import Sweep
-from jaxnn.sweeps.resuming import recorded_points
-from jaxnn.sweeps.shards import located
+from jaxnn.sweeps.ray.engine import sweep_on_ray
+from jaxnn.sweeps.results.sweep import Sweep
 from jaxnn.types import ConfigError, Experiment
 
 

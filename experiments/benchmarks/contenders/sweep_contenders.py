@@ -15,11 +15,11 @@ from sweep_networks import members
 import jaxnn as jn
 from jaxnn.loop.programs import Totals
 from jaxnn.loop.windows import CALLS_AHEAD
-from jaxnn.sweeps.group_run import GroupRun, make_ready
-from jaxnn.sweeps.layout import arrange, lay_out
-from jaxnn.sweeps.plan import plan_sweep
-from jaxnn.sweeps.population import Population, Shape
-from jaxnn.sweeps.running import opened_group
+from jaxnn.sweeps.engine.group_run import GroupRun, make_ready
+from jaxnn.sweeps.engine.layout import arrange, lay_out
+from jaxnn.sweeps.engine.plan import plan_sweep
+from jaxnn.sweeps.engine.population import Population, Shape
+from jaxnn.sweeps.engine.running import opened_group
 from jaxnn.types import Examples
 
 # Nothing is written or said.

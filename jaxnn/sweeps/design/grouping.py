@@ -1,0 +1,148 @@
+"""Members that one compiled program can train: those that differ in traced fields alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxnn.data import check_batch_size
+from jaxnn.loop.checks import check_data
+from jaxnn.sweeps.design.members import Planned, field_value, reason
+from jaxnn.sweeps.design.tracing import check_traces, find_untraceable, is_traceable
+from jaxnn.types import Splits
+
+
+class Group(NamedTuple):
+    """Members of one program.
+
+    Attributes:
+        number: its place.
+        members: who is in it; at least one.
+        traced: the fields of which each member has its own value inside the program.
+        static: the swept fields that all members share, by name.
+    """
+
+    number: int
+    members: tuple[Planned, ...]
+    traced: tuple[str, ...]
+    static: Mapping[str, Any]
+
+
+class Loader:
+    """Loads data sets, and notes which config fields that depends on; keeps the latest."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[Any, dict[str, Any], Splits] | None = None
+
+    def __call__(self, member: Planned) -> tuple[Splits, set[str]]:
+        """The data of ``member``, and the names of the top-level fields they were made from."""
+        config, make = member.experiment.config, member.experiment.data
+        if self._latest is not None:
+            latest, values, splits = self._latest
+            if latest is make and all(getattr(config, name) == value for name, value in values.items()):
+                return splits, set(values)
+        twin, read = watched(config)
+        splits = make(twin)
+        check_data(splits)
+        self._latest = make, {name: getattr(config, name) for name in read}, splits
+        return splits, read
+
+
+def watched(config: Any) -> tuple[Any, set[str]]:
+    """A config like this one, and the names of its fields that were read since; it grows as they are."""
+    names = {field.name for field in dataclasses.fields(config)}
+    read: set[str] = set()
+
+    def look(self: Any, name: str) -> Any:
+        if name in names:
+            read.add(name)
+        return object.__getattribute__(self, name)
+
+    kind = type(config)
+    twin: Any = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": look, "__module__": kind.__module__}))
+    for name in names:
+        object.__setattr__(twin, name, getattr(config, name))
+    return twin, read
+
+
+def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], list[Planned]]:
+    """The groups of all members that can be run, in order of their first members, and the members that cannot."""
+    runnable = [member for member in members if member.error is None]
+    failed = [member for member in members if member.error is not None]
+    names = list(dict.fromkeys(name for member in runnable for name in member.point))
+    varying = [name for name in names if _varies(runnable, name)]
+    traced = [name for name in varying if is_traceable(name, _values(runnable, name))]
+    found: list[tuple[list[Planned], list[str]]] = []
+    for together in _split(runnable, [name for name in names if name not in traced]):
+        sound, broken = _checked(together, traced, load)
+        failed += broken
+        if sound:
+            found += _traceable_parts(sound, traced, load)
+    groups = []
+    for number, (part, own) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
+        static = {name: field_value(part[0].experiment.config, name) for name in names if name not in own}
+        groups.append(Group(number, tuple(part), tuple(own), static))
+    return groups, sorted(failed)
+
+
+def _checked(members: list[Planned], traced: Sequence[str], load: Loader) -> tuple[list[Planned], list[Planned]]:
+    """The members whose data load and whose program can be traced, and the others with the reason."""
+    floats = [name for name in traced if name != "seed"]
+    ends = [
+        end(members, key=lambda one: field_value(one.experiment.config, name)) for name in floats for end in (min, max)
+    ]
+    first = {member.number: member for member in [members[0], *ends]}
+    errors = {number: _error(member, load) for number, member in first.items()}
+    if not any(errors.values()):
+        # A float that is wrong is out of a range, as a rule: with its least and largest value all are sound.
+        return members, []
+    told = [member._replace(error=errors.get(member.number) or _error(member, load)) for member in members]
+    return [member for member in told if member.error is None], [member for member in told if member.error is not None]
+
+
+def _error(member: Planned, load: Loader) -> str | None:
+    try:
+        splits, _ = load(member)
+        check_batch_size(splits.train, member.experiment.config.batch_size)
+        check_traces(member.experiment, splits.train)
+    except Exception as error:
+        return reason(error)
+    return None
+
+
+def _traceable_parts(
+    members: list[Planned], traced: Sequence[str], load: Loader
+) -> Iterator[tuple[list[Planned], list[str]]]:
+    """``members`` as they are, or split by those fields that turn out to be needed in Python or by the data."""
+    splits, read = load(members[0])
+    varying = [name for name in traced if _varies(members, name)]
+    by_data = [name for name in varying if name.partition(".")[0] in read]
+    for name in by_data:
+        warnings.warn(f"data(config) reads {name!r}, so each of its values has a program of its own.", stacklevel=2)
+    rest = [name for name in varying if name not in by_data]
+    by_python = find_untraceable(members[0].experiment, splits.train, rest)
+    for found in by_python:
+        warnings.warn(str(found), stacklevel=2)
+    static = [*by_data, *(found.name for found in by_python)]
+    for part in _split(members, static):
+        yield part, [name for name in varying if name not in static]
+
+
+def _split(members: Sequence[Planned], names: Sequence[str]) -> list[list[Planned]]:
+    """Members apart by the values of ``names``, in order of appearance."""
+    parts: dict[Any, list[Planned]] = {}
+    for member in members:
+        # By their text, since a nested config need not be hashable.
+        key = tuple(repr(field_value(member.experiment.config, name)) for name in names)
+        parts.setdefault(key, []).append(member)
+    return list(parts.values())
+
+
+def _values(members: Sequence[Planned], name: str) -> list[Any]:
+    return [field_value(member.experiment.config, name) for member in members]
+
+
+def _varies(members: Sequence[Planned], name: str) -> bool:
+    return len(set(map(repr, _values(members, name)))) > 1

@@ -1,0 +1,98 @@
+"""The members of a sweep as configs: each point's fields put into the experiment's config, or why they cannot be."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jaxnn.loop.checks import check_parts
+from jaxnn.loop.options import check_config
+from jaxnn.record import config_json
+from jaxnn.sweeps.design.points import Points, check_fields
+from jaxnn.types import Experiment, JaxnnError
+
+
+class Planned(NamedTuple):
+    """A member before it is run.
+
+    Attributes:
+        number: its place in the sweep.
+        point: the fields it sets.
+        experiment: with its config; that of the sweep where it failed.
+        error: why it cannot be run, or None.
+    """
+
+    number: int
+    point: Mapping[str, Any]
+    experiment: Experiment[Any]
+    error: str | None = None
+
+
+def field_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """The names of a config's fields, those of nested dataclasses dotted."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        yield prefix + field.name
+        if _is_config(value):
+            yield from field_names(value, f"{prefix}{field.name}.")
+
+
+def field_value(config: Any, name: str) -> Any:
+    """The value of the field ``name``, which may be dotted."""
+    head, _, rest = name.partition(".")
+    value = getattr(config, head)
+    return field_value(value, rest) if rest else value
+
+
+def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
+    """The config with other values for some fields, by name; names may be dotted."""
+    for name, value in point.items():
+        config = _with_field(config, name, value)
+    return config
+
+
+def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
+    """Every point as a member; a point that fails to build keeps the reason and hinders no other.
+
+    Raises:
+        ConfigError: a field the config does not have.
+    """
+    check_fields(points, field_names(experiment.config))
+    return [_plan_member(experiment, number, point) for number, point in enumerate(points)]
+
+
+def _plan_member(experiment: Experiment[Any], number: int, point: Mapping[str, Any]) -> Planned:
+    try:
+        point = {name: _as_default(value, field_value(experiment.config, name)) for name, value in point.items()}
+        config = with_fields(experiment.config, point)
+        config_json(config)
+        check_config(config)
+        member = dataclasses.replace(experiment, config=config)
+        check_parts(member)
+    # Whatever a user's functions raise for one point is no reason to lose the others.
+    except Exception as error:
+        return Planned(number, point, experiment, reason(error))
+    return Planned(number, point, member)
+
+
+def reason(error: Exception) -> str:
+    """An exception as the sentence that a record keeps."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return text if isinstance(error, JaxnnError) else f"{type(error).__name__}: {text}"
+
+
+def _as_default(value: Any, default: Any) -> Any:
+    """``value`` of the kind that the field holds: a float for ``1`` where it is a float, a tuple for a list."""
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _with_field(config: Any, name: str, value: Any) -> Any:
+    head, _, rest = name.partition(".")
+    return dataclasses.replace(config, **{head: _with_field(getattr(config, head), rest, value) if rest else value})
+
+
+def _is_config(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -1,0 +1,1 @@
+"""Members trained together: one program, its width, its windows, its record."""

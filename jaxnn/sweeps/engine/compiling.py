@@ -1,0 +1,148 @@
+"""The programs of one group of members, each compiled ahead of time and entered in the ledger with its cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxnn.loop.compiling import Programs
+from jaxnn.loop.evaluating import evaluation_pieces, mean_metrics
+from jaxnn.loop.programs import Totals, TrainProgram
+from jaxnn.observe import compile_ahead, nbytes, temporary_bytes
+from jaxnn.sweeps.engine.layout import HostStates
+from jaxnn.sweeps.engine.population import (
+    Formula,
+    Population,
+    Shape,
+    make_population_evaluate,
+    make_population_init,
+    make_population_train,
+    population_sharding,
+    totals_sharding,
+    whole_sharding,
+)
+from jaxnn.types import Array, PyTree, Source, TrainState
+
+type PopulationEvaluator = Callable[[Population], dict[str, np.ndarray]]
+
+
+@dataclasses.dataclass
+class GroupPrograms:
+    """What a group has compiled so far.
+
+    Attributes:
+        formula: what is compiled.
+        solo: the programs of one member alone: its shapes, and what it computes with. None of them is compiled.
+        num_members: how many members there are.
+        values: the values of each traced field, ``[members]``.
+    """
+
+    formula: Formula
+    solo: Programs
+    num_members: int
+    values: Mapping[str, Array]
+    _train: dict[tuple[Shape, int], Any] = dataclasses.field(default_factory=dict)
+    _evaluate: dict[Shape, PopulationEvaluator] = dataclasses.field(default_factory=dict)
+
+    def init(self) -> TrainState:
+        """The states of all members before the first step, ``[members, ...]``; compiled once."""
+        program = self._init
+        states: TrainState = program(self.values, self.solo.first_examples)
+        return states
+
+    def train(self, shape: Shape, num_steps: int, cause: str) -> TrainProgram:
+        """The program that trains a population of ``shape`` for ``num_steps`` steps, compiled if it was not yet."""
+        if (shape, num_steps) not in self._train:
+            steps = f"{num_steps} step{'s' if num_steps > 1 else ''}"
+            examples = self.formula.feed.prepare(0, num_steps)
+            jit: dict[str, Any] = {"donate_argnums": 0}
+            if (mesh := self.formula.mesh) is not None:
+                spread = population_sharding(mesh), totals_sharding(mesh)
+                jit |= {"in_shardings": (*spread, whole_sharding(mesh)), "out_shardings": spread}
+            self._train[shape, num_steps] = self._compile(
+                make_population_train(self.formula, num_steps),
+                f"train {steps} of {shape.chunks} × {shape.lanes} members",
+                cause,
+                self.abstract(shape),
+                self.zeros(shape),
+                examples,
+                **jit,
+            )
+        program: TrainProgram = self._train[shape, num_steps]
+        return program
+
+    def temporary_bytes(self, shape: Shape, num_steps: int) -> int:
+        """What a call takes on each device and frees again."""
+        return temporary_bytes(self._train[shape, num_steps])
+
+    def evaluator(self, shape: Shape, name: str, source: Source, batch_size: int) -> PopulationEvaluator:
+        """A function from a population of ``shape`` to the mean of each metric over a split, ``[chunks, lanes]``."""
+        if shape not in self._evaluate:
+            mesh = self.formula.mesh
+            pieces = evaluation_pieces(source, batch_size, self.formula.feed.resident, whole_sharding(mesh))
+            jit: dict[str, Any] = {}
+            if mesh is not None:
+                whole = whole_sharding(mesh)
+                jit = {"in_shardings": (population_sharding(mesh), whole, whole, whole)}
+            function = make_population_evaluate(self.formula, source)
+            label = f"evaluate {name} of {shape.chunks} × {shape.lanes} members"
+            program = self._compile(function, label, "start", self.abstract(shape), *next(pieces()), **jit)
+
+            def evaluate(population: Population) -> dict[str, np.ndarray]:
+                sums = [jax.device_get(program(population, *piece)) for piece in pieces()]
+                # Chunks without a living member are not computed: zero of zero examples.
+                with np.errstate(invalid="ignore"):
+                    return mean_metrics(sums)
+
+            self._evaluate[shape] = evaluate
+        return self._evaluate[shape]
+
+    def zeros(self, shape: Shape) -> Totals:
+        """Totals of no steps for a population of ``shape``, on the host."""
+        sums = {name: np.zeros(shape, np.float32) for name in self.solo.zeros.sums}
+        return Totals(sums, np.full(shape, -1, np.int32))
+
+    def abstract(self, shape: Shape) -> Population:
+        """A population of ``shape`` without its arrays."""
+
+        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype)
+
+        values = {
+            name: jax.ShapeDtypeStruct(shape, value.dtype, weak_type=value.weak_type)  # type: ignore[union-attr]
+            for name, value in self.values.items()
+        }
+        scalar = jax.ShapeDtypeStruct((), np.int32)
+        lanes = jax.ShapeDtypeStruct(shape, np.int32), jax.ShapeDtypeStruct(shape, np.bool_)
+        members: PyTree = jax.tree.map(stacked, self.solo.shapes)
+        return Population(scalar, members, values, lanes[1], lanes[0], scalar)  # type: ignore[arg-type]
+
+    def abstract_host(self) -> HostStates:
+        """The members' states on the host without their arrays, to read saved ones into."""
+        states = self.solo.shapes._replace(key=jax.eval_shape(jax.random.key_data, self.solo.shapes.key))
+
+        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.num_members, *leaf.shape), leaf.dtype)
+
+        return HostStates(jax.tree.map(stacked, states), stacked(jax.ShapeDtypeStruct((), np.int32)))  # type: ignore[arg-type]
+
+    @functools.cached_property
+    def member_bytes(self) -> int:
+        """What the state of one member takes."""
+        return nbytes(self.solo.shapes)
+
+    @functools.cached_property
+    def _init(self) -> Any:
+        init, label = make_population_init(self.formula, self.num_members), f"initialise {self.num_members} members"
+        return self._compile(init, label, "start", self.values, self.solo.first_examples)
+
+    def _compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
+        with self.solo.clock.span("compile"):
+            program, entry = compile_ahead(function, name, cause, *arguments, **jit)
+        self.solo.ledger.append(entry)
+        return program

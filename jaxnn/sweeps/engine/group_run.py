@@ -1,0 +1,241 @@
+"""One group on its way: its programs, its plan, its members' states and what each of them reported."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from jaxnn.loop.allocating import settle_allocation
+from jaxnn.loop.compiling import Programs
+from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
+from jaxnn.loop.options import RunOptions
+from jaxnn.loop.plan import Plan, typical_window, with_tails
+from jaxnn.observe import Clock, Ledger, available_bytes
+from jaxnn.sweeps.design.grouping import Group
+from jaxnn.sweeps.design.tracing import traced_values
+from jaxnn.sweeps.engine.compiling import GroupPrograms
+from jaxnn.sweeps.engine.layout import HostStates, arrange, lay_out, to_host
+from jaxnn.sweeps.engine.logs import Log
+from jaxnn.sweeps.engine.population import MEMBERS, Formula, Shape, whole_sharding
+from jaxnn.sweeps.engine.probing import MEMORY_SHARE, Call
+from jaxnn.sweeps.engine.width import Bench, WidthPlan, plan_width
+from jaxnn.sweeps.options import SweepOptions
+from jaxnn.types import ConfigError, Splits, suggest
+
+
+@dataclasses.dataclass
+class GroupRun:
+    """A group under way.
+
+    Attributes:
+        group: who is in it.
+        options: those of each member, cadences resolved.
+        splits: the data.
+        programs: what is compiled.
+        plan: where windows and calls end.
+        width: how members lie.
+        logs: what became of each member, by row.
+        host: the members' states between blocks; None before they are made.
+    """
+
+    group: Group
+    options: RunOptions
+    splits: Splits
+    programs: GroupPrograms
+    plan: Plan
+    width: WidthPlan
+    logs: list[Log]
+    host: HostStates | None = None
+
+    @property
+    def num_members(self) -> int:
+        """How many members there are."""
+        return len(self.group.members)
+
+    @property
+    def held_out(self) -> str | None:
+        """The split looked at while training: validation if there is one, else test."""
+        return next((name for name in ("validation", "test") if name in self.splits.named()), None)
+
+    @property
+    def monitored(self) -> str:
+        """The metric that ranks members, as reports name it; of the training data where nothing is held out."""
+        return f"{self.held_out or 'train'}_{self.options.monitor}"
+
+    def running(self) -> list[int]:
+        """The rows of the members that are still to be trained."""
+        return [row for row, log in enumerate(self.logs) if log.goes_on]
+
+    @property
+    def block(self) -> int:
+        """How many members are on the devices at a time, at most."""
+        return min(self.num_members, self.width.block * self.programs.formula.num_devices)
+
+    def shape(self, num_members: int) -> Shape:
+        """How so many members of a block are laid out: in the fastest width that was tried for their number.
+
+        There are always chunks for a whole block, so that one program serves whatever number is left of it.
+        """
+        num_devices = self.programs.formula.num_devices
+        width = self.width.width_for(-(-num_members // num_devices))
+        return shape_of(self.block, width, num_devices)
+
+    def start(self) -> HostStates:
+        """The members' states, made if they were not yet."""
+        if self.host is None:
+            self.host = to_host(self.programs.init())
+        return self.host
+
+
+def open_group(
+    group: Group, splits: Splits, options: SweepOptions, logs: list[Log], width: WidthPlan | None, clock: Clock
+) -> GroupRun:
+    """A group with its width planned, unless that was done before; then nothing is compiled yet.
+
+    Args:
+        group: who is in it.
+        splits: its data.
+        options: how to run it.
+        logs: what became of its members so far, by row.
+        width: what an earlier process decided for it, or None.
+        clock: gets the time of compiling and measuring.
+
+    Raises:
+        ConfigError, TrainingError: what is asked for cannot be run.
+    """
+    first = group.members[0].experiment
+    run_options = options.run_options(first.config.num_steps)
+    formula = _formula(group, splits, options)
+    solo = Programs(first, splits.train, formula.feed, Ledger(), clock)
+    _check_monitor(solo, splits, run_options)
+    values = traced_values([member.experiment for member in group.members], group.traced)
+    programs = GroupPrograms(formula, solo, len(group.members), values)
+    plan = time_plan(options, first.config.num_steps)
+    if width is None:
+        with clock.span("measure"):
+            width = _plan(programs, plan, len(group.members), options)
+    plan = with_tails(plan._replace(steps_per_call=min(width.steps_per_call, plan.num_steps)))
+    return GroupRun(group, run_options, splits, programs, plan, width, logs)
+
+
+def time_plan(options: SweepOptions, num_steps: int) -> Plan:
+    """Where the windows of members of ``num_steps`` end; their steps per call are open."""
+    run_options = options.run_options(num_steps)
+    assert run_options.report_every is not None and run_options.eval_every is not None
+    return Plan(num_steps, run_options.report_every, run_options.eval_every, options.checkpoint_every or 0)
+
+
+def make_ready(run: GroupRun, stack: contextlib.ExitStack) -> None:
+    """Compiles what trains a whole block, and has freed memory kept where its temporaries ask for that.
+
+    Args:
+        run: the group.
+        stack: gets what is to be undone when the group is over.
+    """
+    shape = run.shape(run.block)
+    run.programs.train(shape, run.plan.steps_per_call, "start")
+    on_cpu = jax.default_backend() == "cpu"
+    taken = run.programs.temporary_bytes(shape, run.plan.steps_per_call) if on_cpu else 0
+    # Not tried out: a call has many steps, which share its page faults.
+    settle_allocation(run.options.allocator, taken, None, stack)
+
+
+def _formula(group: Group, splits: Splits, options: SweepOptions) -> Formula:
+    config = group.members[0].experiment.config
+    mesh = members_mesh(options.devices, len(group.members))
+    resident = options.resident
+    if resident is None:
+        resident = fits_on_device(*splits.named().values(), num_devices=1 if mesh is None else mesh.size)
+    if not resident and "seed" in group.traced and options.order == "member":
+        raise ConfigError(
+            "the data do not lie on the device, so members cannot each see them in an order of their own: choose "
+            "order='shared', or a smaller data set."
+        )
+    make = resident_feed if resident else streamed_feed
+    feed = make(splits.train, config.seed, config.batch_size, whole_sharding(mesh))
+    if options.order == "shared":
+        feed = _in_order_of(feed, config.seed)
+    return Formula(group.members[0].experiment, group.traced, splits.train, feed, mesh)
+
+
+def _in_order_of(feed: Feed, seed: int) -> Feed:
+    """The feed with its data in one order, whatever a member's own seed."""
+    return feed._replace(indices=lambda _, steps: feed.indices(seed, steps))
+
+
+def members_mesh(wanted: int | None, num_members: int) -> Mesh | None:
+    """The devices that so many members are spread over; None for one.
+
+    Raises:
+        ConfigError: more devices are wanted than there are.
+    """
+    devices = jax.local_devices()
+    if wanted is not None and wanted > len(devices):
+        raise ConfigError(f"devices is {wanted}, and JAX has {len(devices)} here: ask for no more than these.")
+    num_devices = min(wanted or len(devices), num_members)
+    if num_devices == 1:
+        return None
+    return Mesh(np.array(devices[:num_devices]), (MEMBERS,), axis_types=(AxisType.Auto,))
+
+
+def _check_monitor(solo: Programs, splits: Splits, options: RunOptions) -> None:
+    if not {"validation", "test"} & set(splits.named()):
+        if options.patience is not None:
+            raise ConfigError("patience needs held-out data: give the data a validation or test split.")
+        known = list(solo.zeros.sums)
+    else:
+        known = solo.evaluation_metrics()
+    if options.monitor not in known:
+        raise ConfigError(f"monitor is {options.monitor!r}, no metric of this task: {suggest(options.monitor, known)}.")
+
+
+def _plan(programs: GroupPrograms, plan: Plan, num_members: int, options: SweepOptions) -> WidthPlan:
+    num_devices = programs.formula.num_devices
+    free = available_bytes(jax.devices()[0])
+    bench = Bench(
+        call=_make_calls(programs),
+        temporary_bytes=lambda block, width, steps: programs.temporary_bytes(
+            shape_of(block * num_devices, width, num_devices), steps
+        ),
+        member_bytes=programs.member_bytes,
+        free_bytes=None if free is None else MEMORY_SHARE * free,
+        num_steps=plan.num_steps,
+    )
+    window = min(typical_window(plan), plan.num_steps)
+    return plan_width(bench, -(-num_members // num_devices), window, options.width, options.steps_per_call)
+
+
+def _make_calls(programs: GroupPrograms) -> Callable[[int, int, int], Call]:
+    """From block, width and number of steps to a call that trains one chunk, whose results are thrown away."""
+    states: list[HostStates] = []
+    formula = programs.formula
+
+    def make_call(block: int, width: int, num_steps: int) -> Call:
+        shape = shape_of(block * formula.num_devices, width, formula.num_devices)
+        program = programs.train(shape, num_steps, "to plan the width")
+        if not states:
+            states.append(to_host(programs.init()))
+        rows = range(min(shape.lanes, len(states[0].bad_step)))
+        slots, alive = arrange(rows, shape), np.ones(len(states[0].bad_step), np.bool_)
+        population: Any = lay_out(states[0], programs.values, slots, alive, 0, formula.mesh)
+
+        def call() -> object:
+            nonlocal population
+            examples = formula.feed.prepare(0, num_steps)
+            population, totals = program(population, programs.zeros(shape), examples)
+            return totals
+
+        return call
+
+    return make_call
+
+
+def shape_of(num_members: int, width: int, num_devices: int) -> Shape:
+    """``num_members`` in chunks of ``width`` on each device."""
+    return Shape(-(-num_members // (width * num_devices)), width * num_devices)

@@ -1,0 +1,179 @@
+"""What an earlier process left of a sweep: who is over, and where the others go on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxnn.record import config_from_json, config_json, is_sweep, read_metrics, write_text
+from jaxnn.record.directory import METRICS_FILE, RUN_FILE, json_line, jsonable
+from jaxnn.record.reader import SHARDS, SWEEP_FILE, read_facts
+from jaxnn.sweeps.design.halving import Halving
+from jaxnn.sweeps.design.points import Points
+from jaxnn.sweeps.engine.group_run import GroupRun
+from jaxnn.sweeps.engine.logs import Log
+from jaxnn.sweeps.engine.plan import SweepPlan
+from jaxnn.sweeps.engine.probing import Trial
+from jaxnn.sweeps.engine.store import Store, sweep_plan_facts
+from jaxnn.sweeps.engine.training import status_of
+from jaxnn.sweeps.engine.width import WidthPlan
+from jaxnn.sweeps.options import SweepOptions
+from jaxnn.sweeps.results.reading import ENDED, open_sweep
+from jaxnn.types import ConfigError, Experiment, RecordError
+
+# Options that shape what a sweep leaves behind: a resumed one takes them from the record unless told otherwise.
+KEPT_OPTIONS = (
+    "order",
+    "shard",
+    "member_runs",
+    "width",
+    "steps_per_call",
+    "report_every",
+    "eval_every",
+    "eval_batch_size",
+    "checkpoint_every",
+    "monitor",
+    "monitor_mode",
+    "patience",
+)
+
+
+def read_before(path: Path) -> dict[str, Any]:
+    """What ``sweep.json`` in ``path`` says.
+
+    Raises:
+        RecordError: there is no sweep to go on with.
+    """
+    if (path / RUN_FILE).is_file():
+        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
+    if is_sweep(path) and not (path / SWEEP_FILE).is_file():
+        raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
+    if not is_sweep(path):
+        raise RecordError(f"{path} holds no sweep (no {SWEEP_FILE} in it): `jaxnn runs` lists those there are.")
+    needed = ("config", "axes", "points", "halving", "numbers", "options", "groups", "started")
+    return read_facts(path / SWEEP_FILE, needed)
+
+
+def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
+    """The experiment and the points that the sweep in ``path``, or any shard of it, was started with.
+
+    Raises:
+        RecordError, ConfigError: there is none, or it is one of another experiment.
+    """
+    shards = sorted(path.glob(SHARDS))
+    before = read_before(path if (path / SWEEP_FILE).is_file() or not shards else shards[0].parent)
+    config = config_from_json(before["config"], experiment.config)
+    scales = {axis["name"]: axis["scale"] for axis in before["axes"]}
+    points = Points(tuple(before["points"]), scales)
+    if before["halving"] is not None:
+        told = before["halving"]
+        return dataclasses.replace(experiment, config=config), Halving(points, told["eta"], told["min_fraction"])
+    return dataclasses.replace(experiment, config=config), points
+
+
+def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:
+    """The options to go on with: the record's, where the caller leaves them at their defaults."""
+    if not options.record:
+        raise ConfigError("a resumed sweep goes on with its record: leave record at its default.")
+    kept = {name: before["options"][name] for name in KEPT_OPTIONS}
+    explicit = options.explicit()
+    for name in ("order", "shard"):
+        if explicit.get(name, kept[name]) != kept[name]:
+            raise ConfigError(
+                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides what is computed: leave "
+                f"{name} at its default, or start a new sweep."
+            )
+    if before["options"]["engine"] != options.engine:
+        raise ConfigError(
+            f"the sweep in {options.resume} was run with engine={before['options']['engine']!r}: go on with that."
+        )
+    return dataclasses.replace(options, **kept | explicit)
+
+
+def check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
+    """Confirms that ``plan`` is the sweep of the record, or of another shard of it.
+
+    Args:
+        plan: what is to be run.
+        before: what the record's ``sweep.json`` says.
+        where: the sweep's directory, for messages.
+
+    Raises:
+        ConfigError: another config, other points or another halving.
+    """
+    now = sweep_plan_facts(plan)
+    config = jsonable(config_json(plan.experiment.config))
+    for name, value in before["config"].items():
+        if config.get(name) != value:
+            raise ConfigError(
+                f"the sweep in {where} has {name} = {value!r}, this experiment {config.get(name)!r}: resume it with "
+                f"experiment.replace({name}={value!r}), or start a new sweep."
+            )
+    for name in ("points", "halving"):
+        if jsonable(now[name]) != before[name]:
+            raise ConfigError(
+                f"the {name} of the sweep in {where} are not these: resume it with those it was started with, or start "
+                "a new sweep."
+            )
+
+
+def recall(plan: SweepPlan, before: Mapping[str, Any]) -> None:
+    """Puts into ``plan`` what became of the members that are over, and how wide their groups were.
+
+    Raises:
+        ConfigError: the experiment's code, or its data, make other groups of them than they did.
+    """
+    assert plan.options.resume is not None
+    if [[m.number for m in group.members] for group in plan.groups] != [g["members"] for g in before["groups"]]:
+        raise ConfigError(
+            f"the members of the sweep in {plan.options.resume} form other groups than when it was started: undo what "
+            "was changed in the experiment since, or start a new sweep."
+        )
+    sweep = open_sweep(plan.options.resume)
+    lines = _lines_by_member(plan.options.resume)
+    for member in sweep.members:
+        if member.status in ENDED and member.index in plan.logs:
+            told = str(member.dir.relative_to(plan.options.resume)) if member.dir else None
+            plan.logs[member.index] = Log(member.status, lines.get(member.index, []), member.error, told)
+    for group, facts in zip(plan.groups, before["groups"], strict=True):
+        if (width := facts.get("width")) is not None:
+            trials = tuple(Trial(**trial) for trial in width["trials"])
+            plan.widths[group.number] = WidthPlan(**{**width, "trials": trials})
+
+
+def restore_group(run: GroupRun, store: Store) -> None:
+    """Puts the members of a group where its newest checkpoint left them, and their reports with them."""
+    assert store.record is not None
+    run.host = store.restore(run)
+    lines = _lines_by_member(store.record.path)
+    for row, (member, log) in enumerate(zip(run.group.members, run.logs, strict=True)):
+        if run.host is None:
+            # Nothing was saved: whatever it reported will be reported again.
+            run.logs[row].status, run.logs[row].lines = "waiting", []
+            continue
+        step, bad_step = int(run.host.states.step[row]), int(run.host.bad_step[row])
+        reported = lines.get(member.number, [])
+        if bad_step >= 0:
+            # Its state is that before the call that went wrong; its last report tells of that.
+            step = min((line["step"] for line in reported if line["step"] >= bad_step), default=step)
+        log.lines = [line for line in reported if line["step"] <= step]
+        if log.status != "pruned":
+            log.status = status_of(run, row, diverged=bad_step >= 0)
+    pairs = zip(run.group.members, run.logs, strict=True)
+    _rewind(store.record.path, {member.number: log.lines for member, log in pairs})
+
+
+def _lines_by_member(path: Path) -> dict[int, list[dict[str, Any]]]:
+    lines: dict[int, list[dict[str, Any]]] = {}
+    for line in read_metrics(path):
+        lines.setdefault(line["member"], []).append({name: value for name, value in line.items() if name != "member"})
+    return lines
+
+
+def _rewind(path: Path, kept: Mapping[int, list[dict[str, Any]]]) -> None:
+    """Drops what these members reported after their checkpoint, which they will report again."""
+    others = [line for line in read_metrics(path) if line["member"] not in kept]
+    own = [{"member": index, **line} for index, lines in kept.items() for line in lines]
+    write_text(path / METRICS_FILE, "".join(map(json_line, [*others, *own])))

@@ -1,0 +1,229 @@
+"""A planned sweep from its first group to its last: trained, ranked, saved, and told of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxnn.loop.plan import typical_window
+from jaxnn.loop.progress import Display, say_rows
+from jaxnn.loop.saving import SECONDS_BETWEEN_SAVES
+from jaxnn.loop.signals import Interruption
+from jaxnn.sweeps.design.grouping import Group
+from jaxnn.sweeps.design.halving import rung_step, survivors
+from jaxnn.sweeps.design.members import reason
+from jaxnn.sweeps.engine.group_run import GroupRun, make_ready, open_group, time_plan
+from jaxnn.sweeps.engine.introduction import group_rows
+from jaxnn.sweeps.engine.leader import Leader
+from jaxnn.sweeps.engine.member_runs import write_member_runs
+from jaxnn.sweeps.engine.plan import SweepPlan
+from jaxnn.sweeps.engine.report import SweepReport, count_statuses
+from jaxnn.sweeps.engine.resuming import restore_group
+from jaxnn.sweeps.engine.store import Store
+from jaxnn.sweeps.engine.training import GroupReport, train_group
+from jaxnn.types import ConfigError, DataError, TrainingError
+
+# What may befall one group and leaves the others as they are; a disk that is full is not among it.
+FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError)
+
+
+@dataclasses.dataclass
+class Running:
+    """A sweep under way.
+
+    Attributes:
+        plan: what is to be run, and what became of it.
+        store: where it is recorded.
+        interruption: asked at the end of each window whether to stop.
+        words: where its words go.
+        leader: the best evaluation so far.
+        member_steps: updates of all members done by this process.
+        compilations: the ledgers of the groups that are closed.
+        told: the groups that were told of, by number.
+    """
+
+    plan: SweepPlan
+    store: Store
+    interruption: Interruption
+    words: Display
+    leader: Leader
+    member_steps: int = 0
+    compilations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    told: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the sweep was asked to stop."""
+        return self.interruption.signum is not None
+
+
+def train_sweep(running: Running) -> Iterator[SweepReport]:
+    """Trains every group rung by rung; yields a report a window.
+
+    Raises:
+        RecordError: the disk refused; what was saved is intact.
+    """
+    plan = running.plan
+    for share in plan.rungs:
+        for group in plan.groups:
+            if not _is_over(plan, group) and (share == 1.0 or _goes_on(plan, group)):
+                yield from _train_group(running, group, share)
+            if running.interrupted:
+                return
+        if share < 1.0:
+            _prune(running, share)
+
+
+def _train_group(running: Running, group: Group, share: float) -> Iterator[SweepReport]:
+    plan, store = running.plan, running.store
+    try:
+        run = _ready_group(running, group)
+        until = _until(plan, group, share)
+        with contextlib.ExitStack() as stack:
+            if any(run.logs[row].step < until for row in run.running()):
+                make_ready(run, stack)
+            with plan.clock.span("train"):
+                for report in train_group(run, until, running.interruption, lambda step: _saves(run, store, step)):
+                    yield _process(running, report)
+    except FAILURES as error:
+        _fail(running, group, error)
+        return
+    if share == 1.0 and not running.interrupted:
+        close_group(running, run)
+
+
+def _ready_group(running: Running, group: Group) -> GroupRun:
+    """The group, told of and with what an earlier process left of it."""
+    plan, store = running.plan, running.store
+    run = opened_group(plan, group)
+    if group.number not in running.told:
+        running.told.add(group.number)
+        say_rows(running.words, group_rows(run, len(plan.groups)))
+        store.tell_width(run)
+        if plan.options.resume is not None:
+            restore_group(run, store)
+    return run
+
+
+def opened_group(plan: SweepPlan, group: Group) -> GroupRun:
+    """The group with its data loaded and its width planned, opened if it was not yet."""
+    if group.number not in plan.open:
+        with plan.clock.span("data"):
+            splits, _ = plan.load(group.members[0])
+        logs = [plan.logs[member.number] for member in group.members]
+        width = plan.widths.get(group.number)
+        run = open_group(group, splits, plan.options, logs, width, plan.clock)
+        plan.widths[group.number] = run.width
+        plan.open[group.number] = run
+    return plan.open[group.number]
+
+
+def close_group(running: Running, run: GroupRun) -> None:
+    """Leaves each member of a group its own run directory, and lets go of the group."""
+    plan, store = running.plan, running.store
+    runs = plan.options.member_runs and store.record is not None
+    if runs and run.host is not None:
+        with plan.clock.span("record"):
+            assert store.record is not None
+            write_member_runs(run, store.record.path, store.facts)
+    store.close(run, forget=runs)
+    store.tell_members(plan)
+    let_go(running, run)
+
+
+def let_go(running: Running, run: GroupRun) -> None:
+    """Forgets a group and what it compiled, whose ledger is kept; waits for its checkpoints."""
+    running.store.close(run, forget=False)
+    del running.plan.open[run.group.number]
+    for compilation in run.programs.solo.ledger.compilations:
+        running.compilations.append({"group": run.group.number, **dataclasses.asdict(compilation)})
+
+
+def _process(running: Running, report: GroupReport) -> SweepReport:
+    """Everything that is done with a window, in the order that loses nothing."""
+    plan, run = running.plan, report.run
+    running.member_steps += report.member_steps
+    with plan.clock.span("record"):
+        running.store.report(plan, run, report.lines)
+    for row, line in report.lines.items():
+        running.leader.see(run.group.members[row].point, line)
+    if report.saveable:
+        with plan.clock.span("checkpoint"):
+            running.store.save(run)
+            running.store.tell_members(plan)
+    return SweepReport(
+        step=sum(log.step for log in plan.logs.values()),
+        num_steps=plan.num_member_steps,
+        member_step=report.step,
+        group=(run.group.number + 1, len(plan.groups)),
+        counts=count_statuses(plan.logs.values()),
+        best=str(running.leader),
+        member_steps_per_second=report.member_steps / report.seconds,
+        evaluated=any(run.monitored in line for line in report.lines.values()),
+    )
+
+
+def _fail(running: Running, group: Group, error: Exception) -> None:
+    """Notes for the members of a group that were not over that they cannot be run, and why."""
+    for member in group.members:
+        log = running.plan.logs[member.number]
+        if log.goes_on:
+            log.status, log.error = "failed", reason(error)
+    running.words.say(f"  group {group.number + 1} failed: {reason(error)}")
+    run = running.plan.open.get(group.number)
+    if run is not None:
+        let_go(running, run)
+    running.store.tell_members(running.plan)
+
+
+def _prune(running: Running, share: float) -> None:
+    """Takes out those members that are not among the best at the end of a rung.
+
+    All who came so far are ranked, by what they reported there: a resumed sweep decides alike.
+    """
+    plan = running.plan
+    assert plan.halving is not None
+    values: dict[int, float] = {}
+    for group in plan.groups:
+        step = _until(plan, group, share)
+        for member in group.members:
+            line = next((line for line in plan.logs[member.number].lines if line["step"] == step), {})
+            if (value := line.get(running.leader.monitored)) is not None:
+                values[member.number] = value
+    higher = running.leader.higher_is_better
+    kept = set(survivors(values, plan.halving.eta, higher_is_better=higher))
+    for number in set(values) - kept:
+        if plan.logs[number].goes_on:
+            plan.logs[number].status = "pruned"
+    running.store.tell_members(plan)
+
+
+def _until(plan: SweepPlan, group: Group, share: float) -> int:
+    """Where a rung ends for the members of a group."""
+    times = time_plan(plan.options, group.members[0].experiment.config.num_steps)
+    return rung_step(share, times.num_steps, min(typical_window(times), times.num_steps))
+
+
+def _saves(run: GroupRun, store: Store, step: int) -> bool:
+    """Whether the states after ``step`` are to be saved: by its number, or by the clock at evaluations."""
+    if store.record is None:
+        return False
+    if run.options.checkpoint_every is not None:
+        return run.plan.saves(step)
+    return time.perf_counter() - store.saved_at > SECONDS_BETWEEN_SAVES
+
+
+def _is_over(plan: SweepPlan, group: Group) -> bool:
+    """Whether nothing more is to be done for a group, its members' directories among it."""
+    wants_runs = plan.options.member_runs and plan.options.record
+    logs = [plan.logs[member.number] for member in group.members]
+    return not any(log.goes_on or (wants_runs and log.lines and log.dir is None) for log in logs)
+
+
+def _goes_on(plan: SweepPlan, group: Group) -> bool:
+    return any(plan.logs[member.number].goes_on for member in group.members)

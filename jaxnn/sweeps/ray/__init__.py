@@ -1,0 +1,1 @@
+"""The members of a sweep on the workers of a Ray cluster."""

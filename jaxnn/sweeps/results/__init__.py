@@ -1,0 +1,1 @@
+"""What the members of a sweep came to: tables, intervals, comparisons."""

@@ -1,0 +1,87 @@
+"""What may be compared, all as members: a sweep, a run, the directory of either, or a list of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxnn.loop import Run, RunOptions
+from jaxnn.record import config_json, is_sweep, metrics_of, read_metrics, read_run
+from jaxnn.sweeps.results.outcomes import Member, Outcomes
+from jaxnn.sweeps.results.reading import open_sweep
+from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.types import ConfigError
+
+type Source = Sweep | Run | str | Path
+type Comparable = Source | Sequence[Source]
+
+
+class Side(NamedTuple):
+    """One of the two that are compared.
+
+    Attributes:
+        name: ``A`` or ``B``.
+        outcomes: its members; a run is one.
+    """
+
+    name: str
+    outcomes: Outcomes
+
+
+def side_of(name: str, given: Comparable) -> Side:
+    """``given`` as the side ``name``; the metric it monitors is that of its first part.
+
+    Raises:
+        ConfigError: it is nothing that can be compared, or an empty list.
+        RecordError: a path holds neither run nor sweep.
+    """
+    sources = list(given) if isinstance(given, list | tuple) else [given]
+    if not sources:
+        raise ConfigError(f"side {name} is an empty list: give at least one sweep or run.")
+    parts = [_outcomes(name, source) for source in sources]
+    members = tuple(member for part in parts for member in part.members)
+    return Side(name, Outcomes(members, (), (), parts[0].monitor, parts[0].higher_is_better))
+
+
+def _outcomes(name: str, source: Any) -> Outcomes:
+    if isinstance(source, Outcomes):
+        return source
+    if isinstance(source, Run):
+        return _of_run(source)
+    if isinstance(source, str | Path):
+        path = Path(source)
+        return open_sweep(path) if is_sweep(path) else _of_record(path)
+    raise ConfigError(f"side {name} is {source!r}: give a sweep, a run, the path of either, or a list of these.")
+
+
+def _of_run(run: Run) -> Outcomes:
+    names = list(run.metrics)
+    rows = zip(*(run.metrics[name] for name in names), strict=True)
+    # In memory a report that did not measure a metric has NaN there; what it did measure as NaN is lost likewise.
+    lines = [{name: value for name, value in zip(names, row, strict=True) if not np.isnan(value)} for row in rows]
+    options = run._session.options
+    return _one_member(config_json(run.experiment.config), run.summary.status, lines, options)
+
+
+def _of_record(path: Path) -> Outcomes:
+    facts = read_run(path)
+    options = RunOptions(monitor=facts["options"]["monitor"], monitor_mode=facts["options"]["monitor_mode"])
+    return _one_member(facts["config"], facts["status"], read_metrics(path), options)
+
+
+def _one_member(
+    config: Mapping[str, Any], status: str, lines: Sequence[Mapping[str, Any]], options: RunOptions
+) -> Outcomes:
+    measured = {name for line in lines for name in metrics_of(line)}
+    held_out = "validation" if any(name.startswith("validation_") for name in measured) else "test"
+    monitor, more = f"{held_out}_{options.monitor}", options.higher_is_better
+    final: dict[str, float] = {}
+    for line in lines:
+        final |= metrics_of(line)
+    evaluated = [line for line in lines if not np.isnan(line.get(monitor, np.nan))]
+    best = min(evaluated, key=lambda line: -line[monitor] if more else line[monitor], default={})
+    step = int(lines[-1]["step"]) if lines else 0
+    return Outcomes((Member(0, {}, config, status, step, final, best),), (), (), monitor, more)
