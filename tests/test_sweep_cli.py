@@ -74,11 +74,10 @@ def test_several_values_are_swept_and_one_is_set(tmp_path: Path) -> None:
 def test_a_script_may_have_points_of_its_own() -> None:
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
     assert len(sweep("--no-record", "--num-steps", 10, points=points).members) == 4
-    # What the command line sweeps, or sets of what they sweep, takes their place.
-    assert [m.point for m in sweep("--no-record", "--seed", 3, 4, points=points).members] == [
-        {"seed": 3},
-        {"seed": 4},
-    ]
+    # What is given for a field takes the place of its values in them.
+    found = sweep("--no-record", "--seed", 3, "--batch-size", 4, 8, "--halving", 2, points=points)
+    assert [tuple(m.point.values()) for m in found.members] == [(r, 3, b) for r in (0.1, 0.2) for b in (4, 8)]
+    assert {m.status for m in found.members} == {"finished", "pruned"}
     run = jn.main(tiny.experiment(), ["run", "--no-record", "--progress", "none"], points=points)
     assert isinstance(run, jn.Run) and run.summary.step == 20
 
@@ -96,7 +95,8 @@ def test_an_interrupted_sweep_exits_75_and_resume_needs_no_flags(
     with monkeypatch.context() as patched:
         patched.setattr(running, "_process", process)
         fails(capsys, "sweep", "--seed", 0, 1, 2, "--run-dir", tmp_path / "sweep", status=75)
-    found = sweep("sweep", "--resume", tmp_path / "sweep")
+    # The word is not needed: the directory tells what it holds.
+    found = sweep("--resume", tmp_path / "sweep")
     whole = sweep("sweep", "--seed", 0, 1, 2, "--no-record")
     assert [m.final for m in found.members] == [m.final for m in whole.members]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -19,8 +20,10 @@ import jaxnn as jn
 from jaxnn.checkpoints import open_checkpoints
 from jaxnn.sweeps.design.halving import rung_step, rungs, survivors
 from jaxnn.sweeps.engine import running
+from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.running import Running
 from jaxnn.sweeps.engine.training import GroupReport
+from jaxnn.sweeps.options import SweepOptions
 from tests import tiny
 
 HOW: dict[str, Any] = {
@@ -137,6 +140,17 @@ def test_rungs_end_where_windows_do() -> None:
     assert rungs(jn.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2)) == pytest.approx([1 / 4, 1 / 2, 1])
     assert rungs(None) == rungs(jn.halving(jn.grid(seed=[0]))) == [1.0]
     assert [rung_step(share, 100, 20) for share in (0.01, 0.33, 1.0)] == [20, 40, 100]
+
+
+def test_rungs_that_would_end_in_one_window_are_one() -> None:
+    points = jn.halving(jn.grid(learning_rate=np.logspace(-2, 0, 27)))
+    windows = [SweepOptions(report_every=every, eval_every=every) for every in (1, 30)]
+    plans = [plan_sweep(tiny.experiment(num_steps=90), points, options) for options in windows]
+    ends = [[plan.rung_end(plan.groups[0], share) for share in plan.rungs] for plan in plans]
+    # 90/27 and so on; in windows of 30 steps the first two rungs are the third.
+    assert ends == [[3, 10, 30, 90], [30, 90]]
+    # 27 members to step 3, 9 on to 10, 3 on to 30 and 1 to the end.
+    assert plans[0].num_left == 27 * 3 + 9 * 7 + 3 * 20 + 60
 
 
 def test_survivors_are_the_best_and_nan_is_not() -> None:
@@ -298,6 +312,24 @@ def test_a_finished_sweep_is_loaded_and_compiles_nothing(finished: jn.Sweep) -> 
     assert outcome(bare) == outcome(finished)
 
 
+def test_an_interruption_in_the_last_window_leaves_a_sweep_that_is_over(
+    tmp_path: Path, interrupting: Callable[[int], Any]
+) -> None:
+    with interrupting(4):
+        sweep = jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **HOW)
+    assert sweep.status == "finished" and sweep.run(1).final == sweep.members[1].final
+
+
+def test_a_sweep_goes_on_in_another_width(tmp_path: Path, interrupting: Callable[[int], Any]) -> None:
+    points = jn.grid(learning_rate=[0.1, 0.2, 0.3])
+    whole = jn.sweep(tiny.experiment(), points, record=False, **HOW)
+    with interrupting(2):
+        jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **HOW)
+    rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", width=3, devices=1, progress="none")
+    assert tiny.read(tmp_path / "sweep", "sweep.json")["groups"][0]["width"]["width"] == 3
+    np.testing.assert_allclose(rest.values("test_loss"), whole.values("test_loss"), rtol=1e-5)
+
+
 # --- what is wrong with a sweep ---
 
 
@@ -340,6 +372,62 @@ def test_mistakes_are_sentences_and_nothing_is_written(
     options = {**HOW, "width": None, "devices": None, **options}
     with pytest.raises(jn.ConfigError, match=sentence):
         jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **options)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_fields_that_a_config_checks_together_are_set_together() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Checked(tiny.Config):
+        warmup: int = 5
+        steps_per_warmup: int = dataclasses.field(init=False)
+
+        def __post_init__(self) -> None:
+            assert self.warmup <= self.num_steps, "too warm"
+            object.__setattr__(self, "steps_per_warmup", self.num_steps // self.warmup)
+
+    own = tiny.experiment()
+    checked = jn.Experiment(Checked(), own.data, own.task, own.optimizer)
+    points = jn.zipped(warmup=[5, 50, 60], num_steps=[10, 100, 50])
+    plan = plan_sweep(checked, points, SweepOptions())
+    assert {number: member.error for number, member in plan.members.items()} == {
+        0: None,
+        1: None,
+        2: "AssertionError: too warm",
+    }
+
+
+def test_an_interrupted_sweep_over_infinity_goes_on(tmp_path: Path, interrupting: Callable[[int], Any]) -> None:
+    points = jn.grid(learning_rate=[0.1, float("inf")], seed=[0, 1])
+    whole = jn.sweep(tiny.experiment(), points, record=False, **HOW)
+    with interrupting(1):
+        jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **HOW)
+    rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", progress="none", devices=1)
+    assert [member.status for member in rest.members] == ["finished"] * 2 + ["diverged"] * 2
+    assert rest.values("test_loss")[0] == whole.values("test_loss")[0]
+
+
+def test_an_optimizer_may_keep_a_key_of_its_own(tmp_path: Path) -> None:
+    def optimizer(config: tiny.Config) -> optax.GradientTransformation:
+        return optax.chain(optax.add_noise(config.learning_rate, 0.5, jax.random.key(3)), optax.sgd(0.1))
+
+    noisy = tiny.experiment(optimizer=optimizer)
+    sweep = jn.sweep(noisy, jn.grid(learning_rate=[0.1, 0.2, 0.3]), run_dir=tmp_path / "sweep", **HOW)
+    alone = tiny.fit(noisy.replace(learning_rate=0.3))
+    assert sweep.members[2].final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+    assert sweep.run(2).final == sweep.members[2].final
+
+
+def test_all_parts_of_a_sweep_share_one_order(tmp_path: Path) -> None:
+    points, how = jn.grid(seed=[3, 4, 5, 6]), {**HOW, "order": "shared"}
+    whole = jn.sweep(tiny.experiment(), points, record=False, **how)
+    part = jn.sweep(tiny.experiment(), points, run_dir=tmp_path, shard="2/2", **how)
+    assert list(part.values("test_loss")) == list(whole.values("test_loss"))[2:]
+
+
+def test_labels_without_an_output_are_named(tmp_path: Path) -> None:
+    narrow = tiny.experiment(model=jn.models.MLP((2,)))
+    with pytest.raises(jn.TrainingError, match="label .* since the model has 2 outputs"):
+        jn.sweep(narrow, jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **HOW)
     assert not (tmp_path / "sweep").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -131,6 +132,33 @@ def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
 
     jn.sweep(experiment(data=data), jn.grid(decay=[0.1, 0.2], seed=[0, 1]), record=False, width=4, **tiny.HOW)
     assert len(loads) == 1
+
+
+@pytest.mark.parametrize(("name", "values"), [("share", [0.0, 50.0]), ("num_steps", [19, 20])])
+def test_a_field_that_augmentation_reads_when_it_is_traced_is_grouped_by(name: str, values: list[Any]) -> None:
+    plain = tiny.splits()
+
+    def data(config: Config) -> jn.Splits:
+        return jn.data.augmented(plain, lambda key, inputs: inputs * (1 + getattr(config, name)))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sweep = jn.sweep(experiment(data=data), jn.grid(**{name: values}), record=False, width=2, **tiny.HOW)
+    for member in sweep.members:
+        alone = tiny.fit(experiment(data=data).replace(**member.point))
+        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+    assert len(set(sweep.values("test_loss"))) == 2
+
+
+def test_a_cache_around_data_hides_nothing() -> None:
+    @functools.cache
+    def data(config: Config) -> jn.Splits:
+        return jn.data.arrays(train=tiny.points(37, int(config.share)), test=tiny.points(23, 1))
+
+    cached = experiment(data=data)
+    assert groups_of(cached, jn.grid(decay=[0.1, 0.2], seed=[0, 1])) == [(("decay", "seed"), [0, 1, 2, 3])]
+    with pytest.warns(UserWarning, match="data.config. reads 'share'"):
+        assert len(groups_of(cached, jn.grid(share=[0.0, 1.0], seed=[0, 1]))) == 2
 
 
 def test_a_watched_config_is_the_config_and_tells_what_was_read() -> None:

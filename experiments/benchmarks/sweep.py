@@ -130,7 +130,8 @@ def write_problem(name: str, network: Network, folder: Path) -> None:
     np.save(folder / "inputs.npy", inputs if inputs.dtype == np.float32 else np.float32(inputs) / 255)
     np.save(folder / "targets.npy", targets)
     np.save(folder / "order.npy", source.order(config.seed, np.arange(CHECK_STEPS), config.batch_size))
-    params = member_state(opened(experiment, 1, width=1).start(), 0).params
+    run = opened(experiment, 1, width=1)
+    params = member_state(run.start(), run.programs.solo.shapes, 0).params
     np.savez(folder / "weights.npz", **flax.traverse_util.flatten_dict(params, sep="/"))
     spec = {"network": name, "batch_size": config.batch_size, "learning_rate": config.learning_rate}
     (folder / "spec.json").write_text(json.dumps(spec))

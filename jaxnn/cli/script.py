@@ -12,16 +12,18 @@ from typing import Any
 from jaxnn.cli.cache import enable_compile_cache
 from jaxnn.cli.cores import use_all_cores
 from jaxnn.cli.errors import INTERRUPTED, sentences
-from jaxnn.cli.sweeping import parse as parse_sweep
-from jaxnn.cli.sweeping import run_sweep
+from jaxnn.cli.sweeping import parse_values, run_sweep
 from jaxnn.loop import Run, RunOptions, fit
-from jaxnn.record import config_from_json, read_run
+from jaxnn.record import config_from_json, is_sweep, read_run
 from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size
 from jaxnn.sweeps.design.members import with_fields
 from jaxnn.types import ConfigError, Experiment
 
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
 RESUMABLE = 75
+# What may be asked of a script, by its first word, and what --help says of the last two.
+COMMANDS = ("run", "sweep", "plan")
+MORE = "`sweep` as the first word trains many runs together, `plan` measures batch sizes: see `sweep --help`."
 
 
 def main(
@@ -48,16 +50,25 @@ def main(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     with sentences():
-        if arguments[:1] == ["sweep"] or (points is not None and arguments[:1] not in (["run"], ["plan"])):
-            return _sweep(experiment, arguments[arguments[:1] == ["sweep"] :], points)
-        if arguments[:1] == ["plan"]:
-            return _plan(experiment, arguments[1:])
-        config, options = parse(experiment, arguments[arguments[:1] == ["run"] :])
+        command, arguments = _command(arguments, "run" if points is None else "sweep")
+        if command == "sweep":
+            return _sweep(experiment, arguments, points)
+        if command == "plan":
+            return _plan(experiment, arguments)
+        config, options = parse(experiment, arguments)
         enable_compile_cache()
         run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
     return run
+
+
+def _command(arguments: list[str], default: str) -> tuple[str, list[str]]:
+    """The command and what is behind it; the directory of a sweep is resumed as one without the word."""
+    if arguments and arguments[0] in COMMANDS:
+        return arguments[0], arguments[1:]
+    directory = _resumed(arguments)
+    return "sweep" if directory is not None and is_sweep(directory) else default, arguments
 
 
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points | Halving | None) -> Sweep:
@@ -71,7 +82,8 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points
 
 def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePlan:
     enable_compile_cache()
-    values, _, _ = parse_sweep(experiment, arguments)
+    told = "Measures how fast it would train at several batch sizes; trains and writes nothing."
+    values = parse_values(experiment, arguments, "plan", told)
     many = [name for name in values if name != "batch_size" and len(values[name]) > 1]
     if many:
         raise ConfigError(f"plan takes several values for --batch-size alone, not for --{many[0].replace('_', '-')}.")
@@ -102,7 +114,7 @@ def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[Any, R
         args=list(arguments),
         default=form(default, RunOptions()),
         prog=Path(sys.argv[0]).name,
-        description=main_module.__doc__,
+        description=f"{main_module.__doc__ or ''}\n\n{MORE}",
         config=(tyro.conf.OmitArgPrefixes,),
     )
     return parsed.config, parsed.run

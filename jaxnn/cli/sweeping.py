@@ -15,6 +15,7 @@ from typing import Any, Literal
 from jaxnn.record import is_sweep
 from jaxnn.sweeps import Halving, Points, Sweep, SweepOptions, grid, halving, sweep, zipped
 from jaxnn.sweeps.design.members import field_names, field_value, with_fields
+from jaxnn.sweeps.design.points import override
 from jaxnn.sweeps.engine.resuming import recorded_points
 from jaxnn.types import ConfigError, Experiment
 
@@ -38,7 +39,7 @@ def run_sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Poi
     Args:
         experiment: what is swept.
         arguments: the command line behind ``sweep``.
-        points: what is swept where it gives no field several values and none of the fields that these set.
+        points: those of the script; what is given for a field takes the place of its values in them.
 
     Raises:
         ConfigError: nothing to sweep, a value that is none of its field's, two fields that would be one flag.
@@ -53,13 +54,36 @@ def run_sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Poi
     single = {name: given[0] for name, given in values.items() if len(given) == 1}
     experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
     many = {name: given for name, given in values.items() if len(given) > 1}
-    if points is not None and not many and not set(values) & set(_fields_of(points)):
-        return sweep(experiment, points, options)
+    if points is not None:
+        return sweep(experiment, _overridden(points, values, many, design), options)
     return sweep(experiment, _points(many, design), options)
 
 
 def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Design, SweepOptions]:
     """The values given for each field, how they are combined, and the sweep options."""
+    told = "Trains a member for every point, together."
+    values, parsed = _parse(experiment, arguments, "sweep", told, {"design": Design(), "run": SweepOptions()})
+    return values, parsed.design, parsed.run
+
+
+def parse_values(
+    experiment: Experiment[Any], arguments: Sequence[str], command: str, told: str
+) -> dict[str, list[Any]]:
+    """The values that a command without options gives for each field.
+
+    Args:
+        experiment: whose fields they are.
+        arguments: the command line behind the command.
+        command: its word.
+        told: what it does, for its help.
+    """
+    return _parse(experiment, arguments, command, told, {})[0]
+
+
+def _parse(
+    experiment: Experiment[Any], arguments: Sequence[str], command: str, told: str, options: Mapping[str, Any]
+) -> tuple[dict[str, list[Any]], Any]:
+    """The values given for each field, and the form that holds the options."""
     import tyro
 
     config = experiment.config
@@ -70,20 +94,19 @@ def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[s
         [(flag, _flag_type(kind, field_value(config, name)), ()) for flag, (name, kind) in flags.items()],
         frozen=True,
     )
-    form: Any = dataclasses.make_dataclass(
-        "Arguments", [("axes", axes), ("design", Design), ("run", SweepOptions)], frozen=True
-    )
+    kinds = [("axes", axes), *((name, type(default)) for name, default in options.items())]
+    form: Any = dataclasses.make_dataclass("Arguments", kinds, frozen=True)
     parsed = tyro.cli(
         form,
         args=list(arguments),
-        default=form(axes(), Design(), SweepOptions()),
-        prog=f"{Path(sys.argv[0]).name} sweep",
-        description=f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\nTrains a member for every point, together.",
+        default=form(axes(), *options.values()),
+        prog=f"{Path(sys.argv[0]).name} {command}",
+        description=f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\n{told}",
         config=(tyro.conf.OmitArgPrefixes,),
     )
     given = {name: list(getattr(parsed.axes, flag)) for flag, (name, _) in flags.items()}
     values = {name: [_value(name, fields[name], word) for word in words] for name, words in given.items() if words}
-    return values, parsed.design, parsed.run
+    return values, parsed
 
 
 def _points(values: Mapping[str, list[Any]], design: Design) -> Points | Halving:
@@ -93,8 +116,17 @@ def _points(values: Mapping[str, list[Any]], design: Design) -> Points | Halving
     return points if design.halving is None else halving(points, design.halving)
 
 
-def _fields_of(points: Points | Halving) -> list[str]:
-    return list(points.points.scales if isinstance(points, Halving) else points.scales)
+def _overridden(
+    points: Points | Halving, values: Mapping[str, list[Any]], many: Mapping[str, list[Any]], design: Design
+) -> Points | Halving:
+    """A script's own points with what the command line says of their fields, and of others that it sweeps."""
+    if design.combine != "grid":
+        raise ConfigError("--combine is for fields that the command line alone sweeps, and this script has its points.")
+    own, eta = (points.points, points.eta) if isinstance(points, Halving) else (points, None)
+    axes = {name: given for name, given in values.items() if name in many or name in own.scales}
+    own = override(own, axes) if axes else own
+    eta = design.halving or eta
+    return own if eta is None else halving(own, eta)
 
 
 def _leaves(config: Any) -> list[str]:

@@ -47,6 +47,16 @@ class Run:
         return self.summary.metrics
 
     @property
+    def monitor(self) -> str:
+        """The metric that says which evaluation is best, such as ``test_loss``."""
+        return self._session.monitored
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of it is better."""
+        return self._session.options.higher_is_better
+
+    @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint to go on from."""
         return self.dir is not None and (self.dir / FOLDER).is_dir()
@@ -87,9 +97,8 @@ class Run:
         """
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
-        mode = "max" if self._session.options.higher_is_better else "min"
-        monitor = self._session.monitored
-        checkpoints = open_checkpoints(self.dir / FOLDER, monitor=monitor, mode=mode)
+        mode = "max" if self.higher_is_better else "min"
+        checkpoints = open_checkpoints(self.dir / FOLDER, monitor=self.monitor, mode=mode)
         step = checkpoints.best()
         if step is None:
             raise RecordError(f"{self.dir / FOLDER} holds no complete checkpoint.")

@@ -158,7 +158,7 @@ def prepare_session(
         check_batch_size(splits.train, config.batch_size)
         feed = _make_feed(splits, options, config)
     programs = Programs(experiment, splits.train, feed, Ledger(), clock)
-    _check_outputs(programs, splits)
+    check_outputs(programs, splits)
     plan = _make_plan(options, config.num_steps)
     given = options.steps_per_call or steps_per_call
     with clock.span("measure"):
@@ -201,8 +201,12 @@ def _prepare_evaluation(session: Session) -> None:
         session.evaluators[held_out] = session.compile_evaluator(held_out)
 
 
-def _check_outputs(programs: Programs, splits: Splits) -> None:
-    """Holds the labels of all splits against the number of classes the model tells apart."""
+def check_outputs(programs: Programs, splits: Splits) -> None:
+    """Holds the labels of all splits against the number of classes the model tells apart.
+
+    Raises:
+        DataError: a label that the model has no output for.
+    """
     source, shapes = programs.source, programs.shapes
     targets = programs.first_examples.targets
     if not jnp.issubdtype(targets.dtype, jnp.integer):

@@ -83,7 +83,8 @@ def config_from_json(content: dict[str, Any], default: Any) -> Any:
     known = {field.name for field in dataclasses.fields(default)}
     if unknown := sorted(set(content) - known):
         raise ConfigError(f"the record's config has {unknown[0]!r}, which this experiment lacks.")
-    fields = {name: _shaped(value, getattr(default, name), name) for name, value in content.items()}
+    given = [field.name for field in dataclasses.fields(default) if field.init and field.name in content]
+    fields = {name: _shaped(content[name], getattr(default, name), name) for name in given}
     return dataclasses.replace(default, **fields)
 
 

@@ -16,7 +16,7 @@ import jaxnn as jn
 from jaxnn.loop.programs import Totals
 from jaxnn.loop.windows import CALLS_AHEAD
 from jaxnn.sweeps.engine.group_run import GroupRun, make_ready
-from jaxnn.sweeps.engine.layout import arrange, lay_out
+from jaxnn.sweeps.engine.layout import arrange
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.population import Population, Shape
 from jaxnn.sweeps.engine.running import opened_group
@@ -51,7 +51,7 @@ def opened(experiment: jn.Experiment, num_members: int, width: int | None, devic
 def laid_out(run: GroupRun, shape: Shape) -> Population:
     """All members of a population before their first step, on the devices."""
     alive, slots = np.ones(run.num_members, np.bool_), arrange(range(run.num_members), shape)
-    return lay_out(run.start(), run.programs.values, slots, alive, 0, run.programs.formula.mesh)
+    return run.programs.lay_out(run.start(), slots, alive, 0)
 
 
 def population(run: GroupRun) -> Measure:

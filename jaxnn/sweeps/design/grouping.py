@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,24 +31,44 @@ class Group(NamedTuple):
     static: Mapping[str, Any]
 
 
+class Loaded(NamedTuple):
+    """Data, and what they were made from.
+
+    Attributes:
+        splits: the data.
+        make: the experiment's ``data``.
+        config: what that was called with.
+        read: the top-level fields it reads; augmentation may read more when it is traced, and adds them.
+    """
+
+    splits: Splits
+    make: Any
+    config: Any
+    read: set[str]
+
+    def fits(self, member: Planned) -> bool:
+        """Whether they are the data of ``member``, as far as was read."""
+        config = member.experiment.config
+        same = (getattr(config, name) == getattr(self.config, name) for name in self.read)
+        return self.make is member.experiment.data and all(same)
+
+
 class Loader:
     """Loads data sets, and notes which config fields that depends on; keeps the latest."""
 
     def __init__(self) -> None:
-        self._latest: tuple[Any, dict[str, Any], Splits] | None = None
+        self._latest: Loaded | None = None
 
     def __call__(self, member: Planned) -> tuple[Splits, set[str]]:
-        """The data of ``member``, and the names of the top-level fields they were made from."""
-        config, make = member.experiment.config, member.experiment.data
-        if self._latest is not None:
-            latest, values, splits = self._latest
-            if latest is make and all(getattr(config, name) == value for name, value in values.items()):
-                return splits, set(values)
-        twin, read = watched(config)
-        splits = make(twin)
-        check_data(splits)
-        self._latest = make, {name: getattr(config, name) for name in read}, splits
-        return splits, read
+        """The data of ``member``, and the names of the top-level fields they were made from, a set that may grow."""
+        if self._latest is None or not self._latest.fits(member):
+            config, make = member.experiment.config, member.experiment.data
+            twin, read = watched(config)
+            # Not through a cache of the caller's: that reads all fields to find its entry, and knows no other member's.
+            splits = inspect.unwrap(make)(twin)
+            check_data(splits)
+            self._latest = Loaded(splits, make, config, read)
+        return self._latest.splits, self._latest.read
 
 
 def watched(config: Any) -> tuple[Any, set[str]]:
@@ -118,11 +139,12 @@ def _traceable_parts(
     """``members`` as they are, or split by those fields that turn out to be needed in Python or by the data."""
     splits, read = load(members[0])
     varying = [name for name in traced if _varies(members, name)]
+    unfit = find_untraceable(members[0].experiment, splits.train, varying)
+    # Looked up after a trace: augmentation reads its fields only then.
     by_data = [name for name in varying if name.partition(".")[0] in read]
     for name in by_data:
         warnings.warn(f"data(config) reads {name!r}, so each of its values has a program of its own.", stacklevel=2)
-    rest = [name for name in varying if name not in by_data]
-    by_python = find_untraceable(members[0].experiment, splits.train, rest)
+    by_python = [found for found in unfit if found.name not in by_data]
     for found in by_python:
         warnings.warn(str(found), stacklevel=2)
     static = [*by_data, *(found.name for found in by_python)]

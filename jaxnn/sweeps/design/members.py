@@ -10,7 +10,7 @@ from jaxnn.loop.checks import check_parts
 from jaxnn.loop.options import check_config
 from jaxnn.record import config_json
 from jaxnn.sweeps.design.points import Points, check_fields
-from jaxnn.types import Experiment, JaxnnError
+from jaxnn.types import ConfigError, Experiment, JaxnnError
 
 
 class Planned(NamedTuple):
@@ -31,7 +31,7 @@ class Planned(NamedTuple):
 
 def field_names(config: Any, prefix: str = "") -> Iterator[str]:
     """The names of a config's fields, those of nested dataclasses dotted."""
-    for field in dataclasses.fields(config):
+    for field in (field for field in dataclasses.fields(config) if field.init):
         value = getattr(config, field.name)
         yield prefix + field.name
         if _is_config(value):
@@ -47,18 +47,29 @@ def field_value(config: Any, name: str) -> Any:
 
 def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
     """The config with other values for some fields, by name; names may be dotted."""
+    changes = {name: value for name, value in point.items() if "." not in name}
+    nested: dict[str, dict[str, Any]] = {}
     for name, value in point.items():
-        config = _with_field(config, name, value)
-    return config
+        head, _, rest = name.partition(".")
+        if rest:
+            nested.setdefault(head, {})[rest] = value
+    for head, inner in nested.items():
+        changes[head] = with_fields(changes.get(head, getattr(config, head)), inner)
+    # All at once: a config that checks its fields against each other must not see half of them.
+    return dataclasses.replace(config, **changes)
 
 
 def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
     """Every point as a member; a point that fails to build keeps the reason and hinders no other.
 
     Raises:
-        ConfigError: a field the config does not have.
+        ConfigError: a field the config does not have, or one that is a dataclass.
     """
     check_fields(points, field_names(experiment.config))
+    for name in points.scales:
+        if _is_config(value := field_value(experiment.config, name)):
+            inner = next(field_names(value), "…")
+            raise ConfigError(f"the field {name!r} is a dataclass: sweep its own fields, as in '{name}.{inner}'.")
     return [_plan_member(experiment, number, point) for number, point in enumerate(points)]
 
 
@@ -87,11 +98,6 @@ def _as_default(value: Any, default: Any) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return tuple(value) if isinstance(value, list) else value
-
-
-def _with_field(config: Any, name: str, value: Any) -> Any:
-    head, _, rest = name.partition(".")
-    return dataclasses.replace(config, **{head: _with_field(getattr(config, head), rest, value) if rest else value})
 
 
 def _is_config(value: Any) -> bool:

@@ -122,6 +122,22 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
     return Points(points, {name: scales[name] for name in axes})
 
 
+def override(points: Points, axes: Mapping[str, list[Any]]) -> Points:
+    """``points`` with other values for some fields: each of the rest with each combination of ``axes``.
+
+    Raises:
+        ConfigError: an axis that is empty or holds a value twice.
+    """
+    rest: list[dict[str, Any]] = []
+    for point in points:
+        kept = {name: value for name, value in point.items() if name not in axes}
+        if kept not in rest:
+            rest.append(kept)
+    added = grid(**axes)
+    scales = {name: scale for name, scale in points.scales.items() if name not in axes} | dict(added.scales)
+    return Points(tuple({**kept, **new} for kept in rest for new in added), scales)
+
+
 def scale_of(name: str, values: Iterable[Any]) -> str:
     """How ``values`` lie: ``"nominal"`` if no numbers, or seeds; ``"log"`` if as powers; else ``"linear"``."""
     values = list(values)

@@ -13,8 +13,8 @@ import numpy as np
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import evaluation_pieces, mean_metrics
 from jaxnn.loop.programs import Totals, TrainProgram
-from jaxnn.observe import compile_ahead, nbytes, temporary_bytes
-from jaxnn.sweeps.engine.layout import HostStates
+from jaxnn.observe import available_bytes, compile_ahead, nbytes, temporary_bytes
+from jaxnn.sweeps.engine.layout import HostStates, key_words, lay_out, to_host
 from jaxnn.sweeps.engine.population import (
     Formula,
     Population,
@@ -26,7 +26,10 @@ from jaxnn.sweeps.engine.population import (
     totals_sharding,
     whole_sharding,
 )
-from jaxnn.types import Array, PyTree, Source, TrainState
+from jaxnn.types import Array, PyTree, Source
+
+# States are made so many at a time, at the most: one after another, whatever their number.
+MOST_AT_ONCE = 64
 
 type PopulationEvaluator = Callable[[Population], dict[str, np.ndarray]]
 
@@ -49,11 +52,20 @@ class GroupPrograms:
     _train: dict[tuple[Shape, int], Any] = dataclasses.field(default_factory=dict)
     _evaluate: dict[Shape, PopulationEvaluator] = dataclasses.field(default_factory=dict)
 
-    def init(self) -> TrainState:
-        """The states of all members before the first step, ``[members, ...]``; compiled once."""
-        program = self._init
-        states: TrainState = program(self.values, self.solo.first_examples)
-        return states
+    @functools.cached_property
+    def initial(self) -> HostStates:
+        """The states of all members before the first step, on the host; made a few at a time by one program."""
+        count, parts = self._init_count, []
+        for first in range(0, self.num_members, count):
+            # The last few are filled up with the last member.
+            rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
+            states = self._init({name: value[rows] for name, value in self.values.items()}, self.solo.first_examples)
+            parts.append(to_host(states))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.num_members], *parts)  # type: ignore[no-any-return]
+
+    def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
+        """The members of ``slots`` on the devices, see `layout.lay_out`."""
+        return lay_out(host, self.solo.shapes, self.values, slots, alive, step, self.formula.mesh)
 
     def train(self, shape: Shape, num_steps: int, cause: str) -> TrainProgram:
         """The program that trains a population of ``shape`` for ``num_steps`` steps, compiled if it was not yet."""
@@ -124,7 +136,7 @@ class GroupPrograms:
 
     def abstract_host(self) -> HostStates:
         """The members' states on the host without their arrays, to read saved ones into."""
-        states = self.solo.shapes._replace(key=jax.eval_shape(jax.random.key_data, self.solo.shapes.key))
+        states = jax.eval_shape(key_words, self.solo.shapes)
 
         def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.num_members, *leaf.shape), leaf.dtype)
@@ -138,8 +150,17 @@ class GroupPrograms:
 
     @functools.cached_property
     def _init(self) -> Any:
-        init, label = make_population_init(self.formula, self.num_members), f"initialise {self.num_members} members"
-        return self._compile(init, label, "start", self.values, self.solo.first_examples)
+        count = self._init_count
+        init, rows = make_population_init(self.formula, count), np.zeros(count, np.int32)
+        values = {name: value[rows] for name, value in self.values.items()}
+        return self._compile(init, f"initialise {count} members", "start", values, self.solo.first_examples)
+
+    @property
+    def _init_count(self) -> int:
+        """How many states are made at a time: so many that they take little of the device, as rounds may need."""
+        free = available_bytes(jax.devices()[0])
+        fitting = MOST_AT_ONCE if free is None else free // (4 * self.member_bytes)
+        return int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))
 
     def _compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
         with self.solo.clock.span("compile"):

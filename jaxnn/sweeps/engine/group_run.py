@@ -16,11 +16,12 @@ from jaxnn.loop.compiling import Programs
 from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
 from jaxnn.loop.options import RunOptions
 from jaxnn.loop.plan import Plan, typical_window, with_tails
+from jaxnn.loop.session import check_outputs
 from jaxnn.observe import Clock, Ledger, available_bytes
 from jaxnn.sweeps.design.grouping import Group
 from jaxnn.sweeps.design.tracing import traced_values
 from jaxnn.sweeps.engine.compiling import GroupPrograms
-from jaxnn.sweeps.engine.layout import HostStates, arrange, lay_out, to_host
+from jaxnn.sweeps.engine.layout import HostStates, arrange
 from jaxnn.sweeps.engine.logs import Log
 from jaxnn.sweeps.engine.population import MEMBERS, Formula, Shape, whole_sharding
 from jaxnn.sweeps.engine.probing import MEMORY_SHARE, Call
@@ -89,12 +90,18 @@ class GroupRun:
     def start(self) -> HostStates:
         """The members' states, made if they were not yet."""
         if self.host is None:
-            self.host = to_host(self.programs.init())
+            self.host = self.programs.initial
         return self.host
 
 
 def open_group(
-    group: Group, splits: Splits, options: SweepOptions, logs: list[Log], width: WidthPlan | None, clock: Clock
+    group: Group,
+    splits: Splits,
+    options: SweepOptions,
+    logs: list[Log],
+    width: WidthPlan | None,
+    clock: Clock,
+    shared_seed: int | None = None,
 ) -> GroupRun:
     """A group with its width planned, unless that was done before; then nothing is compiled yet.
 
@@ -105,14 +112,16 @@ def open_group(
         logs: what became of its members so far, by row.
         width: what an earlier process decided for it, or None.
         clock: gets the time of compiling and measuring.
+        shared_seed: whose order of the data all members see; None: each its own.
 
     Raises:
-        ConfigError, TrainingError: what is asked for cannot be run.
+        ConfigError, DataError, TrainingError: what is asked for cannot be run.
     """
     first = group.members[0].experiment
     run_options = options.run_options(first.config.num_steps)
-    formula = _formula(group, splits, options)
+    formula = _formula(group, splits, options, shared_seed)
     solo = Programs(first, splits.train, formula.feed, Ledger(), clock)
+    check_outputs(solo, splits)
     _check_monitor(solo, splits, run_options)
     values = traced_values([member.experiment for member in group.members], group.traced)
     programs = GroupPrograms(formula, solo, len(group.members), values)
@@ -146,21 +155,22 @@ def make_ready(run: GroupRun, stack: contextlib.ExitStack) -> None:
     settle_allocation(run.options.allocator, taken, None, stack)
 
 
-def _formula(group: Group, splits: Splits, options: SweepOptions) -> Formula:
+def _formula(group: Group, splits: Splits, options: SweepOptions, shared_seed: int | None) -> Formula:
     config = group.members[0].experiment.config
     mesh = members_mesh(options.devices, len(group.members))
     resident = options.resident
     if resident is None:
         resident = fits_on_device(*splits.named().values(), num_devices=1 if mesh is None else mesh.size)
-    if not resident and "seed" in group.traced and options.order == "member":
+    if not resident and "seed" in group.traced and shared_seed is None:
         raise ConfigError(
             "the data do not lie on the device, so members cannot each see them in an order of their own: choose "
             "order='shared', or a smaller data set."
         )
     make = resident_feed if resident else streamed_feed
-    feed = make(splits.train, config.seed, config.batch_size, whole_sharding(mesh))
-    if options.order == "shared":
-        feed = _in_order_of(feed, config.seed)
+    seed = config.seed if shared_seed is None else shared_seed
+    feed = make(splits.train, seed, config.batch_size, whole_sharding(mesh))
+    if shared_seed is not None:
+        feed = _in_order_of(feed, shared_seed)
     return Formula(group.members[0].experiment, group.traced, splits.train, feed, mesh)
 
 
@@ -197,7 +207,10 @@ def _check_monitor(solo: Programs, splits: Splits, options: RunOptions) -> None:
 
 def _plan(programs: GroupPrograms, plan: Plan, num_members: int, options: SweepOptions) -> WidthPlan:
     num_devices = programs.formula.num_devices
-    free = available_bytes(jax.devices()[0])
+    free = available_bytes(device := jax.devices()[0])
+    if free is not None and device.platform == "cpu":
+        # The devices of a CPU share its memory.
+        free //= num_devices
     bench = Bench(
         call=_make_calls(programs),
         temporary_bytes=lambda block, width, steps: programs.temporary_bytes(
@@ -213,17 +226,13 @@ def _plan(programs: GroupPrograms, plan: Plan, num_members: int, options: SweepO
 
 def _make_calls(programs: GroupPrograms) -> Callable[[int, int, int], Call]:
     """From block, width and number of steps to a call that trains one chunk, whose results are thrown away."""
-    states: list[HostStates] = []
     formula = programs.formula
 
     def make_call(block: int, width: int, num_steps: int) -> Call:
         shape = shape_of(block * formula.num_devices, width, formula.num_devices)
         program = programs.train(shape, num_steps, "to plan the width")
-        if not states:
-            states.append(to_host(programs.init()))
-        rows = range(min(shape.lanes, len(states[0].bad_step)))
-        slots, alive = arrange(rows, shape), np.ones(len(states[0].bad_step), np.bool_)
-        population: Any = lay_out(states[0], programs.values, slots, alive, 0, formula.mesh)
+        rows, alive = range(min(shape.lanes, programs.num_members)), np.ones(programs.num_members, np.bool_)
+        population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)
 
         def call() -> object:
             nonlocal population

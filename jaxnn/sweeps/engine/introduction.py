@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import jax
 
 from jaxnn.loop.introduction import describe_device
@@ -19,6 +21,8 @@ def introduction(plan: SweepPlan) -> list[tuple[str, str]]:
         ("device", describe_device(num_used)),
         ("warning", missing_gpu()),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
+        ("one program for", _told({name for group in plan.groups for name in group.traced})),
+        ("a program each", _told({name for group in plan.groups for name in group.static if name in _varying(plan)})),
         ("cannot be run", describe_members(failed) or None),
         ("halving", _halving(plan)),
         ("hint", _cores_hint()),
@@ -36,7 +40,6 @@ def group_rows(run: GroupRun, num_groups: int) -> list[tuple[str, str]]:
     devices = f" on {formula.num_devices} devices" if formula.num_devices > 1 else ""
     rows = [
         (f"group {run.group.number + 1}/{num_groups}", f"{members}{f', all with {static}' if static else ''}"),
-        ("traced", ", ".join(run.group.traced) or "nothing"),
         ("a member takes", format_bytes(run.programs.member_bytes)),
         *(("plan", line) for line in width.lines()),
         ("width", f"{width.width}{devices}, {chunks}, {run.plan.steps_per_call} steps a call"),
@@ -55,8 +58,25 @@ def _cores_hint() -> str | None:
     )
 
 
+def _told(names: Iterable[str]) -> str | None:
+    listed = ", ".join(sorted(names))
+    return f"all values of {listed}" if listed else None
+
+
+def _varying(plan: SweepPlan) -> set[str]:
+    """The fields of which the groups have several values."""
+    values: dict[str, set[str]] = {}
+    for group in plan.groups:
+        for name, value in group.static.items():
+            values.setdefault(name, set()).add(repr(value))
+    return {name for name, found in values.items() if len(found) > 1}
+
+
 def _halving(plan: SweepPlan) -> str | None:
+    """Who goes on after which step; rungs that would end in one window are one."""
     if plan.halving is None:
         return None
-    ends = ", ".join(f"{share:.3g}" for share in plan.rungs)
-    return f"one of {plan.halving.eta} goes on after {ends} of a run"
+    if len(plan.rungs) == 1:
+        return "none: a run is too short, or there are too few members; more reports a run make shorter rungs"
+    ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
+    return f"one of {plan.halving.eta} goes on after step {ends}"

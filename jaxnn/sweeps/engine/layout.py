@@ -19,7 +19,7 @@ class HostStates(NamedTuple):
     """The states of a group's members on the host, a row each: what is saved, and what blocks are made of.
 
     Attributes:
-        states: ``[members, ...]`` NumPy arrays; ``key`` holds the keys' words.
+        states: ``[members, ...]`` NumPy arrays; in place of PRNG keys their words.
         bad_step: ``[members]`` int32, the first step whose loss was not finite, or -1.
     """
 
@@ -29,14 +29,13 @@ class HostStates(NamedTuple):
 
 def to_host(states: TrainState) -> HostStates:
     """Fresh states ``[members, ...]`` as rows on the host."""
-    rows = _copied(states._replace(key=jax.random.key_data(states.key)))
+    rows = jax.tree.map(np.array, key_words(states))
     return HostStates(rows, np.full(len(rows.step), -1, np.int32))
 
 
-def member_state(host: HostStates, row: int) -> TrainState:
-    """The state of one member, as its solo run would hold it."""
-    state: TrainState = jax.tree.map(lambda leaf: leaf[row], host.states)
-    return state._replace(key=jax.random.wrap_key_data(state.key))
+def member_state(host: HostStates, like: TrainState, row: int) -> TrainState:
+    """The state of one member, as its solo run would hold it; ``like`` is that without its arrays."""
+    return _with_keys(jax.tree.map(lambda leaf: leaf[row], host.states), like)
 
 
 def arrange(rows: Sequence[int], shape: Shape) -> np.ndarray:
@@ -47,12 +46,19 @@ def arrange(rows: Sequence[int], shape: Shape) -> np.ndarray:
 
 
 def lay_out(
-    host: HostStates, values: Mapping[str, Array], slots: np.ndarray, alive: np.ndarray, step: int, mesh: Mesh | None
+    host: HostStates,
+    like: TrainState,
+    values: Mapping[str, Array],
+    slots: np.ndarray,
+    alive: np.ndarray,
+    step: int,
+    mesh: Mesh | None,
 ) -> Population:
     """The members of ``slots`` on the devices.
 
     Args:
         host: all rows.
+        like: the state of a solo run, without its arrays.
         values: ``[members]`` of each traced field.
         slots: ``[chunks, lanes]`` rows; an empty lane computes what the first member does, and is not alive.
         alive: ``[members]`` bool.
@@ -64,7 +70,7 @@ def lay_out(
     living = alive[rows] & (slots != EMPTY)
     population = Population(
         step=np.int32(step),
-        members=states._replace(key=jax.random.wrap_key_data(states.key)),
+        members=_with_keys(states, like),
         values={name: _weak_take(value, rows) for name, value in values.items()},
         alive=living,
         bad_step=host.bad_step[rows],
@@ -78,7 +84,7 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
     """The rows of ``host`` with those in ``slots`` replaced by what the devices hold; copies, nobody else's memory."""
     lanes = np.flatnonzero(slots != EMPTY)
     rows = slots.reshape(-1)[lanes]
-    states = population.members._replace(key=jax.random.key_data(population.members.key))
+    states = key_words(population.members)
 
     def replaced(old: np.ndarray, new: Array) -> np.ndarray:
         flat = np.asarray(new).reshape(-1, *old.shape[1:])
@@ -103,5 +109,17 @@ def _weak_take(value: Array, rows: np.ndarray) -> Array:
     return taken
 
 
-def _copied(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: np.array(leaf), tree)
+def key_words(tree: PyTree) -> PyTree:
+    """``tree`` with the words of PRNG keys in place of them: NumPy and files have no keys."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
+
+
+def _with_keys(tree: TrainState, like: TrainState) -> TrainState:
+    keyed: TrainState = jax.tree.map(
+        lambda leaf, model: jax.random.wrap_key_data(leaf) if _is_key(model) else leaf, tree, like
+    )
+    return keyed
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))

@@ -8,13 +8,17 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxnn.loop.allocating import keep_from_the_start
 from jaxnn.loop.progress import Display, open_display, say_rows
 from jaxnn.loop.report import format_metrics, format_rate, format_split
 from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.record import Record, check_vacant, create_run_dir, metrics_of, new_run_dir, open_record
 from jaxnn.sweeps.design.halving import Halving
+from jaxnn.sweeps.design.members import reason
 from jaxnn.sweeps.design.points import Points
+from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.introduction import group_rows, introduction
 from jaxnn.sweeps.engine.leader import Leader
 from jaxnn.sweeps.engine.logs import RUNNING
@@ -27,7 +31,7 @@ from jaxnn.sweeps.engine.store import Store, axes, member_lines, origin_of, swee
 from jaxnn.sweeps.options import SweepOptions
 from jaxnn.sweeps.results.outcomes import Axis, Member
 from jaxnn.sweeps.results.sweep import Sweep
-from jaxnn.types import Experiment
+from jaxnn.types import DataError, Experiment, TrainingError
 
 
 def sweep_here(
@@ -62,7 +66,7 @@ def sweep_here(
             recall(plan, before)
         check_siblings(plan)
         lines = "none" if options.progress == "none" else "plain"
-        words = stack.enter_context(open_display(lines, plan.num_member_steps))
+        words = stack.enter_context(open_display(lines, plan.num_left))
         say_rows(words, introduction(plan))
         if options.plan_only:
             return _plan_only(plan, words)
@@ -75,7 +79,7 @@ def _plan_only(plan: SweepPlan, words: Display) -> Sweep:
     for group in plan.groups:
         run = opened_group(plan, group)
         say_rows(words, group_rows(run, len(plan.groups)))
-        facts = sweep_facts(plan, run, origin_of(plan.experiment))
+        facts = {**sweep_facts(plan, run, origin_of(plan.experiment)), "status": "planned"}
         del plan.open[group.number]
     return _results(plan, facts, None)
 
@@ -88,11 +92,13 @@ def _run(
     words: Display,
 ) -> Sweep:
     # Before anything is written: what is wrong with the options is found when a group is opened.
-    facts = before or sweep_facts(plan, opened_group(plan, plan.groups[0]), origin)
+    facts = before or sweep_facts(plan, _first_group(plan), origin)
     with _open_store(plan, facts) as store:
         leader = Leader(facts["monitor"], higher_is_better=facts["higher_is_better"])
         running = Running(plan, store, interruption, words, leader)
-        with _described(running), open_display(plan.options.progress, plan.num_member_steps) as display:
+        for group in plan.groups:
+            running.see(group)
+        with _described(running), open_display(plan.options.progress, plan.num_left) as display:
             for report in train_sweep(running):
                 display.report(report)
         results = _results(plan, store.facts, store.record)
@@ -101,6 +107,21 @@ def _run(
             results.plot().savefig(store.record.path / "sweep.png", dpi=120)
     say_rows(words, _closing(results))
     return results
+
+
+def _first_group(plan: SweepPlan) -> GroupRun:
+    """The first group that can be opened; those before it will fail when their turn comes, and be noted.
+
+    Raises:
+        ConfigError: the options are wrong.
+        TrainingError: none can be.
+    """
+    for group in plan.groups:
+        try:
+            return opened_group(plan, group)
+        except (DataError, TrainingError, jax.errors.JaxRuntimeError) as error:
+            failure = error
+    raise TrainingError(f"no group of the sweep can be trained; the last, {reason(failure)}") from failure
 
 
 @contextlib.contextmanager
@@ -200,7 +221,7 @@ def _closing(results: Sweep) -> list[tuple[str, str]]:
     if any(member.best for member in results.members if member not in results.lost):
         best = results.best(at="best")
         point = ", ".join(f"{name} {value}" for name, value in best.point.items())
-        rows.append(("best", f"member {best.index} ({point}): {format_metrics(metrics_of(best.best))}"))
+        rows.append(("best evaluation", f"member {best.index} ({point}): {format_metrics(metrics_of(best.best))}"))
     if summary["member_steps_per_second"]:
         rows.append(("throughput", f"{format_rate(summary['member_steps_per_second'])} member-steps/s in all"))
     rows.append(("time", format_split(summary["spent"])))

@@ -33,6 +33,11 @@ class Log:
         return self.status in (WAITING, RUNNING)
 
     @property
+    def failed(self) -> bool:
+        """Whether it cannot be run."""
+        return self.status == "failed"
+
+    @property
     def step(self) -> int:
         """Updates done, as far as was reported."""
         return self.lines[-1]["step"] if self.lines else 0

@@ -44,7 +44,7 @@ def write_member_runs(run: GroupRun, sweep: Path, facts: Mapping[str, Any]) -> N
 def _write(run: GroupRun, row: int, path: Path, facts: dict[str, Any]) -> None:
     assert run.host is not None
     log, batch_size = run.logs[row], run.programs.formula.experiment.config.batch_size
-    state = member_state(run.host, row)
+    state = member_state(run.host, run.programs.solo.shapes, row)
     with open_record(path) as record:
         record.describe(facts)
         record.report(*_with_rates(log.lines, batch_size))

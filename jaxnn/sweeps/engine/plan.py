@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from jaxnn.loop.plan import typical_window
 from jaxnn.observe import Clock
 from jaxnn.sweeps.design.grouping import Group, Loader, plan_groups
-from jaxnn.sweeps.design.halving import Halving, rungs
+from jaxnn.sweeps.design.halving import Halving, rung_step, rungs
 from jaxnn.sweeps.design.members import Planned, plan_members
 from jaxnn.sweeps.design.points import Points
-from jaxnn.sweeps.engine.group_run import GroupRun
+from jaxnn.sweeps.engine.group_run import GroupRun, time_plan
 from jaxnn.sweeps.engine.logs import Log
 from jaxnn.sweeps.engine.width import WidthPlan
 from jaxnn.sweeps.options import SweepOptions, parse_shard
@@ -51,14 +54,49 @@ class SweepPlan:
     open: dict[int, GroupRun] = dataclasses.field(default_factory=dict)
 
     @property
+    def shared_seed(self) -> int | None:
+        """The seed whose order of the data all members see: the first point's; None where each sees its own."""
+        if self.options.order == "member":
+            return None
+        return int(self.points.points[0].get("seed", self.experiment.config.seed))
+
+    @functools.cached_property
     def rungs(self) -> list[float]:
-        """Where members are taken out, as shares of a run; the last is 1."""
-        return rungs(self.halving)
+        """Where members are taken out, as shares of a run, the last 1: those that end apart from each other."""
+        kept: list[float] = []
+        for share in reversed(rungs(self.halving)):
+            if not kept or all(self.rung_end(group, share) < self.rung_end(group, kept[0]) for group in self.groups):
+                kept.insert(0, share)
+        return kept
+
+    def rung_end(self, group: Group, share: float) -> int:
+        """The step at which a rung ends for the members of a group: at the end of a window."""
+        return self._ends[group.number, share]
+
+    @functools.cached_property
+    def _ends(self) -> dict[tuple[int, float], int]:
+        ends: dict[tuple[int, float], int] = {}
+        for group in self.groups:
+            times = time_plan(self.options, group.members[0].experiment.config.num_steps)
+            window = min(typical_window(times), times.num_steps)
+            ends |= {(group.number, share): rung_step(share, times.num_steps, window) for share in rungs(self.halving)}
+        return ends
 
     @property
-    def num_member_steps(self) -> int:
-        """The updates that all members together would do if none stopped early."""
-        return sum(m.experiment.config.num_steps for index, m in self.members.items() if self.logs[index].error is None)
+    def num_done(self) -> int:
+        """The updates that all members together have done."""
+        return sum(log.step for log in self.logs.values())
+
+    @property
+    def num_left(self) -> int:
+        """The updates that are left to all members together, if none stops early but by halving."""
+        left, eta = 0.0, self.halving.eta if self.halving else 1
+        for group in self.groups:
+            for log in (self.logs[member.number] for member in group.members):
+                ends = [end for share in self.rungs if (end := self.rung_end(group, share)) > log.step]
+                spans = (after - before for before, after in itertools.pairwise([log.step, *ends]))
+                left += sum(span / eta**rung for rung, span in enumerate(spans)) if log.goes_on else 0
+        return round(left)
 
 
 def plan_sweep(

@@ -81,10 +81,11 @@ def widen(
         started = time.perf_counter()
         try:
             trials.append(attempt(size))
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            return f"{size} does not fit in memory"
+        # Smaller sizes ran: whatever a larger one breaks, memory or an operation that cannot be mapped, it is not used.
+        except Exception as error:
+            full = "RESOURCE_EXHAUSTED" in str(error)
+            reason = "it does not fit in memory" if full else (str(error).strip().splitlines() or [""])[0]
+            return f"{size} cannot be run: {reason}"
         cost = time.perf_counter() - started
         if trials[-1].per_second * SLOWER < max(trial.per_second for trial in trials):
             return None

@@ -20,7 +20,7 @@ from jaxnn.sweeps.engine.store import Store, sweep_plan_facts
 from jaxnn.sweeps.engine.training import status_of
 from jaxnn.sweeps.engine.width import WidthPlan
 from jaxnn.sweeps.options import SweepOptions
-from jaxnn.sweeps.results.reading import ENDED, open_sweep
+from jaxnn.sweeps.results.reading import ENDED, open_sweep, swept_value
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a sweep leaves behind: a resumed one takes them from the record unless told otherwise.
@@ -66,10 +66,12 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     before = read_before(path if (path / SWEEP_FILE).is_file() or not shards else shards[0].parent)
     config = config_from_json(before["config"], experiment.config)
     scales = {axis["name"]: axis["scale"] for axis in before["axes"]}
-    points = Points(tuple(before["points"]), scales)
+    values = {axis["name"]: axis["values"] for axis in before["axes"]}
+    told = ({name: swept_value(value, values[name]) for name, value in point.items()} for point in before["points"])
+    points = Points(tuple(told), scales)
     if before["halving"] is not None:
-        told = before["halving"]
-        return dataclasses.replace(experiment, config=config), Halving(points, told["eta"], told["min_fraction"])
+        design = before["halving"]
+        return dataclasses.replace(experiment, config=config), Halving(points, design["eta"], design["min_fraction"])
     return dataclasses.replace(experiment, config=config), points
 
 
@@ -134,10 +136,13 @@ def recall(plan: SweepPlan, before: Mapping[str, Any]) -> None:
     sweep = open_sweep(plan.options.resume)
     lines = _lines_by_member(plan.options.resume)
     for member in sweep.members:
-        if member.status in ENDED and member.index in plan.logs:
+        # Those that failed are tried again, if they can be built.
+        if member.status in ENDED and member.status != "failed" and member.index in plan.logs:
             told = str(member.dir.relative_to(plan.options.resume)) if member.dir else None
             plan.logs[member.index] = Log(member.status, lines.get(member.index, []), member.error, told)
-    for group, facts in zip(plan.groups, before["groups"], strict=True):
+    now = plan.options
+    planned_anew = any(before["options"][name] != getattr(now, name) for name in ("width", "steps_per_call"))
+    for group, facts in zip(plan.groups, before["groups"] if not planned_anew else [], strict=not planned_anew):
         if (width := facts.get("width")) is not None:
             trials = tuple(Trial(**trial) for trial in width["trials"])
             plan.widths[group.number] = WidthPlan(**{**width, "trials": trials})

@@ -10,14 +10,13 @@ from typing import Any
 
 import jax
 
-from jaxnn.loop.plan import typical_window
 from jaxnn.loop.progress import Display, say_rows
 from jaxnn.loop.saving import SECONDS_BETWEEN_SAVES
 from jaxnn.loop.signals import Interruption
 from jaxnn.sweeps.design.grouping import Group
-from jaxnn.sweeps.design.halving import rung_step, survivors
+from jaxnn.sweeps.design.halving import survivors
 from jaxnn.sweeps.design.members import reason
-from jaxnn.sweeps.engine.group_run import GroupRun, make_ready, open_group, time_plan
+from jaxnn.sweeps.engine.group_run import GroupRun, make_ready, open_group
 from jaxnn.sweeps.engine.introduction import group_rows
 from jaxnn.sweeps.engine.leader import Leader
 from jaxnn.sweeps.engine.member_runs import write_member_runs
@@ -26,6 +25,7 @@ from jaxnn.sweeps.engine.report import SweepReport, count_statuses
 from jaxnn.sweeps.engine.resuming import restore_group
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.engine.training import GroupReport, train_group
+from jaxnn.sweeps.results.outcomes import LOST
 from jaxnn.types import ConfigError, DataError, TrainingError
 
 # What may befall one group and leaves the others as they are; a disk that is full is not among it.
@@ -56,6 +56,13 @@ class Running:
     compilations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     told: set[int] = dataclasses.field(default_factory=set)
 
+    def see(self, group: Group) -> None:
+        """Shows the leader what the members of a group reported to an earlier process."""
+        for member in group.members:
+            log = self.plan.logs[member.number]
+            for line in log.lines if log.status not in LOST else ():
+                self.leader.see(member.point, line)
+
     @property
     def interrupted(self) -> bool:
         """Whether the sweep was asked to stop."""
@@ -83,7 +90,7 @@ def _train_group(running: Running, group: Group, share: float) -> Iterator[Sweep
     plan, store = running.plan, running.store
     try:
         run = _ready_group(running, group)
-        until = _until(plan, group, share)
+        until = plan.rung_end(group, share)
         with contextlib.ExitStack() as stack:
             if any(run.logs[row].step < until for row in run.running()):
                 make_ready(run, stack)
@@ -93,7 +100,7 @@ def _train_group(running: Running, group: Group, share: float) -> Iterator[Sweep
     except FAILURES as error:
         _fail(running, group, error)
         return
-    if share == 1.0 and not running.interrupted:
+    if share == 1.0 and not run.running():
         close_group(running, run)
 
 
@@ -107,6 +114,7 @@ def _ready_group(running: Running, group: Group) -> GroupRun:
         store.tell_width(run)
         if plan.options.resume is not None:
             restore_group(run, store)
+            running.see(group)
     return run
 
 
@@ -117,7 +125,7 @@ def opened_group(plan: SweepPlan, group: Group) -> GroupRun:
             splits, _ = plan.load(group.members[0])
         logs = [plan.logs[member.number] for member in group.members]
         width = plan.widths.get(group.number)
-        run = open_group(group, splits, plan.options, logs, width, plan.clock)
+        run = open_group(group, splits, plan.options, logs, width, plan.clock, plan.shared_seed)
         plan.widths[group.number] = run.width
         plan.open[group.number] = run
     return plan.open[group.number]
@@ -131,8 +139,9 @@ def close_group(running: Running, run: GroupRun) -> None:
         with plan.clock.span("record"):
             assert store.record is not None
             write_member_runs(run, store.record.path, store.facts)
-    store.close(run, forget=runs)
+    # Before the checkpoints go: whoever reads the record after a crash must find one or the other.
     store.tell_members(plan)
+    store.close(run, forget=runs)
     let_go(running, run)
 
 
@@ -157,8 +166,8 @@ def _process(running: Running, report: GroupReport) -> SweepReport:
             running.store.save(run)
             running.store.tell_members(plan)
     return SweepReport(
-        step=sum(log.step for log in plan.logs.values()),
-        num_steps=plan.num_member_steps,
+        step=(done := plan.num_done),
+        num_steps=done + plan.num_left,
         member_step=report.step,
         group=(run.group.number + 1, len(plan.groups)),
         counts=count_statuses(plan.logs.values()),
@@ -190,7 +199,7 @@ def _prune(running: Running, share: float) -> None:
     assert plan.halving is not None
     values: dict[int, float] = {}
     for group in plan.groups:
-        step = _until(plan, group, share)
+        step = plan.rung_end(group, share)
         for member in group.members:
             line = next((line for line in plan.logs[member.number].lines if line["step"] == step), {})
             if (value := line.get(running.leader.monitored)) is not None:
@@ -201,12 +210,6 @@ def _prune(running: Running, share: float) -> None:
         if plan.logs[number].goes_on:
             plan.logs[number].status = "pruned"
     running.store.tell_members(plan)
-
-
-def _until(plan: SweepPlan, group: Group, share: float) -> int:
-    """Where a rung ends for the members of a group."""
-    times = time_plan(plan.options, group.members[0].experiment.config.num_steps)
-    return rung_step(share, times.num_steps, min(typical_window(times), times.num_steps))
 
 
 def _saves(run: GroupRun, store: Store, step: int) -> bool:
@@ -222,7 +225,7 @@ def _is_over(plan: SweepPlan, group: Group) -> bool:
     """Whether nothing more is to be done for a group, its members' directories among it."""
     wants_runs = plan.options.member_runs and plan.options.record
     logs = [plan.logs[member.number] for member in group.members]
-    return not any(log.goes_on or (wants_runs and log.lines and log.dir is None) for log in logs)
+    return not any(log.goes_on or (wants_runs and log.lines and log.dir is None) for log in logs if not log.failed)
 
 
 def _goes_on(plan: SweepPlan, group: Group) -> bool:

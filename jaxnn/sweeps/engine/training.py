@@ -12,7 +12,7 @@ from jaxnn.loop.signals import Interruption
 from jaxnn.loop.stopping import should_stop
 from jaxnn.loop.windows import Closed, run_windows
 from jaxnn.sweeps.engine.group_run import GroupRun
-from jaxnn.sweeps.engine.layout import EMPTY, arrange, bring_back, lay_out
+from jaxnn.sweeps.engine.layout import EMPTY, arrange, bring_back
 from jaxnn.sweeps.engine.logs import RUNNING
 
 
@@ -59,8 +59,7 @@ class Block:
         self.shape = self.run.shape(len(self.rows))
         self.slots = arrange(self.rows, self.shape)
         alive = np.array([log.status == RUNNING for log in self.run.logs])
-        mesh = self.run.programs.formula.mesh
-        self.population = lay_out(self.run.start(), self.run.programs.values, self.slots, alive, step, mesh)
+        self.population = self.run.programs.lay_out(self.run.start(), self.slots, alive, step)
 
     def living(self) -> list[int]:
         """The rows that are still running."""
