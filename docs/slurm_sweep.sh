@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=lr_sweep
+#SBATCH --job-name=digits_sweep
 #SBATCH --array=1-8
 #SBATCH --cpus-per-task=4
 #SBATCH --time=04:00:00
@@ -9,9 +9,10 @@
 # Each job trains its part of the members into RUN_DIR, which all of them see. Whatever follows the script's name is
 # handed on: sbatch docs/slurm_sweep.sh --num-steps 2000. On GPUs add #SBATCH --gpus-per-task=1.
 
-RUN_DIR=${RUN_DIR:-runs/lr_sweep}
+RUN_DIR=${RUN_DIR:-runs/digits_sweep}
 
-srun python experiments/digits_mlp.py sweep \
+# Since SLURM 22.05 srun is not told by sbatch how many cores a task has.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python experiments/digits_mlp.py sweep \
     --learning-rate 1e-3 3e-3 1e-2 3e-2 --seed 0 1 2 3 \
     --resume "$RUN_DIR" --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" "$@"
 status=$?

@@ -1,7 +1,8 @@
 """How sure is one run's accuracy? A small convolutional network on MNIST with eight seeds: mean and interval.
 
-Claim     two epochs read 98.8 % or more of the test digits on average, and single runs lie within 0.3 % of each other
+Claim     after two epochs the mean accuracy lies in 98.2 to 98.5 % (95 % interval), while single runs are 0.4 % apart
 Command   python experiments/seeds.py
+Seen      98.35 ± 0.13 % (98.24 to 98.45); docs/sweeps.md has the picture; two to four minutes on two cores, jax 0.12.0.1
 """
 
 import dataclasses
