@@ -146,3 +146,18 @@ def test_a_field_named_like_an_option_is_refused(capsys: pytest.CaptureFixture[s
     clashing = jn.Experiment(Clashing(), own.data, own.task, own.optimizer)
     error = shell.fails(capsys, lambda words: jn.main(clashing, words), "sweep", "--seed", "0", "1")
     assert "the config Clashing has a field 'width', which is a sweep option's name" in error
+
+
+@pytest.mark.parametrize(("told", "expected"), [({}, "all"), ({"JAX_NUM_CPU_DEVICES": "3"}, "3")])
+def test_each_core_is_a_device_unless_jax_was_told_otherwise(told: dict[str, str], expected: str) -> None:
+    probe = (
+        "import jax\n"
+        "from jaxnn.cli.cores import MOST_DEVICES, use_all_cores\n"
+        "from jaxnn.observe import cpu_count\n"
+        "use_all_cores()\n"
+        "count = len(jax.devices('cpu'))\n"
+        "print('all' if count == min(cpu_count(), MOST_DEVICES) else count)\n"
+        "use_all_cores()  # a backend runs already: nothing happens\n"
+    )
+    done = shell.python("-c", probe, **told)
+    assert done.stdout.strip() == expected, done.stderr

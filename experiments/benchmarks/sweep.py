@@ -2,7 +2,7 @@
 
 Claim     on a CPU of two cores the digits MLPs of a population train at least 10 times as fast as in a loop of jitted
           steps written by hand; at the planned width no network trains slower than one member after another
-Command   python experiments/benchmarks/sweep.py
+Command   python experiments/benchmarks/sweep.py --devices 2
 
 Rates are those of training alone: compiling, evaluation, reports and files are left out, but for the contender
 ``jn.sweep``, whose loop is what it adds to the planned population. What all of it takes from call to result is told by
