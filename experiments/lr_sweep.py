@@ -15,7 +15,6 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    features: tuple[int, ...] = (128, 64)  # Widths of the hidden layers
     learning_rate: float = 1e-3  # Peak learning rate of Adam, decayed to zero along a cosine
     batch_size: int = 128  # Examples a step
     num_steps: int = 2_000  # Updates in all: a little more than four epochs
@@ -27,7 +26,7 @@ def data(config):
 
 
 def task(config):
-    return jn.tasks.classification(jn.models.MLP((*config.features, 10)))
+    return jn.tasks.classification(jn.models.MLP((128, 64, 10)))
 
 
 def optimizer(config):

@@ -26,8 +26,7 @@ def data(config):
 
 
 def task(config):
-    model = jn.models.CNN(num_classes=10, blocks=((8,), (16,)), dense=(64,), dropout=config.dropout)
-    return jn.tasks.classification(model)
+    return jn.tasks.classification(jn.models.CNN(10, blocks=((8,), (16,)), dense=(64,), dropout=config.dropout))
 
 
 def optimizer(config):

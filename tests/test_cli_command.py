@@ -85,7 +85,7 @@ def test_a_sweep_is_one_row_among_the_runs(sweeps: Path, capsys: pytest.CaptureF
     assert [Path(row.split()[0]).name for row in rows] == ["damaged", "older", "alone", "newer"]
     assert "unreadable" in rows[0] and "sweep.json cannot be read" in rows[0]
     assert "finished, sweep of 3: 2 finished, 1 diverged" in rows[1] and "1,234" in rows[1]
-    assert "best train_loss 0.5, test_loss 1.0, test_accuracy 0.9" in rows[1]
+    assert "best at the end train_loss 0.5, test_loss 1.0, test_accuracy 0.9" in rows[1]
     (member,) = says(capsys, "runs", sweeps / "older" / "members").splitlines()[1:]
     assert "0000" in member
     (row,) = says(capsys, "runs", sweeps / "older").splitlines()[1:]
@@ -113,7 +113,27 @@ def test_two_sweeps_are_compared(sweeps: Path, capsys: pytest.CaptureFixture[str
     words = "side A has 2 members with seed 0, which differ in learning_rate"
     assert words in shell.fails(capsys, app.main, "compare", sweeps / "older", sweeps / "newer")
     text = says(capsys, "compare", sweeps / "newer", sweeps / "newer", "--metric", "test_accuracy")
-    assert text.startswith("test_accuracy: B 0.815 against A 0.815, paired over 2 seeds.")
+    assert f"A  {sweeps / 'newer'}" in text and "test_accuracy: B 0.815 against A 0.815, paired over 2 seeds." in text
+
+
+def test_one_value_of_an_axis_is_compared(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare = ("compare", sweeps / "older", sweeps / "newer")
+    text = says(capsys, *compare, "--select", "learning_rate=0.1")
+    assert "test_loss: B 1.85 against A 2, paired over 2 seeds." in text
+    text = says(capsys, *compare, "--select", "learning_rate=0.1", "--select", "seed=1")
+    assert "paired over 1 seed." in text
+    for choice, words in (
+        ("rate=0.1", "neither side sweeps a field 'rate' to select by"),
+        ("learning_rate", "--select is 'learning_rate', and must be FIELD=VALUE"),
+        ("learning_rate=7", "no member has learning_rate = 7: there are 0.1, 0.2"),
+    ):
+        assert words in shell.fails(capsys, app.main, *compare, "--select", choice)
+
+
+def test_a_failure_is_shown_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = swept.member(1, {"seed": 1}, status="failed", error="out of memory")
+    path = swept.write(tmp_path / "s", [swept.member(0, {"seed": 0}, 1.0), failed])
+    assert re.search(r"^failed +member 1 \(seed 1\): out of memory$", says(capsys, "show", path), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

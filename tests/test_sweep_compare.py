@@ -66,13 +66,15 @@ def test_the_direction_is_that_of_the_metric(sides: Sides) -> None:
 def test_the_sentences(sides: Sides) -> None:
     a, b = sides.seeds(LUCK), sides.seeds(BETTER)
     assert str(compare(a, b)).splitlines() == [
+        f"A  {a.dir}",
+        f"B  {b.dir}",
         "test_loss: B 2.388 against A 2.5, paired over 4 seeds.",
         "Difference -0.1125 (95 % interval -0.1364 to -0.08863): B is better.",
     ]
     unclear = compare(a, sides.seeds([1.1, 2.9, 2.2, 4.2]))
     # Differences 0.1, -0.1, 0.2, 0.2: mean 0.1, deviation 0.141421, so n with √n ≥ 1.41421 (t + t'): 18.
     assert unclear.seeds_needed == 18
-    assert str(unclear).splitlines()[1] == (
+    assert str(unclear).splitlines()[3] == (
         "Difference +0.1 (95 % interval -0.125 to +0.325): not separable with 4 seeds; about 18 would be needed to see "
         "a difference of this size."
     )
@@ -81,19 +83,45 @@ def test_the_sentences(sides: Sides) -> None:
 def test_one_pair_tells_nothing_and_says_so(sides: Sides) -> None:
     found = compare(sides.seeds([1.0]), sides.seeds([0.5]))
     assert found.verdict == "not separable" and found.paired and all(map(math.isnan, found.interval))
-    assert str(found).splitlines() == [
+    assert str(found).splitlines()[2:] == [
         "test_loss: B 0.5 against A 1, paired over 1 seed.",
         "Difference -0.5: not separable with 1 seed: run at least 2 more of each.",
     ]
 
 
-def test_equal_differences_do_not_divide_by_zero(sides: Sides) -> None:
+def test_equal_differences_of_few_seeds_tell_nothing(sides: Sides) -> None:
     a = sides.seeds([1.0, 2.0, 4.0])
-    same = compare(a, sides.seeds([1.0, 2.0, 4.0]))
-    assert (same.verdict, same.difference, same.interval, same.seeds_needed) == ("not separable", 0.0, (0.0, 0.0), None)
-    assert str(same).endswith("not separable with 3 seeds.")
-    shifted = compare(a, sides.seeds([0.5, 1.5, 3.5]))
-    assert (shifted.verdict, shifted.interval) == ("better", (-0.5, -0.5))
+    same, shifted = compare(a, sides.seeds([1.0, 2.0, 4.0])), compare(a, sides.seeds([0.9, 1.9, 3.9]))
+    for found, told in ((same, "0"), (shifted, "equal")):
+        assert found.verdict == "not separable" and found.seeds_needed is None and math.isnan(found.interval[0])
+        assert str(found).endswith(f"not separable: all differences are {told}, run more seeds.")
+    many = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]
+    found = compare(sides.seeds(many), sides.seeds([loss - 0.5 for loss in many]))
+    assert (found.verdict, found.interval) == ("better", (-0.5, -0.5))
+
+
+def test_members_that_were_cut_short_are_left_out_and_named(sides: Sides) -> None:
+    a, b = sides.seeds(LUCK), sides.seeds(BETTER)
+    members = tuple(
+        dataclasses.replace(member, status=status)
+        for member, status in zip(b.members, ("pruned", "finished", "stopped early", "interrupted"), strict=True)
+    )
+    found = compare(a, dataclasses.replace(b, members=members))
+    assert found.num_pairs == 2 and found.mean_a == 2.5
+    assert found.left_out[2:] == ("B seed 0 (pruned)", "B seed 3 (interrupted)")
+    none = dataclasses.replace(b, members=(members[0], members[3]))
+    with pytest.raises(ConfigError, match=r"1 pruned, 1 interrupted\): only members that came to their end have one"):
+        compare(a, none)
+
+
+def test_the_sides_are_named_by_what_differs(sides: Sides) -> None:
+    a, b = (sides({(rate, 4, 0): 1.0, (rate, 4, 1): 2.0}, "learning_rate", "width", "seed") for rate in (0.01, 0.1))
+    assert compare(a, b).sides == (f"{a.dir}  learning_rate 0.01", f"{b.dir}  learning_rate 0.1")
+    bare = [dataclasses.replace(side, dir=None) for side in (a, b)]
+    assert str(compare(*bare)).startswith("A  learning_rate 0.01\nB  learning_rate 0.1\ntest_loss: ")
+    assert str(compare(bare[0], bare[0])).startswith("test_loss: ")
+    parts = [a.select(seed=0), a.select(seed=1)]
+    assert compare(parts, b).sides[0] == f"{a.dir} and 1 more  learning_rate 0.01"
 
 
 def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sides) -> None:
@@ -110,15 +138,32 @@ def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sid
 def test_one_seed_in_common_is_no_reason_to_drop_the_others(sides: Sides) -> None:
     found = compare(sides.seeds([1.0, 1.1, 1.2]), sides.seeds([2.0, 2.1, 2.2], first=2))
     assert not found.paired and (found.num_a, found.num_b) == (3, 3) and found.verdict == "worse"
-    assert "not paired, over 3 of A and 3 of B" in str(found)
+    assert "not paired, over 3 seeds of A and 3 of B" in str(found)
 
 
-def test_fields_that_vary_on_both_sides_make_pairs(sides: Sides) -> None:
+def test_pairs_of_one_seed_are_averaged(sides: Sides) -> None:
     losses = {(0.01, 0): 1.0, (0.01, 1): 3.0, (0.1, 0): 2.0, (0.1, 1): 4.0}
-    better = dict(zip(losses, BETTER, strict=True))
-    found = compare(sides(losses, "learning_rate", "seed"), sides(better, "learning_rate", "seed"))
-    assert found.by == ("learning_rate", "seed") and found.num_pairs == 4 and found.verdict == "better"
-    assert "paired over 4 members by learning_rate and seed" in str(found)
+    better = {(0.01, 0): 0.9, (0.01, 1): 2.8, (0.1, 0): 1.8, (0.1, 1): 3.5}
+    a, b = sides(losses, "learning_rate", "seed"), sides(better, "learning_rate", "seed")
+    found = compare(a, b)
+    assert found.by == ("learning_rate", "seed") and found.num_settings == 2 and found.unit == "seed"
+    # Of seed 0: -0.1 and -0.2, so -0.15; of seed 1: -0.2 and -0.5, so -0.35. Mean -0.25, deviation 0.1414,
+    # error 0.1, t(0.975; 1) = 12.7062: -0.25 ± 1.27062. Four pairs would have given ± 0.276.
+    assert found.num_pairs == 2 and found.difference == pytest.approx(-0.25) and found.verdict == "not separable"
+    assert found.interval == pytest.approx((-1.52062, 1.02062), abs=1e-5)
+    assert "paired over 2 seeds, averaged over 2 settings." in str(found)
+    lost = sides(losses | {(0.1, 1): None}, "learning_rate", "seed")
+    assert "averaged over up to 2 settings" in str(compare(lost, b))
+    others = sides({(rate, seed + 5): loss for (rate, seed), loss in better.items()}, "learning_rate", "seed")
+    assert "not paired, over 2 seeds of A and 2 of B, averaged over 2 settings" in str(compare(a, others))
+
+
+def test_pairs_count_where_there_is_one_seed_and_are_not_called_seeds(sides: Sides) -> None:
+    a, b = (sides(dict(zip((0.1, 0.2, 0.3, 0.4), losses, strict=True)), "learning_rate") for losses in (LUCK, BETTER))
+    found = compare(a, b)
+    assert found.num_pairs == 4 and found.unit == "pair" and found.verdict == "better"
+    assert "over 4 pairs by learning_rate" in str(found) and "The seed does not vary" in str(found)
+    assert "seeds;" not in str(compare(b, a))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +172,7 @@ def test_fields_that_vary_on_both_sides_make_pairs(sides: Sides) -> None:
         (
             lambda s: compare(s.seeds(LUCK), s({(0.01, 0): 1.0, (0.1, 0): 2.0}, "learning_rate", "seed")),
             "side B has 2 members with seed 0, which differ in learning_rate: select one value of each first, as in "
-            "select(learning_rate=0.01).",
+            "select(learning_rate=0.01) or --select learning_rate=0.01.",
         ),
         (
             lambda s: compare([s.seeds([1.0])] * 2, s.seeds(LUCK)),
@@ -137,7 +182,7 @@ def test_fields_that_vary_on_both_sides_make_pairs(sides: Sides) -> None:
             lambda s: compare(s.seeds(LUCK), s.seeds(LUCK), "test_acuracy"),
             "side A: no member has a metric 'test_acuracy'",
         ),
-        (lambda s: compare(s.seeds(LUCK), s.seeds([None])), "side B has no result in 'test_loss' (1 diverged): name"),
+        (lambda s: compare(s.seeds(LUCK), s.seeds([None])), "side B has no result in 'test_loss' (1 diverged): only"),
         (lambda s: compare([], s.seeds(LUCK)), "side A is an empty list: give at least one sweep or run."),
         (
             lambda s: compare(s.seeds(LUCK), 3),
@@ -159,9 +204,9 @@ def test_a_selection_mends_what_the_sentence_says(sides: Sides) -> None:
 
 def test_the_best_evaluations_may_be_compared(sides: Sides) -> None:
     a, b = sides.seeds([1.0, 2.0]), sides.seeds([1.0, 2.0])
-    best = [dataclasses.replace(m, best={"step": 5, "test_loss": m.index + 0.5}) for m in b.members]
+    best = [dataclasses.replace(m, best={"step": 5, "test_loss": 1.01 * m.index + 0.5}) for m in b.members]
     found = compare(a, dataclasses.replace(b, members=tuple(best)), at="best")
-    assert found.difference == -0.5 and found.verdict == "better"
+    assert found.difference == pytest.approx(-0.495) and found.verdict == "better"
 
 
 def test_paths_and_runs_are_compared_like_sweeps(sides: Sides, tmp_path: Path) -> None:

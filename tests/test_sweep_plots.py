@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -53,7 +54,8 @@ def test_one_axis_and_seeds(tmp_path: Path) -> None:
     # A line a learning rate, least first, of the mean over seeds: of 0.001, the second, 20 / step · 1.55 at step 20.
     legend = curves.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["0.001", "0.01", "0.1"]
-    assert legend.get_title().get_text() == "learning_rate" and "95 % interval" in curves.get_title()
+    assert legend.get_title().get_text() == "learning_rate"
+    assert curves.get_title() == "mean over seeds, with the range of the seeds"
     np.testing.assert_allclose(curves.get_lines()[0].get_xydata(), [[10, 3.1], [20, 1.55]])
     assert len(curves.collections) == 3, "a band a learning rate"
     assert points.get_xscale() == "log" and points.get_title() == "★ 1.15 at 0.1, mean over 4 seeds"
@@ -85,6 +87,75 @@ def test_seeds_alone(tmp_path: Path) -> None:
     mean, _ = strip.get_lines()
     assert mean.get_ydata() == pytest.approx([1.2, 1.2]) and len(strip.patches) == 1
     np.testing.assert_allclose(crosses(strip), [[2, 0.97]])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "title"),
+    [
+        ((1, 1), "curves"),
+        ((2, 4), "mean over seeds, with the range of the seeds"),
+        ((5, 6), "mean over seeds, with its 95 % interval"),
+        ((4, 5), "mean over seeds, with its 95 % interval (range below 5)"),
+    ],
+)
+def test_the_title_says_what_the_band_is(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
+    points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
+    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "seed")
+    assert panels(sweep.plot(), tmp_path)["step", "test loss"].get_title() == title
+
+
+def cut(sweep: Sweep, statuses: dict[int, str]) -> Sweep:
+    """The sweep with these members cut short, or stopped, at step 10, their first report."""
+    changed = {index: {"status": status, "step": 10} for index, status in statuses.items()}
+    members = (dataclasses.replace(m, **changed.get(m.index, {})) for m in sweep.members)
+    lines = (line for line in sweep.lines if line["member"] not in statuses or line["step"] == 10)
+    return dataclasses.replace(sweep, members=tuple(members), lines=tuple(lines))
+
+
+def test_a_curve_ends_where_some_of_its_members_have_stopped(tmp_path: Path) -> None:
+    sweep = cut(over(tmp_path, {"learning_rate": [0.001, 0.01], "seed": [0, 1]}), {1: "stopped early"})
+    first, second = panels(sweep.plot(), tmp_path)["step", "test loss"].get_lines()
+    # Losses 1 and 1.1 at the end, twice that at step 10.
+    np.testing.assert_allclose(first.get_xydata(), [[10, 2.1]])
+    np.testing.assert_array_equal(second.get_xdata(), [10, 20])
+
+
+def test_members_that_were_cut_short_are_rings_and_no_part_of_means(tmp_path: Path) -> None:
+    axes = {"learning_rate": [0.001, 0.01, 0.1], "seed": [0, 1]}
+    sweep = cut(over(tmp_path, axes), {1: "pruned", 4: "pruned", 5: "interrupted"})
+    figure = sweep.plot()
+    curves, points = panels(figure, tmp_path).values()
+    assert figure.get_suptitle() == "test loss of 6 members (○ 2 pruned, 1 interrupted)"
+    # Of 0.001 the member that finished, then a group that did, then one of which none did; the pruned one is grey.
+    drawn = [(line.get_xdata().tolist(), line.get_ydata()[0]) for line in curves.get_lines()]
+    assert drawn == [([10, 20], 2.0), ([10, 20], pytest.approx(2.5)), ([10], pytest.approx(2.9)), ([10], 2.2)]
+    (rings,) = (line for line in points.get_lines() if line.get_label() == "cut short")
+    np.testing.assert_allclose(rings.get_xydata(), [[0.001, 1.1], [0.1, 1.4], [0.1, 1.5]])
+    assert points.get_title() == "★ 1.25 at 0.01, mean over 2 seeds"
+
+
+def test_the_star_prefers_groups_that_lost_no_seed_and_else_says_so(tmp_path: Path) -> None:
+    axes = {"learning_rate": [0.001, 0.01], "seed": [0, 1]}
+    preferred = panels(over(tmp_path, axes, lost={0}).plot(), tmp_path)["learning_rate", "test loss"]
+    assert preferred.get_title() == "★ 1.25 at 0.01, mean over 2 seeds"
+    said = panels(over(tmp_path, axes, lost={0, 2}).plot(), tmp_path)["learning_rate", "test loss"]
+    assert said.get_title() == "★ 1.1 at 0.001, 1 of 2 seeds (1 diverged)"
+
+
+@pytest.mark.parametrize("fields", [{}, {"nesterov": [True, False]}])
+def test_a_halving_of_scattered_draws_is_drawn(tmp_path: Path, fields: dict[str, list[Any]]) -> None:
+    points: dict[Any, float | None] = {
+        (10.0**-k, 0.1 * k, *(bool(k % 2) for _ in fields)): 1.0 + k for k in range(1, 7)
+    }
+    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "model.dropout", *fields)
+    found = panels(cut(sweep, dict.fromkeys(range(2, 6), "pruned")).plot(), tmp_path)
+    if fields:
+        widths = [len(line.get_xdata()) for line in found["", ""].get_lines()]
+        assert widths.count(3) == 4, "lines that end before the metric"
+    else:
+        drawn = found["learning_rate", "model.dropout"]
+        (rings,) = (line for line in drawn.get_lines() if line.get_marker() == "o")
+        assert len(rings.get_xdata()) == 4 and not crosses(drawn).size
 
 
 def test_two_axes_have_a_heat_map(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,29 +16,52 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import jaxnn as jn
 from jaxnn.loop.signals import Interruption
+from jaxnn.record import create_run_dir, open_record
 from jaxnn.record.directory import is_locked, locked, write_json
 from jaxnn.sweeps.engine.local import sweep_here
+from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.options import SweepOptions
 from jaxnn.sweeps.ray import cluster as ray_cluster
+from jaxnn.sweeps.ray import driver as ray_driver
 from jaxnn.sweeps.ray import worker as ray_worker
-from jaxnn.sweeps.ray.cluster import open_cluster
-from jaxnn.sweeps.ray.engine import cut, plan_tasks
+from jaxnn.sweeps.ray.cluster import Cluster, Outcome, open_cluster
+from jaxnn.sweeps.ray.driver import Driver, summarize
+from jaxnn.sweeps.ray.pace import Pace
+from jaxnn.sweeps.ray.tasks import RayTask, cut, plan_tasks
+from jaxnn.sweeps.ray.worker import Sent, plan_there
 from tests import shell, tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "width": 2}
 POINTS = jn.grid(learning_rate=[0.1, 0.05, 0.01], batch_size=[8, 4], seed=[0, 1])
+# One more, of which the experiment cannot be built.
+ALL_POINTS = POINTS + jn.grid(batch_size=[0], learning_rate=[0.1], seed=[0])
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this process compiled is there for the workers, and the other way round: it is set for them too."""
+    before = {name: getattr(jax.config, name) for name in ray_worker.CACHE_SETTINGS}
+    for name, value in zip(before, (str(tmp_path_factory.getbasetemp() / "compiled"), 0.0), strict=True):
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def cluster(compiled_once: None) -> Iterator[Any]:
     """Ray on this machine with two workers, for the tests that do not start their own."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'jaxnn[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     # As a script's folder would be; a worker imports what a test module defines.
+    del compiled_once
     path = os.pathsep.join([str(shell.ROOT), str(shell.ROOT / "tests")])
     environment = {"PYTHONPATH": path}
     before = signal.getsignal(signal.SIGTERM)
@@ -49,6 +73,13 @@ def cluster() -> Iterator[Any]:
     yield ray
     ray.shutdown()
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def alone(compiled_once: None) -> jn.Sweep:
+    """All points in one process."""
+    del compiled_once
+    return jn.sweep(tiny.experiment(), ALL_POINTS, record=False, **HOW)
 
 
 def sweep(experiment: jn.Experiment[Any], points: jn.Points = POINTS, **options: Any) -> jn.Sweep:
@@ -72,6 +103,34 @@ def assert_equal(found: jn.Sweep, expected: jn.Sweep) -> None:
 
 def tasks(path: Path) -> list[Path]:
     return sorted((path / "shards").iterdir())
+
+
+def told_members(path: Path) -> list[dict[str, Any]]:
+    """What ``members.jsonl`` says, whatever else lies there."""
+    return [json.loads(line) for line in (path / "members.jsonl").read_text().splitlines()]
+
+
+class Words(list[str]):
+    """A display that keeps what was said."""
+
+    say = list.append
+
+    def report(self, report: Any) -> None:
+        raise AssertionError("the driver says lines only")
+
+
+@contextlib.contextmanager
+def half_done(path: Path) -> Iterator[tuple[Driver, RayTask]]:
+    """A driver of four members, and its first task: two of them, which are trained."""
+    points, task = jn.grid(learning_rate=[0.1, 0.05], seed=[0, 1]), RayTask((0, 1), path / "shards" / "task-001")
+    planned = plan_there(Sent(tiny.experiment(), points, SweepOptions(engine="ray", **HOW), {"name": "tiny"}, {}), None)
+    with open_record(create_run_dir(path)) as record:
+        driver = Driver(path, Store(record, planned.facts), planned.members, Cluster(None, False, 2), Words())
+        driver.store.describe(status="running")
+        driver.tell_members()
+        driver.introduce([task])
+        sweep_here(tiny.experiment(), points, SweepOptions(run_dir=task.folder, **HOW), numbers=task.numbers)
+        yield driver, task
 
 
 def test_groups_are_cut_into_work_for_every_worker() -> None:
@@ -105,7 +164,7 @@ def test_what_was_begun_keeps_its_directory_and_the_rest_is_cut_anew(tmp_path: P
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(jn.ConfigError, match=r"needs Ray: pip install 'jaxnn\[ray\]'$"):
+    with pytest.raises(jn.ConfigError, match=r"needs Ray: pip install -e '\.\[ray\]'$"):
         sweep(tiny.experiment(), run_dir=tmp_path / "swept")
     assert not (tmp_path / "swept").exists()
 
@@ -140,6 +199,73 @@ def test_a_cluster_that_does_not_answer_is_told_of(monkeypatch: pytest.MonkeyPat
         sweep(tiny.experiment())
 
 
+def test_at_its_end_the_sweep_says_itself_what_became_of_each_member(tmp_path: Path) -> None:
+    with half_done(tmp_path / "swept") as (driver, task):
+        assert [line["status"] for line in told_members(driver.path)] == ["waiting"] * 4
+        found = jn.open_sweep(driver.path)
+        driver.finish()
+    told = told_members(driver.path)
+    assert [line["status"] for line in told] == ["finished"] * 2 + ["waiting"] * 2
+    for line, own in zip(told, told_members(task.folder), strict=False):
+        assert line == own | {"dir": f"shards/task-001/{own['dir']}"}
+    assert jn.open_sweep(driver.path).members == found.members
+    # Of a member that goes on, its task knows better.
+    (driver.path / "members.jsonl").write_text("".join(json.dumps(line | {"final": {}}) + "\n" for line in told))
+    assert jn.open_sweep(driver.path).members == found.members
+
+
+def test_a_task_that_ends_tells_why_its_members_were_not_side_by_side(tmp_path: Path) -> None:
+    with half_done(tmp_path / "swept") as (driver, task):
+        facts = tiny.read(task.folder, "sweep.json")
+        facts["groups"][0]["width"]["note"] = "one at a time: more do not fit"
+        write_json(task.folder / "sweep.json", facts)
+        driver.settle(task, Outcome({**facts["summary"], "member_steps_per_second": 400.0}))
+    *_, note, ended = driver.words
+    assert note == "  task-001: one at a time: more do not fit"
+    over = "2 of 4 members over (2 finished, 2 waiting)"
+    assert ended.startswith(f"  task-001 ended (400 member-steps/s): {over}, best test ")
+    assert ended.endswith("tasks left: 0, 2 workers with a core each")
+
+
+def test_a_driver_that_waits_says_how_far_the_sweep_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with half_done(tmp_path / "swept") as (driver, _):
+        said = len(driver.words)
+        driver.look()
+        assert len(driver.words) == said
+        driver.throttle = ray_driver.Throttle(0.0)
+        driver.pace.rate = 1234.0
+        driver.look()
+        assert driver.words[said].startswith("  2 of 4 members over (2 finished, 2 waiting), best test ")
+        assert ", 1,234 member-steps/s, tasks left: 1, " in driver.words[said]
+        # What is being replaced may be missed by a file system that machines share: that ends no sweep.
+        (driver.path / "members.jsonl").write_text("{\n")
+        driver.look()
+        assert "cannot be read now" in driver.words[-1]
+
+
+def test_the_pace_is_of_steps_after_the_first() -> None:
+    times = iter([0.0, 10.0, 20.0, 20.5, 30.0, 40.0, 50.0])
+    pace = Pace(lambda: next(times))
+    pace.start(100)
+    rates = []
+    for steps in (100, 150, 250, 300, 300, 200, 700):
+        pace.see(steps)
+        rates.append(pace.rate)
+    # Nothing new, the first, ten seconds, half a second, 50 in ten, a step back, and on from there.
+    assert rates == [None, None, 10.0, 10.0, 5.0, 5.0, 50.0]
+
+
+def test_the_rate_of_a_sweep_is_that_of_its_workers_while_they_train() -> None:
+    task = {"member_steps": 600, "num_compilations": 2, "spent": {"train": 3.0, "compile": 9.0}}
+    assert summarize([task, task, task], 2, seconds=20.0) == {
+        "seconds": 20.0,
+        "member_steps": 1800,
+        "num_compilations": 6,
+        "member_steps_per_second": 400.0,
+    }
+    assert summarize([task | {"spent": {}}], 2, seconds=1.0)["member_steps_per_second"] is None
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -167,11 +293,17 @@ def test_a_sweep_goes_on_with_its_own_engine(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_train_what_one_process_does(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    points = POINTS + jn.grid(batch_size=[0], learning_rate=[0.1], seed=[0])
-    found = sweep(tiny.experiment(), points, run_dir=tmp_path / "ray", progress="plain")
+def test_workers_train_what_one_process_does(
+    cluster: Any,
+    alone: jn.Sweep,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_driver, "SECONDS_BETWEEN_LINES", 0.5)
+    found = sweep(tiny.experiment(), ALL_POINTS, run_dir=tmp_path / "ray", progress="plain")
     said = capsys.readouterr().out
-    assert_equal(found, jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "local", **HOW))
+    assert_equal(found, alone)
     assert [path.name for path in tasks(tmp_path / "ray")] == ["task-001", "task-002"]
     assert [tiny.read(path, "sweep.json")["numbers"] for path in tasks(tmp_path / "ray")] == [
         [0, 1, 4, 5, 8, 9],
@@ -184,6 +316,8 @@ def test_workers_train_what_one_process_does(cluster: Any, tmp_path: Path, capsy
     assert (member["name"], member["command"]) == ("tiny", sys.argv)
     # A worker has one core, and one device, whatever this process was given.
     assert len(member["devices"]["devices"]) == 1
+    assert [line["status"] for line in told_members(tmp_path / "ray")] == ["finished"] * 12 + ["failed"]
+    assert "\n  1 of 13 members over" in said, "nothing was said before the first task ended"
     assert "2 workers with a core each" in said and "13 of 13 members over" in said and "tasks left: 0" in said
     assert cluster.is_initialized()
     np.testing.assert_allclose(found.run(7).evaluate()["loss"], found.members[7].final["test_loss"], rtol=1e-5)
@@ -248,16 +382,20 @@ def test_an_interrupted_sweep_runs_what_is_left(cluster: Any, tmp_path: Path) ->
     assert stopped.status == "interrupted"
     over = {file: file.stat().st_mtime_ns for file in path.glob("shards/*/members/*/run.json")}
     assert 0 < len(over) < 6
+    told = [(line["status"], line["step"]) for line in told_members(path)]
+    assert told == [(member.status, member.step) for member in stopped.members]
+    assert "interrupted" in dict(told)
     # For so many workers it would be cut otherwise, but all of it was begun.
-    resumed = sweep(experiment, points, resume=path, num_workers=6)
+    resumed = sweep(experiment, points, resume=path, num_workers=6, eval_every=1_000)
     assert len(tasks(path)) == 3
     assert {file: file.stat().st_mtime_ns for file in over} == over
-    assert_equal(resumed, jn.sweep(experiment, points, record=False, **HOW))
+    assert_equal(resumed, jn.sweep(experiment, points, record=False, **HOW | {"eval_every": 1_000}))
     assert tiny.read(path, "sweep.json")["status"] == "finished"
+    assert [line["status"] for line in told_members(path)] == ["finished"] * 6
 
 
 @pytest.mark.slow
-def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, tmp_path: Path) -> None:
+def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, alone: jn.Sweep, tmp_path: Path) -> None:
     del cluster
     plain = tiny.experiment()
 
@@ -267,12 +405,14 @@ def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, tmp_path:
         return tiny.splits()
 
     broken = jn.Experiment(plain.config, data, plain.task, plain.optimizer)
-    found = sweep(broken, run_dir=tmp_path / "swept")
-    assert {member.config["batch_size"] for member in found.members if member.status == "failed"} == {4}
-    assert {member.config["batch_size"] for member in found.members if member.status == "finished"} == {8}
-    assert all("the disk is gone" in str(member.error) for member in found.members if member.status == "failed")
+    found = sweep(broken, ALL_POINTS, run_dir=tmp_path / "swept")
+    *found_members, unbuilt = found.members
+    assert {member.config["batch_size"] for member in found_members if member.status == "failed"} == {4}
+    assert {member.config["batch_size"] for member in found_members if member.status == "finished"} == {8}
+    assert all("the disk is gone" in str(member.error) for member in found_members if member.status == "failed")
+    assert "batch_size is 0" in str(unbuilt.error)
     # Once what was wrong is mended, the sweep can be completed.
-    assert_equal(sweep(plain, resume=tmp_path / "swept"), jn.sweep(plain, POINTS, record=False, **HOW))
+    assert_equal(sweep(plain, ALL_POINTS, resume=tmp_path / "swept"), alone)
 
 
 def where() -> tuple[str, int]:
@@ -357,11 +497,11 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_script_starts_ray_and_ends_it(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'jaxnn[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     script = tmp_path / "lonely.py"
     script.write_text(SCRIPT)
     words = (
-        "sweep --learning-rate 0.1 0.01 --momentum 0.5 0.9 --engine ray --num-workers 2 --width 2 --steps-per-call 5"
+        "sweep --learning-rate 0.1 0.01 --momentum 0.5 0.9 --engine ray --num-workers 1 --width 2 --steps-per-call 5"
     )
     where = ["--run-dir", str(tmp_path / "swept")]
     done = subprocess.run(

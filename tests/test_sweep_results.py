@@ -218,13 +218,18 @@ def test_the_best_evaluation_may_be_anothers(grid: Sweep) -> None:
     assert overfitted.best().index == 3 and overfitted.best(at="best").index == 0
 
 
-def test_nan_and_lost_members_are_never_best_and_pruned_ones_may_be(grid: Sweep) -> None:
+def test_nan_and_lost_members_are_never_best_and_those_cut_short_only_where_no_other_is(grid: Sweep) -> None:
     wonderful = {"test_loss": 0.001}
     for status in ("diverged", "failed"):
         assert edited(grid, 0, final=wonderful, status=status).best().index == 3
     assert edited(grid, 0, final={"test_loss": math.nan}).best().index == 3
     assert edited(grid, 0, final={"test_loss": -math.inf}).best().index == 3
-    assert edited(grid, 0, final=wonderful, status="pruned").best().index == 0
+    for status in ("pruned", "interrupted", "running"):
+        assert edited(grid, 0, final=wonderful, status=status).best().index == 3
+    pruned = [dataclasses.replace(member, status="pruned") for member in grid.members[:5]]
+    left = dataclasses.replace(grid, members=(*pruned, grid.members[5]))
+    assert left.best().index == 3 and "best so far" in repr(left)
+    assert edited(left, 0, status="stopped early").best().index == 0
 
 
 @pytest.mark.parametrize(
@@ -334,8 +339,30 @@ def test_groups_by_hand(grid: Sweep) -> None:
     spread = second.metrics["test_loss"]
     assert (second.n, second.num_diverged, second.num_failed) == (2, 1, 0)
     assert (spread.mean, spread.deviation) == pytest.approx((0.6, 0.141421), abs=1e-6)
-    assert grid.group().best().point == {"learning_rate": 0.1}
-    assert grid.group().best("test_accuracy").point == {"learning_rate": 0.1}
+
+
+def test_the_best_group_has_lost_no_members_where_there_is_such_a_one(grid: Sweep) -> None:
+    assert grid.group().best().point == {"learning_rate": 0.01}
+    assert grid.group().best("test_accuracy").point == {"learning_rate": 0.01}
+    # Where all have lost some, as where none has, it is by the mean; pruned ones count for less than lost ones.
+    both = edited(grid, 0, status="failed").group()
+    assert repr(both.best()).startswith("learning_rate 0.1: n 2, 1 diverged, test_loss 0.6000 ± 0.1414")
+    whole = edited(grid, 5, status="finished", final={"test_loss": 0.6})
+    assert whole.group().best().point == {"learning_rate": 0.1}
+    assert edited(whole, 5, status="pruned").group().best().point == {"learning_rate": 0.01}
+    assert edited(edited(whole, 5, status="pruned"), 0, status="failed").group().best().num_pruned == 1
+
+
+def test_members_that_were_cut_short_are_counted_and_not_averaged(grid: Sweep) -> None:
+    sweep = edited(edited(grid, 0, status="pruned"), 1, status="running")
+    row = sweep.group().rows[0]
+    assert (row.n, row.num_pruned, row.num_unfinished, row.num_lost) == (1, 1, 1, 0)
+    assert row.metrics["test_loss"].mean == 3.0
+    lines = repr(sweep.group(metric="test_loss")).splitlines()
+    assert lines[0].split() == ["learning_rate", "n", "diverged", "pruned", "unfinished", "test_loss"]
+    assert lines[1].split() == ["0.01", "1", "0", "1", "1", "3"]
+    np.testing.assert_array_equal(sweep.scores("test_loss"), [math.nan, math.nan, 3.0, 0.5, 0.7, math.nan])
+    assert [member.index for member in sweep.ranked("test_loss")] == [3, 4, 2, 0, 1, 5]
 
 
 def test_what_a_lost_member_measured_is_not_averaged(grid: Sweep) -> None:
@@ -367,19 +394,19 @@ def test_a_nested_config_may_be_an_axis(tmp_path: Path) -> None:
 
 def test_the_summary_says_how_many_how_fast_and_which_is_best(grid: Sweep) -> None:
     assert repr(grid).splitlines() == [
-        "finished       sweep of 6: 5 finished, 1 diverged",
-        "learning_rate  0.01, 0.1",
-        "seed           0, 1, 2",
-        "throughput     1,234 member steps/s",
-        "time           2.50 s, 1 program compiled",
-        "best           member 3 (learning_rate 0.1, seed 0): train_loss 0.25, test_loss 0.5, test_accuracy 0.95",
-        f"record         {grid.dir}",
+        "finished         sweep of 6: 5 finished, 1 diverged",
+        "learning_rate    0.01, 0.1",
+        "seed             0, 1, 2",
+        "throughput       1,234 member steps/s",
+        "time             2.50 s, 1 program compiled",
+        "best at the end  member 3 (learning_rate 0.1, seed 0): train_loss 0.25, test_loss 0.5, test_accuracy 0.95",
+        f"record           {grid.dir}",
     ]
     assert "<td" in grid._repr_html_() and "5 finished, 1 diverged" in grid._repr_html_()
 
 
 def test_the_table_has_the_best_first_and_the_lost_last(grid: Sweep) -> None:
-    header, *rows, more = grid.table(limit=5).splitlines()
+    header, *rows, more = str(grid.table(limit=5)).splitlines()
     assert header.split() == ["member", "learning_rate", "seed", "status", "step"] + [
         "test_loss",
         "train_loss",
@@ -387,7 +414,40 @@ def test_the_table_has_the_best_first_and_the_lost_last(grid: Sweep) -> None:
     ]
     assert [row.split()[0] for row in rows] == ["3", "4", "0", "1", "2"]
     assert rows[1].split() == ["4", "0.1", "1", "finished", "20", "0.7", "0.35", "0.93"] and more == "… and 1 more"
-    assert grid.table().splitlines()[-1].split() == ["5", "0.1", "2", "diverged", "10", "nan", "–", "–"]
+    assert str(grid.table()).splitlines()[-1].split() == ["5", "0.1", "2", "diverged", "10", "nan", "–", "–"]
+    assert "<th" in grid.table()._repr_html_() and "… and 1 more" in grid.table(limit=5)._repr_html_()
+
+
+def test_the_table_is_by_another_metric_or_evaluation_where_asked(grid: Sweep) -> None:
+    by_accuracy = grid.table("test_accuracy", limit=1)
+    assert (
+        list(by_accuracy.header[5:]) == ["test_accuracy", "test_loss", "train_loss"] and by_accuracy.rows[0][0] == "3"
+    )
+    best = edited(grid, 0, best={"step": 5, "test_loss": 0.1}).table(at="best", limit=1)
+    assert best.header[4] == "best step" and best.rows[0] == ["0", "0.01", "0", "finished", "5", "0.1", "–", "–"]
+    with pytest.raises(ConfigError, match="no member has a metric 'acc'"):
+        grid.table("acc")
+
+
+def test_why_members_failed_is_told(grid: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = edited(grid, 0, status="failed", error="hidden is 0.\nTraceback: …", final={})
+    sweep = edited(sweep, 1, status="failed", error="hidden is 0.", final={})
+    assert "failed           member 0 (learning_rate 0.01, seed 0) and 1 more: hidden is 0.\n" in repr(sweep)
+    table = sweep.table()
+    assert table.header[-1] == "error" and [row[-1] for row in table.rows].count("hidden is 0.") == 2
+    assert "error" not in grid.table().header
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    rows: Any = sweep.frame()
+    assert rows[0]["error"].startswith("hidden is 0.") and rows[2]["error"] is None
+
+
+def test_a_point_that_is_printed_can_be_selected(tmp_path: Path) -> None:
+    rates = [1.00000499, 10**-1.5, 10**-4.5, 0.0123456789]
+    sweep = swept.sweep(tmp_path / "s", {(rate,): 1.0 + rate for rate in rates}, "learning_rate")
+    assert "learning_rate 3.16228e-05" in repr(sweep) and "0.0316228" in repr(sweep.group())
+    printed = {row[0]: float(row[1]) for row in sweep.table().rows}
+    for index, rate in printed.items():
+        assert numbers(sweep.select(learning_rate=rate)) == [int(index)]
 
 
 def test_groups_are_shown_with_as_many_decimals_as_their_mean(grid: Sweep) -> None:
@@ -399,7 +459,6 @@ def test_groups_are_shown_with_as_many_decimals_as_their_mean(grid: Sweep) -> No
         "Of fewer than 5 members it is their range, and holds the mean less often than 95 %.",
     ]
     assert "<th" in grid.group()._repr_html_() and "0.6000 ± 0.1414" in grid.group()._repr_html_()
-    assert repr(grid.group().best()).startswith("learning_rate 0.1: n 2, test_loss 0.6000 ± 0.1414")
 
 
 def test_numbers_too_small_for_decimals_have_exponents(tmp_path: Path) -> None:
@@ -413,7 +472,7 @@ def test_a_sweep_of_nothing_yet_is_shown(tmp_path: Path) -> None:
     sweep = open_sweep(swept.write(tmp_path / "s", [], status="running"))
     assert "sweep of 0: no members" in repr(sweep) and sweep.table() and repr(sweep.group())
     waiting = open_sweep(swept.write(tmp_path / "w", [swept.member(0, {"seed": 0}, status="waiting", step=0)]))
-    assert "1 waiting" in repr(waiting) and "waiting" in waiting.table() and repr(waiting.group())
+    assert "1 waiting" in repr(waiting) and "waiting" in str(waiting.table()) and repr(waiting.group())
 
 
 # --- frames ---
@@ -462,5 +521,8 @@ def test_a_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
 
 def test_a_member_without_a_directory_cannot_be_loaded(grid: Sweep) -> None:
     sweep = dataclasses.replace(grid, experiment=tiny.experiment())
-    with pytest.raises(RecordError, match="member 3 has no run directory: .*alone with learning_rate 0.1, seed 0"):
+    with pytest.raises(
+        RecordError,
+        match="member 3 has no run directory: .*options record and member_runs .*alone with learning_rate 0.1, seed 0",
+    ):
         sweep.run(3)

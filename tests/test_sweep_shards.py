@@ -121,7 +121,7 @@ def test_merged_shards_are_compared_and_shown(
     merged: tuple[jn.Sweep, jn.Sweep, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone, _, path = merged
-    assert "paired over 6 members" in str(jn.compare(alone.dir, path))
+    assert "over 6 pairs" in str(jn.compare(alone.dir, path))
     app.main(["show", str(path)])
     assert "sweep of 6: 6 finished" in capsys.readouterr().out
 
@@ -249,6 +249,7 @@ def slurm(tmp_path: Path, task: int, srun: str, **environment: str) -> subproces
         (commands / name).chmod(0o755)
     path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
     variables = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": "2", "SLURM_JOB_ID": f"10{task}"}
+    variables["SLURM_CPUS_PER_TASK"] = "4"
     return subprocess.run(
         ["bash", "docs/slurm_sweep.sh", "--num-steps", "20", "--width", "4", "--steps-per-call", "2"],
         env={**os.environ, "PATH": path, "RUN_DIR": str(tmp_path / "runs"), **variables, **environment},
@@ -261,8 +262,10 @@ def slurm(tmp_path: Path, task: int, srun: str, **environment: str) -> subproces
 
 @pytest.mark.slow
 def test_the_slurm_script_runs_a_sweep_in_two_jobs(tmp_path: Path) -> None:
+    # A step has as many cores as srun is told, not as sbatch was.
+    srun = 'test "$1" = --cpus-per-task=4 && shift && exec "$@"'
     for task in (1, 2):
-        done = slurm(tmp_path, task, 'exec "$@"', XDG_CACHE_HOME=str(tmp_path / "cache"))
+        done = slurm(tmp_path, task, srun, XDG_CACHE_HOME=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "scontrol" not in done.stdout
     found = jn.open_sweep(tmp_path / "runs")

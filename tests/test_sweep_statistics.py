@@ -74,12 +74,17 @@ def test_welch_by_hand() -> None:
 
 
 def test_differences_that_do_not_vary() -> None:
-    assert paired_difference([1.0, 2.0], [1.0, 2.0]) == (0.0, 0.0, 0.0, 0.0)
-    assert paired_difference([1.0, 2.0], [1.0, 2.0]).sign == 0
-    assert paired_difference([1.0, 2.0], [3.0, 4.0]).sign == 1
-    assert paired_difference([3.0, 4.0], [1.0, 2.0]).sign == -1
-    assert welch_difference([1.0, 1.0], [1.0, 1.0]) == (0.0, 0.0, 0.0, 0.0)
-    assert welch_difference([2.0, 2.0], [1.0, 1.0]) == (-1.0, -1.0, -1.0, 0.0)
+    # Five pairs that all go one way do so by chance in 2 · 0.5⁵ = 6 % of all cases, six in 3 %.
+    for few in (2, 5):
+        values = np.arange(few, dtype=float)
+        # A third is added, which rounds differently for each.
+        for found in (paired_difference(values, values + 1 / 3), welch_difference([1.0] * few, [4 / 3] * few)):
+            assert found.mean == pytest.approx(1 / 3) and found.deviation == 0.0
+            assert math.isnan(found.low) and math.isnan(found.high) and found.sign == 0
+    six = np.arange(6.0)
+    assert paired_difference(six, six) == (0.0, 0.0, 0.0, 0.0) and paired_difference(six, six).sign == 0
+    assert paired_difference(six, six + 2).sign == 1 and paired_difference(six + 2, six).sign == -1
+    assert welch_difference([2.0] * 6, [1.0] * 6) == (-1.0, -1.0, -1.0, 0.0)
 
 
 def test_too_few_values_have_a_difference_and_no_interval() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json as json_format
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,8 @@ from jaxnn.record.reader import age
 from jaxnn.sweeps.results.comparing import compare as compare_sides
 from jaxnn.sweeps.results.outcomes import count_by_status
 from jaxnn.sweeps.results.reading import open_sweep
-from jaxnn.types import ConfigError, JaxnnError, RecordError
+from jaxnn.sweeps.results.sweep import Sweep, best_label
+from jaxnn.types import ConfigError, JaxnnError, RecordError, suggest
 
 # A width, in characters, that no row reaches.
 UNFOLDED = 10_000
@@ -104,15 +106,51 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
         print(f"{'curves':<15} {run / 'curves.png'}")
 
 
-def compare(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, metric: str | None = None) -> None:
+def compare(
+    a: tyro.conf.Positional[Path],
+    b: tyro.conf.Positional[Path],
+    /,
+    *,
+    metric: str | None = None,
+    select: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+) -> None:
     """Whether B is better than A: runs or sweeps, paired by their seeds.
 
     Args:
         a: the directory of a run or a sweep.
         b: that of what is compared with it.
         metric: by which, such as test_accuracy; default: the one A monitored.
+        select: FIELD=VALUE, only the members with that value of a swept field; may be given several times.
     """
-    print(compare_sides(a, b, metric))
+    sides = [open_sweep(path) if is_sweep(path) else path for path in (a, b)]
+    for choice in select:
+        sides = _selected(sides, *_field_and_value(choice))
+    print(compare_sides(sides[0], sides[1], metric))
+
+
+def _field_and_value(choice: str) -> tuple[str, Any]:
+    name, equals, text = choice.partition("=")
+    if not equals:
+        raise ConfigError(f"--select is {choice!r}, and must be FIELD=VALUE, as in learning_rate=0.001.")
+    try:
+        return name, ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return name, text
+
+
+def _selected(sides: Sequence[Sweep | Path], name: str, value: Any) -> list[Sweep | Path]:
+    """The sides with one value of a swept field; one that does not sweep it stays as it is.
+
+    Raises:
+        ConfigError: neither sweeps it, or one that does has no such value.
+    """
+    swept = [{axis.name for axis in side.axes} if isinstance(side, Sweep) else set() for side in sides]
+    if name not in (known := swept[0] | swept[1]):
+        raise ConfigError(f"neither side sweeps a field {name!r} to select by: {suggest(name, known)}.")
+    return [
+        side.select(**{name: value}) if isinstance(side, Sweep) and name in names else side
+        for side, names in zip(sides, swept, strict=True)
+    ]
 
 
 def _row(path: Path) -> tuple[str, ...]:
@@ -135,12 +173,13 @@ def _sweep_row(path: Path) -> tuple[str, ...]:
     rate = sweep.summary.get("member_steps_per_second")
     step = max((member.step for member in sweep.members), default=0)
     try:
-        best = _brief(_rounded(sweep.best().metrics()))
+        best = sweep.best()
+        told_best = f"{best_label(best)} {_brief(_rounded(best.metrics()))}"
     except ConfigError:
-        best = ""
+        told_best = ""
     counts = count_by_status(sweep.members)
     told = f"{sweep.status}, sweep of {len(sweep.members)}: {counts}"
-    return (str(path), told, str(step), f"{rate:,.0f}" if rate else "", best and f"best {best}")
+    return (str(path), told, str(step), f"{rate:,.0f}" if rate else "", told_best)
 
 
 def _final(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:

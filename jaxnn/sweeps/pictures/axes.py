@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxnn.sweeps.pictures.scales import (
     MOST_LABELS,
+    SHORT,
     Scale,
     finish,
     label_ticks,
@@ -18,34 +19,24 @@ from jaxnn.sweeps.pictures.scales import (
     spans_decade,
 )
 from jaxnn.sweeps.results.outcomes import SEED, Axis, Outcomes
-from jaxnn.sweeps.results.summaries import Spread, grouped, spread_of
-from jaxnn.sweeps.results.tables import show
+from jaxnn.sweeps.results.summaries import GroupRow, best_row, group_members, spread_of
+from jaxnn.sweeps.results.tables import show, show_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-POINTS: dict[str, Any] = {"s": 14, "alpha": 0.45, "lw": 0}
+POINTS: dict[str, Any] = {"s": 16, "alpha": 0.5, "lw": 0}
 BEST: dict[str, Any] = {"marker": "*", "c": "black", "ms": 11, "mec": "white", "ls": "none", "zorder": 5}
 
 
-class Result(NamedTuple):
-    """A group of members that differ in their seed alone, and its spread in the metric that is drawn."""
-
-    point: dict[str, Any]
-    spread: Spread
+def group_results(sweep: Outcomes, metric: str) -> tuple[GroupRow, ...]:
+    """The groups of members that differ in their seed alone, those without a result among them."""
+    return group_members(sweep, [axis.name for axis in sweep.settings], metric).rows
 
 
-def group_results(sweep: Outcomes, metric: str) -> list[Result]:
-    """The groups of ``sweep``, those without a result among them."""
-    scores = sweep.scores(metric)
-    groups = grouped(sweep.members, [axis.name for axis in sweep.settings])
-    return [Result(point, spread_of(scores[positions])) for point, positions in groups]
-
-
-def best_result(sweep: Outcomes, metric: str, results: Sequence[Result]) -> Result | None:
-    """The group with the best mean; None where none has a result."""
-    sign = -1 if sweep.more_is_better(metric) else 1
-    return min((r for r in results if r.spread.n), key=lambda result: sign * result.spread.mean, default=None)
+def best_result(sweep: Outcomes, metric: str, results: Sequence[GroupRow]) -> GroupRow | None:
+    """The best group; None where none has a result."""
+    return best_row(results, metric, more_is_better=sweep.more_is_better(metric))
 
 
 def draw_axis(axes: Axes, sweep: Outcomes, metric: str, axis: Axis) -> None:
@@ -53,11 +44,13 @@ def draw_axis(axes: Axes, sweep: Outcomes, metric: str, axis: Axis) -> None:
     scale, scores = scale_of(axis), sweep.scores(metric)
     positions = np.array([scale.position(member.fields[axis.name]) for member in sweep.members])
     axes.scatter(positions, scores, **POINTS)
+    so_far = sweep.scores_so_far(metric)
+    _draw_cut_short(axes, positions, so_far)
     results = group_results(sweep, metric)
     if (best := best_result(sweep, metric, results)) is not None:
         _draw_means(axes, scale, _slice(results, best, axis.name))
         axes.plot(scale.position(best.point[axis.name]), best.spread.mean, **BEST)
-    if spans_decade(scores, sweep.more_is_better(metric)):
+    if spans_decade([*scores, *so_far], sweep.more_is_better(metric)):
         axes.set_yscale("log")
     scale.mark(axes.xaxis)
     lost = [scale.position(member.fields[axis.name]) for member in sweep.lost]
@@ -68,13 +61,14 @@ def draw_axis(axes: Axes, sweep: Outcomes, metric: str, axis: Axis) -> None:
 
 def draw_seeds(axes: Axes, sweep: Outcomes, metric: str) -> None:
     """Draws every member beside its fellows, and their mean with its interval."""
-    scores = sweep.scores(metric)
+    scores, so_far = sweep.scores(metric), sweep.scores_so_far(metric)
     axes.scatter(np.arange(len(scores)), scores, s=22)
+    _draw_cut_short(axes, np.arange(len(scores)), so_far)
     spread = spread_of(scores)
     if spread.n > 1:
         axes.axhline(spread.mean, c="tab:blue", lw=1.2)
         axes.axhspan(spread.low, spread.high, color="tab:blue", alpha=0.15, lw=0)
-    if spans_decade(scores, sweep.more_is_better(metric)):
+    if spans_decade([*scores, *so_far], sweep.more_is_better(metric)):
         axes.set_yscale("log")
     mark_lost(axes, sweep, metric, [sweep.members.index(member) for member in sweep.lost])
     every = -(-len(scores) // MOST_LABELS)
@@ -85,16 +79,22 @@ def draw_seeds(axes: Axes, sweep: Outcomes, metric: str) -> None:
     finish(axes, f"{spread.n} seeds: {spread}" if spread.n > 1 else "last value")
 
 
-def _slice(results: Sequence[Result], best: Result, name: str) -> list[Result]:
+def _draw_cut_short(axes: Axes, positions: np.ndarray, values: np.ndarray) -> None:
+    there = np.isfinite(values)
+    if there.any():
+        axes.plot(positions[there], values[there], label="cut short", zorder=1, **SHORT)
+
+
+def _slice(results: Sequence[GroupRow], best: GroupRow, name: str) -> list[GroupRow]:
     """The groups with a result whose other fields are those of the best."""
 
-    def others(result: Result) -> dict[str, Any]:
+    def others(result: GroupRow) -> dict[str, Any]:
         return {key: value for key, value in result.point.items() if key != name}
 
-    return [result for result in results if result.spread.n and others(result) == others(best)]
+    return [result for result in results if result.n and others(result) == others(best)]
 
 
-def _draw_means(axes: Axes, scale: Scale, results: Sequence[Result]) -> None:
+def _draw_means(axes: Axes, scale: Scale, results: Sequence[GroupRow]) -> None:
     results = sorted(results, key=lambda result: scale.position(result.point[scale.name]))
     positions = [scale.position(result.point[scale.name]) for result in results]
     line = "none" if scale.kind == "nominal" else "-"
@@ -103,8 +103,10 @@ def _draw_means(axes: Axes, scale: Scale, results: Sequence[Result]) -> None:
     axes.vlines(positions, low, high, color="tab:blue", lw=1.5)
 
 
-def _told(best: Result | None, name: str) -> str:
+def _told(best: GroupRow | None, name: str) -> str:
     if best is None:
         return "no result"
-    over = f", mean over {best.spread.n} seeds" if best.spread.n > 1 else ""
-    return f"★ {show(best.spread.mean)} at {show(best.point[name])}{over}"
+    told = f"★ {show(best.spread.mean)} at {show_value(best.point[name])}"
+    if left_out := best.told_left_out():
+        return f"{told}, {best.n} of {len(best.members)} seeds ({left_out})"
+    return f"{told}, mean over {best.n} seeds" if best.n > 1 else told

@@ -17,9 +17,9 @@ from jaxnn.sweeps.pictures.scales import (
     scale_of,
     spans_decade,
 )
-from jaxnn.sweeps.results.outcomes import LOST, Outcomes
-from jaxnn.sweeps.results.summaries import Spread, grouped, spread_of
-from jaxnn.sweeps.results.tables import show
+from jaxnn.sweeps.results.outcomes import Outcomes
+from jaxnn.sweeps.results.summaries import ENOUGH, Spread, grouped, spread_of
+from jaxnn.sweeps.results.tables import show_value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,29 +55,59 @@ def draw_curves(axes: Axes, sweep: Outcomes, metric: str) -> None:
     curves = group_curves(sweep, metric)
     named = len(curves) <= MOST_NAMED
     (_draw_named if named else _draw_coloured)(axes, sweep, curves)
+    _draw_cut_short(axes, sweep, metric)
     means = [spread.mean for curve in curves for spread in curve.spreads]
     if spans_decade(means, sweep.more_is_better(metric)):
         axes.set_yscale("log")
     mark_lost(axes, sweep, metric, [member.step for member in sweep.lost])
     axes.set_xlabel("step")
     axes.set_ylabel(plain(metric))
-    several = max((spread.n for curve in curves for spread in curve.spreads), default=0) > 1
-    title = ("mean over seeds" + (", with its 95 % interval" if named else "")) if several else "curves"
-    finish(axes, title)
+    finish(axes, _title([curve.spreads[0].n for curve in curves], banded=named))
 
 
 def group_curves(sweep: Outcomes, metric: str) -> list[Curve]:
-    """The curve of each group; one without a result has none."""
+    """The curve of each group, while all of it runs; a group that measured nothing has none.
+
+    It is over the members that came to their end, and over those that were cut short where none did.
+    """
     steps, values = sweep.curves(metric)
-    kept = np.array([member.status not in LOST for member in sweep.members])
-    values = np.where(np.isfinite(values) & kept[:, None], values, np.nan)
     curves = []
     for point, positions in grouped(sweep.members, [axis.name for axis in sweep.settings]):
-        rows = values[positions]
-        measured = np.isfinite(rows).any(axis=0)
+        rows = np.where(np.isfinite(values), values, np.nan)[_drawn(sweep, positions)]
+        counts = np.isfinite(rows).sum(axis=0)
+        # Where some have stopped, the mean is one of those that are left, and would jump.
+        measured = (counts > 0) & (counts == counts.max(initial=0))
         if measured.any():
             curves.append(Curve(point, steps[measured], [spread_of(column) for column in rows[:, measured].T]))
     return curves
+
+
+def _drawn(sweep: Outcomes, positions: Sequence[int]) -> list[int]:
+    """Those of a group that its curve is over."""
+    complete = [position for position in positions if sweep.members[position].complete]
+    return complete or [position for position in positions if sweep.members[position].cut_short]
+
+
+def _draw_cut_short(axes: Axes, sweep: Outcomes, metric: str) -> None:
+    """Draws the members that were cut short and are in no group's curve, thin and grey."""
+    steps, values = sweep.curves(metric)
+    for _, positions in grouped(sweep.members, [axis.name for axis in sweep.settings]):
+        drawn = _drawn(sweep, positions)
+        for position in positions:
+            if sweep.members[position].cut_short and position not in drawn:
+                there = np.isfinite(values[position])
+                axes.plot(steps[there], values[position][there], c="0.75", lw=0.7, zorder=1)
+
+
+def _title(counts: Sequence[int], *, banded: bool) -> str:
+    """What is drawn of groups of so many members."""
+    several = [count for count in counts if count > 1]
+    if not several or not banded:
+        return "mean over seeds" if several else "curves"
+    if min(several) >= ENOUGH:
+        return "mean over seeds, with its 95 % interval"
+    ranges = "the range of the seeds" if max(several) < ENOUGH else f"its 95 % interval (range below {ENOUGH})"
+    return f"mean over seeds, with {ranges}"
 
 
 def _draw_named(axes: Axes, sweep: Outcomes, curves: Sequence[Curve]) -> None:
@@ -90,7 +120,7 @@ def _draw_named(axes: Axes, sweep: Outcomes, curves: Sequence[Curve]) -> None:
     for index, curve in enumerate(curves):
         share = VISIBLE * index / max(1, len(curves) - 1)
         colour = colormaps["viridis"](share) if ordered else f"C{index}"
-        label = ", ".join(show(curve.point[name]) for name in names)
+        label = ", ".join(show_value(curve.point[name]) for name in names)
         marker = "o" if len(curve.steps) == 1 else ""
         axes.plot(curve.steps, curve.column("mean"), c=colour, marker=marker, ms=3, label=label or None)
         axes.fill_between(curve.steps, curve.column("low"), curve.column("high"), color=colour, alpha=0.2, lw=0)

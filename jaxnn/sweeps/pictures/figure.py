@@ -10,7 +10,7 @@ from jaxnn.record import metrics_of
 from jaxnn.sweeps.pictures.axes import draw_axis, draw_seeds
 from jaxnn.sweeps.pictures.curves import draw_curves
 from jaxnn.sweeps.pictures.grid import draw_pair, draw_parallel
-from jaxnn.sweeps.pictures.scales import plain, told_lost
+from jaxnn.sweeps.pictures.scales import plain, told_marks
 from jaxnn.sweeps.results.outcomes import Outcomes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def draw_sweep(sweep: Outcomes, metric: str | None = None) -> Figure:
     """Curves of ``metric``, its last value against each axis, and a map of two axes or parallel coordinates of more.
 
     Means are over members that differ in their seed alone. Members that diverged or failed are no part of them and are
-    marked with a cross.
+    marked with a cross, nor are those that were cut short, which are rings at what they had got to.
 
     Args:
         sweep: the members.
@@ -54,8 +54,7 @@ def draw_sweep(sweep: Outcomes, metric: str | None = None) -> Figure:
         panel(figure.add_subplot(grid[row, column]))
     if wide:
         wide(figure.add_subplot(grid[rows, :]))
-    lost = f" (× {told_lost(sweep)})" if sweep.lost else ""
-    figure.suptitle(f"{plain(metric)} of {len(sweep.members)} members{lost}", fontsize="large")
+    figure.suptitle(f"{plain(metric)} of {len(sweep.members)} members{told_marks(sweep)}", fontsize="large")
     return figure
 
 

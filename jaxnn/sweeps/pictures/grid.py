@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxnn.sweeps.pictures.axes import BEST, Result, best_result, group_results
+from jaxnn.sweeps.pictures.axes import BEST, best_result, group_results
 from jaxnn.sweeps.pictures.scales import (
     FONT,
     LOST_COLOUR,
+    SHORT,
     Scale,
     add_colour_bar,
     label_ticks,
@@ -20,6 +21,7 @@ from jaxnn.sweeps.pictures.scales import (
     scale_of,
 )
 from jaxnn.sweeps.results.outcomes import Outcomes
+from jaxnn.sweeps.results.summaries import GroupRow
 from jaxnn.sweeps.results.tables import show
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def draw_pair(axes: Axes, sweep: Outcomes, metric: str) -> None:
         _draw_points(axes, (x, y), results, colours, norm)
         _star_best(axes, (x, y), best_result(sweep, metric, results))
     add_colour_bar(axes, norm, colours, plain(metric))
-    several = any(result.spread.n > 1 for result in results)
+    several = any(result.n > 1 for result in results)
     axes.set_title("mean over seeds" if several else "members", fontsize="medium")
 
 
@@ -67,7 +69,7 @@ def draw_parallel(axes: Axes, sweep: Outcomes, metric: str) -> None:
     axes.set_title("every setting, the best darkest", fontsize="medium")
 
 
-def _colours(sweep: Outcomes, metric: str, results: Sequence[Result]) -> tuple[Colormap, Normalize]:
+def _colours(sweep: Outcomes, metric: str, results: Sequence[GroupRow]) -> tuple[Colormap, Normalize]:
     from matplotlib import colormaps
 
     more = sweep.more_is_better(metric)
@@ -76,15 +78,16 @@ def _colours(sweep: Outcomes, metric: str, results: Sequence[Result]) -> tuple[C
 
 
 def _draw_cells(
-    axes: Axes, scales: tuple[Scale, Scale], results: Sequence[Result], colours: Colormap, norm: Normalize
+    axes: Axes, scales: tuple[Scale, Scale], results: Sequence[GroupRow], colours: Colormap, norm: Normalize
 ) -> None:
     x, y = scales
     means = np.full((len(y.values), len(x.values)), np.nan)
     for result in results:
         column, row = x.place(result.point[x.name]), y.place(result.point[y.name])
         means[row, column] = result.spread.mean
-        if not result.spread.n:
-            axes.text(column, row, "×", color=LOST_COLOUR, ha="center", va="center")
+        if not result.n:
+            mark, colour = ("×", LOST_COLOUR) if result.num_lost else ("○", "0.6")
+            axes.text(column, row, mark, color=colour, ha="center", va="center")
         elif means.size <= MOST_NUMBERS:
             # White on what is dark and black on what is light.
             shade = np.dot(colours(norm(result.spread.mean))[:3], (0.3, 0.6, 0.1))
@@ -97,7 +100,7 @@ def _draw_cells(
         scale._replace(kind="nominal").mark(axis)
 
 
-def _frame_best(axes: Axes, scales: tuple[Scale, Scale], best: Result | None) -> None:
+def _frame_best(axes: Axes, scales: tuple[Scale, Scale], best: GroupRow | None) -> None:
     from matplotlib.patches import Rectangle
 
     if best is not None:
@@ -106,11 +109,14 @@ def _frame_best(axes: Axes, scales: tuple[Scale, Scale], best: Result | None) ->
 
 
 def _draw_points(
-    axes: Axes, scales: tuple[Scale, Scale], results: Sequence[Result], colours: Colormap, norm: Normalize
+    axes: Axes, scales: tuple[Scale, Scale], results: Sequence[GroupRow], colours: Colormap, norm: Normalize
 ) -> None:
     x, y = scales
-    there = [(x.position(r.point[x.name]), y.position(r.point[y.name]), r.spread.mean) for r in results if r.spread.n]
-    lost = [(x.position(r.point[x.name]), y.position(r.point[y.name])) for r in results if not r.spread.n]
+    there = [(x.position(r.point[x.name]), y.position(r.point[y.name]), r.spread.mean) for r in results if r.n]
+    lost = [(x.position(r.point[x.name]), y.position(r.point[y.name])) for r in results if not r.n and r.num_lost]
+    short = [(x.position(r.point[x.name]), y.position(r.point[y.name])) for r in results if not (r.n or r.num_lost)]
+    if short:
+        axes.plot(*zip(*short, strict=True), **SHORT)
     if there:
         columns, rows, means = zip(*there, strict=True)
         axes.scatter(columns, rows, c=means, cmap=colours, norm=norm, s=36, ec="white", lw=0.5)
@@ -121,18 +127,22 @@ def _draw_points(
     axes.grid(alpha=0.3)
 
 
-def _star_best(axes: Axes, scales: tuple[Scale, Scale], best: Result | None) -> None:
+def _star_best(axes: Axes, scales: tuple[Scale, Scale], best: GroupRow | None) -> None:
     if best is not None:
         x, y = (scale.position(best.point[scale.name]) for scale in scales)
         axes.plot(x, y, label="best", **BEST | {"ms": 14})
 
 
 def _draw_line(
-    axes: Axes, scales: Sequence[Scale], result: Result, colours: Colormap, norm: Normalize, bad_edge: float
+    axes: Axes, scales: Sequence[Scale], result: GroupRow, colours: Colormap, norm: Normalize, bad_edge: float
 ) -> None:
     heights = [float(scale.norm()(scale.position(result.point[scale.name]))) for scale in scales]
     places = range(len(scales) + 1)
-    if not result.spread.n:
+    if not (result.n or result.num_lost):
+        # It ends before the metric, of which it has no result.
+        axes.plot(places[:-1], heights, c="0.8", lw=0.7, zorder=1)
+        return
+    if not result.n:
         axes.plot(places, [*heights, bad_edge], c=LOST_COLOUR, lw=0.7, ls=":", marker="x", markevery=[len(scales)])
         return
     height = float(norm(result.spread.mean))

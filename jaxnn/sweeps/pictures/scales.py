@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxnn.sweeps.design import points
-from jaxnn.sweeps.results.outcomes import LOST, Axis, Outcomes
+from jaxnn.sweeps.results.outcomes import Axis, Outcomes, count_by_status
 from jaxnn.sweeps.results.tables import show
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ MOST_LABELS = 8
 MOST_LETTERS = 30
 FONT = "small"
 LOST_COLOUR = "tab:red"
+# Members that were cut short: where they had got to.
+SHORT: dict[str, Any] = {"marker": "o", "mfc": "none", "mec": "0.7", "mew": 0.8, "ms": 4, "ls": "none"}
 
 
 class Scale(NamedTuple):
@@ -126,13 +128,16 @@ def mark_lost(axes: Axes, sweep: Outcomes, metric: str, positions: Sequence[floa
         edge = 0.03 if sweep.more_is_better(metric) else 0.97
         transform = axes.get_xaxis_transform()
         style: dict[str, Any] = {"c": LOST_COLOUR, "ms": 5, "clip_on": False}
-        axes.plot(positions, [edge] * len(positions), "x", transform=transform, label=told_lost(sweep), **style)
+        axes.plot(
+            positions, [edge] * len(positions), "x", transform=transform, label=count_by_status(sweep.lost), **style
+        )
 
 
-def told_lost(sweep: Outcomes) -> str:
-    """``4 diverged``, ``1 failed``, or both."""
-    counts = {status: sum(member.status == status for member in sweep.members) for status in LOST}
-    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+def told_marks(sweep: Outcomes) -> str:
+    """What crosses and rings are: `` (× 4 diverged, ○ 18 pruned)``; empty where there are none."""
+    marks = {"×": sweep.lost, "○": sweep.cut_short}
+    told = ", ".join(f"{mark} {count_by_status(members)}" for mark, members in marks.items() if members)
+    return f" ({told})" if told else ""
 
 
 def plain(name: str) -> str:

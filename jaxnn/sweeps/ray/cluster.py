@@ -73,12 +73,22 @@ class Cluster(NamedTuple):
             raise error.cause from None
 
     def work(
-        self, function: Callable[..., Any], calls: Mapping[Any, Sequence[Any]], interruption: Interruption
+        self,
+        function: Callable[..., Any],
+        calls: Mapping[Any, Sequence[Any]],
+        interruption: Interruption,
+        look: Callable[[], None] = lambda: None,
     ) -> Iterator[tuple[Any, Outcome]]:
         """Calls ``function`` on the workers, in order; yields each call's key when it ends, and how.
 
         A call whose worker was lost is made again. After an interruption no more are made, and those under way are
         interrupted as by SIGINT and waited for.
+
+        Args:
+            function: what is called.
+            calls: its arguments, by key.
+            interruption: asked while calls are waited for.
+            look: called every now and then meanwhile.
         """
         remote, waiting, running = self._on_a_device(function), list(calls), dict[Any, Any]()
         cancelled = False
@@ -91,6 +101,7 @@ class Cluster(NamedTuple):
                     cancelled = True
                     self._cancel(running)
                 ended, _ = self.ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)
+                look()
                 for call in ended:
                     yield running.pop(call), self._outcome(call)
         finally:
@@ -144,7 +155,7 @@ def _import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        raise ConfigError("engine is 'ray', which needs Ray: pip install 'jaxnn[ray]'") from None
+        raise ConfigError("engine is 'ray', which needs Ray: pip install -e '.[ray]'") from None
 
 
 def _start(ray: Any, num_workers: int | None) -> None:

@@ -16,6 +16,8 @@ from jaxnn.types import ConfigError, suggest
 SEED = "seed"
 # Members of these have no result: what they measured before is no number to be proud of, or to average.
 LOST = ("diverged", "failed")
+# Only members of these came to their end: what the others measured is of fewer steps, or of the luckiest.
+COMPLETE = ("finished", "stopped early")
 
 type At = Literal["final", "best"]
 
@@ -63,6 +65,16 @@ class Member:
     dir: Path | None = None
 
     @property
+    def complete(self) -> bool:
+        """Whether it came to its end: it finished, or stopped early."""
+        return self.status in COMPLETE
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether it is neither at its end nor lost: pruned, interrupted, running, waiting."""
+        return self.status not in (*COMPLETE, *LOST)
+
+    @property
     def fields(self) -> dict[str, Any]:
         """The config without nesting, by dotted names, and the point, whose fields may be whole dataclasses."""
         return flattened(self.config) | dict(self.point)
@@ -108,6 +120,11 @@ class Outcomes:
         """The members that diverged or failed."""
         return tuple(member for member in self.members if member.status in LOST)
 
+    @property
+    def cut_short(self) -> tuple[Member, ...]:
+        """The members that are neither at their end nor lost."""
+        return tuple(member for member in self.members if member.cut_short)
+
     def more_is_better(self, metric: str) -> bool:
         """Whether more of ``metric`` is better: as the sweep was told of the monitored one, by its name of others."""
         return self.higher_is_better if metric == self.monitor else more_is_better(metric)
@@ -144,15 +161,23 @@ class Outcomes:
         return np.array([member.metrics(at).get(metric, np.nan) for member in self.members], float)
 
     def scores(self, metric: str, at: At = "final") -> np.ndarray:
-        """The same where it is a result: NaN where it is infinite, and for members that diverged or failed."""
+        """The same where it is a result: NaN where it is infinite, and for members that did not come to their end."""
         values = self.values(metric, at)
-        lost = np.array([member.status in LOST for member in self.members], bool)
-        return np.where(np.isfinite(values) & ~lost, values, np.nan)
+        complete = np.array([member.complete for member in self.members], bool)
+        return np.where(np.isfinite(values) & complete, values, np.nan)
+
+    def scores_so_far(self, metric: str, at: At = "final") -> np.ndarray:
+        """The finite values of the members that were cut short, NaN for the others: what they had got to."""
+        values = self.values(metric, at)
+        cut_short = np.array([member.cut_short for member in self.members], bool)
+        return np.where(np.isfinite(values) & cut_short, values, np.nan)
 
     def ranked(self, metric: str, at: At = "final") -> list[Member]:
-        """The members with a result, best first, then the others."""
-        scores = self.scores(metric, at)
-        order = np.argsort(-scores if self.more_is_better(metric) else scores, kind="stable")
+        """The members with a result, best first, then those that were cut short, best first, then the others."""
+        sign = -1 if self.more_is_better(metric) else 1
+        scores, so_far = sign * self.scores(metric, at), sign * self.scores_so_far(metric, at)
+        # The last key is the first to sort by; NaN comes last.
+        order = np.lexsort((so_far, scores))
         return [self.members[position] for position in order]
 
     def best(
@@ -160,8 +185,9 @@ class Outcomes:
     ) -> Member:
         """The best member.
 
-        NaN is never best, nor is a member that diverged or failed; one that was pruned may be. Among many seeds the
-        best is also the luckiest: compare groups, not members, to choose a setting.
+        NaN is never best, nor is a member that diverged or failed; one that was pruned, or has not come to its end, is
+        best only where no member has. Among many seeds the best is also the luckiest: compare groups, not members, to
+        choose a setting.
 
         Args:
             metric: by which; default: the monitored one.
@@ -175,6 +201,8 @@ class Outcomes:
         if mode not in ("auto", "min", "max"):
             raise ConfigError(f"mode is {mode!r}, and must be one of auto, min, max.")
         scores = self.scores(metric, at)
+        if np.isnan(scores).all():
+            scores = self.scores_so_far(metric, at)
         if np.isnan(scores).all():
             raise ConfigError(
                 f"no member has a result in {metric!r} ({count_by_status(self.members)}): name another metric."

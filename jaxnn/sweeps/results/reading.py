@@ -93,7 +93,7 @@ def _member(line: Mapping[str, Any], path: Path, axes: Mapping[str, list[Any]], 
     index, point, config, status, step, final, best = (line[name] for name in MEMBER_FACTS)
     return Member(
         index,
-        {name: _value(value, axes.get(name, [])) for name, value in point.items()},
+        {name: swept_value(value, axes.get(name, [])) for name, value in point.items()},
         {name: _tuples(value) for name, value in config.items()},
         "interrupted" if killed and status == "running" else status,
         step,
@@ -151,10 +151,10 @@ def _added_up(parts: Sequence[Part]) -> dict[str, Any]:
 
 def _axis(axis: Mapping[str, Any]) -> Axis:
     values = axis["values"]
-    return Axis(axis["name"], tuple(_value(value, values) for value in values), axis["scale"])
+    return Axis(axis["name"], tuple(swept_value(value, values) for value in values), axis["scale"])
 
 
-def _value(value: Any, among: Sequence[Any]) -> Any:
+def swept_value(value: Any, among: Sequence[Any]) -> Any:
     """A swept value as it was given: JSON has no tuples, and has names for infinities, which may be among numbers."""
     if value in ("nan", "inf", "-inf") and any(isinstance(other, float) for other in among):
         return float(value)

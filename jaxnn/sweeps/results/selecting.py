@@ -11,8 +11,8 @@ import numpy as np
 from jaxnn.sweeps.results.outcomes import Member
 from jaxnn.types import ConfigError, suggest
 
-# What a float32 or ten digits of a number are apart from it.
-TOLERANCE = 1e-6
+# What a float32 or the six digits that are printed of a number are apart from it.
+TOLERANCE = 1e-5
 
 
 def select_members(members: Sequence[Member], wanted: Mapping[str, Any]) -> list[Member]:

@@ -13,6 +13,7 @@ from jaxnn.record import config_json, is_sweep, metrics_of, read_metrics, read_r
 from jaxnn.sweeps.results.outcomes import Member, Outcomes
 from jaxnn.sweeps.results.reading import open_sweep
 from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps.results.tables import show_point, show_value
 from jaxnn.types import ConfigError
 
 type Source = Sweep | Run | str | Path
@@ -25,10 +26,12 @@ class Side(NamedTuple):
     Attributes:
         name: ``A`` or ``B``.
         outcomes: its members; a run is one.
+        dirs: the directories of those of its parts that have one.
     """
 
     name: str
     outcomes: Outcomes
+    dirs: tuple[Path, ...]
 
 
 def side_of(name: str, given: Comparable) -> Side:
@@ -43,7 +46,35 @@ def side_of(name: str, given: Comparable) -> Side:
         raise ConfigError(f"side {name} is an empty list: give at least one sweep or run.")
     parts = [_outcomes(name, source) for source in sources]
     members = tuple(member for part in parts for member in part.members)
-    return Side(name, Outcomes(members, (), (), parts[0].monitor, parts[0].higher_is_better))
+    paths = (source.dir if isinstance(source, Sweep | Run) else Path(str(source)) for source in sources)
+    dirs = tuple(path for path in paths if path is not None)
+    return Side(name, Outcomes(members, (), (), parts[0].monitor, parts[0].higher_is_better), dirs)
+
+
+def varying_fields(members: Sequence[Member]) -> set[str]:
+    """The config fields that are not the same for all ``members``."""
+    fields = [member.fields for member in members]
+    return {name for name in fields[0] if len({repr(each.get(name)) for each in fields}) > 1} if fields else set()
+
+
+def told_sides(a: Side, b: Side) -> tuple[str, str]:
+    """What each side is: where it lies, and its constant fields in which the other differs."""
+    fields_a, fields_b = _constant(a.outcomes.members), _constant(b.outcomes.members)
+    # By how they are shown: a record has lists where memory has tuples.
+    common = [name for name in fields_a if name in fields_b]
+    differing = [name for name in common if show_value(fields_a[name]) != show_value(fields_b[name])]
+    return _told(a, {n: fields_a[n] for n in differing}), _told(b, {n: fields_b[n] for n in differing})
+
+
+def _constant(members: Sequence[Member]) -> dict[str, Any]:
+    varying = varying_fields(members)
+    return {name: value for name, value in members[0].fields.items() if name not in varying} if members else {}
+
+
+def _told(side: Side, differing: Mapping[str, Any]) -> str:
+    more = f" and {len(side.dirs) - 1} more" if len(side.dirs) > 1 else ""
+    where = f"{side.dirs[0]}{more}" if side.dirs else ""
+    return "  ".join(filter(None, [where, show_point(differing)]))
 
 
 def _outcomes(name: str, source: Any) -> Outcomes:
@@ -62,22 +93,22 @@ def _of_run(run: Run) -> Outcomes:
     rows = zip(*(run.metrics[name] for name in names), strict=True)
     # In memory a report that did not measure a metric has NaN there; what it did measure as NaN is lost likewise.
     lines = [{name: value for name, value in zip(names, row, strict=True) if not np.isnan(value)} for row in rows]
-    options = run._session.options
-    return _one_member(config_json(run.experiment.config), run.summary.status, lines, options)
+    config = config_json(run.experiment.config)
+    return _one_member(config, run.summary.status, lines, run.monitor, more=run.higher_is_better)
 
 
 def _of_record(path: Path) -> Outcomes:
-    facts = read_run(path)
+    facts, lines = read_run(path), read_metrics(path)
     options = RunOptions(monitor=facts["options"]["monitor"], monitor_mode=facts["options"]["monitor_mode"])
-    return _one_member(facts["config"], facts["status"], read_metrics(path), options)
+    measured = {name for line in lines for name in metrics_of(line)}
+    held_out = "validation" if any(name.startswith("validation_") for name in measured) else "test"
+    monitor = f"{held_out}_{options.monitor}"
+    return _one_member(facts["config"], facts["status"], lines, monitor, more=options.higher_is_better)
 
 
 def _one_member(
-    config: Mapping[str, Any], status: str, lines: Sequence[Mapping[str, Any]], options: RunOptions
+    config: Mapping[str, Any], status: str, lines: Sequence[Mapping[str, Any]], monitor: str, *, more: bool
 ) -> Outcomes:
-    measured = {name for line in lines for name in metrics_of(line)}
-    held_out = "validation" if any(name.startswith("validation_") for name in measured) else "test"
-    monitor, more = f"{held_out}_{options.monitor}", options.higher_is_better
     final: dict[str, float] = {}
     for line in lines:
         final |= metrics_of(line)

@@ -13,6 +13,10 @@ NUM_RESAMPLES = 10_000
 BLOCK = 1_000
 # Nobody runs more seeds than this to see a difference.
 MOST_SEEDS = 1_000_000
+# Equal differences of fewer pairs tell nothing: five go all one way by chance in 6 % of all cases (2 · 0.5⁵).
+ENOUGH_EQUAL = 6
+# Deviations below this share of the values are their rounding.
+ROUNDING = 1e-6
 
 
 class Difference(NamedTuple):
@@ -20,9 +24,10 @@ class Difference(NamedTuple):
 
     Attributes:
         mean: the difference.
-        low: the lower end of its interval; NaN where there are too few values for one.
+        low: the lower end of its interval; NaN where there are too few values for one: fewer than two, or than six of
+            which all are equal, as happens to coarse metrics, and says nothing of how they vary.
         high: the upper end.
-        deviation: standard deviation of one pair's difference; NaN likewise.
+        deviation: standard deviation of one pair's difference; NaN for fewer than two values.
     """
 
     mean: float
@@ -63,11 +68,14 @@ def bootstrap_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[flo
 
 def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Difference:
     """The mean of ``b - a`` over pairs ``[pairs]``, with Student's t interval."""
-    differences = np.asarray(b, float) - np.asarray(a, float)
+    a, b = np.asarray(a, float), np.asarray(b, float)
+    differences = b - a
     n = len(differences)
     if n < 2:
         return Difference(float(differences.mean()), math.nan, math.nan, math.nan)
     deviation = float(differences.std(ddof=1))
+    if n < ENOUGH_EQUAL and _is_rounding(deviation, a, b):
+        return Difference(float(differences.mean()), math.nan, math.nan, 0.0)
     return _student(float(differences.mean()), deviation / math.sqrt(n), n - 1, deviation, confidence)
 
 
@@ -78,10 +86,16 @@ def welch_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Di
     if min(len(a), len(b)) < 2:
         return Difference(mean, math.nan, math.nan, math.nan)
     var_a, var_b = float(a.var(ddof=1)), float(b.var(ddof=1))
+    if min(len(a), len(b)) < ENOUGH_EQUAL and _is_rounding(math.sqrt(var_a + var_b), a, b):
+        return Difference(mean, math.nan, math.nan, 0.0)
     of_a, of_b = var_a / len(a), var_b / len(b)
     below = of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1)
     freedom = (of_a + of_b) ** 2 / below if below > 0 else 1.0
     return _student(mean, math.sqrt(of_a + of_b), freedom, math.sqrt(var_a + var_b), confidence)
+
+
+def _is_rounding(deviation: float, *values: np.ndarray) -> bool:
+    return deviation <= ROUNDING * max(float(np.abs(each).max()) for each in values)
 
 
 def _student(mean: float, error: float, freedom: float, deviation: float, confidence: float) -> Difference:

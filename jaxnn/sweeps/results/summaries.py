@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from jaxnn.sweeps.results.outcomes import SEED, At, Member, Outcomes
 from jaxnn.sweeps.results.statistics import bootstrap_interval
-from jaxnn.sweeps.results.tables import html_table, show, show_point, show_spread, text_table
+from jaxnn.sweeps.results.tables import Table, show_point, show_spread, show_value
 from jaxnn.types import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # From so many values on the interval is one, and not their range.
 ENOUGH = 5
+# The columns of members that have no part in the means.
+LEFT_OUT = ("diverged", "failed", "pruned", "unfinished")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,8 @@ class GroupRow:
         members: the numbers of its members.
         num_diverged: how many of them diverged: they have no part in the means.
         num_failed: how many failed: nor have they.
+        num_pruned: how many were pruned: nor have they.
+        num_unfinished: how many were interrupted, run or wait: nor have they.
         metrics: the spread of each metric, the monitored one first.
     """
 
@@ -58,6 +63,8 @@ class GroupRow:
     members: tuple[int, ...]
     num_diverged: int
     num_failed: int
+    num_pruned: int
+    num_unfinished: int
     metrics: Mapping[str, Spread]
 
     @property
@@ -65,9 +72,30 @@ class GroupRow:
         """Members with a result in the first metric; 0 where there is none."""
         return next((spread.n for spread in self.metrics.values()), 0)
 
+    @property
+    def spread(self) -> Spread:
+        """The spread of the first metric."""
+        return next(iter(self.metrics.values()))
+
+    @property
+    def num_lost(self) -> int:
+        """How many diverged or failed."""
+        return self.num_diverged + self.num_failed
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many members have no part in the means, by what became of them."""
+        counts = (self.num_diverged, self.num_failed, self.num_pruned, self.num_unfinished)
+        return dict(zip(LEFT_OUT, counts, strict=True))
+
+    def told_left_out(self) -> str:
+        """``3 diverged, 1 pruned``; empty where all have a part in the means."""
+        return ", ".join(f"{count} {name}" for name, count in self.left_out.items() if count)
+
     def __repr__(self) -> str:
-        told = "".join(f", {name} {spread}" for name, spread in self.metrics.items())
-        return f"{show_point(dict(self.point)) or 'all'}: n {self.n}{told}"
+        told = [f"n {self.n}", *filter(None, [self.told_left_out()])]
+        told += [f"{name} {spread}" for name, spread in self.metrics.items()]
+        return f"{show_point(self.point) or 'all'}: {', '.join(told)}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -87,17 +115,19 @@ class Groups:
     def best(self, metric: str | None = None) -> GroupRow:
         """The group with the best mean of ``metric``; default: the first, which is the monitored one.
 
+        A group that lost members, which diverged or failed, comes after all that lost none, and one with members that
+        were cut short after all whose members came to their end: means of survivors flatter.
+
         Raises:
             ConfigError: an unknown metric, or one that no group has a result in.
         """
         metric = metric or next(iter(self.more_is_better), "")
         if metric not in self.more_is_better:
             raise ConfigError(f"the groups have no metric {metric!r}: {suggest(metric, self.more_is_better)}.")
-        rows = [row for row in self.rows if row.metrics[metric].n]
-        if not rows:
+        best = best_row(self.rows, metric, more_is_better=self.more_is_better[metric])
+        if best is None:
             raise ConfigError(f"no group has a result in {metric!r}: name another metric.")
-        sign = -1 if self.more_is_better[metric] else 1
-        return min(rows, key=lambda row: sign * row.metrics[metric].mean)
+        return best
 
     def frame(self) -> pandas.DataFrame:
         """The groups as a pandas table: a row a group; of each metric ``_mean``, ``_std``, ``_low``, ``_high``.
@@ -108,23 +138,21 @@ class Groups:
         return data_frame([_flat_row(row) for row in self.rows])
 
     def __repr__(self) -> str:
-        return "\n".join([text_table(*self._table()), *self._notes()])
+        return repr(self._table())
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<p>{note}</p>" for note in self._notes())
-        return html_table(*self._table()) + notes
+        return self._table()._repr_html_()
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        counts = {"diverged": [row.num_diverged for row in self.rows], "failed": [row.num_failed for row in self.rows]}
-        counts = {name: column for name, column in counts.items() if any(column)}
+    def _table(self) -> Table:
+        counts = [name for name in LEFT_OUT if any(row.left_out[name] for row in self.rows)]
         header = [*self.by, "n", *counts, *self.more_is_better]
-        table = [
-            [show(value) for value in row.point.values()]
-            + [str(row.n), *(str(column[index]) for column in counts.values())]
+        rows = [
+            [show_value(value) for value in row.point.values()]
+            + [str(row.n), *(str(row.left_out[name]) for name in counts)]
             + [str(spread) if spread.n else "–" for spread in row.metrics.values()]
-            for index, row in enumerate(self.rows)
+            for row in self.rows
         ]
-        return header, table
+        return Table(header, rows, self._notes())
 
     def _notes(self) -> list[str]:
         counts = {spread.n for row in self.rows for spread in row.metrics.values()}
@@ -161,6 +189,16 @@ def group_members(
     scores = {name: outcomes.scores(name, at) for name in metrics}
     rows = (_row(outcomes, point, positions, scores) for point, positions in grouped(outcomes.members, names))
     return Groups(tuple(rows), names, {name: outcomes.more_is_better(name) for name in metrics})
+
+
+def best_row(rows: Sequence[GroupRow], metric: str, *, more_is_better: bool) -> GroupRow | None:
+    """The row with the best mean; of those that lost members, or have some that were cut short, only if need be."""
+    sign = -1 if more_is_better else 1
+
+    def rank(row: GroupRow) -> tuple[bool, bool, float]:
+        return row.num_lost > 0, bool(row.told_left_out()), sign * row.metrics[metric].mean
+
+    return min((row for row in rows if row.metrics[metric].n), key=rank, default=None)
 
 
 def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
@@ -200,17 +238,20 @@ def _row(
     outcomes: Outcomes, point: Mapping[str, Any], positions: Sequence[int], scores: Mapping[str, np.ndarray]
 ) -> GroupRow:
     members = [outcomes.members[position] for position in positions]
+    counts = Counter(member.status for member in members)
     return GroupRow(
         point,
         tuple(member.index for member in members),
-        num_diverged=sum(member.status == "diverged" for member in members),
-        num_failed=sum(member.status == "failed" for member in members),
+        num_diverged=counts["diverged"],
+        num_failed=counts["failed"],
+        num_pruned=counts["pruned"],
+        num_unfinished=sum(member.cut_short for member in members) - counts["pruned"],
         metrics={name: spread_of(values[list(positions)]) for name, values in scores.items()},
     )
 
 
 def _flat_row(row: GroupRow) -> dict[str, Any]:
-    flat = {**row.point, "n": row.n, "diverged": row.num_diverged, "failed": row.num_failed}
+    flat = {**row.point, "n": row.n, **row.left_out}
     for name, spread in row.metrics.items():
         numbers = {"mean": spread.mean, "std": spread.deviation, "low": spread.low, "high": spread.high}
         flat |= {f"{name}_{what}": number for what, number in numbers.items()}

@@ -11,13 +11,14 @@ from jaxnn.loop import Run, fit
 from jaxnn.loop.report import aligned, format_rate
 from jaxnn.record import metrics_of
 from jaxnn.sweeps.design.members import with_fields
+from jaxnn.sweeps.results.member_table import first_line, member_table
 from jaxnn.sweeps.results.outcomes import At, Outcomes, count_by_status
 from jaxnn.sweeps.results.outcomes import Axis as Axis
 from jaxnn.sweeps.results.outcomes import Member as Member
 from jaxnn.sweeps.results.selecting import select_members
 from jaxnn.sweeps.results.summaries import Groups as Groups
 from jaxnn.sweeps.results.summaries import data_frame, group_members
-from jaxnn.sweeps.results.tables import html_table, show, show_point, text_table
+from jaxnn.sweeps.results.tables import Table, html_table, show, show_point, show_value
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # An axis with more values is told by its ends.
 FEW_VALUES = 6
+# So many reasons of failures are told, each with its first member.
+MOST_REASONS = 3
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -38,7 +41,7 @@ class Sweep(Outcomes):
         lines: what ``metrics.jsonl`` holds: a mapping a member and report, with ``member``, ``step`` and the metrics.
         monitor: the metric that says which evaluation is best, such as ``test_loss``.
         higher_is_better: whether more of it is better.
-        status: ``running``, ``finished``, ``interrupted`` or ``failed``.
+        status: ``planned``, ``running``, ``finished`` or ``interrupted``.
         dir: the directory of its record, or None.
         summary: ``member_steps_per_second``, ``seconds``, ``num_compilations``; empty while it runs.
         experiment: what was swept, or None where it was read without.
@@ -69,6 +72,8 @@ class Sweep(Outcomes):
     def group(self, by: str | Sequence[str] | None = None, metric: str | None = None, at: At = "final") -> Groups:
         """Mean, standard deviation and 95 % interval of each metric over members that share some fields.
 
+        Only members that came to their end have a part in them; the others are counted.
+
         Args:
             by: names of config fields; default: all that were swept but the seed.
             metric: one metric; default: all.
@@ -82,10 +87,14 @@ class Sweep(Outcomes):
     def frame(self) -> pandas.DataFrame:
         """A pandas table, a row a member: its number, config, status, step, final metrics, and ``best_`` ones.
 
+        Where any failed there is ``error`` too.
+
         Raises:
             ConfigError: pandas is not installed.
         """
-        return data_frame([_flat_member(member) for member in self.members])
+        errors = any(member.error for member in self.members)
+        told = ({"error": member.error} if errors else {} for member in self.members)
+        return data_frame([_flat_member(member) | error for member, error in zip(self.members, told, strict=True)])
 
     def curves_frame(self) -> pandas.DataFrame:
         """A pandas table, a row a member and report: its point, the step and what was measured.
@@ -125,10 +134,10 @@ class Sweep(Outcomes):
             raise ConfigError("the sweep was read without its experiment: open it with open_sweep(path, experiment).")
         if member.dir is None or not member.dir.is_dir():
             raise RecordError(
-                f"member {member.index} has no run directory: sweep again with its state kept, or run it alone with "
-                f"{show_point(dict(member.point)) or 'the same config'}."
+                f"member {member.index} has no run directory: sweep again with the options record and member_runs on, "
+                f"or run it alone with {show_point(member.point) or 'the same config'}."
             )
-        if member.status not in ("finished", "stopped early"):
+        if not member.complete:
             raise ConfigError(
                 f"member {member.index} is {member.status}, and loading it would train it on: do so with "
                 f"jn.fit(experiment.replace(…), resume={str(member.dir)!r})."
@@ -136,13 +145,25 @@ class Sweep(Outcomes):
         experiment = dataclasses.replace(self.experiment, config=with_fields(self.experiment.config, member.point))
         return fit(experiment, resume=member.dir, progress="none")
 
-    def table(self, limit: int = 20) -> str:
-        """The members best first by the monitored metric, as text: their points, status, step and final metrics."""
-        header = ["member", *(axis.name for axis in self.axes), "status", "step", *self.metric_names()]
-        ranked = self.ranked(self.monitor) if self.monitor in self.metric_names() else list(self.members)
-        rows = [self._row(member) for member in ranked[:limit]]
-        more = len(ranked) - limit
-        return text_table(header, rows) + (f"\n… and {more} more" if more > 0 else "")
+    def table(self, metric: str | None = None, at: At = "final", limit: int = 20) -> Table:
+        """The members best first: their points, status, step and metrics, and where any failed, why.
+
+        Those that came to their end are before those that were cut short, and these before those that were lost.
+
+        Args:
+            metric: by which; default: the monitored one.
+            at: their ``final`` metrics, or those of the ``best`` evaluation, whose step ``best step`` is.
+            limit: so many members at most.
+
+        Raises:
+            ConfigError: an unknown metric.
+        """
+        names = self.metric_names(at)
+        if metric is None and self.monitor not in names:
+            return member_table(self.members, self.axes, names, at, limit)
+        metric = self.check_metric(metric, at)
+        names = tuple(sorted(names, key=lambda name: name != metric))
+        return member_table(self.ranked(metric, at), self.axes, names, at, limit)
 
     def __repr__(self) -> str:
         return "\n".join(aligned(self._facts()))
@@ -158,12 +179,6 @@ class Sweep(Outcomes):
             raise ConfigError(f"there is no member {index!r}: their numbers are {numbers}.")
         return found[0]
 
-    def _row(self, member: Member) -> list[str]:
-        metrics = member.metrics()
-        shown = [show(metrics[name]) if name in metrics else "–" for name in self.metric_names()]
-        point = [show(member.fields.get(axis.name)) for axis in self.axes]
-        return [str(member.index), *point, member.status, str(member.step), *shown]
-
     def _facts(self) -> list[tuple[str, str]]:
         """The summary as (what, value)."""
         rows = [(self.status, f"sweep of {len(self.members)}: {count_by_status(self.members)}")]
@@ -173,15 +188,35 @@ class Sweep(Outcomes):
         if (seconds := self.summary.get("seconds")) is not None:
             rows.append(("time", f"{seconds:.2f} s" + _told_programs(self.summary.get("num_compilations"))))
         try:
-            rows.append(("best", self._told_best()))
+            best = self.best()
+            rows.append((best_label(best), f"{_named(best)}: {_told_metrics(best.final)}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
-        return [*rows, ("record", str(self.dir or "none"))]
+        return [*rows, *_told_failures(self.members), ("record", str(self.dir or "none"))]
 
-    def _told_best(self) -> str:
-        best = self.best()
-        point = show_point(dict(best.point))
-        return f"member {best.index}" + (f" ({point})" if point else "") + f": {_told_metrics(best.final)}"
+
+def best_label(best: Member) -> str:
+    """What the best member is called, whose final metrics are told."""
+    return "best at the end" if best.complete else "best so far"
+
+
+def _named(member: Member) -> str:
+    point = show_point(member.point)
+    return f"member {member.index}" + (f" ({point})" if point else "")
+
+
+def _told_failures(members: Sequence[Member]) -> list[tuple[str, str]]:
+    """Why members failed, a row a reason, of many the first ones."""
+    failed: dict[str, list[Member]] = {}
+    for member in members:
+        if member.error:
+            failed.setdefault(first_line(member.error), []).append(member)
+    rows = []
+    for reason, alike in list(failed.items())[:MOST_REASONS]:
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        rows.append(("failed", f"{_named(alike[0])}{more}: {reason}"))
+    more_reasons = len(failed) - MOST_REASONS
+    return rows + ([("failed", f"for {more_reasons} more reasons, which the table tells")] if more_reasons > 0 else [])
 
 
 def _told_programs(compiled: int | None) -> str:
@@ -194,10 +229,10 @@ def _told_metrics(metrics: Mapping[str, float]) -> str:
 
 def _told(axis: Axis) -> str:
     if len(axis.values) <= FEW_VALUES:
-        return ", ".join(map(show, axis.values))
+        return ", ".join(map(show_value, axis.values))
     if axis.scale == "nominal":
-        return f"{len(axis.values)} values, {show(axis.values[0])} … {show(axis.values[-1])}"
-    return f"{len(axis.values)} values, {show(min(axis.values))} … {show(max(axis.values))} ({axis.scale})"
+        return f"{len(axis.values)} values, {show_value(axis.values[0])} … {show_value(axis.values[-1])}"
+    return f"{len(axis.values)} values, {show_value(min(axis.values))} … {show_value(max(axis.values))} ({axis.scale})"
 
 
 def _narrowed(axis: Axis, members: Sequence[Member]) -> Axis:

@@ -1,27 +1,53 @@
-"""How the results of a sweep are written down: numbers with four digits, tables as text and as HTML."""
+"""How the results of a sweep are written down: metrics with four digits, points with six, tables as text and HTML."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 # Beyond so many decimals a number is easier to read with an exponent.
 MOST_DECIMALS = 6
 
 
-def show(value: Any) -> str:
-    """``value`` for a reader: floats with four significant digits, anything else as it is written in Python."""
+class Table(NamedTuple):
+    """A table that shows itself: as text where it is printed, as HTML in a notebook.
+
+    Attributes:
+        header: names of the columns.
+        rows: their cells.
+        notes: sentences below it.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return "\n".join([text_table(self.header, self.rows), *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return html_table(self.header, self.rows) + notes
+
+
+def show(value: Any, digits: int = 4) -> str:
+    """``value`` for a reader: floats with so many significant digits, anything else as it is written in Python."""
     if isinstance(value, tuple | list):
-        shown = ", ".join(map(show, value))
+        shown = ", ".join(show(item, digits) for item in value)
         return f"({shown},)" if len(value) == 1 else f"({shown})"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-def show_point(point: dict[str, Any]) -> str:
+def show_value(value: Any) -> str:
+    """A config field's ``value``: floats with six digits, which are enough to select by."""
+    return show(value, digits=6)
+
+
+def show_point(point: Mapping[str, Any]) -> str:
     """``learning_rate 0.001, seed 3``."""
-    return ", ".join(f"{name} {show(value)}" for name, value in point.items())
+    return ", ".join(f"{name} {show_value(value)}" for name, value in point.items())
 
 
 def show_spread(mean: float, deviation: float, low: float, high: float) -> str:
