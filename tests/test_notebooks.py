@@ -33,6 +33,7 @@ def test_there_are_notebooks() -> None:
     assert [path.name for path in NOTEBOOKS][:1] == ["01_quickstart.ipynb"]
 
 
+@pytest.mark.slow
 @notebooks
 def test_it_runs_from_top_to_bottom(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     notebook = nbformat.read(path, as_version=4)

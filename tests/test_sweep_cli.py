@@ -76,7 +76,7 @@ def test_a_script_may_have_points_of_its_own() -> None:
     assert len(sweep("--no-record", "--num-steps", 10, points=points).members) == 4
     # What is given for a field takes the place of its values in them.
     found = sweep("--no-record", "--seed", 3, "--batch-size", 4, 8, "--halving", 2, points=points)
-    assert [tuple(m.point.values()) for m in found.members] == [(r, 3, b) for r in (0.1, 0.2) for b in (4, 8)]
+    assert [tuple(m.point.values()) for m in found.members] == [(r, b, 3) for r in (0.1, 0.2) for b in (4, 8)]
     assert {m.status for m in found.members} == {"finished", "pruned"}
     run = jn.main(tiny.experiment(), ["run", "--no-record", "--progress", "none"], points=points)
     assert isinstance(run, jn.Run) and run.summary.step == 20

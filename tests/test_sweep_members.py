@@ -102,7 +102,11 @@ def alone(name: str, index: int) -> jn.Run:
 
 
 # On one device a full chunk and one with a lane to spare; on two all lanes of one chunk, one of them to spare.
-@pytest.mark.parametrize(("name", "devices"), [*((name, 1) for name in MODELS), ("MLP", 2), ("CNN", 2)])
+CASES = [("MLP", 1), ("CNN", 1), ("LSTM", 1), ("MLP", 2)]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("ResNet", 1), ("GRU", 1), ("GPT", 1), ("CNN", 2))]
+
+
+@pytest.mark.parametrize(("name", "devices"), [*CASES, *SLOW])
 def test_members_equal_their_solo_runs(name: str, devices: int) -> None:
     sweep = jn.sweep(experiment(name), POINTS, record=False, width=2, devices=devices, **HOW)
     assert [member.status for member in sweep.members] == ["finished"] * 3

@@ -115,7 +115,10 @@ def test_a_size_the_device_refuses_ends_the_search() -> None:
     def attempt(size: int) -> Trial:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-    assert widen([4], [Trial(1, 1.0, 1.0, 0)], attempt, lambda _: 0.0, None) == "4 cannot be run: it does not fit in memory"
+    assert (
+        widen([4], [Trial(1, 1.0, 1.0, 0)], attempt, lambda _: 0.0, None)
+        == "4 cannot be run: it does not fit in memory"
+    )
 
 
 def test_fewer_members_are_laid_out_in_the_width_that_suits_them() -> None:
