@@ -306,10 +306,13 @@ def test_a_killed_sweep_goes_on_from_its_newest_checkpoint(
 
 def test_a_finished_sweep_is_loaded_and_compiles_nothing(finished: jn.Sweep) -> None:
     points = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
+    assert finished.dir is not None
+    before = {file: file.read_bytes() for file in finished.dir.rglob("*") if file.is_file() and file.name[0] != "."}
     again = jn.sweep(tiny.experiment(num_steps=30), points, resume=finished.dir, progress="none")
-    assert outcome(again) == outcome(finished) and again.summary["num_compilations"] == 0
+    assert outcome(again) == outcome(finished) and again.summary == finished.summary
     bare = jn.sweep(tiny.experiment(num_steps=30), resume=finished.dir, progress="none")
     assert outcome(bare) == outcome(finished)
+    assert before == {f: f.read_bytes() for f in finished.dir.rglob("*") if f.is_file() and f.name[0] != "."}
 
 
 def test_an_interruption_in_the_last_window_leaves_a_sweep_that_is_over(

@@ -25,7 +25,7 @@ from jaxnn.sweeps.engine.logs import RUNNING
 from jaxnn.sweeps.engine.plan import SweepPlan, plan_sweep
 from jaxnn.sweeps.engine.report import count_statuses
 from jaxnn.sweeps.engine.resuming import check_same, continued_options, read_before, recall
-from jaxnn.sweeps.engine.running import Running, let_go, opened_group, train_sweep
+from jaxnn.sweeps.engine.running import Running, is_over, let_go, opened_group, train_sweep
 from jaxnn.sweeps.engine.shards import check_siblings
 from jaxnn.sweeps.engine.store import Store, axes, member_lines, origin_of, sweep_facts
 from jaxnn.sweeps.options import SweepOptions
@@ -70,7 +70,17 @@ def sweep_here(
         say_rows(words, introduction(plan))
         if options.plan_only:
             return _plan_only(plan, words)
+        if before is not None and options.resume is not None and _all_over(plan, before):
+            # A sweep that is over is loaded, not run: its record stays as it is.
+            with open_record(options.resume) as record:
+                results = _results(plan, before, record)
+            say_rows(words, _closing(results))
+            return results
         return _run(plan, before, origin or origin_of(experiment), interruption, words)
+
+
+def _all_over(plan: SweepPlan, before: Mapping[str, Any]) -> bool:
+    return before["status"] == "finished" and all(is_over(plan, group) for group in plan.groups)
 
 
 def _plan_only(plan: SweepPlan, words: Display) -> Sweep:

@@ -78,7 +78,7 @@ def train_sweep(running: Running) -> Iterator[SweepReport]:
     plan = running.plan
     for share in plan.rungs:
         for group in plan.groups:
-            if not _is_over(plan, group) and (share == 1.0 or _goes_on(plan, group)):
+            if not is_over(plan, group) and (share == 1.0 or _goes_on(plan, group)):
                 yield from _train_group(running, group, share)
             if running.interrupted:
                 return
@@ -221,7 +221,7 @@ def _saves(run: GroupRun, store: Store, step: int) -> bool:
     return time.perf_counter() - store.saved_at > SECONDS_BETWEEN_SAVES
 
 
-def _is_over(plan: SweepPlan, group: Group) -> bool:
+def is_over(plan: SweepPlan, group: Group) -> bool:
     """Whether nothing more is to be done for a group, its members' directories among it."""
     wants_runs = plan.options.member_runs and plan.options.record
     logs = [plan.logs[member.number] for member in group.members]
