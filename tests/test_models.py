@@ -13,6 +13,7 @@ import pytest
 from flax import linen
 
 from jaxnn.models import CNN, MLP
+from jaxnn.nn import avg_pool, max_pool
 from jaxnn.types import ConfigError, DataError
 
 KEY = jax.random.key(0)
@@ -113,6 +114,45 @@ def test_cnn_equals_the_same_layers_of_flax() -> None:
     np.testing.assert_allclose(model.apply({"params": params}, IMAGES), expected, rtol=1e-4)
 
 
+def test_pooling_may_overlap_and_differ_from_block_to_block() -> None:
+    model = CNN(5, blocks=((4,), (6,)), pool=(3, 2), pool_strides=(2, 1), pooling=(max_pool, avg_pool), dense=())
+    reference = linen.Sequential(
+        [
+            linen.Conv(4, (3, 3)),
+            linen.relu,
+            lambda x: linen.max_pool(x, (3, 2), (2, 1)),  # 8x8 to 3x7
+            linen.Conv(6, (3, 3)),
+            linen.relu,
+            lambda x: linen.avg_pool(x, (3, 2), (2, 1)),  # to 1x6
+            lambda x: x.reshape(len(x), -1),
+            linen.Dense(5),
+        ]
+    )
+    assert_equal_to_flax(model, reference, {"Conv_0": 0, "Conv_1": 3, "Dense_0": 7})
+
+
+def test_each_convolution_of_a_block_may_have_its_padding() -> None:
+    model = CNN(5, blocks=((4, 6),), padding=("VALID", "SAME"), dense=())
+    reference = linen.Sequential(
+        [
+            linen.Conv(4, (3, 3), padding="VALID"),
+            linen.relu,
+            linen.Conv(6, (3, 3), padding="SAME"),
+            linen.relu,
+            lambda x: linen.max_pool(x, (2, 2), (2, 2)),
+            lambda x: x.reshape(len(x), -1),
+            linen.Dense(5),
+        ]
+    )
+    assert_equal_to_flax(model, reference, {"Conv_0": 0, "Conv_1": 2, "Dense_0": 6})
+
+
+def assert_equal_to_flax(model: CNN, reference: linen.Module, names: dict[str, int]) -> None:
+    params = init(model)["params"]
+    expected = reference.apply({"params": {f"layers_{n}": params[name] for name, n in names.items()}}, IMAGES)
+    np.testing.assert_allclose(model.apply({"params": params}, IMAGES), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_and_gradients_are_finite_and_every_layer_learns(name: str) -> None:
     model, variables = MODELS[name](dropout=0.2), init(MODELS[name]())
@@ -164,6 +204,16 @@ def test_dropout_follows_each_pooling() -> None:
     assert not np.any(apply(model, init(model), IMAGES, KEY))
 
 
+def test_dense_layers_may_have_a_dropout_of_their_own() -> None:
+    variables = jax.tree.map(lambda leaf: leaf + 1.0, init(MODELS["cnn"]()))
+    last_bias = np.ones((4, 5))
+    dense_alone = CNN(5, **SMALL_CNN, dense_dropout=1.0)
+    assert np.array_equal(apply(dense_alone, variables, IMAGES, KEY), last_bias)
+    # What is pooled is dropped, and the biases of the dense layer before the logits remain: 8 of 1, times kernels.
+    pooled_alone = apply(CNN(5, **SMALL_CNN, dropout=1.0, dense_dropout=0.0), variables, IMAGES, KEY)
+    np.testing.assert_allclose(pooled_alone[0], 1 + variables["params"]["Dense_1"]["kernel"].sum(0), rtol=1e-5)
+
+
 def test_batch_statistics_move_in_training_only() -> None:
     model = MODELS["cnn with batch norm"]()
     variables = init(model)
@@ -191,6 +241,14 @@ def test_models_are_values(make: Callable) -> None:
 def test_sizes_given_as_lists_become_tuples() -> None:
     assert MLP([4, np.int64(2)]).features == (4, 2)
     assert CNN(2, blocks=[[4], [8]], dense=[3]) == CNN(2, blocks=((4,), (8,)), dense=(3,))
+    lists = {"pool_strides": [1, 2], "pooling": [max_pool, avg_pool], "padding": ["SAME"]}
+    assert CNN(2, **lists) == CNN(2, **{name: tuple(value) for name, value in lists.items()})
+
+
+def test_a_copy_with_another_pool_steps_by_it() -> None:
+    assert num_params(CNN(2, dense=()).clone(pool=(4, 4)), (1, 16, 16, 1)) == num_params(
+        CNN(2, dense=(), pool=(4, 4)), (1, 16, 16, 1)
+    )
 
 
 def test_another_activation() -> None:
@@ -216,10 +274,21 @@ def test_another_activation() -> None:
         (lambda: CNN(10, dense=128), "CNN: dense must be a tuple of integers >= 1"),
         (lambda: CNN(10, kernel_size=(3,)), "CNN: kernel_size must be two integers"),
         (lambda: CNN(10, pool=2), "CNN: pool must be a tuple of integers >= 1"),
+        (lambda: CNN(10, pool_strides=(2,)), "CNN: pool_strides must be two integers"),
+        (lambda: CNN(10, pooling="max"), "CNN: pooling must be nn.max_pool, nn.avg_pool .* 2 blocks, not 'max'"),
+        (lambda: CNN(10, pooling=(max_pool,)), "CNN: pooling must be nn.max_pool, .* one for each of the 2 blocks"),
+        (lambda: CNN(10, pooling=None), "CNN: pooling must be nn.max_pool, .* not None"),
         (lambda: CNN(10, blocks=32), "CNN: blocks must hold a tuple"),
         (lambda: CNN(10, padding=1), "CNN: no padding 1: Known are 'SAME', 'VALID'"),
         (lambda: CNN(10, padding="SMAE"), "CNN: no padding 'SMAE': did you mean 'SAME'"),
+        (lambda: CNN(10, padding=("VALID", "SAM")), "CNN: no padding 'SAM': did you mean 'SAME'"),
+        (
+            lambda: CNN(10, blocks=((8, 8), (8,)), padding=("SAME", "VALID")),
+            r"CNN: padding names 2 convolutions and blocks\[1\] has 1: give one name for each",
+        ),
+        (lambda: CNN(10, padding=()), r"CNN: padding names 0 convolutions and blocks\[0\] has 1"),
         (lambda: CNN(10, dropout=-0.5), "a dropout rate is a probability"),
+        (lambda: CNN(10, dense_dropout=7), "a dropout rate is a probability"),
     ],
 )
 def test_a_bad_size_is_named_where_the_model_is_made(make: Callable, named: str) -> None:
@@ -242,6 +311,8 @@ def test_images_without_channels_are_named() -> None:
         # Two valid convolutions of 3: 5 -> 1, pooled by 2: 0
         (CNN(2, blocks=((2, 2),), padding="VALID"), (1, 9, 5, 1), "9x5 .* after block 1 of 1"),
         (CNN(2, blocks=((2, 2),), padding="VALID"), (1, 5, 9, 1), "5x9 .* after block 1 of 1"),
+        # One valid convolution of two: 4 -> 2, of which no 3 can be pooled, whatever the steps
+        (CNN(2, blocks=((2, 2),), padding=("SAME", "VALID"), pool=(3, 3), pool_strides=(1, 1)), (1, 4, 9, 1), "4x9"),
     ],
 )
 def test_images_too_small_are_named(model: CNN, shape: tuple[int, ...], named: str) -> None:
@@ -251,3 +322,6 @@ def test_images_too_small_are_named(model: CNN, shape: tuple[int, ...], named: s
 
 def test_images_just_large_enough_pass() -> None:
     assert num_params(CNN(2, blocks=((1, 1),), padding="VALID", dense=()), (1, 6, 7, 1)) == 10 + 10 + 4
+    # 8 -> 3 -> 1: of 8 three windows of 3 at steps of 2, of 3 one.
+    overlapping = CNN(2, blocks=((1,), (1,)), pool=(3, 3), pool_strides=(2, 2), dense=())
+    assert num_params(overlapping, (1, 8, 7, 1)) == 10 + 10 + 4

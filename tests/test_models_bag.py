@@ -64,6 +64,11 @@ def test_parameters_have_the_names_that_are_documented() -> None:
     assert jax.tree.map(jnp.shape, VARIABLES) == jax.tree.map(lambda leaf: leaf.shape, shapes)
 
 
+def test_embeddings_begin_small_on_both_sides_of_0() -> None:
+    table = BagOfTokens(2, vocabulary_size=1_000, features=50).init(KEY, TOKENS)["params"]["Embed_0"]["embedding"]
+    assert np.abs(table).max() == pytest.approx(1 / 50, rel=1e-3) and abs(float(np.mean(table))) < 1e-3
+
+
 def test_bfloat16_in_bfloat16_out() -> None:
     variables = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), VARIABLES)
     assert PADDED.apply(variables, TOKENS).dtype == jnp.bfloat16

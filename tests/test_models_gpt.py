@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 from jaxnn.models import GPT
 from jaxnn.types import ConfigError, DataError
@@ -21,7 +22,7 @@ SMALL = GPT(11, num_layers=2, features=8, num_heads=2, max_length=7)
 @pytest.fixture(scope="module")
 def variables() -> Any:
     """Parameters of ``SMALL`` away from their first values, so that each one tells."""
-    variables = jax.jit(SMALL.init)(KEY, TOKENS)
+    variables = linen.unbox(jax.jit(SMALL.init)(KEY, TOKENS))
     keys = iter(jax.random.split(KEY, 100))
     return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), variables)
 
@@ -112,7 +113,7 @@ def test_a_shorter_sequence_is_the_beginning_of_a_longer_one(variables: Any) -> 
 
 def test_initialisation_is_gpt_2s() -> None:
     # Projections onto the residual stream are narrower by sqrt(2 * 4 layers); 0.02 / sqrt(8) = 0.00707.
-    params = jax.jit(GPT(65).init)(KEY, TOKENS)["params"]
+    params = linen.unbox(jax.jit(GPT(65).init)(KEY, TOKENS))["params"]
     block = params["Block_3"]
     wide = [params["Embed_0"]["embedding"], params["Embed_1"]["embedding"], params["Dense_0"]["kernel"]]
     wide += [block["Dense_0"]["kernel"], block["Dense_2"]["kernel"]]

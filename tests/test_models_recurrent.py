@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import linen
 
+from jaxnn import observe
 from jaxnn.models import RecurrentClassifier
 from jaxnn.nn.recurrent import GRU, LSTM
 from jaxnn.types import ConfigError, DataError
@@ -56,6 +57,23 @@ def test_it_equals_flaxs_layers_on_each_sequence_alone(layer: type, bidirectiona
         np.testing.assert_allclose(got[row], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_without_an_embedding_a_token_is_its_row_of_the_kernels(bidirectional: bool) -> None:
+    # What an embedding by the identity gives.
+    sizes = {"vocabulary_size": 6, "features": 3, "bidirectional": bidirectional, "pad_id": 0}
+    model, embedding = (RecurrentClassifier(5, **sizes, embedding_features=features) for features in (None, 6))
+    params = init(model)["params"]
+    expected = embedding.apply({"params": {**params, "Embed_0": {"embedding": jnp.eye(6)}}}, TOKENS)
+    np.testing.assert_allclose(model.apply({"params": params}, TOKENS), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("token", [6, -1])
+def test_without_an_embedding_a_token_outside_the_vocabulary_is_nan(token: int) -> None:
+    model = RecurrentClassifier(5, vocabulary_size=6, embedding_features=None, features=3)
+    logits = model.apply(init(model), TOKENS.at[1, 2].set(token))
+    assert np.isnan(logits).any(axis=1).tolist() == [False, True, False, False]
+
+
 def test_without_padding_all_tokens_are_read() -> None:
     variables = init(RecurrentClassifier(5, **SIZES))
     plain, padded = (RecurrentClassifier(5, **SIZES, pad_id=pad_id).apply(variables, TOKENS) for pad_id in (None, 0))
@@ -84,6 +102,10 @@ def test_of_nothing_but_padding_the_bias_is_left() -> None:
         (RecurrentClassifier(2, vocabulary_size=20_000), 2_560_000 + 4 * 12_352 + 130),
         # The other direction has as many, and the logits twice the inputs.
         (RecurrentClassifier(2, vocabulary_size=20_000, bidirectional=True), 2_560_000 + 8 * 12_352 + 258),
+        # One sigmoid: Keras's imdb_bidirectional_lstm.
+        (RecurrentClassifier(1, vocabulary_size=20_000, bidirectional=True), 2_658_945),
+        # Four gates of 6 * 3 + 3 * 3 + 3; 3 * 5 + 5
+        (RecurrentClassifier(5, **SIZES | {"embedding_features": None}), 4 * 30 + 20),
         # 6 * 4; three gates of 4 * 3 + 3 * 3 + 3, and a second bias of 3; 3 * 5 + 5
         (RecurrentClassifier(5, **SIZES, layer=GRU), 24 + 3 * 24 + 3 + 20),
     ],
@@ -99,12 +121,22 @@ def test_parameter_counts_by_hand(model: RecurrentClassifier, count: int) -> Non
         (RecurrentClassifier(2, **SIZES), {"LSTM_0"}),
         (RecurrentClassifier(2, **SIZES, bidirectional=True), {"LSTM_0", "LSTM_1"}),
         (RecurrentClassifier(2, **SIZES, layer=GRU), {"GRU_0"}),
+        (RecurrentClassifier(2, **SIZES | {"embedding_features": None}), {"LSTM_0"}),
     ],
 )
 def test_parameters_have_the_names_that_are_documented(model: RecurrentClassifier, layers: set[str]) -> None:
     params = jax.eval_shape(model.init, KEY, TOKENS)["params"]
-    assert set(params) == {"Embed_0", "Dense_0"} | layers
+    embedding = set() if model.embedding_features is None else {"Embed_0"}
+    assert set(params) == {"Dense_0"} | embedding | layers
     assert all(set(params[layer]) == {"cell"} for layer in layers)
+
+
+@pytest.mark.parametrize("embedding_features", [4, None])
+def test_bfloat16_in_bfloat16_out(embedding_features: int | None) -> None:
+    model = RecurrentClassifier(5, **SIZES | {"embedding_features": embedding_features})
+    variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init(model))
+    assert model.apply(variables, TOKENS).dtype == jnp.bfloat16
+    assert set(observe.product_dtypes(model.apply, variables, TOKENS)) == {"bfloat16"}
 
 
 def test_dropout_is_active_in_training_only() -> None:
@@ -122,6 +154,14 @@ def test_dropout_is_active_in_training_only() -> None:
         (lambda: RecurrentClassifier(0, **SIZES), "RecurrentClassifier: num_classes must be an integer >= 1, not 0"),
         (lambda: RecurrentClassifier(2, vocabulary_size=0), "vocabulary_size must be an integer >= 1, not 0"),
         (lambda: RecurrentClassifier(2, vocabulary_size=6, features=-1), "features must be an integer >= 1, not -1"),
+        (
+            lambda: RecurrentClassifier(2, vocabulary_size=6, embedding_features=0),
+            "embedding_features must be an integer >= 1, not 0",
+        ),
+        (
+            lambda: RecurrentClassifier(2, vocabulary_size=6, features=None),
+            "features must be an integer >= 1, not None",
+        ),
         (lambda: RecurrentClassifier(2, **SIZES, layer="lstm"), "layer must be nn.LSTM or nn.GRU, not 'lstm'"),
         (lambda: RecurrentClassifier(2, **SIZES, layer=linen.LSTMCell), "layer must be nn.LSTM or nn.GRU"),
         (lambda: RecurrentClassifier(2, **SIZES, dropout=-1.0), "a dropout rate is a probability"),

@@ -17,6 +17,7 @@ from jaxnn.types import ConfigError, DataError
 KEY = jax.random.key(0)
 IMAGES = jax.random.normal(jax.random.key(1), (3, 7, 6, 2))
 SMALL = ResNet(5, num_blocks=(1, 2), features=4)
+PADDED = ResNet(5, num_blocks=(1, 2), features=4, project=False)
 
 
 def num_params(model: ResNet, shape: tuple[int, ...]) -> int:
@@ -44,6 +45,13 @@ def test_parameter_counts_by_hand(blocks: tuple[int, ...], count: int, published
     assert num_params(ResNet(10, num_blocks=blocks), (1, 32, 32, 3)) == count == published
 
 
+@pytest.mark.parametrize(("blocks", "published"), [((3, 3, 3), 272_474), ((9, 9, 9), 855_770)])
+def test_without_projections_their_parameters_are_missing(blocks: tuple[int, ...], published: int) -> None:
+    # A projection of c channels to 2c: c * 2c and a norm of 2 * 2c.
+    missing = sum(c * 2 * c + 4 * c for c in (16, 32))
+    assert num_params(ResNet(10, num_blocks=blocks, project=False), (1, 32, 32, 3)) == published - missing
+
+
 def test_parameters_have_the_names_that_are_documented() -> None:
     variables = jax.eval_shape(SMALL.init, KEY, IMAGES)
     names = {"Conv_0", "BatchNorm_0", "Dense_0", *(f"ResNetBlock_{index}" for index in range(3))}
@@ -52,6 +60,8 @@ def test_parameters_have_the_names_that_are_documented() -> None:
     assert set(variables["params"]["ResNetBlock_0"]) == set(variables["params"]["ResNetBlock_2"]) == plain
     assert set(variables["params"]["ResNetBlock_1"]) == plain | {"Conv_2", "BatchNorm_2"}
     assert set(variables["batch_stats"]) == names - {"Conv_0", "Dense_0"}
+    padded = jax.eval_shape(PADDED.init, KEY, IMAGES)["params"]
+    assert all(set(padded[f"ResNetBlock_{index}"]) == plain for index in range(3))
 
 
 def flax_layer(layer: linen.Module, variables: Any, *names: str) -> Callable[[jax.Array], jax.Array]:
@@ -64,8 +74,8 @@ def flax_layer(layer: linen.Module, variables: Any, *names: str) -> Callable[[ja
     return lambda x: layer.apply(own, x)
 
 
-def reference(variables: Any, x: jax.Array) -> jax.Array:
-    """``SMALL`` in evaluation, written with Flax's layers."""
+def reference(variables: Any, x: jax.Array, project: bool) -> jax.Array:
+    """``SMALL`` or ``PADDED`` in evaluation, written with Flax's layers."""
 
     def conv_norm(x: jax.Array, index: int, strides: int, *block: str, size: int = 3, features: int = 4) -> jax.Array:
         padding = [(size // 2, size // 2)] * 2
@@ -79,18 +89,24 @@ def reference(variables: Any, x: jax.Array) -> jax.Array:
         block = f"ResNetBlock_{number}"
         y = linen.relu(conv_norm(x, 0, strides, block, features=features))
         y = conv_norm(y, 1, 1, block, features=features)
-        if strides == 2:
+        if strides == 2 and project:
             x = conv_norm(x, 2, strides, block, size=1, features=features)
+        elif strides == 2:
+            # Every second position of four channels, and four of zeros.
+            x = jnp.concatenate([x[:, ::2, ::2], jnp.zeros_like(x[:, ::2, ::2])], axis=-1)
         x = linen.relu(x + y)
     return flax_layer(linen.Dense(5), variables, "Dense_0")(x.mean(axis=(1, 2)))
 
 
-def test_it_equals_the_same_layers_of_flax() -> None:
-    variables = jax.jit(SMALL.init)(KEY, IMAGES)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [SMALL, PADDED])
+def test_it_equals_the_same_layers_of_flax(model: ResNet) -> None:
+    variables = jax.jit(model.init)(KEY, IMAGES)
     keys = iter(jax.random.split(KEY, 100))
     # Scales, biases and statistics that do something; a variance stays positive.
     variables = jax.tree.map(lambda leaf: leaf + 0.2 * jax.random.uniform(next(keys), leaf.shape), variables)
-    got, expected = jax.jit(SMALL.apply)(variables, IMAGES), jax.jit(reference)(variables, IMAGES)
+    expected = jax.jit(reference, static_argnums=2)(variables, IMAGES, model.project)
+    got = jax.jit(model.apply)(variables, IMAGES)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -104,9 +120,11 @@ def test_batch_statistics_move_in_training_only() -> None:
     jax.tree.map(np.testing.assert_array_equal, evaluated["batch_stats"], before)
 
 
+@pytest.mark.parametrize("project", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 5, 4, 1)])
-def test_any_size_of_image_passes(shape: tuple[int, ...]) -> None:
-    outputs, _ = jax.eval_shape(lambda x: ResNet(4, features=2).init_with_output(KEY, x), jnp.ones(shape))
+def test_any_size_of_image_passes(shape: tuple[int, ...], project: bool) -> None:
+    model = ResNet(4, features=2, project=project)
+    outputs, _ = jax.eval_shape(lambda x: model.init_with_output(KEY, x), jnp.ones(shape))
     assert outputs.shape == (shape[0], 4)
 
 

@@ -111,6 +111,8 @@ def test_a_label_smoothing_out_of_range_is_named(smoothing: float) -> None:
         (LOGITS, [[0], [1]], r"needs targets of integers \[batch\], not int32 \[2, 1\]"),
         (LOGITS[:, 0], LABELS, r"outputs are logits \[batch, classes\], not \[2\] for 2 labels"),
         (LOGITS[:, None], LABELS, r"outputs are logits \[batch, classes\], not \[2, 1, 3\] for 2 labels"),
+        # Of a single class the cross-entropy would be 0 whatever the logit.
+        (LOGITS[:, :1], LABELS, r"the model has one, \[2, 1\]: give it more, or use tasks.binary_classification"),
     ],
 )
 def test_what_cannot_be_classified_is_named(inputs: Any, targets: Any, sentence: str) -> None:

@@ -104,6 +104,7 @@ def test_it_equals_classification_of_each_token() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_evaluation_of_a_split_gives_the_mean_over_its_tokens() -> None:
     # Ten sequences in batches of four, evaluated in blocks: the last is partly padding.
     tokens = np.random.default_rng(0).integers(0, 5, size=(10, 7)).astype(np.int32)
@@ -116,8 +117,26 @@ def test_the_evaluation_of_a_split_gives_the_mean_over_its_tokens() -> None:
     loss = -float(np.mean(np.asarray(chosen)[tokens[:, 1:] != 0]))
     assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
     assert metrics["bits_per_token"] == pytest.approx(loss / math.log(2), rel=1e-5)
+    # Of the whole, not the mean of the batches'.
+    assert metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
 
 
+def test_less_perplexity_is_better_and_a_run_or_a_sweep_can_go_by_it() -> None:
+    random = np.random.default_rng(0)
+    pair = random.normal(size=(12, 6, 5)).astype(np.float32), random.integers(0, 5, (12, 6)).astype(np.int32)
+    splits = jn.data.arrays(pair, test=pair, num_classes=5)
+    how: dict[str, Any] = {"monitor": "perplexity", "record": False, "progress": "none"}
+    experiment = _experiment(splits, jn.tasks.next_token(SCALE), batch_size=4, num_steps=4)
+    options = jn.RunOptions(**how)
+    assert not options.higher_is_better
+    run = jn.fit(experiment, options, eval_every=2)
+    assert run.summary.metrics["test_perplexity"] == pytest.approx(math.exp(run.summary.metrics["test_loss"]), rel=1e-6)
+    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), devices=1, **how)
+    for perplexity, loss in zip(sweep.values("test_perplexity"), sweep.values("test_loss"), strict=True):
+        assert perplexity == pytest.approx(math.exp(loss), rel=1e-6)
+
+
+@pytest.mark.slow
 def test_a_gpt_learns_to_count() -> None:
     starts = np.arange(32) % 8
     tokens = ((starts[:, None] + np.arange(9)) % 8).astype(np.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,13 @@ from flax import linen
 
 from jaxnn.models.tokens import checked_tokens
 from jaxnn.nn.checks import positive_int
+from jaxnn.nn.dense import Dense
 from jaxnn.nn.embed import Embed
+
+
+def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    bound = 1 / shape[-1]
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 class BagOfTokens(linen.Module):
@@ -18,6 +25,7 @@ class BagOfTokens(linen.Module):
 
     Joulin, Grave, Bojanowski & Mikolov, "Bag of Tricks for Efficient Text Classification" (2016), known as
     fastText: a token may be a word or, for some of the order, an n-gram. Parameters: ``Embed_0``, ``Dense_0``.
+    Embeddings begin as theirs, uniform within ±1/``features``: those of rare n-grams hardly move: large ones are noise.
 
     Attributes:
         num_classes: how many logits.
@@ -51,10 +59,10 @@ class BagOfTokens(linen.Module):
             DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("BagOfTokens", tokens)
-        embedded = Embed(self.vocabulary_size, self.features)(tokens)
+        embedded = Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
         if self.pad_id is None:
-            return linen.Dense(self.num_classes)(jnp.mean(embedded, axis=1))
+            return Dense(self.num_classes)(jnp.mean(embedded, axis=1))
         counts = (tokens != self.pad_id)[..., None]
         total = jnp.sum(jnp.where(counts, embedded, 0), axis=1)
         mean = total / jnp.maximum(jnp.sum(counts, axis=1), 1).astype(total.dtype)
-        return linen.Dense(self.num_classes)(mean)
+        return Dense(self.num_classes)(mean)

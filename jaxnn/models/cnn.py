@@ -5,47 +5,62 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from flax import linen
 from jax.typing import ArrayLike
 
+from jaxnn.models.convolutions import check_images
 from jaxnn.nn.checks import positive_int, positive_ints
 from jaxnn.nn.conv import Conv
+from jaxnn.nn.dense import Dense
 from jaxnn.nn.dropout import Dropout, check_rate
 from jaxnn.nn.normalization import BatchNorm
 from jaxnn.nn.pooling import max_pool
-from jaxnn.types import ConfigError, DataError, suggest
+from jaxnn.types import ConfigError, suggest
 
 _PADDINGS = ("SAME", "VALID")
+type Pooling = Callable[[jax.Array, tuple[int, int], tuple[int, int]], jax.Array]
 
 
 class CNN(linen.Module):
-    """Blocks of convolutions, each closed by max pooling, then dense layers and the logits.
+    """Blocks of convolutions, each closed by pooling, then dense layers and the logits.
 
     Each block: convolution, batch norm if asked for, and activation, once for each of its channel
-    counts; then max pooling, then dropout. After the last it is flattened. Each dense layer: dense,
+    counts; then pooling, then dropout. After the last it is flattened. Each dense layer: dense,
     activation, dropout. Then the dense logits. ``CNN(num_classes=10)`` suits 28x28x1 and 32x32x3.
     Parameters: ``Conv_0``, …, ``Dense_0``, …, and ``BatchNorm_0``, … with running statistics in the
     collection ``batch_stats`` (at momentum 0.9, since runs are short).
+
+    Known networks, with their parameters: Keras's ``mnist_cnn``, ``CNN(10, blocks=((32, 64),),
+    padding="VALID", dropout=0.25, dense_dropout=0.5)``, 1,199,882; its ``cifar10_cnn``, ``CNN(10,
+    blocks=((32, 32), (64, 64)), padding=("SAME", "VALID"), dense=(512,), dropout=0.25,
+    dense_dropout=0.5)``, 1,250,858; AlexNet-R of Shi et al., "Benchmarking State-of-the-Art Deep Learning
+    Software Tools" (2017, arXiv:1608.07249), ``CNN(10, blocks=((32,), (32,), (64,)), kernel_size=(5, 5),
+    pool=(3, 3), pool_strides=(2, 2), pooling=(max_pool, max_pool, avg_pool), dense=())``, 85,098.
 
     Attributes:
         num_classes: how many logits.
         blocks: the channels of each convolution of each block.
         kernel_size: the window of the convolutions, height and width.
-        pool: the window and the strides of the pooling, height and width; a remainder is dropped.
+        pool: the window of the pooling, height and width; a remainder is dropped.
+        pool_strides: the steps of the pooling; None: its window, which is much faster on CPU.
+        pooling: `jaxnn.nn.max_pool`, `jaxnn.nn.avg_pool` or what is called as they are; or a tuple,
+            one for each block.
         padding: of the convolutions: ``"SAME"`` keeps height and width, ``"VALID"`` shrinks them by
-            the kernel less one.
+            the kernel less one; or a tuple, one for each convolution of a block.
         dense: the units of the dense layers before the logits; may be empty.
         activation: an elementwise function.
         dropout: ``[]`` the rate after each pooling and after each dense activation, 0…1; may be a
             tracer.
+        dense_dropout: ``[]`` the rate after each dense activation where it is another; None: ``dropout``.
         batch_norm: whether each convolution is normalised over the batch (Ioffe & Szegedy, 2015),
             and has no bias.
 
     Raises:
-        ConfigError: sizes that are not positive integers, another padding, or a dropout rate
-        outside 0…1.
+        ConfigError: sizes that are not positive integers, another padding, tuples that do not match
+        the blocks, or a dropout rate outside 0…1.
     """
 
     num_classes: int
@@ -53,10 +68,13 @@ class CNN(linen.Module):
     blocks: tuple[tuple[int, ...], ...] = ((32,), (64,))
     kernel_size: tuple[int, int] = (3, 3)
     pool: tuple[int, int] = (2, 2)
-    padding: str = "SAME"
+    pool_strides: tuple[int, int] | None = None
+    pooling: Pooling | tuple[Pooling, ...] = max_pool
+    padding: str | tuple[str, ...] = "SAME"
     dense: tuple[int, ...] = (128,)
     activation: Callable[[jax.Array], jax.Array] = linen.relu
     dropout: ArrayLike = 0.0
+    dense_dropout: ArrayLike | None = None
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
@@ -64,11 +82,17 @@ class CNN(linen.Module):
         self.blocks = _checked_blocks(self.blocks)
         self.kernel_size = _pair("CNN: kernel_size", self.kernel_size)
         self.pool = _pair("CNN: pool", self.pool)
+        self.pool_strides = None if self.pool_strides is None else _pair("CNN: pool_strides", self.pool_strides)
+        self.pooling = _checked_pooling(self.pooling, len(self.blocks))
+        self.padding = _checked_padding(self.padding, self.blocks)
         self.dense = positive_ints("CNN: dense", self.dense, "(128,)")
-        if self.padding not in _PADDINGS:
-            raise ConfigError(f"CNN: no padding {self.padding!r}: {suggest(self.padding, _PADDINGS)}.")
-        check_rate(self.dropout)
+        for rate in (self.dropout, self._dense_dropout):
+            check_rate(rate)
         super().__post_init__()
+
+    @property
+    def _dense_dropout(self) -> ArrayLike:
+        return self.dropout if self.dense_dropout is None else self.dense_dropout
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -83,36 +107,35 @@ class CNN(linen.Module):
             DataError: inputs that are not of rank 4.
             ConfigError: images too small for the blocks.
         """
-        _check_images(self, x.shape)
-        for block in self.blocks:
-            for channels in block:
-                x = self._convolve(x, channels, train)
-            x = max_pool(x, self.pool, self.pool)
+        check_images("CNN", x)
+        _check_size(self, x.shape)
+        for block, pooling in zip(self.blocks, _for_each(self.pooling, len(self.blocks)), strict=True):
+            for channels, padding in zip(block, _for_each(self.padding, len(block)), strict=True):
+                x = self._convolve(x, channels, padding, train)
+            x = pooling(x, self.pool, self.pool_strides or self.pool)
             x = Dropout(self.dropout)(x, train=train)
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         for width in self.dense:
-            x = self.activation(linen.Dense(width)(x))
-            x = Dropout(self.dropout)(x, train=train)
-        return linen.Dense(self.num_classes)(x)
+            x = self.activation(Dense(width)(x))
+            x = Dropout(self._dense_dropout)(x, train=train)
+        return Dense(self.num_classes)(x)
 
-    def _convolve(self, x: jax.Array, channels: int, train: bool) -> jax.Array:
+    def _convolve(self, x: jax.Array, channels: int, padding: str, train: bool) -> jax.Array:
         use_bias = not self.batch_norm  # the norm subtracts any bias again
-        x = Conv(channels, self.kernel_size, padding=self.padding, use_bias=use_bias)(x)
+        x = Conv(channels, self.kernel_size, padding=padding, use_bias=use_bias)(x)
         if self.batch_norm:
             x = BatchNorm(use_running_average=not train, momentum=0.9)(x)
         return self.activation(x)
 
 
-def _check_images(cnn: CNN, shape: tuple[int, ...]) -> None:
-    if len(shape) != 4:
-        hint = ": add a channel axis, images[..., None]" if len(shape) == 3 else ""
-        raise DataError(f"CNN needs images [batch, height, width, channels], not of shape {shape}{hint}.")
-    height, width = shape[1:3]
-    lost = (0, 0) if cnn.padding == "SAME" else (cnn.kernel_size[0] - 1, cnn.kernel_size[1] - 1)
+def _check_size(cnn: CNN, shape: tuple[int, ...]) -> None:
+    sizes = shape[1:3]
     for number, block in enumerate(cnn.blocks, start=1):
-        height = (height - len(block) * lost[0]) // cnn.pool[0]
-        width = (width - len(block) * lost[1]) // cnn.pool[1]
-        if min(height, width) < 1:
+        shrinking = _for_each(cnn.padding, len(block)).count("VALID")
+        sizes = tuple(size - shrinking * (kernel - 1) for size, kernel in zip(sizes, cnn.kernel_size, strict=True))
+        steps = cnn.pool_strides or cnn.pool
+        sizes = tuple((size - pool) // step + 1 for size, pool, step in zip(sizes, cnn.pool, steps, strict=True))
+        if min(sizes) < 1:
             raise ConfigError(
                 f"CNN: images of {shape[1]}x{shape[2]} are too small, nothing is left after block "
                 f"{number} of {len(cnn.blocks)}: use fewer blocks or smaller windows."
@@ -127,6 +150,35 @@ def _checked_blocks(blocks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...
             f"CNN: blocks must hold a tuple of channel counts for each block, as ((32,), (64,)), not {blocks!r}."
         )
     return checked
+
+
+def _for_each[T](given: T | tuple[T, ...], count: int) -> tuple[T, ...]:
+    return given if isinstance(given, tuple) else (given,) * count
+
+
+def _checked_pooling(pooling: Any, num_blocks: int) -> Any:
+    pooling = tuple(pooling) if isinstance(pooling, list | tuple) else pooling
+    each = _for_each(pooling, num_blocks)
+    if len(each) != num_blocks or not all(map(callable, each)):
+        raise ConfigError(
+            "CNN: pooling must be nn.max_pool, nn.avg_pool or a function as they are, or a tuple of one for each of "
+            f"the {num_blocks} blocks, not {pooling!r}."
+        )
+    return pooling
+
+
+def _checked_padding(padding: Any, blocks: tuple[tuple[int, ...], ...]) -> Any:
+    padding = tuple(padding) if isinstance(padding, list | tuple) else padding
+    for name in _for_each(padding, 1):
+        if name not in _PADDINGS:
+            raise ConfigError(f"CNN: no padding {name!r}: {suggest(name, _PADDINGS)}.")
+    for number, block in enumerate(blocks):
+        if len(_for_each(padding, len(block))) != len(block):
+            raise ConfigError(
+                f"CNN: padding names {len(padding)} convolutions and blocks[{number}] has {len(block)}: give one name "
+                "for each convolution of a block, or one for all."
+            )
+    return padding
 
 
 def _pair(name: str, values: tuple[int, int]) -> tuple[int, int]:

@@ -13,12 +13,16 @@ from jax.typing import ArrayLike
 from jaxnn.models.tokens import checked_tokens
 from jaxnn.nn.attention import attention
 from jaxnn.nn.checks import positive_int
+from jaxnn.nn.dense import Dense
 from jaxnn.nn.dropout import Dropout, check_rate
 from jaxnn.nn.embed import Embed
 from jaxnn.nn.normalization import LayerNorm
+from jaxnn.nn.partitioning import partitioned
 from jaxnn.types import ConfigError, DataError
 
 _STDDEV = 0.02
+MODEL = "model"
+"""The mesh axis that layers are split over."""
 
 
 class GPT(linen.Module):
@@ -30,6 +34,10 @@ class GPT(linen.Module):
     The default is nanoGPT's size for characters on a CPU (Karpathy, 2022). Parameters: ``Embed_0`` of tokens,
     ``Embed_1`` of positions, ``Block_0``, …, ``LayerNorm_0``, ``Dense_0``; each block ``LayerNorm_0``,
     ``Dense_0`` to queries, keys and values in this order, ``Dense_1``, ``LayerNorm_1``, ``Dense_2``, ``Dense_3``.
+    On a mesh with an axis ``model`` each block's layers are split over it: the first and third by what they give, the
+    second and fourth by what they take (Shoeybi et al., Megatron-LM, 2019); parts of the first, which is queries, keys
+    and values in one, are exchanged before attention. So ``init`` alone gives these parameters in
+    Flax's boxes with the names of their axes; ``flax.linen.unbox`` takes them out, as jaxnn's own steps do.
 
     Attributes:
         vocabulary_size: how many tokens there are.
@@ -81,7 +89,7 @@ class GPT(linen.Module):
         x = Dropout(self.dropout)(x, train=train)
         for _ in range(self.num_layers):
             x = Block(self.num_heads, _STDDEV / (2 * self.num_layers) ** 0.5, self.dropout)(x, train)
-        return linen.Dense(self.vocabulary_size, kernel_init=init)(LayerNorm()(x))
+        return Dense(self.vocabulary_size, kernel_init=init)(LayerNorm()(x))
 
 
 class Block(linen.Module):
@@ -101,8 +109,13 @@ class Block(linen.Module):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, time, features]`` to the same."""
         batch, time, features = x.shape
-        dense = partial(linen.Dense, kernel_init=linen.initializers.normal(_STDDEV))
-        added = partial(linen.Dense, features, kernel_init=linen.initializers.normal(self.stddev))
+        by_output, by_input = (None, MODEL), (MODEL, None)
+        dense = partial(
+            Dense,
+            kernel_init=partitioned(linen.initializers.normal(_STDDEV), by_output),
+            bias_init=partitioned(linen.initializers.zeros_init(), (MODEL,)),
+        )
+        added = partial(Dense, features, kernel_init=partitioned(linen.initializers.normal(self.stddev), by_input))
         heads = (batch, time, self.num_heads, features // self.num_heads)
         projected = jnp.split(dense(3 * features)(LayerNorm()(x)), 3, axis=-1)
         query, key, value = (part.reshape(heads) for part in projected)

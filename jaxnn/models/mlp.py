@@ -11,6 +11,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn.nn.checks import positive_ints
+from jaxnn.nn.dense import Dense
 from jaxnn.nn.dropout import Dropout, check_rate
 from jaxnn.types import ConfigError, DataError
 
@@ -59,6 +60,6 @@ class MLP(linen.Module):
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         *hidden, outputs = self.features
         for width in hidden:
-            x = self.activation(linen.Dense(width)(x))
+            x = self.activation(Dense(width)(x))
             x = Dropout(self.dropout)(x, train=train)
-        return linen.Dense(outputs)(x)
+        return Dense(outputs)(x)

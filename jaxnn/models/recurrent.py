@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
+from jaxnn.models.reading import check_layer, last_state, one_hot
 from jaxnn.models.tokens import checked_tokens, lengths
 from jaxnn.nn.checks import positive_int
+from jaxnn.nn.dense import Dense
 from jaxnn.nn.dropout import Dropout, check_rate
 from jaxnn.nn.embed import Embed
-from jaxnn.nn.recurrent import LSTM, Bidirectional, Recurrent
-from jaxnn.types import ConfigError
+from jaxnn.nn.recurrent import LSTM, Recurrent
 
 
 class RecurrentClassifier(linen.Module):
     """Embeds tokens, reads them one by one, and gives the dense logits of the state after the last.
 
-    The defaults are those of Keras's ``imdb_lstm`` example. Parameters: ``Embed_0``, ``LSTM_0`` (or ``GRU_0``, and
-    ``LSTM_1`` for the other direction), ``Dense_0``.
+    The defaults are those of Keras's ``imdb_lstm`` example. With one logit, ``bidirectional`` and 20,000 tokens it has
+    the 2,658,945 parameters of ``imdb_bidirectional_lstm``; ``RecurrentClassifier(57, vocabulary_size=57,
+    embedding_features=None, features=128)`` is ``lstm_text_generation`` for 57 characters, 102,585. Parameters:
+    ``Embed_0``, ``LSTM_0`` (or ``GRU_0``, and ``LSTM_1`` for the other direction), ``Dense_0``.
 
     Attributes:
         num_classes: how many logits.
         vocabulary_size: how many tokens there are.
-        embedding_features: the width of an embedding.
+        embedding_features: the width of an embedding; None: there is none, each token is read as a vector of
+            ``vocabulary_size`` with a single 1.
         features: the width of the recurrent state, of each direction.
         layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
         bidirectional: whether a second layer reads from the end to the start (Schuster & Paliwal, 1997); the
@@ -43,7 +45,7 @@ class RecurrentClassifier(linen.Module):
     num_classes: int
     _: dataclasses.KW_ONLY
     vocabulary_size: int
-    embedding_features: int = 128
+    embedding_features: int | None = 128
     features: int = 64
     layer: type[Recurrent] = LSTM
     bidirectional: bool = False
@@ -52,9 +54,9 @@ class RecurrentClassifier(linen.Module):
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "vocabulary_size", "embedding_features", "features"):
-            setattr(self, name, positive_int(f"RecurrentClassifier: {name}", getattr(self, name)))
-        if not isinstance(self.layer, type) or not issubclass(self.layer, Recurrent):
-            raise ConfigError(f"RecurrentClassifier: layer must be nn.LSTM or nn.GRU, not {self.layer!r}.")
+            if name != "embedding_features" or self.embedding_features is not None:
+                setattr(self, name, positive_int(f"RecurrentClassifier: {name}", getattr(self, name)))
+        check_layer("RecurrentClassifier", self.layer)
         check_rate(self.dropout)
         super().__post_init__()
 
@@ -70,13 +72,11 @@ class RecurrentClassifier(linen.Module):
             DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("RecurrentClassifier", tokens)
-        # To transpose the ids is far cheaper than to transpose their embeddings.
-        embedded = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
+        # To transpose the ids is far cheaper than to transpose what they stand for.
+        if self.embedding_features is None:
+            sequences = one_hot(self, tokens.T, self.vocabulary_size)
+        else:
+            sequences = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
         seq_lengths = None if self.pad_id is None else lengths(tokens, self.pad_id)
-        layer = partial(self.layer, self.features, dtype=embedded.dtype)
-        reader = Bidirectional(layer(), layer()) if self.bidirectional else layer()
-        carry, _ = reader(embedded, seq_lengths=seq_lengths, time_major=True, return_carry=True)
-        carries = carry if self.bidirectional else (carry,)
-        # A state's last part is what the layer puts out; it may be wider than the products.
-        x = jnp.concatenate([jax.tree.leaves(carry)[-1] for carry in carries], axis=-1).astype(embedded.dtype)
-        return linen.Dense(self.num_classes)(Dropout(self.dropout)(x, train=train))
+        x = last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
+        return Dense(self.num_classes)(Dropout(self.dropout)(x, train=train))

@@ -1,9 +1,10 @@
 """What a model is trained for: a model and a loss become a :class:`jaxnn.types.Task`."""
 
 from jaxnn.tasks.adapter import Model, as_model
+from jaxnn.tasks.binary_classification import binary_classification
 from jaxnn.tasks.classification import classification
 from jaxnn.tasks.next_token import next_token
 from jaxnn.tasks.regression import regression
 from jaxnn.tasks.supervised import supervised
 
-__all__ = ["Model", "as_model", "classification", "next_token", "regression", "supervised"]
+__all__ = ["Model", "as_model", "binary_classification", "classification", "next_token", "regression", "supervised"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,28 +14,46 @@ from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, ConfigError, Task
 
 
-def classification(model: Any, *, label_smoothing: float | jax.Array = 0.0, policy: Policy | None = None) -> Task:
+def classification(
+    model: Any,
+    *,
+    label_smoothing: float | jax.Array = 0.0,
+    auxiliary_weight: float | jax.Array | None = None,
+    policy: Policy | None = None,
+) -> Task:
     """Trains ``model`` to tell classes apart.
 
-    Metrics are ``loss``, the cross-entropy in nats, and ``accuracy``, a fraction. The training loss is smoothed,
-    the evaluated one is not, so that runs with different smoothing compare.
+    Metrics are ``loss``, the cross-entropy in nats, and ``accuracy``, a fraction. The training loss is smoothed and
+    has the auxiliary terms, the evaluated one does not, so that runs with different smoothing compare.
+
+    A model may have auxiliary outputs, which help its early layers to learn (Szegedy et al. 2015, "Going Deeper with
+    Convolutions"): in training it then returns a tuple of the logits and one or more auxiliary logits, in evaluation
+    the logits alone, as torchvision's do.
 
     Args:
         model: outputs logits ``[batch, classes]`` for targets ``[batch]`` of integers.
         label_smoothing: the share of a target spread evenly over all classes (Szegedy et al. 2016,
             "Rethinking the Inception Architecture"), 0 to below 1; may be a tracer.
+        auxiliary_weight: what the cross-entropy of each auxiliary output is multiplied by before it is added to the
+            training loss, at least 0; may be a tracer; None: the model has no such outputs.
         policy: the precision to compute in.
 
     Raises:
-        ConfigError: a smoothing outside 0…1, or when traced, outputs and targets that do not fit together.
+        ConfigError: a smoothing outside 0…1, a negative weight, or when traced, outputs and targets that do not fit
+            together.
     """
-    if not isinstance(label_smoothing, jax.core.Tracer) and not 0 <= label_smoothing < 1:
-        raise ConfigError(f"label_smoothing is {label_smoothing}, and must be at least 0 and below 1.")
+    check_label_smoothing(label_smoothing)
+    if not isinstance(auxiliary_weight, jax.core.Tracer | None) and not auxiliary_weight >= 0:
+        raise ConfigError(f"auxiliary_weight is {auxiliary_weight}, and must be at least 0, or None.")
 
-    def objective(logits: Array, labels: Array) -> jax.Array:
-        return cross_entropy(logits, labels, label_smoothing)
+    def objective(outputs: Any, labels: Array) -> jax.Array:
+        if auxiliary_weight is None:
+            return cross_entropy(outputs, labels, label_smoothing)
+        main, *auxiliary = _with_auxiliary(outputs)
+        extra = sum(cross_entropy(logits, labels, label_smoothing) for logits in auxiliary)
+        return cross_entropy(main, labels, label_smoothing) + auxiliary_weight * extra
 
-    measures = {"loss": cross_entropy, "accuracy": correct}
+    measures = {"loss": _of_main(cross_entropy), "accuracy": _of_main(correct)}
     return supervised(model, objective, measures, policy)
 
 
@@ -50,14 +69,49 @@ def correct(logits: Array, labels: Array) -> jax.Array:
     return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
 
 
-def _check(logits: Array, labels: Array) -> None:
+def check_label_smoothing(label_smoothing: Any) -> None:
+    """Raises ConfigError unless the smoothing is at least 0 and below 1, or a tracer."""
+    if not isinstance(label_smoothing, jax.core.Tracer) and not 0 <= label_smoothing < 1:
+        raise ConfigError(f"label_smoothing is {label_smoothing}, and must be at least 0 and below 1.")
+
+
+def check_labels(task: str, labels: Array) -> None:
+    """Raises ConfigError unless ``labels`` are integers ``[batch]``; ``task`` says for what."""
     if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.ndim != 1:
         raise ConfigError(
-            f"classification needs targets of integers [batch], not {labels.dtype} {list(labels.shape)}: "
+            f"{task} needs targets of integers [batch], not {labels.dtype} {list(labels.shape)}: "
             "pass one label an example, or use tasks.regression."
         )
+
+
+def _check(logits: Array, labels: Array) -> None:
+    if isinstance(logits, tuple):
+        raise ConfigError(
+            f"classification needs a model whose outputs are logits [batch, classes], not a tuple of {len(logits)}: "
+            "give auxiliary_weight if those after the first are auxiliary logits."
+        )
+    check_labels("classification", labels)
     if logits.ndim != 2 or logits.shape[0] != labels.shape[0]:
         raise ConfigError(
             f"classification needs a model whose outputs are logits [batch, classes], not {list(logits.shape)} "
             f"for {labels.shape[0]} labels."
         )
+    if logits.shape[1] == 1:
+        raise ConfigError(
+            f"classification needs a logit for each class, and the model has one, {list(logits.shape)}: give it more, "
+            "or use tasks.binary_classification."
+        )
+
+
+def _with_auxiliary(outputs: Any) -> tuple[Array, ...]:
+    if not isinstance(outputs, tuple) or len(outputs) < 2:
+        raise ConfigError(
+            "classification with auxiliary_weight needs a model that in training returns a tuple, the logits and the "
+            "auxiliary logits: let it return them, or leave auxiliary_weight out."
+        )
+    return outputs
+
+
+def _of_main(measure: Callable[[Array, Array], jax.Array]) -> Callable[[Any, Array], jax.Array]:
+    """``measure`` of the logits, whether or not auxiliary ones stand beside them."""
+    return lambda outputs, labels: measure(outputs[0] if isinstance(outputs, tuple) else outputs, labels)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnn.nn import Policy
 from jaxnn.nn.cross_entropy import cross_entropy
@@ -18,9 +19,9 @@ from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, 
 def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) -> Task:
     """Trains ``model`` to predict, at each position of a sequence, the token that comes next.
 
-    Metrics are means over tokens: ``loss``, the cross-entropy in nats, ``bits_per_token``, the same in bits, and
-    ``accuracy``, the share of tokens that had the largest logit. Perplexity is ``exp(loss)`` of a whole split's
-    loss; being no mean, it cannot be added up from batches and is not among them.
+    Metrics are means over tokens: ``loss``, the cross-entropy in nats, ``bits_per_token``, the same in bits (of a
+    model of characters: bits per character), and ``accuracy``, the share of tokens that had the largest logit. Of an
+    evaluated split there is the ``perplexity`` too, ``exp(loss)`` of its mean loss; it is no mean of batches.
 
     Args:
         model: outputs logits ``[batch, time, vocabulary]`` for targets ``[batch, time]`` of integers.
@@ -65,7 +66,11 @@ def _per_token(task: Task) -> Task:
         bits = sums["loss"] / math.log(2)
         return {"loss": sums["loss"], "bits_per_token": bits, "accuracy": sums["accuracy"], "count": sums["tokens"]}
 
-    return task._replace(loss=loss, evaluate=evaluate)
+    return task._replace(loss=loss, evaluate=evaluate, finish=_with_perplexity)
+
+
+def _with_perplexity(means: dict[str, Any]) -> dict[str, Any]:
+    return {**means, "perplexity": np.exp(means["loss"])}
 
 
 def _checked(logits: Array, targets: Array) -> jax.Array:
