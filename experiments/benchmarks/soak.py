@@ -1,0 +1,134 @@
+"""A long run in small: 200,000 tiny steps with evaluations and checkpoints, and what the process holds meanwhile.
+
+Claim     resident memory stays flat: its slope, which is printed, makes at most 5 % of it over the whole run; file
+          handles and threads are as many at the end as at the beginning
+Command   python experiments/benchmarks/soak.py
+          python experiments/benchmarks/soak.py --checkpoint-every 0
+
+A sample is taken at each report. The first tenth of the run is left out: caches fill, and the allocator finds its
+size. What is left of the slope without checkpoints is the reports, which a run remembers for its curves. Ends with
+status 1 and a sentence where something grew.
+"""
+
+import dataclasses
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import optax
+import tyro
+from provenance import about
+
+import jaxnn as jn
+
+KIB = 1024
+WARM_UP = 0.1
+# What is counted, and where a sample has it.
+COUNTS = {"file handles": 2, "threads": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: int = 8  # Examples a step
+    num_steps: int = 200_000  # Updates in all
+    seed: int = 0  # Decides initial parameters and data order
+
+
+def data(config):
+    inputs = np.random.default_rng(0).normal(size=(96, 4)).astype(np.float32)
+    labels = inputs[:, :3].argmax(axis=1)
+    return jn.data.arrays(train=(inputs[:64], labels[:64]), test=(inputs[64:], labels[64:]), name="points")
+
+
+def task(config):
+    return jn.tasks.classification(jn.models.MLP((8, 3)))
+
+
+def optimizer(config):
+    return optax.adam(1e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How long, and how often what is done besides."""
+
+    num_steps: int = 200_000
+    """Updates in all."""
+    report_every: int = 100
+    """Steps between reports."""
+    eval_every: int = 200
+    """Steps between evaluations."""
+    checkpoint_every: int = 100
+    """Steps between checkpoints; 0: none."""
+    most_share: float = 0.05
+    """How much of its memory may be added over the whole run, by the slope."""
+
+
+class Sample(NamedTuple):
+    """What the process holds at a report."""
+
+    step: int
+    resident: int
+    handles: int
+    threads: int
+
+
+def sampled(options: Options, run_dir: Path) -> Iterator[Sample]:
+    """Trains, and looks at the process at each report."""
+    experiment = jn.Experiment(Config(num_steps=options.num_steps), data, task, optimizer)
+    names = ("report_every", "eval_every", "checkpoint_every")
+    cadences = {name: getattr(options, name) for name in names}
+    for report in jn.iterate(experiment, run_dir=run_dir, **cadences):
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        yield Sample(report.step, resident, len(os.listdir("/proc/self/fd")), threading.active_count())
+
+
+def slope(samples: Sequence[Sample]) -> float:
+    """Bytes a step, by least squares, once the run is warm."""
+    warm = [sample for sample in samples if sample.step > WARM_UP * samples[-1].step]
+    steps, resident = (np.array([sample[axis] for sample in warm], float) for axis in (0, 1))
+    return float(np.polyfit(steps, resident, 1)[0])
+
+
+def main(options: Options) -> None:
+    """Prints what was seen.
+
+    Raises:
+        SystemExit: something grew.
+    """
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        samples = list(sampled(options, Path(folder) / "run"))
+    facts, last, growth = about("cpu"), samples[-1], 1000 * slope(samples)
+    share = growth * options.num_steps / 1000 / last.resident
+    saves = options.num_steps // options.checkpoint_every if options.checkpoint_every else 0
+    print(f"{facts['date']}, {facts['device']}, {facts['cpu_count']} cores, jax {facts['versions']['jax']}")
+    done = f"{len(samples):,} reports, {options.num_steps // options.eval_every:,} evaluations, {saves:,} checkpoints"
+    print(f"{last.step:,} steps, {done}, {time.perf_counter() - began:,.0f} s")
+    print(f"resident memory  {samples[0].resident / KIB**2:.1f} MiB first, {last.resident / KIB**2:.1f} MiB last")
+    print(f"its slope        {growth:,.0f} bytes in 1,000 steps: {share:.2%} of the total over the whole run")
+    for name, axis in COUNTS.items():
+        values = [sample[axis] for sample in samples]
+        print(f"{name:<15}  {values[0]} first, {values[-1]} last, {max(values)} at most")
+    if share > options.most_share:
+        sys.exit(f"not as claimed: resident memory grows by {growth:,.0f} bytes in 1,000 steps")
+    check_counts(samples)
+
+
+def check_counts(samples: Sequence[Sample]) -> None:
+    """Ends the process where the last tenth of the run never has as few as the first had at most."""
+    tenth = -(-len(samples) // 10)
+    for name, axis in COUNTS.items():
+        before, after = ([sample[axis] for sample in part] for part in (samples[:tenth], samples[-tenth:]))
+        if min(after) > max(before):
+            sys.exit(f"not as claimed: {name} became more, from {max(before)} to {min(after)}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

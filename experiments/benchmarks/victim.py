@@ -1,0 +1,51 @@
+"""What torture.py trains and kills: a small network with all that a state can hold, and checkpoints many a second.
+
+Claim     however often it is killed and resumed, it ends bit for bit as it does undisturbed
+Command   python experiments/benchmarks/torture.py kills
+
+Alone it is a script like any other; it leaves every array of its last state in ``final.npz`` besides.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    features: tuple[int, ...] = (128, 128)  # Widths of the hidden layers
+    dropout: float = 0.2  # Share of hidden units dropped in training
+    batch_size: int = 16  # Examples a step
+    num_steps: int = 2_000  # Updates in all
+    seed: int = 0  # Decides initial parameters, data order and dropout
+
+
+def data(config):
+    return jn.data.digits()
+
+
+def task(config):
+    return jn.tasks.classification(jn.models.MLP((*config.features, 10), dropout=config.dropout))
+
+
+def optimizer(config):
+    return jn.optim.averaged(optax.adamw(jn.schedules.cosine(1e-2, config.num_steps)), 0.99)
+
+
+experiment = jn.Experiment(Config(), data, task, optimizer)
+
+
+def arrays_of(state):
+    """Every array of a state by the path to it, on the host."""
+    leaves = jax.tree_util.tree_leaves_with_path(state._replace(key=jax.random.key_data(state.key)))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+if __name__ == "__main__":
+    run = jn.main(experiment)
+    if isinstance(run, jn.Run) and run.dir is not None:
+        np.savez(run.dir / "final.npz", **arrays_of(run.state))

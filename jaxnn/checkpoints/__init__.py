@@ -1,0 +1,12 @@
+"""Saved states: complete or absent, checked before they are read, and readable with plain Orbax.
+
+All that jaxnn asks of Orbax is in here.
+"""
+
+from jaxnn.checkpoints.run import Checkpoints as Checkpoints
+from jaxnn.checkpoints.run import Damage as Damage
+from jaxnn.checkpoints.run import Restored as Restored
+from jaxnn.checkpoints.run import open_checkpoints as open_checkpoints
+from jaxnn.checkpoints.single import load as load
+from jaxnn.checkpoints.single import save as save
+from jaxnn.checkpoints.team import Team as Team
