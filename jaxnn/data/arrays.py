@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data.augment import chain
-from jaxnn.data.checks import as_examples, check_alike, check_label_range
+from jaxnn.data.checks import as_examples, check_alike, check_class_names, check_label_range
 from jaxnn.data.shuffle import steps_per_epoch
 from jaxnn.data.source import ArraySource, Augmentation
 from jaxnn.types import DataError, Examples, Source, Splits
@@ -47,10 +47,7 @@ def arrays(
             each other, ``class_names`` that are not ``num_classes``.
     """
     class_names = tuple(class_names)
-    if num_classes is not None and class_names and len(class_names) != num_classes:
-        raise DataError(
-            f"there are {len(class_names)} class_names but num_classes is {num_classes}: give one name a class."
-        )
+    check_class_names(class_names, num_classes)
     pairs = {"train": train, "validation": validation, "test": test}
     given = {split: pair for split, pair in pairs.items() if pair is not None or split == "train"}
     examples = {split: as_examples(split, pair) for split, pair in given.items()}
@@ -136,7 +133,7 @@ def check_labels(splits: Splits, num_classes: int) -> None:
         DataError: targets that are not integers, or a label out of range; it is named.
     """
     for split, source in splits.named().items():
-        targets = np.asarray(source.examples.targets)
+        targets = np.asarray(source.targets)
         if not np.issubdtype(targets.dtype, np.integer):
             raise DataError(
                 f"the targets of {split} are {targets.dtype}, but classes are learned from integer "

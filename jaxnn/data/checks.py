@@ -50,6 +50,14 @@ def check_alike(splits: dict[str, Examples]) -> None:
                 )
 
 
+def check_class_names(class_names: tuple[str, ...], num_classes: int | None) -> None:
+    """Raises DataError where there are names, and not as many as ``num_classes`` says."""
+    if num_classes is not None and class_names and len(class_names) != num_classes:
+        raise DataError(
+            f"there are {len(class_names)} class_names but num_classes is {num_classes}: give one name a class."
+        )
+
+
 def check_label_range(split: str, targets: np.ndarray, num_classes: int | None) -> None:
     """Raises DataError for the first label that is negative or not below ``num_classes``.
 

@@ -108,7 +108,8 @@ def _read_archive(path: Path, names: set[str]) -> dict[str, bytes]:
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 name = PurePosixPath(member.name).name
-                file = archive.extractfile(member) if name in names else None
+                # Links may lead anywhere, or in circles.
+                file = archive.extractfile(member) if name in names and member.isfile() else None
                 if file is not None:
                     found[name] = file.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,42 +11,133 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data.arrays import arrays
-from jaxnn.types import DataError, Splits
+from jaxnn.data.files import data_dir as find_data_dir
+from jaxnn.data.streaming.build import stream as streamed
+from jaxnn.data.streaming.reading import HostAugmentation
+from jaxnn.types import ConfigError, DataError, Splits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _FOLDERS = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
 
 
-def image_folder(path: str | os.PathLike[str], image_size: tuple[int, int], *, grayscale: bool = False) -> Splits:
+def image_folder(
+    path: str | os.PathLike[str],
+    image_size: tuple[int, int],
+    *,
+    grayscale: bool = False,
+    stream: bool = False,
+    num_workers: int | None = None,
+    augment: HostAugmentation | None = None,
+) -> Splits:
     """Pictures in ``path/{train,val,test}/<class>/*.{jpg,jpeg,png}``, all resized to one size.
 
     ``validation/`` may stand for ``val/``; it and ``test/`` may be missing. Labels number the
     classes in the order of their names, examples go by class and then by file name. Pictures are
-    decoded by Pillow, in threads, and scaled bilinearly to ``image_size`` whatever their
-    proportions. All are held in memory: ``height * width * channels`` bytes each.
+    decoded by Pillow and scaled bilinearly to ``image_size`` whatever their proportions. All are
+    decoded once, in threads, and held in memory, ``height * width * channels`` bytes each; or they
+    stay files and are decoded whenever a step needs them, see `stream`. Numbers are the same.
 
     Args:
         path: the folder.
         image_size: ``(height, width)`` in pixels.
         grayscale: 1 channel instead of red, green and blue.
+        stream: the pictures stay files.
+        num_workers: of a stream: how many processes decode; 0: threads.
+        augment: of a stream: ``(rng, image uint8 [height, width, channels]) -> image`` for each
+            training picture, on the host.
 
     Returns:
         Inputs uint8 ``[height, width, channels]``, labels int32, and the classes' names.
 
     Raises:
+        ConfigError: ``num_workers`` or ``augment`` of pictures in memory; a stream without Grain.
         DataError: another layout, splits with different classes, a class without pictures, a file
-            that is no picture or too large a one; it names the folder or file.
+            that is no picture or too large a one; it names the folder or file. Of a stream the
+            first files are looked at, the others when it is their turn.
     """
     root = Path(path)
-    height, width = _checked_size(image_size)
+    size = _checked_size(image_size)
+    if not stream and (num_workers is not None or augment is not None):
+        raise ConfigError(
+            "num_workers and augment are for pictures that are decoded while training: give stream=True too, or "
+            "augment those in memory by jn.data.augmented."
+        )
     folders = _split_folders(root)
     class_names = _class_names(folders["train"])
-    listed = {split: _list_split(folder, class_names) for split, folder in folders.items()}
-    pairs: dict[str, Any] = {
-        split: (_decode(files, (height, width), grayscale), np.array(labels, np.int32))
-        for split, (files, labels) in listed.items()
+    readers: dict[str, Any] = {
+        split: Pictures(folder, *_list_split(folder, class_names), size, grayscale) for split, folder in folders.items()
     }
-    return arrays(**pairs, name=root.resolve().name, class_names=class_names)
+    name = root.resolve().name
+    if stream:
+        return streamed(**readers, name=name, class_names=class_names, augment=augment, num_workers=num_workers)
+    pairs: dict[str, Any] = {split: (_decode(pictures), pictures.targets) for split, pictures in readers.items()}
+    return arrays(**pairs, name=name, class_names=class_names)
+
+
+def cats_vs_dogs(
+    data_dir: str | os.PathLike[str] | None = None,
+    image_size: tuple[int, int] = (96, 96),
+    *,
+    stream: bool = True,
+    num_workers: int | None = None,
+    augment: HostAugmentation | None = None,
+) -> Splits:
+    """Photographs of cats and dogs in the data directory's ``cats_vs_dogs/``, as `image_folder` reads them.
+
+    Elson, Douceur, Howell & Saul, "Asirra: a CAPTCHA that exploits interest-aligned manual image
+    categorization" (2007). They may not be passed on and are not downloaded.
+
+    Args:
+        data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
+        image_size: ``(height, width)`` in pixels.
+        stream: the pictures stay files.
+        num_workers: of a stream: how many processes decode; 0: threads.
+        augment: of a stream: for each training picture, on the host.
+
+    Raises:
+        DataError: they are not there; it says how to put them there. Else as `image_folder`.
+    """
+    root = find_data_dir(data_dir) / "cats_vs_dogs"
+    if not root.is_dir():
+        raise DataError(
+            f"the photographs of cats_vs_dogs are not in {root}, and may not be passed on: get them from Microsoft or "
+            f"Kaggle (Dogs vs. Cats), put them there as train/cats/*.jpg, train/dogs/*.jpg and likewise val/, or set "
+            "JAXNN_DATA to a folder that has cats_vs_dogs/."
+        )
+    return image_folder(root, image_size, stream=stream, num_workers=num_workers, augment=augment)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pictures:
+    """A reader of picture files, see `jaxnn.data.streaming.reading.Reader`.
+
+    Attributes:
+        folder: where they lie.
+        names: their paths in it.
+        targets: their labels, ``[examples]`` int32.
+        size: ``(height, width)`` that they are resized to.
+        grayscale: 1 channel instead of 3.
+    """
+
+    folder: Path
+    names: list[str]
+    targets: np.ndarray
+    size: tuple[int, int]
+    grayscale: bool
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """A picture, uint8 ``[height, width, channels]``, decoded now, and its label."""
+        return _decode_one(self.folder / self.names[index], self.size, self.grayscale), self.targets[index]
+
+    def fingerprint(self, digest: Any) -> None:
+        """Feeds ``digest`` with each file's name, size in bytes and label; what is in the files is not read."""
+        digest.update(f"{self.grayscale}".encode())
+        for name, label in zip(self.names, self.targets, strict=True):
+            digest.update(f"{name} {(self.folder / name).stat().st_size} {label}\n".encode())
 
 
 def _checked_size(image_size: tuple[int, int]) -> tuple[int, int]:
@@ -89,23 +181,23 @@ def _is_class(item: Path) -> bool:
     return item.is_dir() and not item.name.startswith(".")
 
 
-def _list_split(folder: Path, class_names: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    """The files of a split and their labels."""
+def _list_split(folder: Path, class_names: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
+    """The files of a split, by their paths in its folder, and their labels."""
     found = _class_names(folder)
     if found != class_names:
         odd = ", ".join(sorted(set(found) ^ set(class_names)))
         raise DataError(
             f"{folder} does not have the class folders that train has (they differ in {odd}): make them the same."
         )
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(class_names):
-        pictures = sorted(item for item in (folder / name).iterdir() if _is_picture(item))
+    names: list[str] = []
+    counts = []
+    for name in class_names:
+        pictures = sorted(f"{name}/{item.name}" for item in (folder / name).iterdir() if _is_picture(item))
         if not pictures:
             raise DataError(f"{folder / name} holds no .jpg, .jpeg or .png: add some or remove it.")
-        files += pictures
-        labels += [label] * len(pictures)
-    return files, labels
+        names += pictures
+        counts.append(len(pictures))
+    return names, np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
 def _is_picture(item: Path) -> bool:
@@ -113,12 +205,11 @@ def _is_picture(item: Path) -> bool:
     return item.suffix.lower() in _SUFFIXES and not item.name.startswith(".")
 
 
-def _decode(files: list[Path], size: tuple[int, int], grayscale: bool) -> np.ndarray:
+def _decode(pictures: Pictures) -> np.ndarray:
     """All pictures as uint8 ``[examples, height, width, channels]``."""
-    images = np.empty((len(files), *size, 1 if grayscale else 3), np.uint8)
+    images = np.empty((len(pictures), *pictures.size, 1 if pictures.grayscale else 3), np.uint8)
     with ThreadPoolExecutor() as pool:
-        decoded = pool.map(lambda file: _decode_one(file, size, grayscale), files)
-        for index, image in enumerate(decoded):
+        for index, (image, _) in enumerate(pool.map(pictures.__getitem__, range(len(pictures)))):
             images[index] = image
     return images
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn.data.rows import as_batch
 from jaxnn.data.shuffle import batch_indices
 from jaxnn.types import Array, Batch, DataError, Examples
 
@@ -34,6 +36,11 @@ class ArraySource:
         """How many examples the split holds."""
         return int(self.examples.targets.shape[0])
 
+    @property
+    def targets(self) -> Array:
+        """All targets ``[examples, ...]``, on the host."""
+        return self.examples.targets
+
     def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
         """Which examples each of ``steps [k]`` trains on, as `batch_indices`: ``[k, batch]`` int32.
 
@@ -41,6 +48,14 @@ class ArraySource:
             DataError: the batch is larger than the split.
         """
         return batch_indices(seed, steps, self.num_examples, batch_size)
+
+    def read(self, indices: np.ndarray) -> Examples:
+        """The examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
+        return Examples(*(np.asarray(rows)[indices] for rows in self.examples))
+
+    def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
+        """Rows ``[batch, ...]`` as a batch, see `rows.as_batch`; pure, to be traced."""
+        return as_batch(examples, mask)
 
     def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
         """The examples at ``indices [batch]``, ready for a model; pure, to be traced.
@@ -53,17 +68,20 @@ class ArraySource:
         Returns:
             A batch whose uint8 inputs have become float32 in 0…1; other dtypes are unchanged.
         """
-        inputs, targets = (jnp.take(rows, indices, axis=0, mode="clip") for rows in examples)
-        if inputs.dtype == jnp.uint8:
-            inputs = inputs.astype(jnp.float32) / 255
-        ones = jnp.ones(indices.shape, jnp.float32)
-        return Batch(inputs, targets, ones if mask is None else mask)
+        rows = (jnp.take(array, indices, axis=0, mode="clip") for array in examples)
+        return self.as_batch(Examples(*rows), mask)
 
     def transform(self, batch: Batch, key: jax.Array) -> Batch:
         """The batch with its inputs augmented; the identity where there is no augmentation."""
         if self.augment is None:
             return batch
         return batch._replace(inputs=self.augment(key, jnp.asarray(batch.inputs)))
+
+    def fingerprint(self, digest: Any) -> None:
+        """Feeds ``digest``, of ``hashlib``, with every example."""
+        for array in map(np.ascontiguousarray, self.examples):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(array.data.cast("B") if array.size else b"")
 
 
 def padded_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
