@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxnn.nn.batch_axis import batch_split_over
+from jaxnn.nn.partitioning import unboxed
 from jaxnn.optim import evaluation_params
 from jaxnn.optim.lazy import LazyTransformation
 from jaxnn.optim.row_gradients import value_and_row_gradient
-from jaxnn.optim.rows import apply_updates
-from jaxnn.types import Batch, Metrics, Params, Task, TrainState
+from jaxnn.optim.rows import apply_updates, is_rows
+from jaxnn.types import Batch, Metrics, Params, PyTree, Task, TrainState
 
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 type EvaluateStep = Callable[[TrainState, Batch], Metrics]
@@ -26,18 +28,28 @@ def init_train_state(task: Task, optimizer: optax.GradientTransformation, key: j
         optimizer: any Optax optimizer.
         key: ``[]`` a typed PRNG key, ``jax.random.key(seed)``.
         batch: one batch; its shapes and dtypes decide the parameters'.
+
+    Returns:
+        Plain arrays, also where the model names the axes of its parameters (`nn.partitioned`).
     """
     init_key, step_key = jax.random.split(key)
-    params, model_state = task.init(init_key, batch)
+    params, model_state = unboxed(task.init(init_key, batch))
     return TrainState(jnp.int32(0), params, model_state, optimizer.init(params), step_key)
 
 
-def make_train_step(task: Task, optimizer: optax.GradientTransformation) -> TrainStep:
+def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, axis_name: str | None = None) -> TrainStep:
     """A pure ``step(state, batch) -> (state, metrics)``, shaped for ``jax.lax.scan``.
 
     ``metrics`` holds the ``loss`` that was minimised and the task's own. Optimizers that ask for more than
     gradients, such as ``optax.lbfgs`` or ``reduce_on_plateau``, get ``value``, ``grad`` and ``value_fn``. The tables of
     ``optim.lazy`` get their gradients by rows, and an update touches no other row of them.
+
+    Args:
+        task: what is trained.
+        optimizer: any Optax optimizer.
+        axis_name: where each device computes with its own rows, as under ``jax.pmap``, the axis that the batch is
+            split over: gradients and metrics are averaged over it, and dropout and batch statistics are those of the
+            whole batch. All devices must hold as many examples.
 
     Raises:
         ConfigError: when traced, a table of ``optim.lazy`` of which the loss does more than look rows up.
@@ -47,15 +59,21 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation) -> Trai
         loss_and_gradient = value_and_row_gradient(task.loss, optimizer.is_table)
     else:
         loss_and_gradient = jax.value_and_grad(task.loss, has_aux=True)
+    mean, own_copy = _make_mean(axis_name), _make_own_copy(axis_name)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         _check_batch(batch)
         key = jax.random.fold_in(state.key, state.step)
 
-        def value_fn(params: Params) -> jax.Array:
-            return task.loss(params, state.model_state, batch, key)[0]
+        def own_value(params: Params) -> jax.Array:
+            with batch_split_over(axis_name):
+                return task.loss(params, state.model_state, batch, key)[0]
 
-        (loss, (model_state, metrics)), gradient = loss_and_gradient(state.params, state.model_state, batch, key)
+        value_fn = own_value if axis_name is None else _shared(own_value, mean, own_copy)
+        params = own_copy(state.params)
+        with batch_split_over(axis_name):
+            (loss, (model_state, metrics)), gradient = loss_and_gradient(params, state.model_state, batch, key)
+        loss, metrics, gradient = mean((loss, metrics, gradient))
         updates, opt_state = optimizer.update(
             gradient, state.opt_state, state.params, value=loss, grad=gradient, value_fn=value_fn
         )
@@ -66,15 +84,69 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation) -> Trai
     return step
 
 
-def make_evaluate_step(task: Task) -> EvaluateStep:
-    """A pure ``evaluate(state, batch) -> sums``; averaged parameters are used where the optimizer keeps them."""
+def make_evaluate_step(task: Task, *, axis_name: str | None = None) -> EvaluateStep:
+    """A pure ``evaluate(state, batch) -> sums``; averaged parameters are used where the optimizer keeps them.
+
+    Args:
+        task: what is evaluated.
+        axis_name: as for `make_train_step`: the sums are those over all devices.
+    """
 
     def evaluate(state: TrainState, batch: Batch) -> Metrics:
         _check_batch(batch)
         params = evaluation_params(state.params, state.opt_state)
-        return task.evaluate(params, state.model_state, batch)
+        sums = task.evaluate(params, state.model_state, batch)
+        return sums if axis_name is None else jax.lax.psum(sums, axis_name)
 
     return evaluate
+
+
+def _make_mean(axis_name: str | None) -> Callable[[PyTree], PyTree]:
+    """A function to the mean of a tree over the devices of an axis; where there is none, to the tree itself."""
+
+    def mean(leaf: PyTree) -> PyTree:
+        if not is_rows(leaf):
+            return jax.lax.pmean(leaf, axis_name)
+        gathered = jax.lax.all_gather(leaf, axis_name, tiled=True)
+        return gathered._replace(values=gathered.values / jax.lax.axis_size(axis_name))
+
+    return lambda tree: tree if axis_name is None else jax.tree.map(mean, tree, is_leaf=is_rows)
+
+
+def _make_own_copy(axis_name: str | None) -> Callable[[PyTree], PyTree]:
+    """A function to a tree as each device's own, so that gradients are those of its rows alone.
+
+    Of what all devices share `jax.shard_map` sums the gradients itself, unless it is told not to look
+    (``check_vma=False``), as `jax.pmap` is.
+    """
+
+    def own(leaf: PyTree) -> PyTree:
+        manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
+        if not manual or axis_name in jax.typeof(leaf).mat.varying:
+            return leaf
+        return jax.lax.pcast(leaf, axis_name, to="varying")
+
+    return lambda tree: tree if axis_name is None else jax.tree.map(own, tree)
+
+
+def _shared(
+    value_fn: Callable[[Params], jax.Array], mean: Callable[[PyTree], PyTree], own_copy: Callable[[PyTree], PyTree]
+) -> Callable[[Params], jax.Array]:
+    """``value_fn`` of each device's rows as that of the whole batch, its gradient too: line searches ask for both."""
+
+    @jax.custom_vjp
+    def value(params: Params) -> jax.Array:
+        return forward(params)[0]
+
+    def forward(params: Params) -> tuple[jax.Array, Params]:
+        both: tuple[jax.Array, Params] = mean(jax.value_and_grad(value_fn)(own_copy(params)))
+        return both
+
+    def backward(gradient: Params, cotangent: jax.Array) -> tuple[Params]:
+        return (jax.tree.map(lambda leaf: cotangent * leaf, gradient),)
+
+    value.defvjp(forward, backward)
+    return value
 
 
 def _check_batch(batch: Batch) -> None:

@@ -77,20 +77,27 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
+def _as_they_are(means: dict[str, Any]) -> dict[str, Any]:
+    return means
+
+
 class Task(NamedTuple):
-    """A model together with what it is trained for, as four pure functions.
+    """A model together with what it is trained for, as pure functions.
 
     Attributes:
         init: ``(key, batch) -> (params, model_state)``.
         loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means.
         evaluate: ``(params, model_state, batch) -> sums``: masked sums of each metric, and their ``count``.
         predict: ``(params, model_state, inputs) -> outputs``.
+        finish: from the mean of each metric over a split to what is told of it. It may add what is no mean, as a
+            perplexity is not; it gets numbers, or arrays with a number for each member of a sweep.
     """
 
     init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
     loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
     evaluate: Callable[[Params, ModelState, Batch], Metrics]
     predict: Callable[[Params, ModelState, Array], Any]
+    finish: Callable[[dict[str, Any]], dict[str, Any]] = _as_they_are
 
 
 class Examples(NamedTuple):
@@ -109,21 +116,34 @@ class Source(Protocol):
     """One split as the loop sees it: the batch of a step is a pure function of ``(seed, step)``."""
 
     @property
-    def examples(self) -> Examples:
-        """The split's arrays, on the host."""
+    def examples(self) -> Examples | None:
+        """The split's arrays, on the host; None where they do not lie in memory."""
 
     @property
     def num_examples(self) -> int:
         """How many examples the split holds."""
 
+    @property
+    def targets(self) -> Array:
+        """All targets ``[examples, ...]``, on the host."""
+
+    def read(self, indices: np.ndarray) -> Examples:
+        """The examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
+
     def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
         """Which examples each of ``steps [k]`` trains on: ``[k, batch]`` int32; NumPy in, NumPy out."""
+
+    def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
+        """Rows ``[batch, ...]`` as a batch that is ready for a model; pure, to be traced."""
 
     def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
         """The examples at ``indices [batch]``, ready for a model; pure, to be traced."""
 
     def transform(self, batch: Batch, key: jax.Array) -> Batch:
         """Random augmentation of a training batch; the identity where there is none."""
+
+    def fingerprint(self, digest: Any) -> None:
+        """Feeds ``digest``, of ``hashlib``, with what tells these examples from others."""
 
 
 class Splits(NamedTuple):
@@ -142,6 +162,11 @@ class Splits(NamedTuple):
     validation: Source | None = None
     name: str = "arrays"
     class_names: tuple[str, ...] = ()
+
+    @property
+    def held_out(self) -> str | None:
+        """The name of the split looked at while training: ``validation`` if there is one, else ``test``; or None."""
+        return next((name for name in ("validation", "test") if name in self.named()), None)
 
     def named(self) -> dict[str, Source]:
         """The splits that are there, by name, ``train`` first."""

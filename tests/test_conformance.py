@@ -16,10 +16,21 @@ from flax import linen
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxnn import Policy, models, observe, tasks
-from jaxnn.models import CNN, GPT, MLP, BagOfTokens, RecurrentClassifier, ResNet
+from jaxnn.models import (
+    CNN,
+    GPT,
+    MLP,
+    BagOfTokens,
+    BottleneckResNet,
+    MobileNetV2,
+    RecurrentClassifier,
+    RecurrentLanguageModel,
+    ResNet,
+    TextGenerator,
+)
 from jaxnn.nn.recurrent import GRU
 from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
-from jaxnn.tasks import classification, next_token, regression
+from jaxnn.tasks import binary_classification, classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState
 
 
@@ -65,6 +76,12 @@ def labels(key: jax.Array, inputs: Callable[[jax.Array], jax.Array] = images) ->
 def texts(key: jax.Array) -> Batch:
     """Sequences of three classes."""
     return labels(key, tokens)
+
+
+def two_classes(key: jax.Array) -> Batch:
+    """Sequences of two classes."""
+    batch = texts(key)
+    return batch._replace(targets=batch.targets % 2)
 
 
 def numbers(key: jax.Array) -> Batch:
@@ -114,15 +131,23 @@ HALF, NARROW = {"policy": Policy(compute="bfloat16")}, ("bfloat16",)
 CONVOLUTIONS = {"blocks": ((3,),), "dense": ()}
 RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
 GRUS = {"layer": GRU, "bidirectional": True}
+LANGUAGE_MODEL = RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
+GENERATOR = {"embedding_features": 4, "features": 3, "hidden": (5,)}
+STAGES = {"stages": ((2, 4, 1, 1),), "features": 4, "last_features": 6}
 TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIME + 1}
 TABLE = [
     *both("MLP", MLP((8, 3), dropout=0.25)),
     *both("CNN", CNN(3, **CONVOLUTIONS, dropout=0.25)),
     *both("CNN with batch norm", CNN(3, **CONVOLUTIONS, batch_norm=True)),
     Row("ResNet", classification, ResNet(3, num_blocks=(1, 1), features=2), labels),
+    Row("BottleneckResNet", classification, BottleneckResNet(3, num_blocks=(1,), features=4), labels),
+    Row("MobileNetV2", classification, MobileNetV2(3, **STAGES, dropout=0.25), labels),
+    Row("one logit", binary_classification, BagOfTokens(1, vocabulary_size=7), two_classes, {"label_smoothing": 0.1}),
     Row("BagOfTokens", classification, BagOfTokens(3, vocabulary_size=7, features=4, pad_id=0), texts),
     Row("RecurrentClassifier", classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
     Row("GRUs in bfloat16", classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, 1, NARROW),
+    Row("TextGenerator", classification, TextGenerator(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
+    Row("RecurrentLanguageModel", next_token, LANGUAGE_MODEL, successors, num_terms=TIME),
     Row("GPT", next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors, num_terms=TIME),
     *both("a user's module", Normed()),
     *both("a plain pair", (init_pair, apply_pair)),

@@ -9,7 +9,10 @@ import pytest
 from jax.extend.random import threefry_2x32
 
 from jaxnn.nn import Dropout
+from jaxnn.nn.batch_axis import batch_split_over
 from jaxnn.nn.dropout import _random_bits, _threefry
+from jaxnn.nn.recurrent import LSTM
+from jaxnn.nn.recurrent_stacks import Stacked
 from jaxnn.types import ConfigError
 
 KEY = jax.random.key(0)
@@ -166,3 +169,32 @@ def test_a_missing_key_is_named() -> None:
 def test_integers_are_refused() -> None:
     with pytest.raises(ConfigError, match="dropout needs floats, for what it keeps is scaled, not int32"):
         Dropout(0.5).apply({}, jnp.ones(3, jnp.int32), train=True, rngs={"dropout": jax.random.key(0)})
+
+
+@pytest.mark.parametrize("batch_axis", [0, 1])
+def test_devices_that_share_a_batch_drop_what_one_that_holds_it_drops(batch_axis: int) -> None:
+    layer, key = Dropout(0.5, batch_axis=batch_axis), {"dropout": jax.random.key(3)}
+    x = jnp.ones((6, 4, 8))
+    whole = layer.apply({}, x, train=True, rngs=key)
+
+    def of_its_rows(rows: jax.Array) -> jax.Array:
+        with batch_split_over("data"):
+            return layer.apply({}, rows, train=True, rngs=key)
+
+    parts = jnp.stack(jnp.split(x, 2, batch_axis))
+    dropped = jax.vmap(of_its_rows, axis_name="data")(parts)
+    np.testing.assert_array_equal(jnp.concatenate(list(dropped), batch_axis), whole)
+
+
+def test_stacked_layers_drop_for_rows_of_a_batch_as_for_the_whole() -> None:
+    stack = Stacked([LSTM(3), LSTM(3)], dropout=0.5)
+    x, keys = jax.random.normal(jax.random.key(0), (4, 5, 2)), {"dropout": jax.random.key(3)}
+    variables = stack.init(keys | {"params": jax.random.key(1)}, x)
+    whole = stack.apply(variables, x, train=True, rngs=keys)
+
+    def of_its_rows(rows: jax.Array) -> jax.Array:
+        with batch_split_over("data"):
+            return stack.apply(variables, rows, train=True, rngs=keys)
+
+    parts = jax.vmap(of_its_rows, axis_name="data")(x.reshape(2, 2, 5, 2))
+    np.testing.assert_allclose(parts.reshape(whole.shape), whole, rtol=1e-6)

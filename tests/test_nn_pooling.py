@@ -34,6 +34,9 @@ CASES = [
     ((2, 7, 7, 3), (2, 2), (2, 2), ((1, 0), (0, 1))),
     ((2, 7, 7, 3), (2, 2), (2, 2), ((0, 0), (0, 0))),
     ((2, 7, 7, 3), (3, 3), (2, 2), ((1, 0), (0, 1))),
+    ((2, 9, 8, 3), (3, 2), (1, 3), "SAME"),  # overlapping along one axis, gaps along the other
+    ((2, 7, 5, 6, 3), (3, 2, 3), (2, 1, 2), "VALID"),  # three axes that overlap
+    ((2, 40, 2), (35,), (1,), "VALID"),  # too wide for slices
     ((2, 1, 5, 3), (2, 2), (2, 2), "VALID"),  # nothing left
 ]
 
@@ -127,3 +130,27 @@ def test_what_is_no_window_is_named(window: object, strides: object, padding: ob
     for pool in (nn.max_pool, nn.avg_pool):
         with pytest.raises(ConfigError, match=words):
             pool(jnp.ones((1, 4, 4, 1)), window, strides, padding)
+
+
+@pytest.mark.parametrize(("window", "strides"), [((3, 3), (2, 2)), ((2, 3), (1, 1)), ((4, 2), (3, 1))])
+def test_among_equal_maxima_of_windows_that_overlap_the_first_gets_all_as_in_flax(
+    window: tuple[int, int], strides: tuple[int, int]
+) -> None:
+    # Small integers: nearly every window has ties, many between a row and another.
+    x = jax.random.randint(jax.random.key(2), (3, 9, 8, 4), 0, 3).astype(jnp.float32)
+
+    def gradient(pool: Callable) -> jax.Array:
+        return jax.grad(lambda x: jnp.sum(pool(x, window, strides) ** 2 + pool(x, window, strides)))(x)
+
+    np.testing.assert_array_equal(gradient(nn.max_pool), gradient(linen.max_pool))
+
+
+def test_a_nan_is_the_maximum_of_its_windows_wherever_it_stands() -> None:
+    for place in range(3):
+        x = jnp.zeros((1, 5, 1)).at[0, place + 1, 0].set(jnp.nan)
+        np.testing.assert_array_equal(jnp.isnan(nn.max_pool(x, (3,), (2,))), jnp.isnan(linen.max_pool(x, (3,), (2,))))
+
+
+def test_no_gradient_is_scattered() -> None:
+    text = jax.jit(jax.grad(lambda x: nn.max_pool(x, (3, 3), (2, 2)).sum())).lower(distinct((2, 7, 7, 3))).as_text()
+    assert "select_and_scatter" not in text and "reduce_window" not in text

@@ -146,6 +146,7 @@ def assert_same_run(path: pathlib.Path, whole: pathlib.Path) -> None:
             assert got[name].tobytes() == expected[name].tobytes(), name
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(start: Start, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path, draw = tmp_path / "run", random.Random(0)
     process = start(path)
@@ -165,6 +166,7 @@ def test_killed_again_and_again(start: Start, whole: pathlib.Path, tmp_path: pat
     assert all(resumption["changed"] == [] for resumption in resumed)
 
 
+@pytest.mark.slow
 def test_interrupted(start: Start, whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "run"
     process = start(path)

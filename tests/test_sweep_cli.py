@@ -145,7 +145,7 @@ def test_a_field_named_like_an_option_is_refused(capsys: pytest.CaptureFixture[s
     own = tiny.experiment()
     clashing = jn.Experiment(Clashing(), own.data, own.task, own.optimizer)
     error = shell.fails(capsys, lambda words: jn.main(clashing, words), "sweep", "--seed", "0", "1")
-    assert "the config Clashing has a field 'width', which is a sweep option's name" in error
+    assert "the config Clashing has a field 'width', which is an option's name" in error
 
 
 @pytest.mark.parametrize(("told", "expected"), [({}, "all"), ({"JAX_NUM_CPU_DEVICES": "3"}, "3")])
@@ -161,3 +161,34 @@ def test_each_core_is_a_device_unless_jax_was_told_otherwise(told: dict[str, str
     )
     done = shell.python("-c", probe, **told)
     assert done.stdout.strip() == expected, done.stderr
+
+
+def test_a_sweep_on_the_cpu_opens_nothing_else() -> None:
+    script = (
+        "import jax, jaxnn as jn\n"
+        "from tests import tiny\n"
+        "words = 'sweep --seed 0 1 --num-steps 2 --device cpu --no-record --progress none --width 1'\n"
+        "found = jn.main(tiny.experiment(), [*words.split(), '--steps-per-call', '1'])\n"
+        "print(found.status, jax.config.jax_platforms, jax.config.jax_default_device)\n"
+    )
+    done = shell.python("-c", script)
+    assert done.stdout.strip() == "finished cpu None", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--device gpu", "device is 'gpu', which JAX cannot open here"),
+        ("--devices 9", "devices is 9, and JAX has 4 cpu devices here"),
+        ("--mesh data=3", "batch_size is 8, which 3 devices cannot share evenly"),
+    ],
+)
+def test_what_devices_cannot_do_is_the_only_thing_said(
+    flags: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = shell.fails(
+        capsys, lambda words: jn.main(tiny.experiment(), words), *"sweep --seed 0 1".split(), *flags.split()
+    )
+    assert error.startswith("error: ") and sentence in error
+    assert not list(tmp_path.iterdir())

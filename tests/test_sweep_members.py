@@ -125,6 +125,7 @@ def test_members_differ_from_each_other() -> None:
     assert len(set(sweep.values("test_loss"))) == len(POINTS)
 
 
+@pytest.mark.slow
 def test_a_member_in_bfloat16_is_computed_in_bfloat16() -> None:
     # A traced float must take the precision of what it meets, as Python's do, and not lift it to float32.
     narrow = experiment("MLP", jn.Policy(compute="bfloat16"))
@@ -159,6 +160,7 @@ def test_data_that_do_not_lie_on_the_device_are_sent_in_shared_order() -> None:
         jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), record=False, resident=False, **HOW)
 
 
+@pytest.mark.slow
 def test_any_field_may_be_swept_and_nested_ones_by_their_dotted_names() -> None:
     @dataclasses.dataclass(frozen=True)
     class Model:
@@ -188,6 +190,7 @@ def test_any_field_may_be_swept_and_nested_ones_by_their_dotted_names() -> None:
     assert sweep.summary["num_compilations"] == 2 * len(("initialise", "train", "evaluate"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [2, 7])
 def test_a_sweep_compiles_once_a_group_whatever_the_number_of_members(num_seeds: int, tmp_path: Any) -> None:
     points = jn.grid(batch_size=[4, 8], learning_rate=[0.1, 0.2, 0.3], seed=range(num_seeds))

@@ -24,7 +24,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import jaxnn as jn
 from jaxnn.loop.signals import Interruption
 from jaxnn.record import create_run_dir, open_record
-from jaxnn.record.directory import is_locked, locked, write_json
+from jaxnn.record.directory import LOCK_FILE, is_locked, locked, write_json
 from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.options import SweepOptions
@@ -280,6 +280,47 @@ def test_options_that_mean_nothing_to_workers_are_refused(options: dict[str, Any
         sweep(tiny.experiment(), **options)
 
 
+def made_of(**resources: float) -> Any:
+    """Ray, connected to a cluster of these."""
+    return types.SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: resources)
+
+
+def test_workers_are_given_the_kind_of_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: made_of(CPU=8.0, GPU=2.0))
+    told = {}
+    for device in (None, "gpu", "cpu"):
+        with open_cluster(None, device) as cluster:
+            told[device] = str(cluster)
+    gpus, cores = "2 workers with a GPU each", "8 workers with a core each"
+    assert told == {None: gpus, "gpu": gpus, "cpu": cores}
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu"])
+def test_a_device_that_the_cluster_lacks_is_named_before_anything_is_read(
+    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: made_of(CPU=8.0))
+    with pytest.raises(jn.ConfigError, match=f"device is '{device}', and Ray's cluster has 0 GPUs and 8 cores"):
+        sweep(tiny.experiment(), device=device, run_dir=tmp_path / "swept")
+    assert not list(tmp_path.iterdir())
+
+
+def unread(config: Any) -> Any:
+    raise AssertionError("data were read")
+
+
+def test_workers_refuse_a_mesh_before_anything_is_read() -> None:
+    unbuilt = jn.Experiment(tiny.Config(), unread, unread, unread)
+    sent = Sent(unbuilt, POINTS, SweepOptions(engine="ray", mesh="members=2"), {"name": "tiny"}, {})
+    with pytest.raises(jn.ConfigError, match="mesh members=2,data=1 is of 2 devices, and this run is to use 1"):
+        plan_there(sent, None)
+
+
+def test_a_sweep_for_gpus_is_planned_where_there_are_none() -> None:
+    sent = Sent(tiny.experiment(), POINTS, SweepOptions(engine="ray", device="gpu", **HOW), {"name": "tiny"}, {})
+    assert plan_there(sent, None).facts["options"]["device"] == "gpu"
+
+
 def test_halving_stays_in_one_process() -> None:
     with pytest.raises(jn.ConfigError, match="halving compares all members"):
         jn.sweep(tiny.experiment(), jn.halving(POINTS), engine="ray")
@@ -323,12 +364,17 @@ def test_workers_train_what_one_process_does(
     np.testing.assert_allclose(found.run(7).evaluate()["loss"], found.members[7].final["test_loss"], rtol=1e-5)
 
 
+def held(folder: Path) -> list[Path]:
+    """The tasks of the sweep in ``folder`` that this process has open."""
+    opened = {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
+    return [path for path in folder.glob("shards/*") if os.path.realpath(path / LOCK_FILE) in opened]
+
+
 def killed_once(folder: Path) -> Callable[[Any], jn.Splits]:
-    """Data of which the first process to train with them dies once it has reported a few windows after a checkpoint."""
+    """Data of which the first process to train with them dies once it has saved its members twice."""
 
     def watch() -> None:
-        path = folder / "swept" / "shards" / "task-001"
-        while sum(1 for _ in path.glob("groups/*/*/_CHECKPOINT_METADATA")) < 2:
+        while not any(len(list(path.glob("groups/*/*/_CHECKPOINT_METADATA"))) > 1 for path in held(folder / "swept")):
             time.sleep(0.001)
         (folder / "killed").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,11 +264,12 @@ def test_an_interrupted_sweep_ends_as_if_nothing_had_been(
     with interrupting(stop_at):
         first = jn.sweep(long, points, run_dir=tmp_path / "sweep", checkpoint_every=10, **HOW)
     assert first.status == "interrupted" and {m.status for m in first.members} & {"interrupted", "waiting"}
-    rest = jn.sweep(long, points, resume=tmp_path / "sweep", progress="none", devices=1)
+    rest = jn.sweep(long, points, resume=tmp_path / "sweep", progress="none")
     assert rest.status == "finished"
     assert outcome(rest) == outcome(finished) and told(jn.open_sweep(tmp_path / "sweep")) == told(finished)
 
 
+@pytest.mark.slow
 def test_an_interrupted_halving_takes_out_the_same_members(tmp_path: Path, interrupting: Callable[[int], Any]) -> None:
     # The second group's members are all among the worst, so that a resumed sweep never opens it again.
     points = jn.zipped(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
@@ -278,9 +280,10 @@ def test_an_interrupted_halving_takes_out_the_same_members(tmp_path: Path, inter
     with interrupting(5):
         first = jn.sweep(long, design, run_dir=tmp_path / "sweep", **HOW)
     assert first.status == "interrupted" and first.members[4].status == "pruned"
-    assert outcome(jn.sweep(long, resume=tmp_path / "sweep", progress="none", devices=1)) == outcome(whole)
+    assert outcome(jn.sweep(long, resume=tmp_path / "sweep", progress="none")) == outcome(whole)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_from_its_newest_checkpoint(
     finished: jn.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +303,7 @@ def test_a_killed_sweep_goes_on_from_its_newest_checkpoint(
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(running, "_process", process)
         jn.sweep(long, points, run_dir=tmp_path / "sweep", checkpoint_every=10, **HOW)
-    rest = jn.sweep(long, points, resume=tmp_path / "sweep", progress="none", devices=1)
+    rest = jn.sweep(long, points, resume=tmp_path / "sweep", progress="none")
     assert outcome(rest) == outcome(finished) and told(jn.open_sweep(tmp_path / "sweep")) == told(finished)
 
 
@@ -323,12 +326,28 @@ def test_an_interruption_in_the_last_window_leaves_a_sweep_that_is_over(
     assert sweep.status == "finished" and sweep.run(1).final == sweep.members[1].final
 
 
+def test_a_sweep_goes_on_with_the_devices_it_had(
+    tmp_path: Path, interrupting: Callable[[int], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, layout = tmp_path / "sweep", {"devices": 2, "strategy": "data"}
+    with interrupting(1):
+        jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=path, **{**HOW, **layout})
+    facts = json.loads((path / "sweep.json").read_text())
+    (path / "sweep.json").write_text(json.dumps({**facts, "options": {**facts["options"], "devices": 8}}))
+    with pytest.raises(jn.ConfigError, match=r"the sweep in .*sweep used devices=8: give --devices 4 "):
+        jn.sweep(tiny.experiment(), resume=path, progress="none")
+    (path / "sweep.json").write_text(json.dumps(facts))
+    rest = jn.sweep(tiny.experiment(), resume=path, progress="plain")
+    assert rest.status == "finished" and "2 of 4 devices" in capsys.readouterr().out
+    assert {name: tiny.read(path, "sweep.json")["options"][name] for name in layout} == layout
+
+
 def test_a_sweep_goes_on_in_another_width(tmp_path: Path, interrupting: Callable[[int], Any]) -> None:
     points = jn.grid(learning_rate=[0.1, 0.2, 0.3])
     whole = jn.sweep(tiny.experiment(), points, record=False, **HOW)
     with interrupting(2):
         jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **HOW)
-    rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", width=3, devices=1, progress="none")
+    rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", width=3, progress="none")
     assert tiny.read(tmp_path / "sweep", "sweep.json")["groups"][0]["width"]["width"] == 3
     np.testing.assert_allclose(rest.values("test_loss"), whole.values("test_loss"), rtol=1e-5)
 
@@ -362,7 +381,7 @@ def test_a_directory_of_another_sweep_is_refused(finished: jn.Sweep, tmp_path: P
         ([{"seed": 1}], {}, "a sweep needs points, not a list"),
         (jn.grid(seed=[0]), {"widht": 3}, "no run option 'widht': did you mean 'width'"),
         (jn.grid(seed=[0]), {"width": 0}, "width is 0"),
-        (jn.grid(seed=[0, 1]), {"devices": 9}, "devices is 9, and JAX has 2 here"),
+        (jn.grid(seed=[0, 1]), {"devices": 9}, "devices is 9, and JAX has 4 cpu devices here"),
         (jn.grid(seed=[0]), {"monitor": "acuracy"}, "monitor is 'acuracy', no metric of this task"),
         (jn.grid(seed=[0]), {"shard": "3/2"}, "shard is '3/2', and must be I/N"),
         (jn.grid(seed=[0]), {"order": "random"}, "order is 'random', and must be one of member, shared"),
@@ -376,6 +395,73 @@ def test_mistakes_are_sentences_and_nothing_is_written(
     with pytest.raises(jn.ConfigError, match=sentence):
         jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **options)
     assert not (tmp_path / "sweep").exists()
+
+
+def unread(config: Any) -> Any:
+    raise AssertionError("data were read")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"device": "gpu"}, "device is 'gpu', which JAX cannot open here"),
+        ({"devices": 9}, "devices is 9, and JAX has 4 cpu devices here"),
+        ({"mesh": "members=2,data=4"}, "devices is 8, and JAX has 4 cpu devices here"),
+        ({"mesh": "data=2", "devices": 4}, "mesh members=1,data=2 is of 2 devices, and this run is to use 4"),
+        ({"strategy": "data", "devices": 2}, "batch_size is 9, which 2 devices cannot share evenly: .* are 8 and 10"),
+        ({"mesh": "members=2,data=2"}, "batch_size is 9, which 2 devices cannot share evenly"),
+        ({"mesh": "data=4"}, "batch_size is 6, which 4 devices cannot share evenly"),
+        ({"device": "tpu", "plan_only": True}, "device is 'tpu', which JAX cannot open here"),
+    ],
+)
+def test_what_devices_cannot_do_is_said_before_anything_is_built_or_said(
+    options: dict[str, Any], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbuilt = jn.Experiment(tiny.Config(), unread, unread, unread)
+    # Sizes that are none are for their members to tell of.
+    points = jn.grid(batch_size=[8, 6, 9, 0, "x"])
+    with pytest.raises(jn.ConfigError, match=sentence):
+        jn.sweep(unbuilt, points, run_dir=tmp_path / "sweep", **{"progress": "plain", **options})
+    said = capsys.readouterr()
+    assert said.out + said.err == "" and not list(tmp_path.iterdir())
+
+
+def test_evaluations_that_devices_cannot_share_are_refused_first() -> None:
+    unbuilt = jn.Experiment(tiny.Config(), unread, unread, unread)
+    with pytest.raises(jn.ConfigError, match="eval_batch_size is 6, which 4 devices cannot share evenly: .* 4 and 8"):
+        jn.sweep(unbuilt, jn.grid(seed=[0, 1]), record=False, mesh="data=4", eval_batch_size=6)
+
+
+@pytest.mark.parametrize(("options", "num_devices"), [({"mesh": "members=2"}, 2), ({"devices": "all"}, 3)])
+def test_how_many_devices_are_used_is_told(
+    options: dict[str, Any], num_devices: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = {"plan_only": True, "width": 1, "steps_per_call": 1, "progress": "plain", **options}
+    jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1, 2]), **how)
+    assert f", {num_devices} of 4 devices" in capsys.readouterr().out
+
+
+def test_members_are_computed_on_the_kind_of_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    def noted(part: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def make(config: Any) -> Any:
+            found.append(jax.config.jax_default_device)
+            return part(config)
+
+        return make
+
+    own, cpu = tiny.experiment(), jax.devices("cpu")[0]
+    watched = jn.Experiment(own.config, noted(own.data), noted(own.task), noted(own.optimizer))
+    # A machine with another kind of device, on which JAX computes by default, and which is full.
+    other = types.SimpleNamespace(platform="gpu", device_kind="other", process_index=0, id=0)
+    other.memory_stats = lambda: {"bytes_limit": 1}
+    real = jax.devices
+    monkeypatch.setattr(jax, "devices", lambda kind=None: [other] if kind in (None, "gpu") else real(kind))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    sweep = jn.sweep(watched, jn.grid(seed=[0, 1]), record=False, device="cpu", **HOW)
+    assert sweep.status == "finished" and len(found) > 3 and set(found) == {cpu}
+    assert jax.config.jax_default_device is None
 
 
 def test_fields_that_a_config_checks_together_are_set_together() -> None:
@@ -404,7 +490,7 @@ def test_an_interrupted_sweep_over_infinity_goes_on(tmp_path: Path, interrupting
     whole = jn.sweep(tiny.experiment(), points, record=False, **HOW)
     with interrupting(1):
         jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **HOW)
-    rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", progress="none", devices=1)
+    rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", progress="none")
     assert [member.status for member in rest.members] == ["finished"] * 2 + ["diverged"] * 2
     assert rest.values("test_loss")[0] == whole.values("test_loss")[0]
 

@@ -99,6 +99,7 @@ def test_more_shards_than_members_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "shared").exists()
 
 
+@pytest.mark.slow
 def test_shards_read_as_the_sweep_in_one_process(merged: tuple[jn.Sweep, jn.Sweep, Path]) -> None:
     alone, shards, _ = merged
     assert shards.status == "finished" and indices(shards) == list(range(6))
@@ -141,6 +142,7 @@ def test_a_shard_is_started_or_resumed_by_the_same_call(tmp_path: Path) -> None:
     assert indices(sweep(resume=first.dir)) == indices(first)
 
 
+@pytest.mark.slow
 def test_an_interrupted_shard_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how = {**HOW, "shard": "1/2", "report_every": 2, "steps_per_call": 2}
     whole = jn.sweep(tiny.experiment(), POINTS, run_dir=tmp_path / "whole", **how)

@@ -98,6 +98,7 @@ def test_flaxs_own_dropout_is_found_too() -> None:
         assert len(groups_of(plain, jn.grid(share=[0.1, 0.2], seed=[0, 1]))) == 2
 
 
+@pytest.mark.slow
 def test_members_grouped_so_equal_their_solo_runs() -> None:
     points = jn.grid(decay=[0.0, 0.3], learning_rate=[0.1, 0.2])
     with warnings.catch_warnings():
@@ -108,6 +109,7 @@ def test_members_grouped_so_equal_their_solo_runs() -> None:
         assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_field_that_the_data_are_made_from_is_grouped_by() -> None:
     loads: list[int] = []
 
@@ -134,6 +136,7 @@ def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
     assert len(loads) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "values"), [("share", [0.0, 50.0]), ("num_steps", [19, 20])])
 def test_a_field_that_augmentation_reads_when_it_is_traced_is_grouped_by(name: str, values: list[Any]) -> None:
     plain = tiny.splits()

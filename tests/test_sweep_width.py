@@ -121,12 +121,22 @@ def test_a_size_the_device_refuses_ends_the_search() -> None:
     )
 
 
+def test_being_slower_ends_the_search_above_the_least_only() -> None:
+    def attempt(size: int) -> Trial:
+        return Trial(size, 1.0, 10.0 / size, 0)
+
+    trials = [Trial(1, 1.0, 10.0, 0)]
+    widen([4, 16, 64], trials, attempt, lambda _: 0.0, None, least=16)
+    assert [trial.size for trial in trials] == [1, 4, 16]
+
+
 def test_fewer_members_are_laid_out_in_the_width_that_suits_them() -> None:
     trials = tuple(Trial(width, seconds, 0.0, 0) for width, seconds in ((1, 1.0), (4, 1.5), (16, 2.0)))
     plan = WidthPlan(16, 10, 64, trials)
     assert [plan.width_for(number) for number in (1, 2, 4, 5, 64)] == [1, 4, 4, 16, 16]
 
 
+@pytest.mark.slow
 def test_members_beyond_memory_are_trained_in_rounds_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     points = jn.grid(learning_rate=[0.1, 0.2, 0.3], seed=[0, 1])
     whole = jn.sweep(tiny.experiment(), points, record=False, width=2, devices=1, **tiny.HOW)
@@ -136,6 +146,7 @@ def test_members_beyond_memory_are_trained_in_rounds_all_the_same(monkeypatch: p
     assert list(rounds.values("test_loss")) == list(whole.values("test_loss"))
 
 
+@pytest.mark.slow
 def test_plan_only_says_and_trains_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     points = jn.grid(learning_rate=[0.1, 0.2], batch_size=[4, 8])
     long = tiny.experiment(num_steps=10**6)

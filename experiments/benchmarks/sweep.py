@@ -125,7 +125,7 @@ def write_problem(name: str, network: Network, folder: Path) -> None:
     """The files that PyTorch reads: the data, the first member's weights, and the order of its first steps."""
     experiment = network.experiment
     config, source = experiment.config, experiment.data(experiment.config).train
-    inputs, targets = source.examples
+    inputs, targets = source.read(np.arange(source.num_examples))
     # Bytes as the floats that jaxnn makes of them, a batch at a time.
     np.save(folder / "inputs.npy", inputs if inputs.dtype == np.float32 else np.float32(inputs) / 255)
     np.save(folder / "targets.npy", targets)

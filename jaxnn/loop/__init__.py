@@ -8,3 +8,4 @@ from jaxnn.loop.quick import train as train
 from jaxnn.loop.report import Report as Report
 from jaxnn.loop.report import Summary as Summary
 from jaxnn.loop.run import Run as Run
+from jaxnn.loop.single import save as save

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from jaxnn.types import ConfigError, Experiment, Splits, Task
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxnn.loop.compiling import Programs
+from jaxnn.nn.batch_axis import batch_split_over
+from jaxnn.parallel import DATA
+from jaxnn.types import Batch, ConfigError, Experiment, Splits, Task, TrainState, suggest
 
 
 def check_data(splits: Any) -> None:
@@ -21,6 +28,48 @@ def check_parts(experiment: Experiment[Any]) -> None:
     optimizer = experiment.optimizer(experiment.config)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
+
+
+def check_patience(patience: int | None, held_out: str | None) -> None:
+    """Raises ConfigError where members or runs are to stop early and no split says when."""
+    if patience is not None and held_out is None:
+        raise ConfigError("patience needs held-out data: give the data a validation or test split.")
+
+
+def check_monitor(monitor: str, known: Iterable[str]) -> None:
+    """Raises ConfigError unless ``monitor`` is among the metrics that are ``known``."""
+    known = list(known)
+    if monitor not in known:
+        raise ConfigError(f"monitor is {monitor!r}, no metric of this task: {suggest(monitor, known)}.")
+
+
+def check_alike_on_devices(programs: Programs) -> None:
+    """Confirms that a model's own state will be the same on all devices under `pmap`, where each sees its rows alone.
+
+    Raises:
+        ConfigError: some of it, such as the statistics of Flax's own BatchNorm, would not; the first is named.
+    """
+    layout, experiment = programs.layout, programs.experiment
+    if layout.strategy != "pmap" or not programs.shapes.model_state:
+        return
+    varying: list[str] = []
+
+    def trace(state: TrainState, batch: Batch) -> None:
+        with batch_split_over(DATA):
+            loss = experiment.task(experiment.config).loss
+            _, (model_state, _) = loss(state.params, state.model_state, batch, state.key)
+        for path, leaf in jax.tree.leaves_with_path(model_state):
+            if DATA in jax.typeof(leaf).mat.varying:
+                varying.append(jax.tree_util.keystr(path, simple=True, separator="/"))
+
+    specs = PartitionSpec(), PartitionSpec(DATA)
+    batch = jax.eval_shape(programs.source.as_batch, programs.first_examples)
+    jax.eval_shape(jax.shard_map(trace, mesh=layout.mesh, in_specs=specs, out_specs=None), programs.shapes, batch)
+    if varying:
+        raise ConfigError(
+            f"{varying[0]} would differ between devices under pmap: use jaxnn's layers, whose statistics are those of "
+            "the whole batch, or strategy data."
+        )
 
 
 def _wrong(name: str, made: Any, wanted: str) -> ConfigError:

@@ -2,67 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.observe import available_bytes, nbytes
-from jaxnn.types import Array, Examples, Source
+from jaxnn.parallel import SINGLE, Layout, from_leader
+from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits
 
 # The share of a device's free memory that resident data may take: the rest is the step's own.
 RESIDENT_SHARE = 0.5
 
 
-type Placement = jax.Device | jax.sharding.Sharding | None
-
-
 class Feed(NamedTuple):
-    """Where the examples of a call come from; both kinds give the same batches.
+    """Where the examples of a call come from; all kinds give the same batches.
 
     Attributes:
         resident: whether the whole split is on the device.
         prepare: ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
-        indices: ``(seed, steps [k]) -> [k, batch]`` into those examples, traced inside it; the seed may be a tracer.
+        sample: ``num_steps -> Examples`` shaped like those; costs little, whatever is behind ``prepare``.
+        rows: ``(examples, seed, steps [k])`` to what a scan over the steps goes through, traced inside the program;
+            the seed may be a tracer.
+        batch: ``(examples, one of these) -> Batch``, traced too.
+        close: ends what works in the background.
     """
 
     resident: bool
     prepare: Callable[[int, int], Examples]
-    indices: Callable[[Array | int, jax.Array], Array]
+    sample: Callable[[int], Examples]
+    rows: Callable[[Examples, Array | int, jax.Array], PyTree]
+    batch: Callable[[Examples, Any], Batch]
+    close: Callable[[], None]
 
 
-def fits_on_device(*sources: Source, num_devices: int = 1) -> bool:
-    """Whether all ``sources`` may lie together on each of so many devices; those of a CPU share its memory."""
-    device = jax.devices()[0]
+def fits_on_device(*sources: Source, layout: Layout = SINGLE) -> bool:
+    """Whether all ``sources`` may lie together on each device of ``layout``; those of a CPU share its memory."""
+    device = layout.device
     free = available_bytes(device)
-    needed = sum(nbytes(source.examples) for source in sources)
-    copies = num_devices if device.platform == "cpu" else 1
+    needed = sum(nbytes(source.examples) for source in sources if source.examples is not None)
+    copies = layout.num_devices if device.platform == "cpu" else 1
     return free is None or copies * needed <= RESIDENT_SHARE * free
 
 
-def resident_feed(source: Source, seed: int, batch_size: int, where: Placement = None) -> Feed:
-    """All examples go to the device once, or to where ``where`` says; a batch is gathered there."""
-    examples = jax.device_put(source.examples, where)
+def make_feed(
+    splits: Splits, seed: int, batch_size: int, *, resident: bool | None = None, layout: Layout = SINGLE
+) -> Feed:
+    """The feed of the training split: resident if asked for, or if not told otherwise where all splits fit.
+
+    Args:
+        splits: the data.
+        seed: decides the order.
+        batch_size: examples a batch.
+        resident: the run option.
+        layout: the devices.
+    """
+    if splits.train.examples is None:
+        return streamed_feed(splits.train, seed, batch_size, layout)
+    if resident is None:
+        resident = from_leader(lambda: fits_on_device(*splits.named().values(), layout=layout))
+    make = resident_feed if resident else sent_feed
+    return make(splits.train, seed, batch_size, layout)
+
+
+def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE) -> Feed:
+    """All examples go to every device once; a batch is gathered there."""
+    examples = layout.place(source.examples)
     return Feed(
         resident=True,
         prepare=lambda step, num_steps: examples,
-        indices=lambda seed, steps: source.order(seed, steps, batch_size),
+        sample=lambda num_steps: examples,
+        # Whole on every device: computed in parts, they would have to be put together again.
+        rows=lambda examples, seed, steps: layout.unsplit(source.order(seed, steps, batch_size)),
+        batch=lambda examples, indices: source.gather(examples, indices),
+        close=_nothing,
     )
 
 
-def streamed_feed(source: Source, seed: int, batch_size: int, where: Placement = None) -> Feed:
+def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE) -> Feed:
     """The host gathers the examples of a call in the order of ``seed`` and sends them while the call before runs."""
+    own = layout.process_rows(batch_size)
 
     def prepare(step: int, num_steps: int) -> Examples:
         order = source.order(seed, np.arange(step, step + num_steps, dtype=np.int32), batch_size)
-        rows = np.asarray(order).reshape(-1)
-        inputs, targets = jax.device_put(tuple(array[rows] for array in source.examples), where)
-        return Examples(inputs, targets)
+        rows = source.read(np.asarray(order)[:, own].reshape(-1))
+        return _send(rows, num_steps, batch_size, layout)
 
-    def indices(seed: Array | int, steps: jax.Array) -> jax.Array:
-        num_steps = steps.shape[0]
-        return jnp.arange(num_steps * batch_size, dtype=jnp.int32).reshape(num_steps, batch_size)
+    return _rowwise_feed(source, prepare, lambda num_steps: prepare(0, num_steps), _nothing)
 
-    return Feed(resident=False, prepare=prepare, indices=indices)
+
+def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE) -> Feed:
+    """What the source reads, decodes and augments elsewhere is sent while the call before runs."""
+    own = layout.process_rows(batch_size)
+    batches: Iterator[Examples] = iter(())
+    next_step = -1
+
+    def close() -> None:
+        nonlocal next_step
+        next_step = -1
+        if hasattr(batches, "close"):
+            batches.close()
+
+    def prepare(step: int, num_steps: int) -> Examples:
+        nonlocal batches, next_step
+        if step != next_step:
+            close()
+            batches = source.batches(seed, step, batch_size, own)
+        steps = [next(batches) for _ in range(num_steps)]
+        next_step = step + num_steps
+        rows = Examples(*(np.concatenate(arrays) for arrays in zip(*steps, strict=True)))
+        return _send(rows, num_steps, batch_size, layout)
+
+    def sample(num_steps: int) -> Examples:
+        rows = source.read(np.arange(own.start, own.stop))
+        tiled = Examples(*(np.concatenate([array] * num_steps) for array in rows))
+        return _send(tiled, num_steps, batch_size, layout)
+
+    return _rowwise_feed(source, prepare, sample, close)
+
+
+def _rowwise_feed(
+    source: Source,
+    prepare: Callable[[int, int], Examples],
+    sample: Callable[[int], Examples],
+    close: Callable[[], None],
+) -> Feed:
+    """Of examples ``[steps, batch, ...]``: a scan goes through them as they come."""
+    return Feed(
+        resident=False,
+        prepare=prepare,
+        sample=sample,
+        rows=lambda examples, seed, steps: examples,
+        batch=lambda examples, rows: source.as_batch(rows),
+        close=close,
+    )
+
+
+def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Examples:
+    """This process's rows ``[steps * rows, ...]`` on the devices: ``[steps, batch, ...]``."""
+    stacked = (array.reshape(num_steps, -1, *array.shape[1:]) for array in rows)
+    return Examples(*layout.place_rows(tuple(stacked), batch_size))
+
+
+def _nothing() -> None:
+    """There is nothing in the background."""

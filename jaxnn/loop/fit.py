@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import jax
@@ -20,6 +20,8 @@ from jaxnn.loop.saving import save_due, save_state
 from jaxnn.loop.session import Session
 from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.loop.training import train_session
+from jaxnn.loop.watchdog import watching
+from jaxnn.parallel import computing_on, is_leader
 from jaxnn.record import metrics_of
 from jaxnn.types import ConfigError, Experiment, TrainState
 
@@ -40,12 +42,15 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
     options = with_changes(options or RunOptions(), changes)
-    lines = "none" if options.progress == "none" else "plain"
-    with interruptible() as interruption:
+    # Of several processes one tells of the run.
+    progress = options.progress if is_leader() else "none"
+    lines = "none" if progress == "none" else "plain"
+    with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
         with open_session(experiment, options) as session:
+            _watch(session, around, aloud=options.progress != "none")
             with open_display(lines, session.plan.num_steps) as display:
                 say_rows(display, introduction(session))
-            with open_display(options.progress, session.plan.num_steps) as display:
+            with open_display(progress, session.plan.num_steps) as display:
                 for report in train_session(session, interruption):
                     display.report(report)
                 _settle(session)
@@ -68,8 +73,19 @@ class Iteration:
 
     def __iter__(self) -> Iterator[Report]:
         """Trains; the clock is paused while the caller works. Breaking off saves and completes the record."""
-        with open_session(self._experiment, self._options) as session:
+        with contextlib.closing(self._reports()) as reports:
+            while True:
+                # The caller's own computations run where they always do.
+                with computing_on(self._options.device):
+                    report = next(reports, None)
+                if report is None:
+                    return
+                yield report
+
+    def _reports(self) -> Generator[Report]:
+        with contextlib.ExitStack() as around, open_session(self._experiment, self._options) as session:
             self._session = session
+            _watch(session, around, aloud=False)
             interruption = Interruption()
             with contextlib.closing(train_session(session, interruption, step_by_step=True)) as reports:
                 try:
@@ -105,6 +121,11 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
     saved until then is kept.
     """
     return Iteration(experiment, with_changes(options or RunOptions(), changes))
+
+
+def _watch(session: Session, around: contextlib.ExitStack, *, aloud: bool) -> None:
+    """Has somebody look on until ``around`` ends: after the session, which waits for its last checkpoint at its end."""
+    around.enter_context(watching(session.clock, session.flight, session.options.stall_after, aloud=aloud))
 
 
 def _settle(session: Session) -> None:

@@ -6,7 +6,8 @@ import jax
 
 from jaxnn.loop.session import Session
 from jaxnn.nn.implementations import platform
-from jaxnn.observe import describe_devices, missing_gpu
+from jaxnn.observe import cpu_count, missing_gpu
+from jaxnn.parallel import find_devices
 
 # A loop this much slower than a step alone is worth a word.
 SLOW_LOOP = 1.5
@@ -15,7 +16,12 @@ SLOW_LOOP = 1.5
 def introduction(session: Session) -> list[tuple[str, str]]:
     """Rows of what and value, for a table."""
     choice = session.choice
-    rows: list[tuple[str, str | None]] = [("device", describe_device()), ("warning", missing_gpu())]
+    layout = session.programs.layout
+    rows: list[tuple[str, str | None]] = [
+        ("device", describe_device(layout.num_devices)),
+        ("warning", missing_gpu()),
+        ("strategy", _strategy(session)),
+    ]
     rows += [("placement", line) for line in session.placement().lines()]
     rows += [
         ("precision", _precision(session)),
@@ -52,11 +58,21 @@ def convolution_hint(session: Session) -> str | None:
 
 def describe_device(num_used: int = 1) -> str:
     """Where is computed: the first device, how many are used of how many, and with how many CPU cores."""
-    described, device = describe_devices(), jax.devices()[0]
-    num_devices = len(described["devices"])
+    devices = find_devices()
+    device, num_devices = devices[0], len(devices)
     place = f"{device.platform}:{device.id} ({device.device_kind})"
     among = f", {num_used} of {num_devices} devices" if num_devices > 1 else ""
-    return f"{place}{among}; {described['cpu_count']} CPU cores; jax {jax.__version__}"
+    processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{place}{among}{processes}; {cpu_count()} CPU cores; jax {jax.__version__}"
+
+
+def _strategy(session: Session) -> str | None:
+    """How the run lies on its devices; what to do where others are idle."""
+    layout, size = session.programs.layout, session.experiment.config.batch_size
+    if layout.mesh is None:
+        idle = len(find_devices()) - 1
+        return f"1 device; --devices all would use the other {idle} too" if idle else None
+    return f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
 
 
 def _precision(session: Session) -> str:
@@ -80,7 +96,7 @@ def _resumed(session: Session) -> str | None:
         return None
     changed = "; ".join(session.resumed["changed"])
     told = f", not bit for bit, since these changed: {changed}" if changed else ""
-    return f"after step {session.resumed['step']}{told}"
+    return "; ".join([f"after step {session.resumed['step']}{told}", *session.resumed["damaged"]])
 
 
 def _format_milliseconds(seconds: float) -> str:

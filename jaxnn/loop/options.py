@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxnn.loop.plan import near_divisor
+from jaxnn.loop.plan import Plan, near_divisor
+from jaxnn.parallel import STRATEGIES, parse_mesh
 from jaxnn.types import ConfigError, suggest
 
 # A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
@@ -28,6 +30,8 @@ LEAST = {
 # The options that name something, and what they may name.
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
+    "device": (None, "cpu", "gpu", "tpu"),
+    "strategy": STRATEGIES,
     "progress": ("auto", "bar", "plain", "none"),
     "allocator": ("auto", "keep", "default"),
 }
@@ -65,10 +69,20 @@ class RunOptions:
     """Stop early after this many evaluations without improvement; default: never."""
     resident: bool | None = None
     """Keep the whole training set on the device; default: if it fits."""
+    device: Literal["cpu", "gpu", "tpu"] | None = None
+    """The kind of device to compute on; default: JAX's, a GPU where there is one."""
+    devices: int | Literal["all"] | None = None
+    """How many devices to use together, or all; default: one, or all where a strategy or mesh is given."""
+    strategy: Literal["auto", "data", "fsdp", "pmap"] = "auto"
+    """How: data splits batches, fsdp the state too, pmap is data's classic form; auto: data or fsdp, whichever fits."""
+    mesh: str | None = None
+    """Devices along named axes, such as data=2,model=2 for a model that splits its parameters over model."""
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
     """How to show progress; auto: a bar on a terminal or in a notebook, plain lines elsewhere."""
     allocator: Literal["auto", "keep", "default"] = "auto"
     """Whether glibc keeps freed memory for the next call; auto: where a call on a CPU frees 32 MiB or more."""
+    stall_after: float = 300.0
+    """Say what is waited for when nothing got done for so many seconds; 0: never."""
 
     def __post_init__(self) -> None:
         for name in ("run_dir", "resume"):
@@ -80,6 +94,10 @@ class RunOptions:
                 check_count(name, value, least)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        check_seconds("stall_after", self.stall_after)
+        check_devices(self.devices)
+        if self.mesh is not None:
+            parse_mesh(self.mesh)
         if self.resume is not None and self.run_dir is not None:
             raise ConfigError(
                 "both resume and run_dir are given: a resumed run goes on in its own directory, leave run_dir out."
@@ -109,10 +127,22 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def check_seconds(name: str, value: Any) -> None:
+    """Raises ConfigError unless ``value`` is a number of seconds, 0 or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"{name} is {value!r}, and must be a number of seconds, 0 or more.")
+
+
+def check_devices(devices: Any) -> None:
+    """Raises ConfigError unless ``devices`` is a number of devices, ``"all"`` or None."""
+    if devices not in (None, "all"):
+        check_count("devices", devices, 1)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
     """Raises ConfigError unless ``value`` is one of ``choices``."""
     if value not in choices:
-        raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(choices)}.")
+        raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(map(str, choices))}.")
 
 
 DEFAULTS = RunOptions()
@@ -159,3 +189,15 @@ def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
         windows = max(1, round(REPORTS_PER_EVALUATION * NUM_EVALUATIONS * span / num_steps))
         report_every = near_divisor(span, round(span / windows))
     return dataclasses.replace(options, eval_every=eval_every, report_every=report_every)
+
+
+def make_plan(options: RunOptions, num_steps: int) -> Plan:
+    """Where windows end in a run of ``num_steps`` whose cadences are decided; its steps per call are open."""
+    assert options.report_every is not None and options.eval_every is not None
+    return Plan(num_steps, options.report_every, options.eval_every, options.checkpoint_every or 0)
+
+
+def recorded_options(options: Any) -> dict[str, Any]:
+    """The options of a run or a sweep as its record holds them: all but where that lies."""
+    values = dataclasses.asdict(options)
+    return {name: value for name, value in values.items() if name not in ("run_dir", "resume")}

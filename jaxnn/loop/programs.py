@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxnn.loop.feed import Feed
 from jaxnn.optim import evaluation_params
+from jaxnn.parallel import SINGLE, Layout
 from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
-from jaxnn.types import Array, Examples, Experiment, Metrics, Source, TrainState
+from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
 
 # Keeps the draws for augmentation apart from those for initialisation and dropout.
 AUGMENT_STREAM = 1
@@ -33,10 +34,10 @@ class Totals(NamedTuple):
 type TrainProgram = Callable[[TrainState, Totals, Examples], tuple[TrainState, Totals]]
 
 
-def make_step(experiment: Experiment[Any]) -> TrainStep:
+def make_step(experiment: Experiment[Any], axis_name: str | None = None) -> TrainStep:
     """One training step of ``experiment``, its task and optimizer made where this is called."""
     config = experiment.config
-    return make_train_step(experiment.task(config), experiment.optimizer(config))
+    return make_train_step(experiment.task(config), experiment.optimizer(config), axis_name=axis_name)
 
 
 def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:
@@ -45,51 +46,68 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples
 
     def init(examples: Examples) -> TrainState:
         task, optimizer = experiment.task(config), experiment.optimizer(config)
-        batch = source.gather(examples, jnp.arange(config.batch_size))
-        return init_train_state(task, optimizer, jax.random.key(config.seed), batch)
+        return init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples))
 
     return init
 
 
-def make_train(experiment: Experiment[Any], source: Source, feed: Feed, num_steps: int) -> TrainProgram:
+def make_names(experiment: Experiment[Any], source: Source) -> Callable[[Examples], PyTree]:
+    """A pure function from one batch's examples to parameters that still say which mesh axes they are split over."""
+    config = experiment.config
+
+    def init(examples: Examples) -> PyTree:
+        return experiment.task(config).init(jax.random.key(config.seed), source.as_batch(examples))[0]
+
+    return init
+
+
+def make_train(
+    experiment: Experiment[Any], source: Source, feed: Feed, num_steps: int, layout: Layout = SINGLE
+) -> TrainProgram:
     """A pure function that trains ``num_steps`` steps, more than one in a ``lax.scan``."""
     config = experiment.config
 
     def train(state: TrainState, totals: Totals, examples: Examples) -> tuple[TrainState, Totals]:
-        step = make_step(experiment)
+        step = make_step(experiment, layout.axis_name)
         augment_key = jax.random.fold_in(jax.random.key(config.seed), AUGMENT_STREAM)
 
-        def body(carry: tuple[TrainState, Totals], indices: Any) -> tuple[tuple[TrainState, Totals], None]:
+        def body(carry: tuple[TrainState, Totals], row: Any) -> tuple[tuple[TrainState, Totals], None]:
             state, totals = carry
-            batch = source.gather(examples, indices)
+            batch = layout.split(feed.batch(examples, row))
             batch = source.transform(batch, jax.random.fold_in(augment_key, state.step))
-            state, metrics = step(state, batch)
+            state, metrics = step(state, layout.own_rows(layout.split(batch)))
             return (state, _add(totals, metrics, state.step)), None
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
-        indices = feed.indices(config.seed, state.step + jnp.arange(num_steps))
+        rows = feed.rows(examples, config.seed, state.step + jnp.arange(num_steps))
         if num_steps == 1:
             # Not a scan of one: on a CPU, XLA makes convolutions' gradients fast only outside loops (jax#12868).
-            return body((state, totals), indices[0])[0]
-        return jax.lax.scan(body, (state, totals), indices)[0]
+            return body((state, totals), jax.tree.map(lambda leaf: leaf[0], rows))[0]
+        return jax.lax.scan(body, (state, totals), rows)[0]
 
-    return train
+    return layout.on_each(train)
 
 
 def make_evaluate(
-    experiment: Experiment[Any], source: Source
-) -> Callable[[TrainState, Examples, jax.Array, jax.Array], Metrics]:
-    """A pure function that evaluates ``indices [batches, batch]`` under ``mask``: sums ``[batches]`` each."""
+    experiment: Experiment[Any], source: Source, layout: Layout = SINGLE
+) -> Callable[[TrainState, Examples, Any, jax.Array], Metrics]:
+    """A pure function that evaluates batches under ``mask [batches, batch]``: sums ``[batches]`` each.
 
-    def evaluate(state: TrainState, examples: Examples, indices: jax.Array, mask: jax.Array) -> Metrics:
-        step = make_evaluate_step(experiment.task(experiment.config))
+    They are ``indices [batches, batch]`` into the examples, or where these are None the examples themselves,
+    ``[batches, batch, ...]``.
+    """
 
-        def body(_: None, rows: tuple[jax.Array, jax.Array]) -> tuple[None, Metrics]:
-            return None, step(state, source.gather(examples, *rows))
+    def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array) -> Metrics:
+        step = make_evaluate_step(experiment.task(experiment.config), axis_name=layout.axis_name)
 
-        return jax.lax.scan(body, None, (indices, mask))[1]
+        def body(_: None, row: tuple[Any, jax.Array]) -> tuple[None, Metrics]:
+            which, counts = row
+            batch = source.as_batch(which, counts) if indices is None else source.gather(examples, which, counts)
+            return None, step(state, layout.own_rows(layout.split(batch)))
 
-    return evaluate
+        return jax.lax.scan(body, None, (examples if indices is None else indices, mask))[1]
+
+    return layout.on_each(evaluate)
 
 
 def make_predict(experiment: Experiment[Any], source: Source) -> Callable[[TrainState, Any], Any]:

@@ -80,7 +80,7 @@ def _steps_of(num_epochs: float, train: Source, batch_size: int) -> int:
 
 
 def _task_for(model: Any, splits: Splits) -> Task:
-    targets = splits.train.examples.targets
+    targets = splits.train.targets
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         return tasks.regression(model)
     if targets.ndim != 1:

@@ -6,46 +6,34 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnn.loop.options import RunOptions
+from jaxnn.loop.options import RunOptions, recorded_options
 from jaxnn.loop.report import Summary
-from jaxnn.loop.saving import restore_newest
+from jaxnn.loop.resuming import continued_options, restored_facts
 from jaxnn.loop.session import Session, prepare_session
-from jaxnn.loop.stopping import status_after
 from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
+from jaxnn.parallel import all_agree, from_leader, is_leader, process_count, when_lost
 from jaxnn.record import (
+    Record,
+    check_unused,
     check_vacant,
-    config_from_json,
     config_json,
     create_run_dir,
     data_fingerprint,
     draw_curves,
+    final_metrics,
     jax_flags,
-    metrics_of,
+    jsonable,
     new_run_dir,
     open_record,
     read_run,
-    rewind_metrics,
     script,
     text_fingerprint,
 )
-from jaxnn.types import ConfigError, Experiment, RecordError, Splits
-
-# Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.
-KEPT_OPTIONS = (
-    "report_every",
-    "eval_every",
-    "eval_batch_size",
-    "checkpoint_every",
-    "keep_last",
-    "keep_best",
-    "monitor",
-    "monitor_mode",
-    "patience",
-)
+from jaxnn.types import Experiment, RecordError, Splits, TrainingError
 
 
 @contextlib.contextmanager
@@ -55,55 +43,44 @@ def open_session(experiment: Experiment[Any], options: RunOptions) -> Iterator[S
     Raises:
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
     """
-    before = None
-    if options.resume is not None:
-        before = read_run(options.resume)
-        options = _continued(experiment, options, before)
-    config_json(experiment.config)
-    if options.run_dir is not None:
-        check_vacant(options.run_dir)
     with contextlib.ExitStack() as stack:
+        before = record = None
+        all_agree("config", config_json(experiment.config))
+        all_agree("options", jsonable(dataclasses.asdict(options) | {"progress": None}))
+        if (resume := options.resume) is not None:
+            from_leader(lambda: read_run(resume))  # before a lock is left where there is no run
+            record = stack.enter_context(open_record(resume, writes=is_leader()))
+            before = from_leader(lambda: read_run(resume))
+            options = continued_options(experiment, options, before)
+        if (run_dir := options.run_dir) is not None:
+            from_leader(lambda: check_vacant(run_dir))
         session = prepare_session(experiment, options, stack, before["steps_per_call"] if before else None)
         if options.record:
-            path = options.resume or create_run_dir(options.run_dir or new_run_dir(run_name(session)))
-            session.record = stack.enter_context(open_record(path))
-            facts = _facts(session) if before is None else _restore(session, before)
+            session.record = record or stack.enter_context(_new_record(session))
+            when_lost(f"resume with --resume {session.record.path}")
+            facts = _facts(session)
+            if before is not None:
+                facts = restored_facts(session, before, facts)
             # A run that is over is loaded, not run: its record stays as it is.
             if session.status == "running":
                 stack.enter_context(_described(session, facts))
         yield session
 
 
-def _continued(experiment: Experiment[Any], options: RunOptions, before: dict[str, Any]) -> RunOptions:
-    """The options to go on with: the record's, where the caller leaves them at their defaults.
-
-    Raises:
-        ConfigError: the experiment is not the one of the record.
-    """
-    if not options.record:
-        raise ConfigError("a resumed run goes on with its record: leave record at its default.")
-    config = config_json(experiment.config)
-    recorded = config_json(config_from_json(before["config"], experiment.config))
-    for name, value in recorded.items():
-        # More steps are a wish that can be met; anything else would be another experiment.
-        if config[name] != value and name != "num_steps":
-            raise ConfigError(
-                f"the run in {options.resume} has {name} = {value!r}, this experiment {config[name]!r}: resume it "
-                f"with experiment.replace({name}={value!r}), or start a new run."
-            )
-    kept = {name: before["options"][name] for name in KEPT_OPTIONS}
-    return dataclasses.replace(options, **kept | options.explicit())
+def _new_record(session: Session) -> contextlib.AbstractContextManager[Record]:
+    wished = session.options.run_dir or new_run_dir(run_name(session))
+    path = from_leader(lambda: str(create_run_dir(wished)))
+    return open_record(Path(path), writes=is_leader())
 
 
 def _facts(session: Session) -> dict[str, Any]:
     """What ``run.json`` says from the start."""
-    options = dataclasses.asdict(session.options)
     return {
         "name": run_name(session),
         "status": "running",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": config_json(session.experiment.config),
-        "options": {name: options[name] for name in options if name not in ("run_dir", "resume")},
+        "options": recorded_options(session.options),
         "steps_per_call": session.choice.steps_per_call,
         "seconds_per_step_measured": session.choice.seconds_per_step,
         "data": session.splits.name,
@@ -114,75 +91,72 @@ def _facts(session: Session) -> dict[str, Any]:
         "precision": session.programs.product_dtypes,
         "implementations": session.programs.implementations,
         "allocator": session.allocation._asdict(),
+        "layout": session.programs.layout.as_json(),
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         **script(),
     }
 
 
-def _restore(session: Session, before: dict[str, Any]) -> dict[str, Any]:
-    """Puts the session where the newest checkpoint left it; returns the new content of ``run.json``.
-
-    Raises:
-        RecordError: the data are not those of the record, there is no checkpoint to go on from, it cannot be read, or
-            it is past ``num_steps``; nothing was written.
-    """
-    assert session.record is not None
-    path = session.record.path
-    facts = _facts(session)
-    if facts["fingerprint"]["data"] != before["fingerprint"]["data"]:
-        raise RecordError(
-            f"the data are not those that the run in {path} was trained on: restore the data, or start a new run."
-        )
-    step = restore_newest(session)
-    if step is None and before["options"]["checkpoint_every"] == 0:
-        raise RecordError(f"the run in {path} kept no checkpoints, so there is nothing to go on from: start a new run.")
-    if (step or 0) > session.plan.num_steps:
-        raise RecordError(
-            f"the run in {path} has done {step} steps already, more than num_steps = {session.plan.num_steps}: resume "
-            "it with more, or start a new run."
-        )
-    session.lines = rewind_metrics(path, step or 0)
-    session.status = status_after(session, step or 0)
-    session.resumed = {"step": step or 0, "time": facts["started"], "changed": _changes(before, facts)}
-    told = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
-    kept = {name: before[name] for name in ("started", "seconds_per_step_measured")}
-    return {**facts, **kept, "resumed": [*before.get("resumed", []), session.resumed | {"before": told}]}
-
-
-def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """What differs from the record and may change numbers: the program, versions, JAX's flags."""
-    changes = []
-    if facts["fingerprint"]["program"] != before["fingerprint"]["program"]:
-        changes.append("the program of a step")
-    pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
-    for old, new in pairs:
-        changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
-    return changes
-
-
 @contextlib.contextmanager
 def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
     record = session.record
     assert record is not None
+    if session.resumed is None and record.writes:
+        # Another run may have come and gone between the first look and the lock.
+        check_unused(record.path)
     record.describe(facts)
     record.write("placement.json", session.placement().as_json())
     try:
         yield
     finally:
+        error = sys.exception()
         if session.status == "running":
-            session.status = _status_of(sys.exception(), session)
+            session.status = _status_of(error, session)
+        refused = _complete(session, record, facts, alone=_fails_alone(error))
+        # What ended the run is what its user hears of; one who left the loop by `break` heard of nothing yet.
+        if refused is not None and (error is None or isinstance(error, GeneratorExit)):
+            raise refused
+
+
+def _fails_alone(error: BaseException | None) -> bool:
+    """Whether the other processes, if there are any, may not fail with this one, so that it must not wait for them."""
+    return process_count() > 1 and error is not None and not isinstance(error, TrainingError)
+
+
+def _complete(session: Session, record: Record, facts: dict[str, Any], *, alone: bool) -> RecordError | None:
+    """Writes what a record holds of a run that is over.
+
+    Args:
+        session: the run.
+        record: its record.
+        facts: what ``run.json`` said from the start.
+        alone: whether not to wait for other processes.
+
+    Returns:
+        The first thing that the disk refused, if it refused any. All is tried: what is small may find room.
+    """
+    refused: list[RecordError] = []
+
+    def attempt(action: Callable[[], None]) -> None:
         try:
-            if session.checkpoints is not None:
-                with session.clock.span("checkpoint"):
-                    session.checkpoints.close()
-        finally:
-            summary = summarise(session).as_json()
-            record.describe({**facts, "status": session.status, "summary": summary})
-            record.write("compiles.json", session.programs.ledger.as_json())
-            if session.lines:
-                figure = draw_curves(session.lines, f"{facts['name']} · {facts['data']}")
-                figure.savefig(record.path / "curves.png", dpi=120)
+            action()
+        except RecordError as error:
+            refused.append(error)
+
+    if session.checkpoints is not None:
+        with session.clock.span("checkpoint"):
+            checkpoints = session.checkpoints
+            attempt(lambda: checkpoints.close(wait=not alone))
+    if refused:
+        session.status = "failed"
+    summary = summarise(session).as_json()
+    attempt(lambda: record.describe({**facts, "status": session.status, "summary": summary}))
+    attempt(lambda: record.write("compiles.json", session.programs.ledger.as_json()))
+    if session.lines and record.writes:
+        figure = draw_curves(session.lines, f"{facts['name']} · {facts['data']}")
+        attempt(lambda: record.draw("curves.png", figure))
+    return refused[0] if refused else None
 
 
 def _status_of(error: BaseException | None, session: Session) -> str:
@@ -199,15 +173,12 @@ def summarise(session: Session) -> Summary:
     """The session so far, as host values."""
     throughput = steady_throughput(session.windows)
     batch_size = session.experiment.config.batch_size
-    metrics: dict[str, float] = {}
-    for line in session.lines:
-        metrics |= metrics_of(line)
     seconds = {name: value for name, value in session.clock.seconds.items() if name != "caller"}
     totals = session.programs.ledger.totals()
     return Summary(
         status=session.status,
         step=session.lines[-1]["step"] if session.lines else 0,
-        metrics=metrics,
+        metrics=final_metrics(session.lines),
         throughput=throughput,
         examples_per_second=throughput and throughput.steps_per_second * batch_size,
         first_step_seconds={
@@ -219,6 +190,7 @@ def summarise(session: Session) -> Summary:
         seconds=seconds,
         peak_bytes=peak_memory_bytes(),
         compilations=totals,
+        stalls=tuple(session.flight.stalls),
     )
 
 

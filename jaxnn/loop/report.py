@@ -6,7 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxnn.loop.watchdog import Stall, spoken
 from jaxnn.observe import Throughput, format_bytes
+
+# The share of training spent waiting for data from which on a summary says so.
+WORTH_TELLING = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +76,10 @@ class Summary:
         examples_per_second: at that rate.
         first_step_seconds: from the call of ``fit`` to the end of the first call, and of that
             ``trace_seconds``, ``compile_seconds``; a mapping.
-        seconds: wall time by what it went into: train, data, evaluation, checkpoint, compile, …
+        seconds: wall time by what it went into: load, train, data (waiting for batches), evaluation, checkpoint, …
         peak_bytes: the most memory taken, and of what.
         compilations: totals of the ledger.
+        stalls: the times in which nothing got done, as a watchdog saw them, oldest first.
     """
 
     status: str
@@ -86,6 +91,7 @@ class Summary:
     seconds: Mapping[str, float]
     peak_bytes: tuple[int, str]
     compilations: Mapping[str, float]
+    stalls: Sequence[Stall] = ()
 
     def as_json(self) -> dict[str, Any]:
         """What ``run.json`` holds of it."""
@@ -100,11 +106,26 @@ class Summary:
             rows.append(("throughput", self._throughput(self.throughput)))
         rows.append(("time to first step", self._first_step()))
         rows.append(("time", format_split(self.seconds)))
+        if (waited := self._waited()) is not None:
+            rows.append(("waited for data", waited))
         rows.append(("peak memory", f"{format_bytes(self.peak_bytes[0])} {self.peak_bytes[1]}"))
         if hits := self.compilations["num_cache_hits"]:
             total, saved = self.compilations["num_compilations"], self.compilations["saved_seconds"]
             rows.append(("compile cache", f"{hits:.0f} of {total:.0f} programs, {saved:.1f} s saved"))
+        if self.stalls:
+            rows.append(("stalled", self._stalled()))
         return rows
+
+    def _stalled(self) -> str:
+        places = ", ".join(dict.fromkeys(stall.where for stall in self.stalls))
+        times = "once" if len(self.stalls) == 1 else f"{len(self.stalls)} times"
+        return f"{times}, {spoken(sum(stall.seconds for stall in self.stalls))} in all ({places})"
+
+    def _waited(self) -> str | None:
+        """How long the steps waited for their data; None where that is not worth a word."""
+        waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
+        share = waited / (waited + trained) if waited else 0.0
+        return f"{waited:.2f} s, {100 * share:.0f} % of training" if share >= WORTH_TELLING else None
 
     def _throughput(self, throughput: Throughput) -> str:
         return (

@@ -77,7 +77,7 @@ class Run:
         Raises:
             ConfigError: the inputs are not shaped like the training inputs, or cannot be of their dtype.
         """
-        inputs = _inputs_like(self._session.splits.train.examples.inputs, inputs)
+        inputs = _inputs_like(self._session.programs.first_examples.inputs, inputs)
         if batch_size < 1:
             raise ConfigError(f"predict's batch_size is {batch_size}, and must be at least 1.")
         batch_size = min(batch_size, len(inputs))

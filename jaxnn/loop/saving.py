@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 import jax
 import jax.numpy as jnp
 
-from jaxnn.checkpoints import Checkpoints, open_checkpoints
+from jaxnn.checkpoints import Checkpoints, Restored, Team, open_checkpoints
 from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import is_best
-from jaxnn.types import PyTree, TrainingError
+from jaxnn.parallel import from_leader, is_leader
+from jaxnn.types import PyTree, TrainingError, TrainState
 
 # Unless told otherwise a run saves at evaluations, and no more often than this.
 SECONDS_BETWEEN_SAVES = 60.0
@@ -30,26 +30,35 @@ def open_session_checkpoints(session: Session) -> Checkpoints | None:
             keep_best=options.keep_best,
             monitor=session.monitored,
             mode="max" if options.higher_is_better else "min",
+            team=the_team(),
         )
     return session.checkpoints
 
 
-def restore_newest(session: Session) -> int | None:
-    """Puts the session's state where the newest checkpoint of its record left it; its step, or None if there is none.
+def restore_newest(session: Session) -> Restored[TrainState] | None:
+    """Puts the session's state where the newest checkpoint of its record left it that is as it was saved.
+
+    Returns:
+        Its step, and the newer checkpoints that are damaged; None if there is none at all.
 
     Raises:
-        RecordError: the checkpoint cannot be read.
+        RecordError: all are damaged, or it is not a state of this experiment.
     """
+    restored = recorded_checkpoints(session).restore_newest(session.state)
+    if restored is not None:
+        session.state = restored.state
+    return restored
+
+
+def recorded_checkpoints(session: Session) -> Checkpoints:
+    """Those of the session's record, for reading: it may save no more of them, and then closes none."""
     assert session.record is not None
-    path = session.record.path / FOLDER
-    if not path.is_dir():
-        return None
-    # Not the session's own: one that is over, or keeps no more of them, never closes what it does not save to.
-    with contextlib.closing(open_checkpoints(path)) as checkpoints:
-        step = checkpoints.latest()
-        if step is not None:
-            session.state = checkpoints.restore(step, session.state)
-    return step
+    return open_checkpoints(session.record.path / FOLDER, team=the_team())
+
+
+def the_team() -> Team:
+    """The processes of this run, which save together."""
+    return Team(is_leader(), from_leader)
 
 
 def save_due(session: Session, step: int, *, ending: bool) -> bool:
@@ -64,7 +73,8 @@ def save_due(session: Session, step: int, *, ending: bool) -> bool:
     if session.options.checkpoint_every is not None or not session.plan.evaluates(step):
         return False
     best = session.options.patience is not None and is_best(session)
-    return best or time.perf_counter() - session.saved_at > SECONDS_BETWEEN_SAVES
+    # Clocks differ between processes, and all must save or none.
+    return best or from_leader(lambda: time.perf_counter() - session.saved_at > SECONDS_BETWEEN_SAVES)
 
 
 def save_state(session: Session, step: int, metrics: dict[str, float]) -> None:
@@ -79,7 +89,7 @@ def save_state(session: Session, step: int, metrics: dict[str, float]) -> None:
             session.status = "diverged"
             raise TrainingError(f"the parameters are no longer finite after step {step}: {advice(session)}.")
         checkpoints = open_session_checkpoints(session)
-        if checkpoints is not None and step not in checkpoints.steps():
+        if checkpoints is not None:
             checkpoints.save(step, session.state, metrics)
             session.saved_at = time.perf_counter()
 

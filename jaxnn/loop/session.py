@@ -15,19 +15,21 @@ import jax.numpy as jnp
 from jaxnn.checkpoints import Checkpoints
 from jaxnn.data import check_batch_size, check_labels
 from jaxnn.loop.allocating import Allocation, keep_from_the_start
-from jaxnn.loop.checks import check_data, check_parts
+from jaxnn.loop.checks import check_alike_on_devices, check_data, check_monitor, check_parts, check_patience
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import Evaluator, make_evaluator
-from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
-from jaxnn.loop.options import RunOptions, check_config, resolve_cadences
+from jaxnn.loop.feed import make_feed
+from jaxnn.loop.options import RunOptions, check_config, make_plan, resolve_cadences
 from jaxnn.loop.plan import Plan, with_tails
 from jaxnn.loop.programs import make_predict
 from jaxnn.loop.trials import try_out
 from jaxnn.loop.tuning import Choice
+from jaxnn.loop.watchdog import Flight
 from jaxnn.nn.implementations import platform
 from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
+from jaxnn.parallel import check_divides, make_layout
 from jaxnn.record import Record
-from jaxnn.types import ConfigError, DataError, Experiment, Splits, TrainState, suggest
+from jaxnn.types import ConfigError, DataError, Experiment, Splits, TrainState
 
 
 @dataclasses.dataclass
@@ -52,8 +54,10 @@ class Session:
         status: ``running``, then how it ended.
         record: the open run directory, or None.
         checkpoints: the run's checkpoints, opened at the first save, or None.
-        resumed: for a resumed run, the ``step`` it goes on from and what ``changed`` since, in words.
+        resumed: for a resumed run, the ``step`` it goes on from, and in words what ``changed`` since and which newer
+            checkpoints are ``damaged``.
         saved_at: when the last checkpoint was saved, on ``time.perf_counter``'s clock.
+        flight: the calls under way, and the stalls that a watchdog saw.
     """
 
     experiment: Experiment[Any]
@@ -75,11 +79,12 @@ class Session:
     checkpoints: Checkpoints | None = None
     resumed: dict[str, Any] | None = None
     saved_at: float = dataclasses.field(default_factory=time.perf_counter)
+    flight: Flight = dataclasses.field(default_factory=Flight)
 
     @property
     def held_out(self) -> str | None:
-        """The split looked at while training: validation if there is one, else test."""
-        return next((name for name in ("validation", "test") if name in self.splits.named()), None)
+        """The split looked at while training, or None."""
+        return self.splits.held_out
 
     @property
     def monitored(self) -> str:
@@ -106,9 +111,11 @@ class Session:
         return make_evaluator(
             self.experiment,
             self.splits.named()[split],
-            self.state,
+            self.programs.shapes,
             batch_size=self.options.eval_batch_size or 2 * self.experiment.config.batch_size,
             resident=self.programs.feed.resident,
+            layout=self.programs.layout,
+            state_shardings=self.programs.shardings,
             ledger=self.programs.ledger,
             name=split,
         )
@@ -150,16 +157,22 @@ def prepare_session(
     config = experiment.config
     check_config(config)
     options = resolve_cadences(options, config.num_steps)
+    layout = make_layout(options.strategy, options.devices, options.mesh, options.device)
+    check_divides(config.batch_size, layout.data_size)
+    if options.eval_batch_size is not None:
+        check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
     keep_from_the_start(options.allocator, stack)
-    with clock.span("data"):
+    with clock.span("load"):
         splits = experiment.data(config)
         check_data(splits)
         check_parts(experiment)
         check_batch_size(splits.train, config.batch_size)
-        feed = _make_feed(splits, options, config)
-    programs = Programs(experiment, splits.train, feed, Ledger(), clock)
+        feed = make_feed(splits, config.seed, config.batch_size, resident=options.resident, layout=layout)
+    stack.callback(feed.close)
+    programs = Programs(experiment, splits.train, feed, Ledger(), clock, layout)
     check_outputs(programs, splits)
-    plan = _make_plan(options, config.num_steps)
+    check_alike_on_devices(programs)
+    plan = make_plan(options, config.num_steps)
     given = options.steps_per_call or steps_per_call
     with clock.span("measure"):
         allocation, choice = try_out(programs, plan, given, options.allocator, stack)
@@ -173,30 +186,13 @@ def prepare_session(
     return session
 
 
-def _make_feed(splits: Splits, options: RunOptions, config: Any) -> Feed:
-    resident = options.resident
-    if resident is None:
-        resident = fits_on_device(*splits.named().values())
-    make = resident_feed if resident else streamed_feed
-    return make(splits.train, config.seed, config.batch_size)
-
-
-def _make_plan(options: RunOptions, num_steps: int) -> Plan:
-    assert options.report_every is not None and options.eval_every is not None
-    checkpoint_every = options.checkpoint_every or 0
-    return Plan(num_steps, options.report_every, options.eval_every, checkpoint_every)
-
-
 def _prepare_evaluation(session: Session) -> None:
     """Compiles the evaluation on held-out data, once it is known to give what is asked of it."""
-    monitor, held_out = session.options.monitor, session.held_out
+    held_out = session.held_out
+    check_patience(session.options.patience, held_out)
     if held_out is None:
-        if session.options.patience is not None:
-            raise ConfigError("patience needs held-out data: give the data a validation or test split.")
         return
-    known = session.programs.evaluation_metrics()
-    if monitor not in known:
-        raise ConfigError(f"monitor is {monitor!r}, no metric of this task: {suggest(monitor, known)}.")
+    check_monitor(session.options.monitor, session.programs.evaluation_metrics())
     with session.clock.span("compile"):
         session.evaluators[held_out] = session.compile_evaluator(held_out)
 

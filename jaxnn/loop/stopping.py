@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from jaxnn.loop.options import RunOptions
 from jaxnn.loop.session import Session
 
 
@@ -21,17 +23,21 @@ def should_stop(values: Sequence[float], patience: int | None, *, higher_is_bett
     return evaluations_since_best(values, higher_is_better=higher_is_better) >= patience
 
 
+def stops_early(lines: Sequence[Mapping[str, Any]], monitored: str, options: RunOptions) -> bool:
+    """Whether a run that reported ``lines`` is to stop after the last, which is where it was evaluated."""
+    if not lines or monitored not in lines[-1]:
+        return False
+    values = [line[monitored] for line in lines if monitored in line]
+    return should_stop(values, options.patience, higher_is_better=options.higher_is_better)
+
+
 def status_after(session: Session, step: int, *, interrupted: bool = False) -> str:
     """What has become of a run after ``step``: ``running``, ``finished``, ``interrupted`` or ``stopped early``."""
     if step == session.plan.num_steps:
         return "finished"
     if interrupted:
         return "interrupted"
-    values, options = session.monitored_values, session.options
-    evaluated = bool(session.lines) and session.monitored in session.lines[-1]
-    if evaluated and should_stop(values, options.patience, higher_is_better=options.higher_is_better):
-        return "stopped early"
-    return "running"
+    return "stopped early" if stops_early(session.lines, session.monitored, session.options) else "running"
 
 
 def is_best(session: Session) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 
 from jaxnn.loop.report import Report
@@ -11,6 +12,7 @@ from jaxnn.loop.signals import Interruption
 from jaxnn.loop.stopping import status_after
 from jaxnn.loop.windows import Closed, run_windows
 from jaxnn.observe import Window
+from jaxnn.parallel import StopVote
 from jaxnn.types import TrainingError
 
 
@@ -19,7 +21,7 @@ def train_session(session: Session, interruption: Interruption, *, step_by_step:
 
     Args:
         session: what to run; its ``state`` is replaced at each evaluation, checkpoint and at the end.
-        interruption: asked at the end of each window whether to stop.
+        interruption: asked at the end of each window whether to stop; of several processes all stop at one window.
         step_by_step: let the device run dry at the end of every window, so that the caller may look at what the
             session holds.
 
@@ -28,11 +30,13 @@ def train_session(session: Session, interruption: Interruption, *, step_by_step:
     """
     if session.status != "running":  # a resumed run that is over
         return
-    plan = session.plan
+    plan, votes, windows = session.plan, StopVote(), itertools.count()
+    stops = False
 
     def drains(step: int) -> bool:
-        due = plan.evaluates(step) or plan.saves(step)
-        return due or step_by_step or interruption.signum is not None
+        nonlocal stops
+        stops = votes.poll(next(windows), interruption.signum is not None)
+        return stops or step_by_step or plan.evaluates(step) or plan.saves(step)
 
     with session.clock.span("train"):
         for closed in run_windows(
@@ -43,19 +47,18 @@ def train_session(session: Session, interruption: Interruption, *, step_by_step:
             session.programs.zeros,
             drains=drains,
             clock=session.clock,
+            flight=session.flight,
         ):
-            report = _process(session, closed, interruption)
+            report = _process(session, closed, interrupted=stops)
             with session.clock.span("caller"):
                 yield report
             if session.status != "running":
                 return
 
 
-def _process(session: Session, closed: Closed, interruption: Interruption) -> Report:
+def _process(session: Session, closed: Closed, *, interrupted: bool) -> Report:
     """Everything that is done with a closed window, in the order that loses nothing."""
-    # JAX sorts the keys of a dict; the loss is what a reader looks for first.
-    names = sorted(closed.metrics, key=lambda name: name != "loss")
-    metrics = {f"train_{name}": float(closed.metrics[name]) for name in names}
+    metrics = {name: float(value) for name, value in closed.metrics.items()}
     if closed.state is not None:
         session.state = closed.state
         if session.plan.evaluates(closed.step):
@@ -72,7 +75,7 @@ def _process(session: Session, closed: Closed, interruption: Interruption) -> Re
             f"the loss is no longer finite at step {closed.bad_step} of {session.plan.num_steps}: {advice(session)}."
         )
     if closed.state is not None:
-        session.status = status_after(session, closed.step, interrupted=interruption.signum is not None)
+        session.status = status_after(session, closed.step, interrupted=interrupted)
         ending = session.status != "running"
         if save_due(session, closed.step, ending=ending):
             save_state(session, closed.step, metrics)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 
 from jaxnn.loop.plan import near_divisor
+from jaxnn.parallel import from_leader
 
 # A probe of many steps is as long as this many seconds of single steps: enough to see the host's cost vanish, and
 # short even where a compiler makes a scanned step thirty times slower, as XLA does for convolutions on a CPU.
@@ -74,16 +75,21 @@ def first_probe(single_step_seconds: float) -> int:
 
 def seconds_per_step(call: Call, length: int, give_up_above: float = math.inf) -> float:
     """The fastest of a few rounds of calls of ``length`` steps, after one to warm up."""
-    warm_up = _round(call, length, 1)
+    warm_up = timed_round(call, length, 1)
     if warm_up > 4 * give_up_above:
         return warm_up
     num_calls = max(1, min(10, int(PROBE_SECONDS / (warm_up * length))))
-    return min(_round(call, length, num_calls) for _ in range(ROUNDS))
+    return min(timed_round(call, length, num_calls) for _ in range(ROUNDS))
 
 
-def _round(call: Call, length: int, num_calls: int) -> float:
+def timed_round(call: Call, length: int, num_calls: int) -> float:
+    """The seconds of each of ``length`` steps of ``num_calls`` calls, the last of which is waited for.
+
+    Of several processes all are told what the first one measured: they must come to the same choice.
+    """
     start = time.perf_counter()
     for _ in range(num_calls):
         result = call()
     jax.block_until_ready(result)
-    return (time.perf_counter() - start) / (num_calls * length)
+    seconds = (time.perf_counter() - start) / (num_calls * length)
+    return from_leader(lambda: seconds)

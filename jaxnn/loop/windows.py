@@ -12,6 +12,7 @@ import numpy as np
 from jaxnn.loop.feed import Feed
 from jaxnn.loop.plan import Plan
 from jaxnn.loop.programs import Totals, TrainProgram
+from jaxnn.loop.watchdog import Flight
 from jaxnn.observe import Clock
 from jaxnn.types import TrainState
 
@@ -26,7 +27,8 @@ class Closed(NamedTuple):
     Attributes:
         step: updates done at its end.
         num_steps: updates in it.
-        metrics: the mean of each metric over its steps; ``[]``, or of the shape of a population.
+        metrics: the mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of the shape of
+            a population.
         bad_step: the first step whose loss was not finite, or -1; of the same shape.
         seconds: from the end of the window before, or from where the loop went on after a pause.
         state: the state at its end where the loop has drained, else None: it is in use by the next window.
@@ -70,6 +72,7 @@ def run_windows(
     *,
     drains: Callable[[int], bool],
     clock: Clock,
+    flight: Flight,
 ) -> Iterator[Closed]:
     """Trains to the end of ``plan``; yields each window once its numbers are on the host.
 
@@ -84,8 +87,10 @@ def run_windows(
         zeros: totals of no steps.
         drains: whether to let the device run dry at the end of a window; asked once a window.
         clock: gets ``data`` for the time spent preparing examples.
+        flight: gets the calls, for who looks on.
     """
     step = int(state.step)
+    flight.start(step)
     pending: Pending | None = None
     mark = time.perf_counter()
 
@@ -93,7 +98,9 @@ def run_windows(
         nonlocal mark
         sums, bad_step = jax.device_get(window.totals)
         since, mark = mark, window.done_at or time.perf_counter()
-        metrics = {name: value / window.num_steps for name, value in sums.items()}
+        # JAX sorts the keys of a dict; the loss is what a reader looks for first.
+        names = sorted(sums, key=lambda name: name != "loss")
+        metrics = {f"train_{name}": sums[name] / window.num_steps for name in names}
         return Closed(window.step, window.num_steps, metrics, bad_step, mark - since, state)
 
     while step < plan.num_steps:
@@ -104,8 +111,10 @@ def run_windows(
                 examples = feed.prepare(step, length)
             # A CPU runs a call within its dispatch when it is idle: what was done by then must not be charged for it.
             pending = pending and pending.noticed()
+            flight.begun = step + length
             state, totals = programs[length](state, totals, examples)
             step, num_calls = step + length, num_calls + 1
+            flight.dispatched(step, totals.bad_step)
             current = Pending(end, end - start, totals).noticed()
             if pending is not None and (num_calls == CALLS_AHEAD or step == end):
                 if step == end:

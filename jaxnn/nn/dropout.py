@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
+from jaxnn.nn.batch_axis import rows_of_whole
 from jaxnn.types import ConfigError
 
 _BITS = 16  # of an element: four to a block of Threefry, two words of 32
@@ -30,10 +31,12 @@ class Dropout(linen.Module):
             ``2**-16``, in the scale too, so that the mean stays. A plain 0 is the identity and needs
             no key.
         rng_collection: the name under which ``apply`` is given the key: ``rngs={"dropout": key}``.
+        batch_axis: which axis of the inputs is the batch, of which each device may hold its rows alone.
     """
 
     rate: ArrayLike
     rng_collection: str = "dropout"
+    batch_axis: int = 0
 
     def __post_init__(self) -> None:
         check_rate(self.rate)
@@ -58,7 +61,7 @@ class Dropout(linen.Module):
             raise ConfigError(
                 f"dropout with train=True needs a random key: pass rngs={{{self.rng_collection!r}: key}} to apply."
             )
-        return _drop(x, self.rate, self.make_rng(self.rng_collection))
+        return _drop(x, self.rate, self.make_rng(self.rng_collection), self.batch_axis)
 
 
 def check_rate(rate: ArrayLike) -> None:
@@ -71,9 +74,10 @@ def check_rate(rate: ArrayLike) -> None:
         raise ConfigError(f"a dropout rate is a probability, 0…1, not {rate!r}.")
 
 
-def _drop(x: jax.Array, rate: ArrayLike, key: jax.Array) -> jax.Array:
+def _drop(x: jax.Array, rate: ArrayLike, key: jax.Array, batch_axis: int) -> jax.Array:
     threshold = jnp.round(jnp.asarray(rate, jnp.float32) * 2**_BITS)
-    keep = _random_bits(key, x.shape) >= threshold.astype(jnp.uint32)
+    bits = rows_of_whole(lambda shape: _random_bits(key, shape), x.shape, batch_axis)
+    keep = bits >= threshold.astype(jnp.uint32)
     kept = 1.0 - threshold.astype(jnp.promote_types(x.dtype, jnp.float32)) / 2**_BITS
     # At rate 1 nothing is kept: any finite scale will do, and gives no NaN in the gradient.
     scale = 1.0 / jnp.where(kept > 0.0, kept, 1.0)

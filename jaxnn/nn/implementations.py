@@ -45,12 +45,15 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
         obstacles: for each implementation that cannot do what is asked, why not; None or absent: it can.
 
     Raises:
-        ConfigError: the one asked for is unknown or cannot do it.
+        ConfigError: the one asked for is unknown or cannot do it, or none can.
     """
     preferred = PREFERRED[operation]
     if given is None:
         order = preferred.get(platform(), preferred["other"])
-        return next(name for name in order if obstacles.get(name) is None)
+        found = next((name for name in order if obstacles.get(name) is None), None)
+        if found is None:
+            raise ConfigError(f"{operation} cannot be computed here: {'; '.join(map(str, obstacles.values()))}.")
+        return found
     known = {name for names in preferred.values() for name in names}
     if given not in known:
         raise ConfigError(f"{operation} has no implementation {given!r}: {suggest(str(given), known)}.")

@@ -10,6 +10,7 @@ from flax import linen
 from jax.typing import DTypeLike
 
 from jaxnn.nn import implementations
+from jaxnn.nn.batch_axis import batch_axis, mean_over_batch_axis
 from jaxnn.nn.norm_kernels import moments, scale_channels, scale_rows
 from jaxnn.nn.varying import varying_alike
 
@@ -110,8 +111,10 @@ class BatchNorm(linen.BatchNorm):
         Raises:
             ConfigError: an implementation that is unknown, or that cannot do what is asked.
         """
-        chosen = implementations.choose(_OPERATION, self.implementation, {"analytic": _batch_obstacle(self, x, mask)})
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
+        split = None if batch_axis() is None or running else "each device holds a part of the batch, as under pmap"
+        obstacles = {"analytic": _batch_obstacle(self, x, mask), "xla": split}
+        chosen = implementations.choose(_OPERATION, self.implementation, obstacles)
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
         with implementations.scope(_OPERATION, chosen):
@@ -133,13 +136,22 @@ def _batch_normalized(module: BatchNorm, x: jax.Array) -> jax.Array:
     channels = x.shape[-1:]
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
-    mean, variance = moments(x, tuple(range(x.ndim - 1)), _wide_dtype(module, x))
+    mean, variance = _batch_moments(x, _wide_dtype(module, x))
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
     gain, bias, dtype = _gain_and_bias(module, x, module.use_bias)
     factor = jax.lax.rsqrt(variance + module.epsilon) * gain.astype(mean.dtype)
     return scale_channels(*varying_alike(x, mean, factor, bias.astype(mean.dtype))).astype(dtype)
+
+
+def _batch_moments(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance ``[1, ..., channels]`` of the whole batch, the rows on other devices too."""
+    own_mean, own_variance = moments(x, tuple(range(x.ndim - 1)), dtype)
+    if batch_axis() is None:
+        return own_mean, own_variance
+    mean = mean_over_batch_axis(own_mean)
+    return mean, mean_over_batch_axis(own_variance + jnp.square(own_mean - mean))
 
 
 def _gain_and_bias(module: Any, x: jax.Array, use_bias: bool) -> tuple[jax.Array, jax.Array, DTypeLike]:

@@ -68,7 +68,7 @@ class Stacked(linen.Module):
         x = inputs if time_major else jnp.moveaxis(inputs, -2, 0)
         last = []
         for k, (layer, carry) in enumerate(zip(self.layers, carries, strict=True)):
-            x = Dropout(self.dropout)(x, train=train) if k else x
+            x = Dropout(self.dropout, batch_axis=1)(x, train=train) if k else x
             options = {"initial_carry": carry, "seq_lengths": seq_lengths, "return_carry": True, "time_major": True}
             carry, x = layer(x, **options)
             last.append(carry)

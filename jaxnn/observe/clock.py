@@ -10,22 +10,26 @@ from collections.abc import Callable, Iterator
 class Clock:
     """Seconds spent in named spans; an inner span pauses the one around it.
 
-    Time outside every span is counted nowhere. For one thread.
+    Time outside every span is counted nowhere. For one thread, though any other may read ``current``.
 
     Args:
         now: where time is read, in seconds; it never goes back.
+
+    Attributes:
+        now: the same.
+        current: the innermost span, None outside all, and since when it goes on or goes on again; replaced as a whole,
+            so that another thread never reads the name of one span with the time of another.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._since = now()
-        self._current: str | None = None
+        self.now = now
+        self.current: tuple[str | None, float] = None, now()
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Adds the seconds of the ``with`` block to ``name``, less those of spans within it."""
-        outer = self._current
+        outer, _ = self.current
         self._switch(name)
         try:
             yield
@@ -35,11 +39,13 @@ class Clock:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by name up to now, that of an open span included."""
-        self._switch(self._current)
-        return dict(self._seconds)
+        name, since = self.current
+        spent = {} if name is None else {name: self._seconds.get(name, 0.0) + self.now() - since}
+        return self._seconds | spent
 
     def _switch(self, name: str | None) -> None:
-        now = self._now()
-        if self._current is not None:
-            self._seconds[self._current] = self._seconds.get(self._current, 0.0) + now - self._since
-        self._current, self._since = name, now
+        now = self.now()
+        before, since = self.current
+        if before is not None:
+            self._seconds[before] = self._seconds.get(before, 0.0) + now - since
+        self.current = name, now

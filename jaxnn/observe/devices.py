@@ -14,6 +14,8 @@ from jaxnn.types import ConfigError
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "jaxnn")
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+# What JAX raises where it cannot open a device: the latter where JAX_PLATFORMS leaves it none.
+UNOPENED = (RuntimeError, AssertionError)
 _INSTALL = 'pip install "jax[cuda13]"'
 
 
@@ -29,7 +31,7 @@ def describe_devices() -> dict[str, Any]:
     """
     try:
         devices = jax.devices()
-    except RuntimeError as error:
+    except UNOPENED as error:
         raise ConfigError(
             f"JAX could not start a backend ({_one_line(error)}): "
             f"unset JAX_PLATFORMS, or install what it asks for, for NVIDIA with {_INSTALL}."
@@ -57,7 +59,7 @@ def missing_gpu(root: str | os.PathLike[str] = "/") -> str | None:
         return None
     try:
         jax.devices("cuda")
-    except RuntimeError as error:
+    except UNOPENED as error:
         plugin = next((name for name in _CUDA_PLUGINS if _version(name)), None)
         return explain_missing_gpu(jax.config.jax_platforms, plugin, _one_line(error))
     return None
@@ -102,6 +104,30 @@ def cpu_count() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def processor_name() -> str:
+    """What the processor calls itself, where the system tells."""
+    facts = pathlib.Path("/proc/cpuinfo")
+    lines = facts.read_text().splitlines() if facts.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def device_kind(device: jax.Device) -> str:
+    """What ``device`` calls itself; of a CPU, what the processor does."""
+    return processor_name() if device.platform == "cpu" else device.device_kind
+
+
+def device_name(device: jax.Device) -> str:
+    """What tells ``device`` from others: ``CPU, AMD EPYC, 2 cores``, ``GPU, NVIDIA H100``."""
+    return name_device(device.platform, device_kind(device), cpu_count() or 1)
+
+
+def name_device(platform: str, kind: str, cores: int) -> str:
+    """A device's name, of what was noted of it: see `device_name`. ``cores`` are those of a CPU."""
+    counted = f", {cores} core{'s' if cores != 1 else ''}" if platform == "cpu" else ""
+    return f"{platform.upper()}, {kind}{counted}"
 
 
 def _version(package: str) -> str | None:

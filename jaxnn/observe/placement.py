@@ -45,7 +45,13 @@ class TreePlacement:
         where = ", ".join(self.device_bytes) or "no device"
         leaves = f"{self.num_leaves} {'leaf' if self.num_leaves == 1 else 'leaves'}"
         committed = f" ({self._committed()})" if self.num_committed else ""
-        return f"{self.name}: {leaves}, {format_bytes(self.num_bytes)} on {where}{committed}"
+        return f"{self.name}: {leaves}, {format_bytes(self.num_bytes)} on {where}{committed}{self._each()}"
+
+    def _each(self) -> str:
+        """What the fullest of several devices holds of it."""
+        if len(self.device_bytes) < 2:
+            return ""
+        return f", {format_bytes(max(self.device_bytes.values()))} each"
 
     def _committed(self) -> str:
         if self.num_committed == self.num_leaves:

@@ -11,7 +11,13 @@ import jax
 from jaxnn.observe.equations import equations
 
 _PRODUCTS = frozenset(
-    {"dot_general", "conv_general_dilated", "ragged_dot_general", "channels_last_convolution"}  # the last is nn.Conv's
+    {
+        "dot_general",
+        "conv_general_dilated",
+        "ragged_dot_general",
+        "dense_product",  # nn.Dense's
+        "channels_last_convolution",  # nn.Conv's
+    }
 )
 
 

@@ -136,6 +136,21 @@ def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
     return _scaled(peak, unit)
 
 
+def inverse_time(peak: ArrayLike, rate: ArrayLike) -> optax.Schedule:
+    """``peak / (1 + rate * step)``, without an end: the ``decay`` of Keras's first optimizers.
+
+    Args:
+        peak: ``[]`` the first and largest value; may be a tracer.
+        rate: ``[]`` how fast it falls: after ``1 / rate`` updates it is half the peak; at least 0; may be a tracer.
+
+    Raises:
+        ConfigError: an argument out of its range.
+    """
+    check_range("inverse_time", "peak", peak, 0.0)
+    check_range("inverse_time", "rate", rate, 0.0)
+    return _scaled(peak, lambda step: 1.0 / (1.0 + rate * step))
+
+
 def _check_decay(where: str, peak: ArrayLike, num_steps: int, warmup_steps: int, final_fraction: ArrayLike) -> None:
     check_count(where, "num_steps", num_steps, 1)
     check_count(where, "warmup_steps", warmup_steps, 0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
 import os
 import secrets
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +23,8 @@ RUN_FILE = "run.json"
 SWEEP_FILE = "sweep.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
+# What the system says of a disk, or of a user's share of it, that is full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
@@ -49,6 +53,17 @@ def check_vacant(path: Path) -> None:
     """Confirms that ``path`` is free for a new run: absent, or a directory with nothing of worth in it.
 
     Raises:
+        RecordError: it is a file, another process is writing it, or it holds something already.
+    """
+    if is_locked(path):
+        raise _busy(path)
+    check_unused(path)
+
+
+def check_unused(path: Path) -> None:
+    """Confirms that ``path`` is absent, or a directory with nothing of worth in it; its lock may be held.
+
+    Raises:
         RecordError: it is a file, or holds something already.
     """
     if path.is_dir() and all(map(_stillborn, path.iterdir())):
@@ -72,14 +87,20 @@ def locked(path: Path) -> Iterator[None]:
     """Holds the run directory ``path`` for this process; the system lets go of it if the process dies.
 
     Raises:
-        RecordError: another process holds it.
+        RecordError: another process holds it, or it cannot be written.
     """
-    with (path / LOCK_FILE).open("w") as lock:
+    with refusals(path / LOCK_FILE):
+        lock = (path / LOCK_FILE).open("w")
+    with lock:
         if not _try_lock(lock):
-            raise RecordError(
-                f"another process is writing the run directory {path}: wait for it, or choose another --run-dir."
-            )
+            raise _busy(path)
         yield
+
+
+def _busy(path: Path) -> RecordError:
+    return RecordError(
+        f"another process is writing the run directory {path}: wait for it, or choose another --run-dir."
+    )
 
 
 def is_locked(path: Path) -> bool:
@@ -99,6 +120,18 @@ def _try_lock(lock: IO[str]) -> bool:
     return True
 
 
+def make_room(folder: Path) -> None:
+    """Makes ``folder`` and tries to write there: what is to be written later may take long to come by.
+
+    Raises:
+        RecordError: the disk refuses.
+    """
+    with refusals(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
 def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
     """Writes ``content`` so that a reader, or a crash, sees the old file or the new one and nothing between."""
     write_text(path, json.dumps(jsonable(content), indent=2, allow_nan=False) + "\n")
@@ -106,15 +139,59 @@ def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replaces ``path`` by ``text`` in one step."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replaces ``path`` by ``content`` in one step.
+
+    Raises:
+        RecordError: the disk refused; ``path`` is as it was.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with refusals(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Adds whole lines to ``path`` and hands them to the system.
+
+    Raises:
+        RecordError: the disk refused; ``path`` is as it was.
+    """
+    # Unbuffered: a buffer that could not be written would be written again when it is closed.
+    with refusals(path), path.open("ab", buffering=0) as file:
+        before = file.tell()
+        content = "".join(lines).encode()
+        try:
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Turns what the system refuses while ``path`` is written into a sentence.
+
+    Raises:
+        RecordError: it refused.
+    """
     try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        cure = "free disk space" if error.errno in FULL else "see that the disk is there and may be written"
+        raise RecordError(
+            f"{path} cannot be written ({error.strerror or error}): {cure}; what was recorded before is intact."
+        ) from error
 
 
 def json_line(content: Mapping[str, Any]) -> str:

@@ -17,8 +17,13 @@ from jaxnn.types import ConfigError, Splits
 PLAIN = (bool, int, float, str, type(None))
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether the work tree of ``folder`` differs from it; None where there is no git or no commit."""
+def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
+    """Commit and whether the work tree of ``folder`` differs from it; None where there is no git or no commit.
+
+    Args:
+        folder: somewhere in the work tree.
+        tracked: whether the folder must be part of it: a package that is installed within another's tree is not.
+    """
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
@@ -26,6 +31,8 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         return answer.stdout.strip()
 
     try:
+        if tracked:
+            git("ls-files", "--error-unmatch", ".")
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
@@ -107,13 +114,11 @@ def _tuples(value: Any) -> Any:
 
 
 def data_fingerprint(splits: Splits) -> str:
-    """A digest of every example of every split."""
+    """A digest of every example of every split, or of what tells them from others where they do not lie in memory."""
     digest = hashlib.blake2b(digest_size=16)
     for name, source in splits.named().items():
-        for array in source.examples:
-            array = np.ascontiguousarray(array)
-            digest.update(f"{name} {array.dtype} {array.shape}".encode())
-            digest.update(array.data.cast("B") if array.size else b"")
+        digest.update(name.encode())
+        source.fingerprint(digest)
     return digest.hexdigest()
 
 

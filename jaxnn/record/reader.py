@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,14 @@ def _mapping(line: Any) -> dict[str, Any]:
 def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
     """Undoes the names that stand for NaN and infinities."""
     return {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in line.items()}
+
+
+def final_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The last value of each metric in the lines of ``metrics.jsonl``, oldest first."""
+    final: dict[str, float] = {}
+    for line in lines:
+        final |= metrics_of(line)
+    return final
 
 
 def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:

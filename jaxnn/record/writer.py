@@ -3,54 +3,78 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxnn.record.directory import (
     METRICS_FILE,
     RUN_FILE,
+    append_lines,
     json_line,
     locked,
+    write_bytes,
     write_json,
     write_text,
 )
 from jaxnn.record.reader import read_metrics
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 class Record(NamedTuple):
     """An open run directory.
 
+    All that writes raises RecordError where the disk refuses, and leaves what was there as it was.
+
     Attributes:
         path: the directory; its lock is held.
+        writes: whether this process is the one of several that writes it; what others write comes to nothing.
     """
 
     path: Path
+    writes: bool = True
 
     def report(self, *lines: Mapping[str, Any]) -> None:
         """Appends lines to ``metrics.jsonl`` and hands them to the system at once."""
+        if not self.writes:
+            return
         # Opened anew each time: resuming replaces the file, and a handle would keep writing to the old one.
-        with (self.path / METRICS_FILE).open("a") as file:
-            file.writelines(map(json_line, lines))
+        append_lines(self.path / METRICS_FILE, map(json_line, lines))
 
     def describe(self, run: Mapping[str, Any]) -> None:
         """Replaces ``run.json``."""
-        write_json(self.path / RUN_FILE, run)
+        self.write(RUN_FILE, run)
 
     def write(self, name: str, content: Mapping[str, Any] | list[Any]) -> None:
         """Replaces another JSON file of the record."""
-        write_json(self.path / name, content)
+        if self.writes:
+            write_json(self.path / name, content)
+
+    def draw(self, name: str, figure: Figure) -> None:
+        """Replaces a picture of the record by the matplotlib ``figure``."""
+        if not self.writes:
+            return
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=120)
+        write_bytes(self.path / name, drawn.getvalue())
 
 
 @contextlib.contextmanager
-def open_record(path: Path) -> Iterator[Record]:
+def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
     """Locks the existing run directory ``path`` and opens it for writing.
 
+    Args:
+        path: the directory.
+        writes: False for all but one of the processes of a run: they lock and write nothing.
+
     Raises:
-        RecordError: another process is writing it.
+        RecordError: another process is writing it, or it cannot be written.
     """
-    with locked(path):
-        yield Record(path)
+    with locked(path) if writes else contextlib.nullcontext():
+        yield Record(path, writes)
 
 
 def rewind_metrics(path: Path, step: int) -> list[dict[str, Any]]:

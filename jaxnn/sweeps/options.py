@@ -6,11 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxnn.loop.options import RunOptions, check_choice, check_count, resolve_cadences
+from jaxnn.loop.options import RunOptions, check_choice, check_count, check_devices, resolve_cadences
+from jaxnn.parallel import parse_mesh
 from jaxnn.types import ConfigError
 
-LEAST = {"width": 1, "devices": 1, "num_workers": 1}
-CHOICES = {"order": ("member", "shared"), "engine": ("local", "ray")}
+LEAST = {"width": 1, "num_workers": 1}
+CHOICES = {"strategy": ("auto", "data", "fsdp"), "order": ("member", "shared"), "engine": ("local", "ray")}
 # What a sweep has in common with a run, and hands on to it.
 SHARED = (
     "run_dir",
@@ -25,8 +26,10 @@ SHARED = (
     "monitor_mode",
     "patience",
     "resident",
+    "device",
     "progress",
     "allocator",
+    "stall_after",
 )
 
 
@@ -44,8 +47,14 @@ class SweepOptions:
     """Say how the members would be grouped and how fast each width is, and train nothing."""
     width: int | None = None
     """Members trained side by side on a device; default: the fastest of a few that are measured."""
-    devices: int | None = None
+    device: Literal["cpu", "gpu", "tpu"] | None = None
+    """The kind of device to compute on; default: JAX's, a GPU where there is one."""
+    devices: int | Literal["all"] | None = None
     """How many devices to spread members over; default: all."""
+    strategy: Literal["auto", "data", "fsdp"] = "auto"
+    """How each member lies on the devices: auto: on one; data: its batches are split over all; fsdp: its state too."""
+    mesh: str | None = None
+    """Devices along named axes, such as members=2,data=4: two at a time, the batches of each split over four."""
     order: Literal["member", "shared"] = "member"
     """Whether each member sees the data in the order of its own seed, as alone, or all in that of the first."""
     member_runs: bool = True
@@ -78,6 +87,8 @@ class SweepOptions:
     """How to show progress; auto: a bar on a terminal or in a notebook, plain lines elsewhere."""
     allocator: Literal["auto", "keep", "default"] = "auto"
     """Whether glibc keeps freed memory for the next call; auto: where a call on a CPU frees 32 MiB or more."""
+    stall_after: float = 300.0
+    """Say what is waited for when nothing got done for so many seconds; 0: never."""
 
     def __post_init__(self) -> None:
         # A run's own options check themselves, and turn words into paths.
@@ -89,6 +100,9 @@ class SweepOptions:
                 check_count(name, getattr(self, name), least)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
+        check_devices(self.devices)
+        if self.mesh is not None:
+            parse_mesh(self.mesh)
         if self.shard is not None:
             parse_shard(self.shard)
 

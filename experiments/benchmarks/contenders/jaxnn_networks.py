@@ -20,9 +20,9 @@ class MnistCNN(linen.Module):
             x = linen.relu(nn.Conv(features, (3, 3), padding="VALID")(x))
         x = nn.max_pool(x, (2, 2), (2, 2))
         x = nn.Dropout(0.25 * self.dropout)(x, train=train)
-        x = linen.relu(linen.Dense(128)(x.reshape(x.shape[0], -1)))
+        x = linen.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
         x = nn.Dropout(0.5 * self.dropout)(x, train=train)
-        return linen.Dense(10)(x)
+        return nn.Dense(10)(x)
 
 
 class Cifar10CNN(linen.Module):
@@ -37,9 +37,9 @@ class Cifar10CNN(linen.Module):
                 x = linen.relu(nn.Conv(features, (3, 3), padding=padding)(x))
             x = nn.max_pool(x, (2, 2), (2, 2))
             x = nn.Dropout(0.25 * self.dropout)(x, train=train)
-        x = linen.relu(linen.Dense(512)(x.reshape(x.shape[0], -1)))
+        x = linen.relu(nn.Dense(512)(x.reshape(x.shape[0], -1)))
         x = nn.Dropout(0.5 * self.dropout)(x, train=train)
-        return linen.Dense(10)(x)
+        return nn.Dense(10)(x)
 
 
 def network(name: str, dropout: bool) -> linen.Module:

@@ -128,7 +128,7 @@ def looped(experiment: jn.Experiment) -> Measure:
     """A loop written by hand, as in tutorials: NumPy gathers a batch on the host, a jitted step trains on it."""
     config = experiment.config
     source = experiment.data(config).train
-    inputs, targets = (np.asarray(rows) for rows in source.examples)
+    inputs, targets = source.read(np.arange(source.num_examples))
     task, optimizer = experiment.task(config), experiment.optimizer(config)
     update = jn.make_train_step(task, optimizer)
     per_epoch = source.num_examples // config.batch_size

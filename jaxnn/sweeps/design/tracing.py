@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnn.loop.programs import make_init, make_step
 from jaxnn.steps import make_evaluate_step
@@ -88,12 +89,12 @@ def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) 
 
 def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> None:
     size = experiment.config.batch_size
-    examples = Examples(*(array[:size] for array in source.examples))
+    examples = source.read(np.arange(size))
 
     def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
         member = with_values(experiment, values)
         state = make_init(member, source)(examples)
-        batch = source.transform(source.gather(examples, jnp.arange(size)), state.key)
+        batch = source.transform(source.as_batch(examples), state.key)
         state, metrics = make_step(member)(state, batch)
         return make_evaluate_step(member.task(member.config))(state, batch), metrics
 

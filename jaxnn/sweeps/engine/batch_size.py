@@ -10,17 +10,21 @@ import jax
 
 from jaxnn.loop.checks import check_data, check_parts
 from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
+from jaxnn.loop.feed import Feed, make_feed
 from jaxnn.loop.options import check_config, check_count
-from jaxnn.loop.tuning import ENOUGH_STEPS
+from jaxnn.loop.trials import make_calls
+from jaxnn.loop.tuning import ENOUGH_STEPS, PROBE_SECONDS
 from jaxnn.observe import Clock, Ledger, available_bytes, format_bytes, temporary_bytes
-from jaxnn.sweeps.engine.probing import MEMORY_SHARE, Call, Trial, try_size, widen
-from jaxnn.types import ConfigError, Experiment, Source, TrainState
+from jaxnn.parallel import computing_on, find_devices
+from jaxnn.sweeps.engine.probing import MEMORY_SHARE, Trial, try_size, widen
+from jaxnn.types import ConfigError, Experiment, Source
 
 # A size within so much of the fastest is as good, and leaves more updates for the same examples.
 NEARLY = 0.9
 # So many times the config's own size the search goes at most.
 MOST = 64
+# Where a call of fewer is short, its own cost would count as the steps'.
+MANY_STEPS = 256
 
 
 class BatchSizePlan(NamedTuple):
@@ -49,7 +53,9 @@ class BatchSizePlan(NamedTuple):
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def plan_batch_size(experiment: Experiment[Any], batch_sizes: Sequence[int] | None = None) -> BatchSizePlan:
+def plan_batch_size(
+    experiment: Experiment[Any], batch_sizes: Sequence[int] | None = None, device: str | None = None
+) -> BatchSizePlan:
     """Measures examples a second at several batch sizes, and what they take; nothing is trained or written.
 
     It says how the machine is filled, not what is learnt best: a larger batch may need another learning rate.
@@ -58,10 +64,16 @@ def plan_batch_size(experiment: Experiment[Any], batch_sizes: Sequence[int] | No
         experiment: what would be run.
         batch_sizes: the sizes to try, ascending; default: doubling from a quarter of the config's until it is no
             faster, no longer fits, or is 64 times that.
+        device: the kind of device, ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
 
     Raises:
         ConfigError, DataError: it cannot be run.
     """
+    with computing_on(device):
+        return _plan(experiment, batch_sizes, find_devices(device)[0])
+
+
+def _plan(experiment: Experiment[Any], batch_sizes: Sequence[int] | None, device: jax.Device) -> BatchSizePlan:
     config = experiment.config
     check_config(config)
     splits = experiment.data(config)
@@ -69,14 +81,15 @@ def plan_batch_size(experiment: Experiment[Any], batch_sizes: Sequence[int] | No
     check_parts(experiment)
     source = splits.train
     sizes = _sizes(config.batch_size, source.num_examples, batch_sizes)
-    make_feed = resident_feed if fits_on_device(source) else streamed_feed
-    free = available_bytes(jax.devices()[0])
+    free = available_bytes(device)
 
     def attempt(size: int) -> Trial:
-        return _try(experiment.replace(batch_size=size), source, make_feed(source, config.seed, size))
+        return _try(experiment.replace(batch_size=size), source, make_feed(splits, config.seed, size))
 
     trials = [attempt(sizes[0])]
-    note = widen(sizes, trials, attempt, lambda _: 0.0, None if free is None else MEMORY_SHARE * free)
+    memory = None if free is None else MEMORY_SHARE * free
+    # The config's own is what others are compared with.
+    note = widen(sizes, trials, attempt, lambda _: 0.0, memory, least=config.batch_size)
     best = max(trial.per_second for trial in trials)
     smallest = next(trial.size for trial in trials if trial.per_second >= NEARLY * best)
     return BatchSizePlan(tuple(trials), smallest, note)
@@ -102,16 +115,10 @@ def _doubling(size: int, most: int) -> Iterator[int]:
 
 def _try(experiment: Experiment[Any], source: Source, feed: Feed) -> Trial:
     programs = Programs(experiment, source, feed, Ledger(), Clock())
-    program = programs.compile_train(ENOUGH_STEPS, "to plan the batch size")
-    call = _make_call(programs, programs.init())
-    return try_size(experiment.config.batch_size, ENOUGH_STEPS, call, temporary_bytes(program))
-
-
-def _make_call(programs: Programs, state: TrainState) -> Call:
-    def call() -> object:
-        nonlocal state
-        examples = programs.feed.prepare(0, ENOUGH_STEPS)
-        state, totals = programs.train[ENOUGH_STEPS](state, programs.zeros, examples)
-        return totals
-
-    return call
+    make_call = make_calls(programs, "to plan the batch size")
+    for num_steps in (ENOUGH_STEPS, MANY_STEPS):
+        call, taken = make_call(num_steps), temporary_bytes(programs.train[num_steps])
+        trial = try_size(experiment.config.batch_size, num_steps, call, taken)
+        if trial.seconds * num_steps > PROBE_SECONDS:
+            break
+    return trial

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.loop.compiling import Programs
+from jaxnn.loop.compiling import Programs, for_one_call
 from jaxnn.loop.evaluating import evaluation_pieces, mean_metrics
 from jaxnn.loop.programs import Totals, TrainProgram
-from jaxnn.observe import available_bytes, compile_ahead, nbytes, temporary_bytes
+from jaxnn.observe import available_bytes, nbytes, temporary_bytes
+from jaxnn.parallel import shardings_of
 from jaxnn.sweeps.engine.layout import HostStates, key_words, lay_out, to_host
 from jaxnn.sweeps.engine.population import (
     Formula,
@@ -24,7 +25,6 @@ from jaxnn.sweeps.engine.population import (
     make_population_train,
     population_sharding,
     totals_sharding,
-    whole_sharding,
 )
 from jaxnn.types import Array, PyTree, Source
 
@@ -65,18 +65,18 @@ class GroupPrograms:
 
     def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
         """The members of ``slots`` on the devices, see `layout.lay_out`."""
-        return lay_out(host, self.solo.shapes, self.values, slots, alive, step, self.formula.mesh)
+        return lay_out(host, self.solo.shapes, self.values, slots, alive, step, self.sharding)
 
     def train(self, shape: Shape, num_steps: int, cause: str) -> TrainProgram:
         """The program that trains a population of ``shape`` for ``num_steps`` steps, compiled if it was not yet."""
         if (shape, num_steps) not in self._train:
             steps = f"{num_steps} step{'s' if num_steps > 1 else ''}"
-            examples = self.formula.feed.prepare(0, num_steps)
+            examples = self.formula.feed.sample(num_steps)
             jit: dict[str, Any] = {"donate_argnums": 0}
-            if (mesh := self.formula.mesh) is not None:
-                spread = population_sharding(mesh), totals_sharding(mesh)
-                jit |= {"in_shardings": (*spread, whole_sharding(mesh)), "out_shardings": spread}
-            self._train[shape, num_steps] = self._compile(
+            if self.sharding is not None:
+                spread = self.sharding, totals_sharding(self.formula.layout.mesh)
+                jit |= {"in_shardings": (*spread, shardings_of(examples)), "out_shardings": spread}
+            self._train[shape, num_steps] = self.solo.compile(
                 make_population_train(self.formula, num_steps),
                 f"train {steps} of {shape.chunks} × {shape.lanes} members",
                 cause,
@@ -95,21 +95,20 @@ class GroupPrograms:
     def evaluator(self, shape: Shape, name: str, source: Source, batch_size: int) -> PopulationEvaluator:
         """A function from a population of ``shape`` to the mean of each metric over a split, ``[chunks, lanes]``."""
         if shape not in self._evaluate:
-            mesh = self.formula.mesh
-            pieces = evaluation_pieces(source, batch_size, self.formula.feed.resident, whole_sharding(mesh))
-            jit: dict[str, Any] = {}
-            if mesh is not None:
-                whole = whole_sharding(mesh)
-                jit = {"in_shardings": (population_sharding(mesh), whole, whole, whole)}
+            pieces = evaluation_pieces(source, batch_size, self.formula.feed.resident, self.formula.layout)
+            piece, jit = next(pieces()), dict[str, Any]()
+            if self.sharding is not None:
+                jit = {"in_shardings": (self.sharding, *shardings_of(piece))}
             function = make_population_evaluate(self.formula, source)
             label = f"evaluate {name} of {shape.chunks} × {shape.lanes} members"
-            program = self._compile(function, label, "start", self.abstract(shape), *next(pieces()), **jit)
+            program = self.solo.compile(function, label, "start", self.abstract(shape), *piece, **jit)
+            finish = self.solo.experiment.task(self.solo.experiment.config).finish
 
             def evaluate(population: Population) -> dict[str, np.ndarray]:
                 sums = [jax.device_get(program(population, *piece)) for piece in pieces()]
                 # Chunks without a living member are not computed: zero of zero examples.
                 with np.errstate(invalid="ignore"):
-                    return mean_metrics(sums)
+                    return finish(mean_metrics(sums))
 
             self._evaluate[shape] = evaluate
         return self._evaluate[shape]
@@ -144,6 +143,11 @@ class GroupPrograms:
         return HostStates(jax.tree.map(stacked, states), stacked(jax.ShapeDtypeStruct((), np.int32)))  # type: ignore[arg-type]
 
     @functools.cached_property
+    def sharding(self) -> Population | None:
+        """Where a population lies; None on one device."""
+        return population_sharding(self.formula.layout.mesh, self.solo.shardings)
+
+    @functools.cached_property
     def member_bytes(self) -> int:
         """What the state of one member takes."""
         return nbytes(self.solo.shapes)
@@ -153,17 +157,12 @@ class GroupPrograms:
         count = self._init_count
         init, rows = make_population_init(self.formula, count), np.zeros(count, np.int32)
         values = {name: value[rows] for name, value in self.values.items()}
-        return self._compile(init, f"initialise {count} members", "start", values, self.solo.first_examples)
+        name = f"initialise {count} members"
+        return self.solo.compile(init, name, "start", values, self.solo.first_examples, **for_one_call())
 
     @property
     def _init_count(self) -> int:
         """How many states are made at a time: so many that they take little of the device, as rounds may need."""
-        free = available_bytes(jax.devices()[0])
+        free = available_bytes(self.formula.layout.device)
         fitting = MOST_AT_ONCE if free is None else free // (4 * self.member_bytes)
         return int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))
-
-    def _compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
-        with self.solo.clock.span("compile"):
-            program, entry = compile_ahead(function, name, cause, *arguments, **jit)
-        self.solo.ledger.append(entry)
-        return program

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
 
 from jaxnn.loop.allocating import settle_allocation
+from jaxnn.loop.checks import check_monitor, check_patience
 from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import Feed, fits_on_device, resident_feed, streamed_feed
-from jaxnn.loop.options import RunOptions
+from jaxnn.loop.feed import Feed, make_feed
+from jaxnn.loop.options import RunOptions, make_plan
 from jaxnn.loop.plan import Plan, typical_window, with_tails
 from jaxnn.loop.session import check_outputs
+from jaxnn.loop.tuning import Call
 from jaxnn.observe import Clock, Ledger, available_bytes
+from jaxnn.parallel import (
+    DATA,
+    SINGLE,
+    Layout,
+    check_divides,
+    choose_devices,
+    find_devices,
+    make_mesh,
+    parse_mesh,
+)
 from jaxnn.sweeps.design.grouping import Group
 from jaxnn.sweeps.design.tracing import traced_values
 from jaxnn.sweeps.engine.compiling import GroupPrograms
 from jaxnn.sweeps.engine.layout import HostStates, arrange
 from jaxnn.sweeps.engine.logs import Log
-from jaxnn.sweeps.engine.population import MEMBERS, Formula, Shape, whole_sharding
-from jaxnn.sweeps.engine.probing import MEMORY_SHARE, Call
+from jaxnn.sweeps.engine.population import MEMBERS, Formula, Shape
+from jaxnn.sweeps.engine.probing import MEMORY_SHARE
 from jaxnn.sweeps.engine.width import Bench, WidthPlan, plan_width
 from jaxnn.sweeps.options import SweepOptions
-from jaxnn.types import ConfigError, Splits, suggest
+from jaxnn.types import ConfigError, Splits
 
 
 @dataclasses.dataclass
@@ -60,14 +71,9 @@ class GroupRun:
         return len(self.group.members)
 
     @property
-    def held_out(self) -> str | None:
-        """The split looked at while training: validation if there is one, else test."""
-        return next((name for name in ("validation", "test") if name in self.splits.named()), None)
-
-    @property
     def monitored(self) -> str:
         """The metric that ranks members, as reports name it; of the training data where nothing is held out."""
-        return f"{self.held_out or 'train'}_{self.options.monitor}"
+        return f"{self.splits.held_out or 'train'}_{self.options.monitor}"
 
     def running(self) -> list[int]:
         """The rows of the members that are still to be trained."""
@@ -120,12 +126,13 @@ def open_group(
     first = group.members[0].experiment
     run_options = options.run_options(first.config.num_steps)
     formula = _formula(group, splits, options, shared_seed)
-    solo = Programs(first, splits.train, formula.feed, Ledger(), clock)
+    solo = Programs(first, splits.train, formula.feed, Ledger(), clock, formula.layout)
     check_outputs(solo, splits)
-    _check_monitor(solo, splits, run_options)
+    check_patience(run_options.patience, splits.held_out)
+    check_monitor(run_options.monitor, solo.evaluation_metrics() if splits.held_out else solo.zeros.sums)
     values = traced_values([member.experiment for member in group.members], group.traced)
     programs = GroupPrograms(formula, solo, len(group.members), values)
-    plan = time_plan(options, first.config.num_steps)
+    plan = make_plan(run_options, first.config.num_steps)
     if width is None:
         with clock.span("measure"):
             width = _plan(programs, plan, len(group.members), options)
@@ -135,9 +142,7 @@ def open_group(
 
 def time_plan(options: SweepOptions, num_steps: int) -> Plan:
     """Where the windows of members of ``num_steps`` end; their steps per call are open."""
-    run_options = options.run_options(num_steps)
-    assert run_options.report_every is not None and run_options.eval_every is not None
-    return Plan(num_steps, run_options.report_every, run_options.eval_every, options.checkpoint_every or 0)
+    return make_plan(options.run_options(num_steps), num_steps)
 
 
 def make_ready(run: GroupRun, stack: contextlib.ExitStack) -> None:
@@ -149,7 +154,7 @@ def make_ready(run: GroupRun, stack: contextlib.ExitStack) -> None:
     """
     shape = run.shape(run.block)
     run.programs.train(shape, run.plan.steps_per_call, "start")
-    on_cpu = jax.default_backend() == "cpu"
+    on_cpu = run.programs.formula.layout.device.platform == "cpu"
     taken = run.programs.temporary_bytes(shape, run.plan.steps_per_call) if on_cpu else 0
     # Not tried out: a call has many steps, which share its page faults.
     settle_allocation(run.options.allocator, taken, None, stack)
@@ -157,57 +162,54 @@ def make_ready(run: GroupRun, stack: contextlib.ExitStack) -> None:
 
 def _formula(group: Group, splits: Splits, options: SweepOptions, shared_seed: int | None) -> Formula:
     config = group.members[0].experiment.config
-    mesh = members_mesh(options.devices, len(group.members))
-    resident = options.resident
-    if resident is None:
-        resident = fits_on_device(*splits.named().values(), num_devices=1 if mesh is None else mesh.size)
-    if not resident and "seed" in group.traced and shared_seed is None:
+    layout = members_layout(options, config.batch_size, len(group.members))
+    seed = config.seed if shared_seed is None else shared_seed
+    feed = make_feed(splits, seed, config.batch_size, resident=options.resident, layout=layout)
+    if not feed.resident and "seed" in group.traced and shared_seed is None:
         raise ConfigError(
             "the data do not lie on the device, so members cannot each see them in an order of their own: choose "
             "order='shared', or a smaller data set."
         )
-    make = resident_feed if resident else streamed_feed
-    seed = config.seed if shared_seed is None else shared_seed
-    feed = make(splits.train, seed, config.batch_size, whole_sharding(mesh))
     if shared_seed is not None:
         feed = _in_order_of(feed, shared_seed)
-    return Formula(group.members[0].experiment, group.traced, splits.train, feed, mesh)
+    return Formula(group.members[0].experiment, group.traced, splits.train, feed, layout)
 
 
 def _in_order_of(feed: Feed, seed: int) -> Feed:
     """The feed with its data in one order, whatever a member's own seed."""
-    return feed._replace(indices=lambda _, steps: feed.indices(seed, steps))
+    return feed._replace(rows=lambda examples, _, steps: feed.rows(examples, seed, steps))
 
 
-def members_mesh(wanted: int | None, num_members: int) -> Mesh | None:
-    """The devices that so many members are spread over; None for one.
+def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> Layout:
+    """The devices that so many members are spread over, and how each lies on several where that is asked for.
 
     Raises:
-        ConfigError: more devices are wanted than there are.
+        ConfigError: more devices are wanted than there are, or batches of ``batch_size`` cannot be split over them.
     """
-    devices = jax.local_devices()
-    if wanted is not None and wanted > len(devices):
-        raise ConfigError(f"devices is {wanted}, and JAX has {len(devices)} here: ask for no more than these.")
-    num_devices = min(wanted or len(devices), num_members)
-    if num_devices == 1:
-        return None
-    return Mesh(np.array(devices[:num_devices]), (MEMBERS,), axis_types=(AxisType.Auto,))
+    there = find_devices(options.device)
+    meshed = None if options.mesh is None else {MEMBERS: 1, **parse_mesh(options.mesh)}
+    devices = choose_devices(there, options.devices, None if meshed is None else math.prod(meshed.values()))
+    axes = meshed or _axes(options.strategy, len(devices), num_members)
+    size = math.prod(axes.values())
+    if size == 1:
+        return SINGLE
+    # Without a mesh, devices that have no member are left idle.
+    mesh = make_mesh(devices if options.mesh else devices[:size], axes)
+    layout = Layout(options.strategy, mesh, (DATA, MEMBERS))
+    check_divides(batch_size, layout.data_size)
+    return layout._replace(strategy="data") if layout.data_size == 1 else layout
 
 
-def _check_monitor(solo: Programs, splits: Splits, options: RunOptions) -> None:
-    if not {"validation", "test"} & set(splits.named()):
-        if options.patience is not None:
-            raise ConfigError("patience needs held-out data: give the data a validation or test split.")
-        known = list(solo.zeros.sums)
-    else:
-        known = solo.evaluation_metrics()
-    if options.monitor not in known:
-        raise ConfigError(f"monitor is {options.monitor!r}, no metric of this task: {suggest(options.monitor, known)}.")
+def _axes(strategy: str, num_devices: int, num_members: int) -> dict[str, int]:
+    """What stands along the axes ``members`` and ``data``: members, unless a strategy says otherwise."""
+    if strategy != "auto":
+        return {MEMBERS: 1, DATA: num_devices}
+    return {MEMBERS: min(num_devices, num_members), DATA: 1}
 
 
 def _plan(programs: GroupPrograms, plan: Plan, num_members: int, options: SweepOptions) -> WidthPlan:
     num_devices = programs.formula.num_devices
-    free = available_bytes(device := jax.devices()[0])
+    free = available_bytes(device := programs.formula.layout.device)
     if free is not None and device.platform == "cpu":
         # The devices of a CPU share its memory.
         free //= num_devices

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 import jax
 
 from jaxnn.loop.introduction import describe_device
 from jaxnn.observe import cpu_count, format_bytes, missing_gpu
+from jaxnn.parallel import choose_devices, find_devices, parse_mesh
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.plan import SweepPlan, describe_members
 
@@ -16,16 +18,15 @@ def introduction(plan: SweepPlan) -> list[tuple[str, str]]:
     """Rows of what and value for the whole sweep."""
     num_groups, failed = len(plan.groups), [member for member in plan.members.values() if member.error is not None]
     groups = "1 group, one compilation" if num_groups == 1 else f"{num_groups} groups, a compilation each"
-    num_used = min(plan.options.devices or jax.local_device_count(), max(len(group.members) for group in plan.groups))
     rows: list[tuple[str, str | None]] = [
-        ("device", describe_device(num_used)),
+        ("device", describe_device(_num_devices(plan))),
         ("warning", missing_gpu()),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
         ("one program for", _told({name for group in plan.groups for name in group.traced})),
         ("a program each", _told({name for group in plan.groups for name in group.static if name in _varying(plan)})),
         ("cannot be run", describe_members(failed) or None),
         ("halving", _halving(plan)),
-        ("hint", _cores_hint()),
+        ("hint", _cores_hint(find_devices(plan.options.device))),
     ]
     return [(name, value) for name, value in rows if value is not None]
 
@@ -38,6 +39,8 @@ def group_rows(run: GroupRun, num_groups: int) -> list[tuple[str, str]]:
     shape = run.shape(run.block)
     chunks = "1 chunk" if shape.chunks == 1 else f"{shape.chunks} chunks"
     devices = f" on {formula.num_devices} devices" if formula.num_devices > 1 else ""
+    shared = formula.layout.num_devices // formula.num_devices
+    devices += f", {shared} devices a member" if shared > 1 else ""
     rows = [
         (f"group {run.group.number + 1}/{num_groups}", f"{members}{f', all with {static}' if static else ''}"),
         ("a member takes", format_bytes(run.programs.member_bytes)),
@@ -47,15 +50,26 @@ def group_rows(run: GroupRun, num_groups: int) -> list[tuple[str, str]]:
     return rows
 
 
-def _cores_hint() -> str | None:
+def _cores_hint(devices: Sequence[jax.Device]) -> str | None:
     """What would use the other cores: XLA computes small operations on one."""
     cores = cpu_count() or 1
-    if jax.default_backend() != "cpu" or jax.local_device_count() > 1 or cores == 1:
+    if len(devices) > 1 or devices[0].platform != "cpu" or cores == 1:
         return None
     return (
         f"{cores} cores are one device: jax.config.update('jax_num_cpu_devices', {cores}) before JAX is used makes "
         "each a device, so that members use all; scripts do so"
     )
+
+
+def _num_devices(plan: SweepPlan) -> int:
+    """How many devices the largest group is spread over."""
+    options = plan.options
+    if options.mesh is not None:
+        return math.prod(parse_mesh(options.mesh).values())
+    num_devices = len(choose_devices(find_devices(options.device), options.devices))
+    if options.strategy != "auto":
+        return num_devices
+    return min(num_devices, max(len(group.members) for group in plan.groups))
 
 
 def _told(names: Iterable[str]) -> str | None:

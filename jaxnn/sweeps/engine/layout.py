@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxnn.sweeps.engine.population import Population, Shape, population_sharding
+from jaxnn.sweeps.engine.population import Population, Shape
 from jaxnn.types import Array, PyTree, TrainState
 
 EMPTY = -1
@@ -52,7 +51,7 @@ def lay_out(
     slots: np.ndarray,
     alive: np.ndarray,
     step: int,
-    mesh: Mesh | None,
+    sharding: Population | None,
 ) -> Population:
     """The members of ``slots`` on the devices.
 
@@ -63,7 +62,7 @@ def lay_out(
         slots: ``[chunks, lanes]`` rows; an empty lane computes what the first member does, and is not alive.
         alive: ``[members]`` bool.
         step: updates done by those that are alive.
-        mesh: the devices.
+        sharding: where it is to lie, as `population_sharding` says.
     """
     rows = np.where(slots == EMPTY, slots.flat[0], slots)
     states = jax.tree.map(lambda leaf: leaf[rows], host.states)
@@ -76,7 +75,7 @@ def lay_out(
         bad_step=host.bad_step[rows],
         num_chunks=np.int32(living.any(axis=1).sum()),
     )
-    placed: Population = _place(population, mesh)
+    placed: Population = _place(population, sharding)
     return placed
 
 
@@ -95,8 +94,7 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
     return HostStates(jax.tree.map(replaced, host.states, states), replaced(host.bad_step, population.bad_step))
 
 
-def _place(population: Population, mesh: Mesh | None) -> Any:
-    sharding = population_sharding(mesh)
+def _place(population: Population, sharding: Population | None) -> Any:
     if sharding is None:
         return jax.device_put(population)
     spread = [jax.device_put(part, where) for part, where in zip(population, sharding, strict=True)]

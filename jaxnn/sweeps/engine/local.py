@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,10 +16,13 @@ from jaxnn.loop.allocating import keep_from_the_start
 from jaxnn.loop.progress import Display, open_display, say_rows
 from jaxnn.loop.report import format_metrics, format_rate, format_split
 from jaxnn.loop.signals import Interruption, interruptible
+from jaxnn.loop.watchdog import watching
+from jaxnn.parallel import computing_on
 from jaxnn.record import Record, check_vacant, create_run_dir, metrics_of, new_run_dir, open_record
 from jaxnn.sweeps.design.halving import Halving
 from jaxnn.sweeps.design.members import reason
 from jaxnn.sweeps.design.points import Points
+from jaxnn.sweeps.engine.checks import check_devices
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.introduction import group_rows, introduction
 from jaxnn.sweeps.engine.leader import Leader
@@ -31,7 +36,7 @@ from jaxnn.sweeps.engine.store import Store, axes, member_lines, origin_of, swee
 from jaxnn.sweeps.options import SweepOptions
 from jaxnn.sweeps.results.outcomes import Axis, Member
 from jaxnn.sweeps.results.sweep import Sweep
-from jaxnn.types import DataError, Experiment, TrainingError
+from jaxnn.types import DataError, Experiment, RecordError, TrainingError
 
 
 def sweep_here(
@@ -53,13 +58,14 @@ def sweep_here(
     Raises:
         ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
     """
-    with interruptible() as interruption, contextlib.ExitStack() as stack:
+    with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as stack:
         keep_from_the_start(options.allocator, stack)
         before = None if options.resume is None else read_before(options.resume)
         if before is not None:
             options, numbers = continued_options(options, before), before["numbers"]
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
+        check_devices(experiment, points, options)
         plan = plan_sweep(experiment, points, options, numbers)
         if before is not None and options.resume is not None:
             check_same(plan, before, options.resume)
@@ -108,13 +114,15 @@ def _run(
         running = Running(plan, store, interruption, words, leader)
         for group in plan.groups:
             running.see(group)
-        with _described(running), open_display(plan.options.progress, plan.num_left) as display:
-            for report in train_sweep(running):
-                display.report(report)
+        progress, stall_after = plan.options.progress, plan.options.stall_after
+        with watching(plan.clock, running.flight, stall_after, aloud=progress != "none"):
+            with _described(running), open_display(progress, plan.num_left) as display:
+                for report in train_sweep(running):
+                    display.report(report)
         results = _results(plan, store.facts, store.record)
         # The parts of a sweep that one process hands out are drawn together.
         if store.record is not None and plan.numbers is None and results.monitor in results.metric_names():
-            results.plot().savefig(store.record.path / "sweep.png", dpi=120)
+            store.record.draw("sweep.png", results.plot())
     say_rows(words, _closing(results))
     return results
 
@@ -161,17 +169,30 @@ def _described(running: Running) -> Iterator[None]:
     try:
         yield
     finally:
-        for run in list(plan.open.values()):
-            let_go(running, run)
-        open_ends = any(log.goes_on for log in plan.logs.values())
-        for log in plan.logs.values():
-            if log.status == RUNNING:
-                log.status = "interrupted"
-        store.tell_members(plan)
-        if store.record is not None:
-            store.record.write("compiles.json", running.compilations)
-        status = "interrupted" if open_ends else "finished"
-        store.describe(status=status, summary=_summary(running, time.perf_counter() - started))
+        # What ended the sweep is what its user hears of, whatever the disk refuses after that.
+        ended = isinstance(sys.exception(), Exception)
+        with contextlib.suppress(*([RecordError] if ended else [])):
+            _complete(running, time.perf_counter() - started)
+
+
+def _complete(running: Running, seconds: float) -> None:
+    """Lets go of what is open, and writes what became of it.
+
+    Raises:
+        RecordError: the disk refused.
+    """
+    plan, store = running.plan, running.store
+    for run in list(plan.open.values()):
+        let_go(running, run)
+    open_ends = any(log.goes_on for log in plan.logs.values())
+    for log in plan.logs.values():
+        if log.status == RUNNING:
+            log.status = "interrupted"
+    store.tell_members(plan)
+    if store.record is not None:
+        store.record.write("compiles.json", running.compilations)
+    status = "interrupted" if open_ends else "finished"
+    store.describe(status=status, summary=_summary(running, seconds))
 
 
 def _summary(running: Running, seconds: float) -> dict[str, Any]:
@@ -184,6 +205,7 @@ def _summary(running: Running, seconds: float) -> dict[str, Any]:
         "member_steps_per_second": running.member_steps / training if training else None,
         "num_compilations": len(running.compilations),
         "members": count_statuses(running.plan.logs.values()),
+        "stalls": [dataclasses.asdict(stall) for stall in running.flight.stalls],
     }
 
 

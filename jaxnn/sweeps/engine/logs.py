@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxnn.loop.stopping import evaluations_since_best
-from jaxnn.record import metrics_of
+from jaxnn.record import final_metrics, metrics_of
 
 WAITING, RUNNING = "waiting", "running"
 
@@ -45,14 +45,7 @@ class Log:
     @property
     def final(self) -> dict[str, float]:
         """The last value of each metric."""
-        values: dict[str, float] = {}
-        for line in self.lines:
-            values |= metrics_of(line)
-        return values
-
-    def values(self, metric: str) -> list[float]:
-        """The metric wherever it was measured, oldest first."""
-        return [line[metric] for line in self.lines if metric in line]
+        return final_metrics(self.lines)
 
     def best(self, monitored: str, *, higher_is_better: bool) -> dict[str, float]:
         """The evaluation that was best by the monitored metric, and its ``step``; empty before the first."""

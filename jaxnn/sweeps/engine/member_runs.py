@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxnn.checkpoints import open_checkpoints
+from jaxnn.loop.options import recorded_options
 from jaxnn.loop.saving import FOLDER
 from jaxnn.observe import describe_devices
+from jaxnn.parallel import SINGLE
 from jaxnn.record import config_json, data_fingerprint, jax_flags, metrics_of, open_record, text_fingerprint
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.layout import member_state
@@ -68,11 +69,10 @@ def _with_rates(lines: list[dict[str, Any]], batch_size: int) -> list[dict[str, 
 
 def _common_facts(run: GroupRun, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What the ``run.json`` of all members says alike."""
-    options = dataclasses.asdict(run.options)
     return {
         "name": facts["name"],
         "started": facts["started"],
-        "options": {name: options[name] for name in options if name not in ("run_dir", "resume")},
+        "options": recorded_options(run.options),
         "steps_per_call": run.plan.steps_per_call,
         "seconds_per_step_measured": {},
         "data": run.splits.name,
@@ -83,6 +83,7 @@ def _common_facts(run: GroupRun, facts: Mapping[str, Any]) -> dict[str, Any]:
         },
         "precision": run.programs.solo.product_dtypes,
         "implementations": run.programs.solo.implementations,
+        "layout": SINGLE.as_json(),
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         "sweep": {"width": run.width.width, "traced": run.group.traced},

@@ -118,11 +118,7 @@ def plan_sweep(
     """
     check_alone(points, options)
     halving = points if isinstance(points, Halving) else None
-    points = points.points if isinstance(points, Halving) else points
-    if not isinstance(points, Points):
-        raise ConfigError(
-            f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid, jn.zipped or jn.random."
-        )
+    points = plain_points(points)
     load = Loader()
     chosen = [member for member in plan_members(experiment, points) if numbers is None or member.number in numbers]
     groups, failed = plan_groups(chosen, load)
@@ -136,6 +132,20 @@ def plan_sweep(
         logs[member.number] = Log(status="failed", error=member.error)
     told = None if numbers is None else tuple(sorted(numbers))
     return SweepPlan(experiment, points, halving, options, members, groups, logs, load, Clock(), told)
+
+
+def plain_points(points: Points | Halving) -> Points:
+    """The points of all members, however some are taken out early.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    points = points.points if isinstance(points, Halving) else points
+    if not isinstance(points, Points):
+        raise ConfigError(
+            f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid, jn.zipped or jn.random."
+        )
+    return points
 
 
 def check_alone(points: Points | Halving, options: SweepOptions) -> None:

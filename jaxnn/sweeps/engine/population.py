@@ -6,6 +6,7 @@ step is written anew here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnn.loop.feed import Feed
 from jaxnn.loop.programs import Totals, TrainProgram, make_evaluate, make_init, make_train
+from jaxnn.parallel import Layout
 from jaxnn.sweeps.design.tracing import with_values
 from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
 
@@ -58,19 +60,20 @@ class Formula(NamedTuple):
         traced: the names of these fields.
         source: the training split.
         feed: how its examples reach the device.
-        mesh: the devices members are spread over; None for one.
+        layout: the devices: members are spread over the mesh axis ``members``, and each lies on what is left as a run
+            of its own would.
     """
 
     experiment: Experiment[Any]
     traced: tuple[str, ...]
     source: Source
     feed: Feed
-    mesh: Mesh | None
+    layout: Layout
 
     @property
     def num_devices(self) -> int:
-        """How many devices members are spread over."""
-        return 1 if self.mesh is None else self.mesh.size
+        """How many parts members are spread over: the devices, unless several share a member."""
+        return 1 if self.layout.mesh is None else self.layout.mesh.shape[MEMBERS]
 
 
 def make_population_init(formula: Formula, num_members: int) -> Callable[[Mapping[str, Array], Examples], TrainState]:
@@ -116,7 +119,10 @@ def make_population_train(formula: Formula, num_steps: int) -> Callable[..., tup
         return trained._replace(step=population.step + num_steps), totals
 
     return _spread(
-        formula.mesh, train, (_population_spec(), _lanes_spec(), PartitionSpec()), (_population_spec(), _lanes_spec())
+        formula.layout.mesh,
+        train,
+        (_population_spec(), _lanes_spec(), PartitionSpec()),
+        (_population_spec(), _lanes_spec()),
     )
 
 
@@ -126,7 +132,7 @@ def make_population_evaluate(formula: Formula, source: Source) -> Callable[..., 
     def evaluate(population: Population, examples: Examples, indices: Array, mask: Array) -> Metrics:
         def one(values: Mapping[str, Array], state: TrainState) -> Metrics:
             member = with_values(formula.experiment, values)
-            return make_evaluate(member, source)(state, examples, jnp.asarray(indices), jnp.asarray(mask))
+            return make_evaluate(member, source, formula.layout)(state, examples, indices, jnp.asarray(mask))
 
         def evaluate_chunk(part: Population) -> Metrics:
             sums: Metrics = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
@@ -141,12 +147,21 @@ def make_population_evaluate(formula: Formula, source: Source) -> Callable[..., 
         return _over_chunks(population, chunk, zeros)
 
     whole = PartitionSpec()
-    return _spread(formula.mesh, evaluate, (_population_spec(), whole, whole, whole), _lanes_spec())
+    return _spread(formula.layout.mesh, evaluate, (_population_spec(), whole, whole, whole), _lanes_spec())
 
 
-def population_sharding(mesh: Mesh | None) -> Population | None:
-    """Where a population lies on ``mesh``: a pytree of shardings, to be broadcast; None on one device."""
-    return None if mesh is None else _named(mesh, _population_spec())
+def population_sharding(mesh: Mesh | None, member: Any) -> Population | None:
+    """Where a population lies on ``mesh``: a pytree of shardings; None on one device.
+
+    Args:
+        mesh: the devices.
+        member: the shardings of a run's state on it, where nothing is split over members.
+    """
+    if mesh is None:
+        return None
+    where: Population = _named(mesh, _population_spec())
+    spread = jax.tree.map(lambda one: NamedSharding(mesh, PartitionSpec(None, MEMBERS, *one.spec)), member)
+    return where._replace(members=spread)
 
 
 def totals_sharding(mesh: Mesh | None) -> NamedSharding | None:
@@ -154,15 +169,10 @@ def totals_sharding(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, _lanes_spec())
 
 
-def whole_sharding(mesh: Mesh | None) -> NamedSharding | None:
-    """Where what all members share lies: on every device."""
-    return None if mesh is None else NamedSharding(mesh, PartitionSpec())
-
-
 def _train_one(formula: Formula, num_steps: int, examples: Examples) -> Callable[..., tuple[TrainState, Totals]]:
     def train(values: Mapping[str, Array], state: TrainState, totals: Totals) -> tuple[TrainState, Totals]:
         member = with_values(formula.experiment, values)
-        program: TrainProgram = make_train(member, formula.source, formula.feed, num_steps)
+        program: TrainProgram = make_train(member, formula.source, formula.feed, num_steps, formula.layout)
         return program(state, totals, examples)
 
     return train
@@ -246,7 +256,9 @@ def _named(mesh: Mesh, specs: PyTree) -> PyTree:
 
 
 def _spread(mesh: Mesh | None, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree) -> Callable[..., Any]:
-    """``function`` on every device of ``mesh`` for the lanes that lie there; members never speak to each other."""
+    """``function`` on every part of ``mesh`` for the lanes that lie there; members never speak to each other."""
     if mesh is None:
         return function
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    # The other axes, over which a member may be split, are XLA's.
+    own = frozenset({MEMBERS} if math.prod(mesh.shape.values()) > mesh.shape[MEMBERS] else mesh.shape)
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=own, check_vma=False)

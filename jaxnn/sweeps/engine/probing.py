@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-
+from jaxnn.loop.tuning import Call, timed_round
 from jaxnn.observe import format_bytes
 
 # A size that is so much slower than the best ends the search: wider ones were never seen to be faster again.
@@ -17,8 +16,6 @@ SLOWER = 1.05
 MEASURED_SECONDS = 0.3
 # The share of a device's free memory that may be taken.
 MEMORY_SHARE = 0.8
-
-type Call = Callable[[], Any]
 
 
 class Trial(NamedTuple):
@@ -40,9 +37,9 @@ class Trial(NamedTuple):
 def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
     """Times a compiled ``call`` of ``num_steps`` steps, to be blocked on."""
     # The first call touches its memory for the first time.
-    total, fewest, spent = timed(call), math.inf, 0.0
+    total, fewest, spent = timed_round(call, 1, 1), math.inf, 0.0
     while fewest == math.inf or spent + total < MEASURED_SECONDS:
-        total = timed(call)
+        total = timed_round(call, 1, 1)
         fewest, spent = min(fewest, total), spent + total
     seconds = fewest / num_steps
     return Trial(size, seconds, size / seconds, temporary_bytes)
@@ -55,6 +52,7 @@ def widen(
     fixed_bytes: Callable[[int], float],
     free_bytes: float | None,
     worthwhile: Callable[[float], bool] = lambda seconds: True,
+    least: int = 0,
 ) -> str | None:
     """Tries larger and larger sizes, until they are slower, do not fit, or cost more than they can save.
 
@@ -65,6 +63,7 @@ def widen(
         fixed_bytes: what a size takes besides its temporaries.
         free_bytes: what may be taken; None: unknown.
         worthwhile: whether another attempt is, if it takes so many seconds as the one before, compilation included.
+        least: a size up to which being slower is no reason to stop.
 
     Returns:
         Why no larger size was tried, where it was not speed that forbade it.
@@ -87,7 +86,7 @@ def widen(
             reason = "it does not fit in memory" if full else (str(error).strip().splitlines() or [""])[0]
             return f"{size} cannot be run: {reason}"
         cost = time.perf_counter() - started
-        if trials[-1].per_second * SLOWER < max(trial.per_second for trial in trials):
+        if size >= least and trials[-1].per_second * SLOWER < max(trial.per_second for trial in trials):
             return None
     return None
 
@@ -98,10 +97,3 @@ def expected_bytes(trials: Sequence[Trial], size: int) -> float:
     before = trials[-2] if len(trials) > 1 else Trial(0, 0.0, 0.0, 0)
     each = (last.temporary_bytes - before.temporary_bytes) / (last.size - before.size)
     return last.temporary_bytes + (size - last.size) * max(each, 0.0)
-
-
-def timed(call: Call) -> float:
-    """The seconds of one call."""
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    return time.perf_counter() - start

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxnn.loop.recorded_layout import recorded_layout
 from jaxnn.record import config_from_json, config_json, is_sweep, read_metrics, write_text
 from jaxnn.record.directory import METRICS_FILE, RUN_FILE, json_line, jsonable
 from jaxnn.record.reader import SHARDS, SWEEP_FILE, read_facts
@@ -91,6 +92,9 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
         raise ConfigError(
             f"the sweep in {options.resume} was run with engine={before['options']['engine']!r}: go on with that."
         )
+    # Ray's workers have a device each; a sweep that is over is loaded, wherever that is.
+    if options.engine == "local" and before["status"] != "finished":
+        kept |= recorded_layout(before["options"], explicit, options.device, f"the sweep in {options.resume}")
     return dataclasses.replace(options, **kept | explicit)
 
 
@@ -148,10 +152,14 @@ def recall(plan: SweepPlan, before: Mapping[str, Any]) -> None:
             plan.widths[group.number] = WidthPlan(**{**width, "trials": trials})
 
 
-def restore_group(run: GroupRun, store: Store) -> None:
-    """Puts the members of a group where its newest checkpoint left them, and their reports with them."""
+def restore_group(run: GroupRun, store: Store) -> list[str]:
+    """Puts the members of a group where its newest whole checkpoint left them, and their reports with them.
+
+    Returns:
+        What to tell the user of damaged ones.
+    """
     assert store.record is not None
-    run.host = store.restore(run)
+    run.host, damaged = store.restore(run)
     lines = _lines_by_member(store.record.path)
     for row, (member, log) in enumerate(zip(run.group.members, run.logs, strict=True)):
         if run.host is None:
@@ -168,6 +176,7 @@ def restore_group(run: GroupRun, store: Store) -> None:
             log.status = status_of(run, row, diverged=bad_step >= 0)
     pairs = zip(run.group.members, run.logs, strict=True)
     _rewind(store.record.path, {member.number: log.lines for member, log in pairs})
+    return damaged
 
 
 def _lines_by_member(path: Path) -> dict[int, list[dict[str, Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import jax
 from jaxnn.loop.progress import Display, say_rows
 from jaxnn.loop.saving import SECONDS_BETWEEN_SAVES
 from jaxnn.loop.signals import Interruption
+from jaxnn.loop.watchdog import Flight
 from jaxnn.sweeps.design.grouping import Group
 from jaxnn.sweeps.design.halving import survivors
 from jaxnn.sweeps.design.members import reason
@@ -45,6 +47,7 @@ class Running:
         member_steps: updates of all members done by this process.
         compilations: the ledgers of the groups that are closed.
         told: the groups that were told of, by number.
+        flight: the calls under way, and the stalls that a watchdog saw.
     """
 
     plan: SweepPlan
@@ -55,6 +58,7 @@ class Running:
     member_steps: int = 0
     compilations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     told: set[int] = dataclasses.field(default_factory=set)
+    flight: Flight = dataclasses.field(default_factory=Flight)
 
     def see(self, group: Group) -> None:
         """Shows the leader what the members of a group reported to an earlier process."""
@@ -94,8 +98,9 @@ def _train_group(running: Running, group: Group, share: float) -> Iterator[Sweep
         with contextlib.ExitStack() as stack:
             if any(run.logs[row].step < until for row in run.running()):
                 make_ready(run, stack)
+            saves = functools.partial(_saves, run, store)
             with plan.clock.span("train"):
-                for report in train_group(run, until, running.interruption, lambda step: _saves(run, store, step)):
+                for report in train_group(run, until, running.interruption, running.flight, saves):
                     yield _process(running, report)
     except FAILURES as error:
         _fail(running, group, error)
@@ -113,7 +118,8 @@ def _ready_group(running: Running, group: Group) -> GroupRun:
         say_rows(running.words, group_rows(run, len(plan.groups)))
         store.tell_width(run)
         if plan.options.resume is not None:
-            restore_group(run, store)
+            for told in restore_group(run, store):
+                running.words.say(f"  {told}")
             running.see(group)
     return run
 
@@ -121,7 +127,7 @@ def _ready_group(running: Running, group: Group) -> GroupRun:
 def opened_group(plan: SweepPlan, group: Group) -> GroupRun:
     """The group with its data loaded and its width planned, opened if it was not yet."""
     if group.number not in plan.open:
-        with plan.clock.span("data"):
+        with plan.clock.span("load"):
             splits, _ = plan.load(group.members[0])
         logs = [plan.logs[member.number] for member in group.members]
         width = plan.widths.get(group.number)
@@ -141,13 +147,15 @@ def close_group(running: Running, run: GroupRun) -> None:
             write_member_runs(run, store.record.path, store.facts)
     # Before the checkpoints go: whoever reads the record after a crash must find one or the other.
     store.tell_members(plan)
-    store.close(run, forget=runs)
+    with plan.clock.span("checkpoint"):
+        store.close(run, forget=runs)
     let_go(running, run)
 
 
 def let_go(running: Running, run: GroupRun) -> None:
     """Forgets a group and what it compiled, whose ledger is kept; waits for its checkpoints."""
-    running.store.close(run, forget=False)
+    with running.plan.clock.span("checkpoint"):
+        running.store.close(run, forget=False)
     del running.plan.open[run.group.number]
     for compilation in run.programs.solo.ledger.compilations:
         running.compilations.append({"group": run.group.number, **dataclasses.asdict(compilation)})

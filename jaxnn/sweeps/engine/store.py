@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxnn.checkpoints import Checkpoints, open_checkpoints
+from jaxnn.loop.options import recorded_options
 from jaxnn.loop.recording import file_name_of
 from jaxnn.observe import describe_devices
 from jaxnn.record import (
@@ -85,25 +86,32 @@ class Store:
         checkpoints = self._checkpoints(run)
         # Some member has done a step since the last one, so that the sum of them is a number that grows.
         number = int(run.host.states.step.sum(dtype=np.int64))
-        if number not in checkpoints.steps():
-            checkpoints.save(number, run.host, {})
+        checkpoints.save(number, run.host, {})
         self.saved_at = time.perf_counter()
 
-    def restore(self, run: GroupRun) -> HostStates | None:
-        """The states that an earlier process saved of a group, or None.
+    def restore(self, run: GroupRun) -> tuple[HostStates | None, list[str]]:
+        """The newest states that an earlier process saved of a group and are as they were saved, or None.
+
+        Newer ones that are damaged are moved out of the way; ``sweep.json`` tells of them.
+
+        Returns:
+            The states, and what to tell the user of damaged ones.
 
         Raises:
-            RecordError: they cannot be read.
+            RecordError: all are damaged, or they cannot be read.
         """
-        if self.record is None or not self._folder(run).is_dir():
-            return None
-        with contextlib.closing(open_checkpoints(self._folder(run))) as checkpoints:
-            number = checkpoints.latest()
-            if number is None:
-                return None
-            # Copies, as rows are on the host, whatever the checkpoint hands out.
-            restored: HostStates = jax.tree.map(np.array, checkpoints.restore(number, run.programs.abstract_host()))
-            return restored
+        if self.record is None:
+            return None, []
+        checkpoints = open_checkpoints(self._folder(run))
+        restored = checkpoints.restore_newest(run.programs.abstract_host())
+        if restored is None:
+            return None, []
+        damaged = [checkpoints.set_aside(damage) for damage in restored.damaged]
+        if damaged:
+            self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
+        # Copies, as rows are on the host, whatever the checkpoint hands out.
+        states: HostStates = jax.tree.map(np.array, restored.state)
+        return states, damaged
 
     def close(self, run: GroupRun, *, forget: bool) -> None:
         """Waits for a group's checkpoints; drops them where its members' own take their place."""
@@ -134,7 +142,6 @@ def sweep_facts(plan: SweepPlan, first: GroupRun, origin: Mapping[str, Any]) -> 
         first: its first group.
         origin: where it comes from, see :func:`origin_of`.
     """
-    options = dataclasses.asdict(plan.options)
     return {
         **origin,
         "name": origin["name"] or first.splits.name,
@@ -146,7 +153,7 @@ def sweep_facts(plan: SweepPlan, first: GroupRun, origin: Mapping[str, Any]) -> 
         "numbers": plan.numbers,
         "monitor": first.monitored,
         "higher_is_better": first.options.higher_is_better,
-        "options": {name: options[name] for name in options if name not in ("run_dir", "resume")},
+        "options": recorded_options(plan.options),
         "data": first.splits.name,
         "groups": [
             {"static": dict(group.static), "traced": group.traced, "members": [m.number for m in group.members]}

@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxnn.loop.plan import with_tails
 from jaxnn.loop.signals import Interruption
-from jaxnn.loop.stopping import should_stop
+from jaxnn.loop.stopping import stops_early
+from jaxnn.loop.watchdog import Flight
 from jaxnn.loop.windows import Closed, run_windows
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.layout import EMPTY, arrange, bring_back
@@ -71,7 +72,7 @@ class Block:
 
 
 def train_group(
-    run: GroupRun, until: int, interruption: Interruption, saves: Callable[[int], bool]
+    run: GroupRun, until: int, interruption: Interruption, flight: Flight, saves: Callable[[int], bool]
 ) -> Generator[GroupReport]:
     """Trains the running members of a group to the step ``until``, in blocks that fit in memory.
 
@@ -82,6 +83,7 @@ def train_group(
         run: the group.
         until: the step to stop at; all members are evaluated there.
         interruption: asked at the end of each window whether to stop.
+        flight: gets the calls, for who looks on.
         saves: ``(step) -> bool``: whether the states are wanted on the host after it.
     """
     steps = run.start().states.step
@@ -92,10 +94,12 @@ def train_group(
         todo = [row for row in todo if row not in rows]
         for row in rows:
             run.logs[row].status = RUNNING
-        yield from _train_block(Block(run, sorted(rows), until), interruption, saves)
+        yield from _train_block(Block(run, sorted(rows), until), interruption, flight, saves)
 
 
-def _train_block(block: Block, interruption: Interruption, saves: Callable[[int], bool]) -> Generator[GroupReport]:
+def _train_block(
+    block: Block, interruption: Interruption, flight: Flight, saves: Callable[[int], bool]
+) -> Generator[GroupReport]:
     run = block.run
     plan = with_tails(run.plan._replace(num_steps=block.until))
     step = int(block.population.step)
@@ -113,6 +117,7 @@ def _train_block(block: Block, interruption: Interruption, saves: Callable[[int]
             run.programs.zeros(block.shape),
             drains=drains,
             clock=run.programs.solo.clock,
+            flight=flight,
         )
         for closed in windows:
             step = closed.step
@@ -140,17 +145,14 @@ def _process(block: Block, closed: Closed, evaluated: bool) -> GroupReport:
     run = block.run
     if closed.state is not None:
         block.population = closed.state  # type: ignore[assignment]
-    names = sorted(closed.metrics, key=lambda name: name != "loss")
     held_out = _evaluate(block) if evaluated and closed.state is not None else {}
     lines: dict[int, dict[str, Any]] = {}
     for place in zip(*np.nonzero(block.slots != EMPTY), strict=True):
         row = int(block.slots[place])
         if run.logs[row].status != RUNNING:
             continue
-        line: dict[str, Any] = {
-            "step": closed.step,
-            **{f"train_{name}": float(closed.metrics[name][place]) for name in names},
-        }
+        line: dict[str, Any] = {"step": closed.step}
+        line |= {name: float(values[place]) for name, values in closed.metrics.items()}
         bad_step = int(closed.bad_step[place])
         if bad_step < 0:
             line |= {name: float(values[place]) for name, values in held_out.items()}
@@ -163,21 +165,17 @@ def _process(block: Block, closed: Closed, evaluated: bool) -> GroupReport:
 
 def status_of(run: GroupRun, row: int, *, diverged: bool) -> str:
     """What has become of a member: a function of its reports, so that a resumed sweep decides alike."""
-    log, options = run.logs[row], run.options
+    log = run.logs[row]
     if diverged:
         return "diverged"
     if log.step == run.plan.num_steps:
         return "finished"
-    evaluated = bool(log.lines) and run.monitored in log.lines[-1]
-    values = log.values(run.monitored)
-    if evaluated and should_stop(values, options.patience, higher_is_better=options.higher_is_better):
-        return "stopped early"
-    return RUNNING
+    return "stopped early" if stops_early(log.lines, run.monitored, run.options) else RUNNING
 
 
 def _evaluate(block: Block) -> dict[str, np.ndarray]:
     run = block.run
-    name = run.held_out
+    name = run.splits.held_out
     if name is None:
         return {}
     clock = run.programs.solo.clock

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from jaxnn.loop.plan import near_divisor
-from jaxnn.loop.tuning import CALL_SECONDS, ENOUGH_STEPS, MOST_STEPS
+from jaxnn.loop.tuning import CALL_SECONDS, ENOUGH_STEPS, MOST_STEPS, Call
 from jaxnn.observe import format_bytes
-from jaxnn.sweeps.engine.probing import Call, Trial, try_size, widen
+from jaxnn.sweeps.engine.probing import Trial, try_size, widen
 from jaxnn.types import TrainingError
 
 # Each width tried is so many times the one before: throughput changes slowly with it, and each costs a compilation.

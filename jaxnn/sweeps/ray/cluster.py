@@ -132,14 +132,15 @@ class Cluster(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_cluster(num_workers: int | None) -> Iterator[Cluster]:
+def open_cluster(num_workers: int | None, device: str | None = None) -> Iterator[Cluster]:
     """The cluster that Ray is connected to, else the one it finds, else one on this machine that ends with the block.
 
     Args:
         num_workers: how many at a time; default: as many as there are GPUs, or cores where there are none.
+        device: the kind that each worker computes on, ``cpu`` or ``gpu``; None: a GPU where there are any.
 
     Raises:
-        ConfigError: Ray is not installed, or its cluster cannot be reached.
+        ConfigError: Ray is not installed, its cluster cannot be reached, or it has no such device.
     """
     ray = _import_ray()
     with contextlib.ExitStack() as stack:
@@ -148,6 +149,13 @@ def open_cluster(num_workers: int | None) -> Iterator[Cluster]:
             stack.callback(ray.shutdown)
         resources = ray.cluster_resources()
         num_gpus, num_cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+        if device == "cpu":
+            num_gpus = 0
+        elif device is not None and (device != "gpu" or num_gpus == 0):
+            raise ConfigError(
+                f"device is {device!r}, and Ray's cluster has {num_gpus} GPUs and {num_cores} cores for its workers: "
+                "choose what it has, or leave device out."
+            )
         yield Cluster(ray, num_gpus > 0, num_workers or num_gpus or max(1, num_cores))
 
 

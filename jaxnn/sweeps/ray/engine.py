@@ -47,7 +47,7 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
     elif options.run_dir is not None:
         check_vacant(options.run_dir)
     # Ray sets handlers of its own when it starts, so that ours come after.
-    with open_cluster(options.num_workers) as cluster, interruptible() as interruption:
+    with open_cluster(options.num_workers, options.device) as cluster, interruptible() as interruption:
         sent = cluster.put(Sent(experiment, points, options, origin_of(experiment), jax_settings()))
         planned: Planned = cluster.ask(plan_there, sent, before)
         for text in planned.warnings:

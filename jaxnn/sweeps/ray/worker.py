@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxnn.parallel import computing_on
 from jaxnn.record import is_sweep, jax_flags
 from jaxnn.record.directory import is_locked
 from jaxnn.sweeps.design.halving import Halving
 from jaxnn.sweeps.design.points import Points
+from jaxnn.sweeps.engine.checks import check_devices
 from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.resuming import check_same
@@ -80,13 +82,14 @@ def plan_there(sent: Sent, before: Mapping[str, Any] | None) -> Planned:
     Raises:
         ConfigError, DataError: it cannot start.
     """
-    with _settled(sent), warnings.catch_warnings(record=True) as caught:
+    # On the CPU, whatever the workers have; with a width given nothing is measured: that is for those who train.
+    given = dataclasses.replace(sent.options, device="cpu", devices=1, width=1, steps_per_call=1)
+    with _settled(sent), computing_on(given.device), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        check_devices(sent.experiment, sent.points, given)
         plan = plan_sweep(sent.experiment, sent.points, sent.options)
         if before is not None and sent.options.resume is not None:
             check_same(plan, before, sent.options.resume)
-        # With a width given nothing is measured: that is for those who train.
-        given = dataclasses.replace(sent.options, devices=1, width=1, steps_per_call=1)
         first = opened_group(dataclasses.replace(plan, options=given), plan.groups[0])
         facts = dict(before or sweep_facts(plan, first, sent.origin))
         groups = [[member.number for member in group.members] for group in plan.groups]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxnn.loop import Run, RunOptions
-from jaxnn.record import config_json, is_sweep, metrics_of, read_metrics, read_run
+from jaxnn.record import config_json, final_metrics, is_sweep, metrics_of, read_metrics, read_run
 from jaxnn.sweeps.results.outcomes import Member, Outcomes
 from jaxnn.sweeps.results.reading import open_sweep
 from jaxnn.sweeps.results.sweep import Sweep
@@ -109,10 +109,7 @@ def _of_record(path: Path) -> Outcomes:
 def _one_member(
     config: Mapping[str, Any], status: str, lines: Sequence[Mapping[str, Any]], monitor: str, *, more: bool
 ) -> Outcomes:
-    final: dict[str, float] = {}
-    for line in lines:
-        final |= metrics_of(line)
     evaluated = [line for line in lines if not np.isnan(line.get(monitor, np.nan))]
     best = min(evaluated, key=lambda line: -line[monitor] if more else line[monitor], default={})
     step = int(lines[-1]["step"]) if lines else 0
-    return Outcomes((Member(0, {}, config, status, step, final, best),), (), (), monitor, more)
+    return Outcomes((Member(0, {}, config, status, step, final_metrics(lines), best),), (), (), monitor, more)

@@ -1,0 +1,39 @@
+"""How many devices pay off? An MLP on digits over 1, 2, 4 and 8 of them, measured, and predicted for up to 1,024.
+
+Claim     a step sums the parameters' bytes and at most 12 besides; devices that share cores are no faster than these
+Command   python experiments/scaling.py
+Seen      8 bytes more; 0.61 of one device's speed on eight, 0.60 predicted, two CPU cores: docs/scaling.md; 90 seconds
+"""
+
+import dataclasses
+
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    features: tuple[int, ...] = (1024, 1024)  # Widths of the hidden layers: 1.1 million parameters
+    learning_rate: float = 1e-3  # Of Adam
+    batch_size: int = 512  # Examples a step, shared by all devices
+    num_steps: int = 1_000  # Updates in all, were it trained
+    seed: int = 0  # Decides initial parameters and data order
+
+
+def data(config):
+    return jn.data.digits()
+
+
+def task(config):
+    return jn.tasks.classification(jn.models.MLP((*config.features, 10)))
+
+
+def optimizer(config):
+    return optax.adam(config.learning_rate)
+
+
+experiment = jn.Experiment(Config(), data, task, optimizer)
+
+if __name__ == "__main__":
+    jn.main(experiment, command="scaling")

@@ -1,0 +1,193 @@
+"""A watchdog: a thread that looks on while a run trains, and says where it stands when nothing gets done."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from jaxnn.observe import Clock
+
+SECONDS_BETWEEN_LOOKS = 1.0
+# So that a stall is noticed in time where the bound is short.
+LOOKS_A_BOUND = 4
+# So many calls are remembered before those that are done are let go: looking whether they are costs the loop time.
+MANY_CALLS = 64
+# What a run waits for, by the span of its clock.
+WAITS = {
+    "train": "for this process itself",
+    "data": "for data",
+    "evaluation": "for the evaluation",
+    "checkpoint": "for a checkpoint to be written",
+    "record": "for the record to be written",
+    "compile": "for a program to be compiled",
+    "measure": "for calls to be measured",
+}
+# The caller's time is the caller's, and outside every span nothing is trained.
+NOT_WATCHED = ("caller", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stall:
+    """A time in which nothing got done.
+
+    Attributes:
+        where: what it waited for: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``.
+        step: the last step that was known to be done.
+        seconds: how long, as far as was seen.
+    """
+
+    where: str
+    step: int
+    seconds: float
+
+
+class Flight:
+    """The calls under way: written by the thread that trains, read by the one that looks on.
+
+    Attributes:
+        begun: the last step of the call that was dispatched last, or is being dispatched.
+        stalls: those that were seen, oldest first; written by the thread that looks on.
+    """
+
+    def __init__(self) -> None:
+        self.stalls: list[Stall] = []
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Nothing is under way, and ``step`` is the last one done."""
+        self.begun = self._done = step
+        self._calls: deque[tuple[int, Any]] = deque()
+
+    def dispatched(self, step: int, result: Any) -> None:
+        """A call is under way whose last step is ``step``; ``result`` is an array that it gives."""
+        self._calls.append((step, result))
+        if len(self._calls) > MANY_CALLS:
+            while self._calls and self._calls[0][1].is_ready():
+                self._done, _ = self._calls.popleft()
+
+    @property
+    def done(self) -> int:
+        """The last step known to be done: that of the last call whose result is there."""
+        done, index = self._done, 0
+        # By index, for the other thread may add and take away meanwhile; whatever is ready is truly done.
+        with contextlib.suppress(IndexError):
+            while self._calls[index][1].is_ready():
+                done, index = self._calls[index][0], index + 1
+        return done
+
+
+class Watch:
+    """What is known of a run that is looked at now and then.
+
+    Args:
+        clock: the run's.
+        flight: its calls.
+        stall_after: seconds in which nothing gets done that make a stall.
+    """
+
+    def __init__(self, clock: Clock, flight: Flight, stall_after: float) -> None:
+        self._clock = clock
+        self._flight = flight
+        self._stall_after = self._due = stall_after
+        self._done = flight.done
+        self._alive_at = clock.now()
+        self._wait: str | None = None
+
+    def look(self) -> list[str]:
+        """Looks whether anything got done since the last look; a line for each thing to say of a stall."""
+        now, done = self._clock.now(), self._flight.done
+        name, since = self._clock.current
+        alive_at = now if done != self._done else max(since, self._alive_at)
+        lines = self._goes_on(alive_at) if alive_at > self._alive_at else []
+        self._alive_at, self._done = alive_at, done
+        quiet = now - alive_at
+        if name in NOT_WATCHED or quiet < self._stall_after:
+            return lines
+        where = "device" if name == "train" and done < self._flight.begun else str(name)
+        self._note(Stall(where, done, quiet))
+        if quiet >= self._due:
+            while self._due <= quiet:
+                self._due *= 2
+            self._wait = _waits(where, done, self._flight.begun)
+            lines.append(f"nothing finished for {spoken(quiet)}: waiting {self._wait}")
+        return lines
+
+    def _goes_on(self, alive_at: float) -> list[str]:
+        """Something got done at ``alive_at``: a stall, if there was one, is over."""
+        wait, self._wait, self._due = self._wait, None, self._stall_after
+        if wait is None:
+            return []
+        stall = dataclasses.replace(self._flight.stalls[-1], seconds=alive_at - self._alive_at)
+        self._flight.stalls[-1] = stall
+        return [f"the wait {wait} is over, after {spoken(stall.seconds)}"]
+
+    def _note(self, stall: Stall) -> None:
+        if self._wait is None:
+            self._flight.stalls.append(stall)
+        else:
+            self._flight.stalls[-1] = stall
+
+
+@contextlib.contextmanager
+def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -> Iterator[None]:
+    """Has a thread look on during the block and note stalls in ``flight``.
+
+    It looks once a second, costs the loop nothing, and is blind while other code keeps Python's lock to itself.
+
+    Args:
+        clock: the run's; its spans tell where the run stands.
+        flight: its calls.
+        stall_after: seconds without anything done that make a stall; 0: nobody looks on.
+        aloud: say so on standard error too, and again each time a stall has lasted twice as long.
+    """
+    if not stall_after:
+        yield
+        return
+    over = threading.Event()
+    watch = Watch(clock, flight, stall_after)
+    seconds = min(SECONDS_BETWEEN_LOOKS, stall_after / LOOKS_A_BOUND)
+    thread = threading.Thread(target=_look_on, args=(watch, over, seconds, aloud), name="watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _look_on(watch: Watch, over: threading.Event, seconds: float, aloud: bool) -> None:
+    """Looks every so many seconds, and once more when it is over, for what ended since."""
+    going_on = True
+    while going_on:
+        going_on = not over.wait(seconds)
+        lines = watch.look()
+        if lines and aloud:
+            # Each process waits for something of its own.
+            who = f"process {jax.process_index()}: " if jax.process_count() > 1 else ""
+            sys.stderr.write("".join(f"{who}{line}\n" for line in lines))
+            sys.stderr.flush()
+
+
+def _waits(where: str, done: int, begun: int) -> str:
+    """``for data (after step 1,200)``."""
+    if where == "device":
+        steps = f"step {begun:,}" if begun == done + 1 else f"steps {done + 1:,} to {begun:,}"
+        return f"for the device to finish {steps}"
+    return f"{WAITS.get(where, f'for {where}')} (after step {done:,})"
+
+
+def spoken(seconds: float) -> str:
+    """``0.2 s``, ``12 s``, ``5 min 0 s``, ``2 h 5 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
