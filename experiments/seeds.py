@@ -2,7 +2,7 @@
 
 Claim     after two epochs the mean accuracy lies in 98.2 to 98.5 % (95 % interval), while single runs are 0.4 % apart
 Command   python experiments/seeds.py
-Seen      98.35 ± 0.13 % (98.24 to 98.45); docs/sweeps.md has the picture; two to four minutes on two cores
+Seen      98.35 ± 0.13 % (98.24 to 98.45); docs/sweeps.md has the picture; four minutes on two busy cores
 """
 
 import dataclasses

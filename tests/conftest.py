@@ -1,4 +1,4 @@
-"""How every test runs: two CPU devices, rank promotion an error, slow tests where asked for."""
+"""How every test runs: four CPU devices, rank promotion an error, slow tests where asked for."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 # Before a backend starts: the number of its devices is read then.
-jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent

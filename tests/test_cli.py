@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
+from jaxnn.cli.cluster import ClusterOptions
 from jaxnn.cli.script import parse
 from tests import shell, tiny
 
@@ -47,7 +48,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_flags_a_script_runs_its_experiment_as_it_stands() -> None:
-    assert parse(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions())
+    assert parse(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions(), ClusterOptions())
 
 
 def test_flags_change_the_config_and_how_it_is_run(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_run_that_diverges_fails_with_another_status(tmp_path: Path, capsys: p
 def test_resuming_takes_the_config_from_the_record(finished: Path) -> None:
     run = script("--resume", finished)
     assert run.experiment.config.learning_rate == 0.25 and run.summary.status == "finished"
-    config, options = parse(tiny.experiment(), [f"--resume={finished}"])
+    config, options, _ = parse(tiny.experiment(), [f"--resume={finished}"])
     assert config.learning_rate == 0.25 and options.resume == finished
 
 
@@ -176,6 +177,7 @@ if __name__ == "__main__":
 CALLS = ("--steps-per-call", "100", "--report-every", "100", "--eval-every", "0", "--progress", "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("checkpoint_every", "status"), [("None", 75), ("0", 130)])
 def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path, checkpoint_every: str, status: int) -> None:
     (tmp_path / "endless.py").write_text(SCRIPT)

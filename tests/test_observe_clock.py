@@ -59,3 +59,17 @@ def test_a_span_left_by_an_error_gives_back_to_the_outer_one() -> None:
             raise KeyError
         time.seconds += 2.0
     assert clock.seconds == {"data": 1.0, "compute": 2.0}
+
+
+def test_another_thread_reads_what_goes_on_and_since_when() -> None:
+    time = Time()
+    clock = Clock(time)
+    assert clock.current == (None, 100.0)
+    with clock.span("compute"):
+        time.seconds += 1.0
+        with clock.span("data"):
+            time.seconds += 2.0
+            assert clock.seconds["data"] == 2.0
+            assert clock.current == ("data", 101.0), "to read the seconds is no sign of life"
+        assert clock.current == ("compute", 103.0)
+    assert clock.current == (None, 103.0)

@@ -47,7 +47,8 @@ SHAPES: dict[str, tuple[Callable, Callable]] = {
     ),
 }
 OURS = {name: ours for name, (ours, _) in SHAPES.items()} | {
-    "inverse-sqrt": lambda peak: schedules.inverse_sqrt(peak, warmup_steps=4)
+    "inverse-sqrt": lambda peak: schedules.inverse_sqrt(peak, warmup_steps=4),
+    "inverse-time": lambda peak: schedules.inverse_time(peak, 0.1),
 }
 
 
@@ -89,12 +90,14 @@ def test_fractions_and_divisors_may_be_traced() -> None:
             schedules.linear(1.0, 20, final_fraction=fraction)(15),
             schedules.cosine(1.0, 20, warmup_steps=2, final_fraction=fraction)(15),
             schedules.one_cycle(1.0, 20, warmup_fraction=fraction, initial_divisor=divisor, final_divisor=divisor)(3),
+            schedules.inverse_time(1.0, fraction)(15),
         ]
 
     plain = [
         schedules.linear(1.0, 20, final_fraction=0.29)(15),
         schedules.cosine(1.0, 20, warmup_steps=2, final_fraction=0.29)(15),
         schedules.one_cycle(1.0, 20, warmup_fraction=0.29, initial_divisor=7.0, final_divisor=7.0)(3),
+        schedules.inverse_time(1.0, 0.29)(15),
     ]
     np.testing.assert_allclose(traced(0.29, 7.0), plain, rtol=1e-5)
 
@@ -123,6 +126,14 @@ def test_inverse_sqrt_is_the_transformers() -> None:
         expected = 64**-0.5 * min(step**-0.5, step * 16**-1.5)
         assert float(schedule(step)) == pytest.approx(expected, rel=1e-5), step
     assert float(schedule(0)) == 0.0
+
+
+def test_inverse_time_by_hand() -> None:
+    # Keras: learning_rate * (1 / (1 + decay * iterations)), from the first update on; at 1 / rate half the peak.
+    schedule = schedules.inverse_time(0.3, 0.25)
+    for step, value in {0: 0.3, 1: 0.24, 2: 0.2, 4: 0.15, 16: 0.06, 10**6: 0.3 / 250_001}.items():
+        assert float(schedule(step)) == pytest.approx(value), step
+    assert float(schedules.inverse_time(0.3, 0)(1000)) == pytest.approx(0.3)
 
 
 def test_warmup_may_take_all_steps() -> None:
@@ -172,6 +183,8 @@ def test_an_optimizer_takes_a_schedule_with_a_traced_peak() -> None:
         (lambda: schedules.one_cycle(0.1, 5, initial_divisor=0.0), "initial_divisor must be"),
         (lambda: schedules.one_cycle(0.1, 5, final_divisor=-1.0), "final_divisor must be"),
         (lambda: schedules.inverse_sqrt(0.1, warmup_steps=0), "warmup_steps must be an integer >="),
+        (lambda: schedules.inverse_time(-1.0, 0.1), "inverse_time: peak must be a number >= 0, not -1.0"),
+        (lambda: schedules.inverse_time(0.1, -1e-4), "inverse_time: rate must be a number >= 0, not -0.0001"),
     ],
 )
 def test_a_bad_argument_is_named(make: Callable, named: str) -> None:

@@ -83,7 +83,7 @@ def test_the_old_file_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(directory.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(RecordError, match=r"run\.json cannot be written \(No space left on device\): free disk space"):
         directory.write_json(file, {"status": "finished"})
     assert json.loads(file.read_text()) == {"status": "running"}
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

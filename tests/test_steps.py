@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn import optim, tasks
 from jaxnn.models import MLP
@@ -188,3 +189,25 @@ def test_evaluation_drops_nothing() -> None:
     task, plain = tasks.classification(MLP((32, 3), dropout=0.5)), tasks.classification(MLP((32, 3)))
     state = start(task, optax.sgd(0.0), EXAMPLES)
     assert make_evaluate_step(task)(state, EXAMPLES)["loss"] == make_evaluate_step(plain)(state, EXAMPLES)["loss"]
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam(0.1), optax.lbfgs()], ids=["adam", "lbfgs"])
+@pytest.mark.parametrize("way", ["pmap", "vmap", "shard_map", "shard_map unchecked"])
+def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.GradientTransformation) -> None:
+    task = tasks.classification(MLP((4, 3), dropout=0.5))
+    rng = np.random.default_rng(0)
+    batch = Batch(rng.normal(size=(8, 5)).astype(np.float32), rng.integers(0, 3, 8), np.ones(8, np.float32))
+    state = init_train_state(task, optimizer, jax.random.key(0), batch)
+    expected = jax.jit(make_train_step(task, optimizer))(state, batch)
+    step = make_train_step(task, optimizer, axis_name="data")
+    parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), batch)
+    if way in ("pmap", "vmap"):
+        mapped = {"pmap": jax.pmap, "vmap": jax.vmap}[way]
+        got = jax.tree.map(lambda leaf: leaf[0], mapped(step, axis_name="data", in_axes=(None, 0))(state, parts))
+    else:
+        mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+        specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
+        got = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=way == "shard_map"))(state, batch)
+    for found, wanted in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+        if not jax.dtypes.issubdtype(found.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import ast
 import json as json_format
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from jaxnn.cli.bench import bench
 from jaxnn.cli.errors import sentences
+from jaxnn.cli.tables import print_table
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu
-from jaxnn.record import find_runs, find_sweeps, is_sweep, metrics_of, read_metrics, read_run
+from jaxnn.record import final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
 from jaxnn.record.reader import age
 from jaxnn.sweeps.results.comparing import compare as compare_sides
 from jaxnn.sweeps.results.outcomes import count_by_status
 from jaxnn.sweeps.results.reading import open_sweep
 from jaxnn.sweeps.results.sweep import Sweep, best_label
 from jaxnn.types import ConfigError, JaxnnError, RecordError, suggest
-
-# A width, in characters, that no row reaches.
-UNFOLDED = 10_000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,7 +29,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: 2 after a mistake, with one sentence on standard error.
     """
-    commands: dict[str, Callable[..., Any]] = {"devices": devices, "runs": runs, "show": show, "compare": compare}
+    commands: dict[str, Callable[..., Any]] = {
+        "devices": devices,
+        "runs": runs,
+        "show": show,
+        "compare": compare,
+        "bench": bench,
+    }
     with sentences():
         tyro.extras.subcommand_cli_from_dict(
             commands,
@@ -67,18 +71,11 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     Args:
         directory: where to look.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     paths = sorted([*find_runs(directory), *find_sweeps(directory)], key=age)
     rows = [_sweep_row(path) if is_sweep(path) else _row(path) for path in paths]
     if not rows:
         raise RecordError(f"no runs below {directory}: run an experiment first, or name another directory.")
-    table = Table("run", "status", "step", "steps/s", "final metrics", box=None)
-    for row in rows:
-        table.add_row(*row)
-    # On a terminal it is folded to its width; elsewhere a row is a line, for other programs to read.
-    Console(width=None if sys.stdout.isatty() else UNFOLDED).print(table)
+    print_table(("run", "status", "step", "steps/s", "final metrics"), rows)
 
 
 def show(run: tyro.conf.Positional[Path], /) -> None:
@@ -101,7 +98,7 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
             print(f"{name:<15} {_brief(facts[name])}")
     print(f"{'devices':<15} {', '.join(d['kind'] for d in facts['devices']['devices'])}")
     print(f"{'versions':<15} {_brief(facts['devices']['versions'])}")
-    print(f"{'final':<15} {_brief(_final(read_metrics(run)))}")
+    print(f"{'final':<15} {_brief(_rounded(final_metrics(read_metrics(run))))}")
     if (run / "curves.png").exists():
         print(f"{'curves':<15} {run / 'curves.png'}")
 
@@ -162,7 +159,7 @@ def _row(path: Path) -> tuple[str, ...]:
     throughput = (facts.get("summary") or {}).get("throughput") or {}
     rate = throughput.get("steps_per_second")
     of = f"{step}/{facts['config'].get('num_steps', '?')}"
-    return (str(path), facts["status"], of, f"{rate:,.0f}" if rate else "", _brief(_final(lines)))
+    return (str(path), facts["status"], of, f"{rate:,.0f}" if rate else "", _brief(_rounded(final_metrics(lines))))
 
 
 def _sweep_row(path: Path) -> tuple[str, ...]:
@@ -180,13 +177,6 @@ def _sweep_row(path: Path) -> tuple[str, ...]:
     counts = count_by_status(sweep.members)
     told = f"{sweep.status}, sweep of {len(sweep.members)}: {counts}"
     return (str(path), told, str(step), f"{rate:,.0f}" if rate else "", told_best)
-
-
-def _final(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    final: dict[str, float] = {}
-    for line in lines:
-        final |= metrics_of(line)
-    return _rounded(final)
 
 
 def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:

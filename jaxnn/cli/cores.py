@@ -19,8 +19,12 @@ def use_all_cores() -> None:
     XLA computes small operations on one core, whatever there are; members on several devices use several. A
     process-wide setting of JAX, which is why only command lines make it.
     """
-    cores = cpu_count() or 1
+    simulate_devices(min(cpu_count() or 1, MOST_DEVICES))
+
+
+def simulate_devices(count: int) -> None:
+    """Has JAX make ``count`` devices of the CPU, unless it was told of another number or runs already."""
     told = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if not told:
         with contextlib.suppress(RuntimeError):  # a backend runs already
-            jax.config.update("jax_num_cpu_devices", min(cores, MOST_DEVICES))
+            jax.config.update("jax_num_cpu_devices", count)

@@ -5,30 +5,42 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxnn.advise import Advice, AdviseOptions, advise
 from jaxnn.cli.cache import enable_compile_cache
+from jaxnn.cli.cluster import ClusterOptions, check_alone, processes
 from jaxnn.cli.cores import use_all_cores
 from jaxnn.cli.errors import INTERRUPTED, sentences
-from jaxnn.cli.sweeping import parse_values, run_sweep
-from jaxnn.loop import Run, RunOptions, fit
+from jaxnn.cli.scaling import TOLD, run_scaling
+from jaxnn.cli.sweeping import flag_fields, parse_values, run_sweep
+from jaxnn.loop import Run, fit
+from jaxnn.loop.options import DEFAULTS
 from jaxnn.record import config_from_json, is_sweep, read_run
+from jaxnn.scaling import ScalingOptions, ScalingStudy
 from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size
 from jaxnn.sweeps.design.members import with_fields
 from jaxnn.types import ConfigError, Experiment
 
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
 RESUMABLE = 75
-# What may be asked of a script, by its first word, and what --help says of the last two.
-COMMANDS = ("run", "sweep", "plan")
-MORE = "`sweep` as the first word trains many runs together, `plan` measures batch sizes: see `sweep --help`."
+# What may be asked of a script, by its first word, and what --help says of all but the first.
+COMMANDS = ("run", "sweep", "plan", "scaling", "advise")
+MORE = (
+    "`sweep` as the first word trains many runs together, `plan` measures batch sizes, `scaling` numbers of devices, "
+    "`advise` says which device to use: see `sweep --help`."
+)
 
 
 def main(
-    experiment: Experiment[Any], argv: Sequence[str] | None = None, *, points: Points | Halving | None = None
-) -> Run | Sweep | BatchSizePlan:
+    experiment: Experiment[Any],
+    argv: Sequence[str] | None = None,
+    *,
+    points: Points | Halving | None = None,
+    command: str | None = None,
+) -> Run | Sweep | BatchSizePlan | ScalingStudy | Advice:
     """Runs ``experiment`` as a script: flags change its config and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -38,11 +50,14 @@ def main(
     | ``run``, or none | one run |
     | ``sweep`` | many: each field's flag takes several values, ``--learning-rate 1e-4 1e-3 --seed 0 1 2 3`` |
     | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
+    | ``scaling`` | how fast it would train on several numbers of devices: ``--devices 1 2 4 8`` |
+    | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
 
     Args:
         experiment: what the script defines; its config's defaults are the flags' defaults.
         argv: the command line without the program's name; default: the process's.
         points: for a script whose claim is about many runs: it sweeps these where no command says otherwise.
+        command: for a script whose claim is another command's: that one, where none is given.
 
     Raises:
         SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
@@ -50,14 +65,21 @@ def main(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     with sentences():
-        command, arguments = _command(arguments, "run" if points is None else "sweep")
+        command, arguments = _command(arguments, command or ("run" if points is None else "sweep"))
+        if command == "scaling":
+            return _scaling(experiment, arguments)
+        if command != "run":
+            check_alone(arguments, command)
         if command == "sweep":
             return _sweep(experiment, arguments, points)
         if command == "plan":
             return _plan(experiment, arguments)
-        config, options = parse(experiment, arguments)
+        if command == "advise":
+            return _advise(experiment, arguments)
+        config, options, cluster = parse(experiment, arguments)
         enable_compile_cache()
-        run = fit(dataclasses.replace(experiment, config=config), options)
+        with processes(cluster, options.device):
+            run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
     return run
@@ -74,7 +96,8 @@ def _command(arguments: list[str], default: str) -> tuple[str, list[str]]:
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points | Halving | None) -> Sweep:
     enable_compile_cache()
     use_all_cores()
-    found = run_sweep(experiment, arguments, points)
+    with processes(ClusterOptions(), _given(arguments, "--device")):
+        found = run_sweep(experiment, arguments, points)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found
@@ -94,8 +117,33 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
     return plan
 
 
-def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[Any, RunOptions]:
-    """The config and the run options that the command line asks for.
+def _scaling(experiment: Experiment[Any], arguments: Sequence[str]) -> ScalingStudy:
+    config, options, cluster = parse(experiment, arguments, ScalingOptions(), TOLD)
+    enable_compile_cache()
+    with processes(cluster, options.device):
+        return run_scaling(dataclasses.replace(experiment, config=config), options)
+
+
+def _advise(experiment: Experiment[Any], arguments: Sequence[str]) -> Advice:
+    told = "Measures one step, batch sizes and sweeps on each kind of device, and says which to use; it trains nothing."
+    config, options, cluster = parse(experiment, arguments, AdviseOptions(), told)
+    enable_compile_cache()
+    with processes(cluster):
+        advice = advise(dataclasses.replace(experiment, config=config), options)
+    print(advice)
+    return advice
+
+
+def parse(
+    experiment: Experiment[Any], arguments: Sequence[str], options: Any = DEFAULTS, more: str = MORE
+) -> tuple[Any, Any, ClusterOptions]:
+    """The config, the options and the place among processes that the command line asks for.
+
+    Args:
+        experiment: whose config it is.
+        arguments: the command line behind the command.
+        options: those of the command, at their defaults.
+        more: what the help says below the script's own words.
 
     Raises:
         ConfigError: two fields would be the same flag.
@@ -103,47 +151,34 @@ def parse(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[Any, R
     import tyro
 
     default = experiment.config
-    _check_flags(default)
+    flag_fields(default, type(options), ClusterOptions)
     if (directory := _resumed(arguments)) is not None:
         default = config_from_json(read_run(directory)["config"], default)
     # Made here because the config's type is only known here.
-    form = dataclasses.make_dataclass("Arguments", [("config", type(default)), ("run", RunOptions)], frozen=True)
+    parts = [("config", type(default)), ("run", type(options)), ("cluster", ClusterOptions)]
+    form = dataclasses.make_dataclass("Arguments", parts, frozen=True)
     main_module = sys.modules["__main__"]
     parsed = tyro.cli(
         form,
         args=list(arguments),
-        default=form(default, RunOptions()),
+        default=form(default, options, ClusterOptions()),
         prog=Path(sys.argv[0]).name,
-        description=f"{main_module.__doc__ or ''}\n\n{MORE}",
+        description=f"{main_module.__doc__ or ''}\n\n{more}",
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    return parsed.config, parsed.run
-
-
-def _check_flags(config: Any) -> None:
-    names = [field.name for field in dataclasses.fields(RunOptions)]
-    for name in _flags(config):
-        if name in names:
-            raise ConfigError(
-                f"the config {type(config).__name__} has a field {name!r}, which is a run option's name or another "
-                f"field's: rename it, since each is a flag --{name.replace('_', '-')}."
-            )
-        names.append(name)
-
-
-def _flags(config: Any) -> Iterator[str]:
-    """The names of a config's fields, those of a nested dataclass in its place."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        yield from _flags(value) if nested else [field.name]
+    return parsed.config, parsed.run, parsed.cluster
 
 
 def _resumed(arguments: Sequence[str]) -> Path | None:
     """The directory after ``--resume``, looked for before parsing because it decides the defaults."""
-    for flag, value in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        if flag == "--resume" and value not in ("", "None"):
-            return Path(value)
-        if flag.startswith("--resume="):
-            return Path(flag.removeprefix("--resume="))
+    value = _given(arguments, "--resume")
+    return None if value is None else Path(value)
+
+
+def _given(arguments: Sequence[str], name: str) -> str | None:
+    """The word after the flag ``name``, for what must be known before parsing."""
+    for word, after in itertools.pairwise([*arguments, ""]):
+        flag, equals, value = word.partition("=")
+        if flag == name and (found := value if equals else after) not in ("", "None"):
+            return found
     return None

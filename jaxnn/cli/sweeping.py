@@ -87,11 +87,11 @@ def _parse(
     import tyro
 
     config = experiment.config
-    fields = {name: _type_of(config, name) for name in _leaves(config)}
-    flags = _flags(fields, config)
+    flags = flag_fields(config, Design, SweepOptions)
+    fields = {name: _type_of(config, name) for name in flags.values()}
     axes: type = dataclasses.make_dataclass(
         "Axes",
-        [(flag, _flag_type(kind, field_value(config, name)), ()) for flag, (name, kind) in flags.items()],
+        [(flag, _flag_type(fields[name], field_value(config, name)), ()) for flag, name in flags.items()],
         frozen=True,
     )
     kinds = [("axes", axes), *((name, type(default)) for name, default in options.items())]
@@ -104,7 +104,7 @@ def _parse(
         description=f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\n{told}",
         config=(tyro.conf.OmitArgPrefixes,),
     )
-    given = {name: list(getattr(parsed.axes, flag)) for flag, (name, _) in flags.items()}
+    given = {name: list(getattr(parsed.axes, flag)) for flag, name in flags.items()}
     values = {name: [_value(name, fields[name], word) for word in words] for name, words in given.items() if words}
     return values, parsed
 
@@ -134,18 +134,26 @@ def _leaves(config: Any) -> list[str]:
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 
 
-def _flags(fields: Mapping[str, Any], config: Any) -> dict[str, tuple[str, Any]]:
-    """Each flag's field and its type; a nested field's flag is its own name, as for a run."""
-    taken = {field.name for form in (Design, SweepOptions) for field in dataclasses.fields(form)}
-    flags: dict[str, tuple[str, Any]] = {}
-    for name, kind in fields.items():
+def flag_fields(config: Any, *forms: type) -> dict[str, str]:
+    """Each flag's field, dotted; a nested field's flag is its own name.
+
+    Args:
+        config: whose fields become flags.
+        forms: dataclasses whose fields become flags beside them.
+
+    Raises:
+        ConfigError: two would be one flag.
+    """
+    taken = {field.name for form in forms for field in dataclasses.fields(form)}
+    flags: dict[str, str] = {}
+    for name in _leaves(config):
         flag = name.rpartition(".")[2]
         if flag in taken or flag in flags:
             raise ConfigError(
-                f"the config {type(config).__name__} has a field {flag!r}, which is a sweep option's name or another "
+                f"the config {type(config).__name__} has a field {flag!r}, which is an option's name or another "
                 f"field's: rename it, since each is a flag --{flag.replace('_', '-')}."
             )
-        flags[flag] = (name, kind)
+        flags[flag] = name
     return flags
 
 

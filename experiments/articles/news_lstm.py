@@ -1,0 +1,35 @@
+"""News in four classes by a bidirectional LSTM: the article's text classifier with and without a GPU.
+
+Claim     at least 83 % of 760 held-out news are told apart
+Command   python experiments/articles/news_lstm.py
+Seen      83.3 %; two minutes on two busy cores of an AMD EPYC, jax 0.12.0.1
+"""
+
+import dataclasses
+
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: int = 32  # News a step
+    num_steps: int = 1_000  # Updates in all: five epochs
+    seed: int = 0  # Decides initial parameters, data order and dropout
+
+
+def data(config):
+    return jn.data.ag_news(jn.data.Tokenizer(vocabulary_size=20_000, length=64))
+
+
+def task(config):
+    return jn.tasks.classification(
+        jn.models.RecurrentClassifier(4, vocabulary_size=20_000, bidirectional=True, dropout=0.5, pad_id=0)
+    )
+
+
+experiment = jn.Experiment(Config(), data, task, lambda config: optax.adam(1e-3))
+
+if __name__ == "__main__":
+    jn.main(experiment)

@@ -1,0 +1,35 @@
+"""The LSTM of Shi et al. (2017, arXiv:1608.07249): two layers of 256 on the Penn Treebank's words, clipped at 5.
+
+Claim     a perplexity of at most 150 on the test words
+Command   python experiments/articles/ptb_lstm.py
+Seen      to be measured
+"""
+
+import dataclasses
+
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: int = 64  # Sequences of 32 words a step, the second of the article's
+    num_steps: int = 9_060  # Updates in all: twenty epochs
+    seed: int = 0  # Decides initial parameters and data order
+
+
+def data(config):
+    return jn.data.ptb(length=32)
+
+
+def task(config):
+    return jn.tasks.next_token(jn.models.RecurrentLanguageModel(10_000, features=256, num_layers=2))
+
+
+experiment = jn.Experiment(
+    Config(), data, task, lambda config: optax.chain(optax.clip_by_global_norm(5.0), optax.sgd(1.0))
+)
+
+if __name__ == "__main__":
+    jn.main(experiment)

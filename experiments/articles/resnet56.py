@@ -1,0 +1,35 @@
+"""ResNet-56 of He et al. (2015), as Shi et al. (2017, arXiv:1608.07249) timed it on CIFAR-10.
+
+Claim     at least 85 % of the 10,000 test pictures are told apart after forty epochs
+Command   python experiments/articles/resnet56.py
+Seen      to be measured
+"""
+
+import dataclasses
+
+import optax
+
+import jaxnn as jn
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: int = 128  # Pictures a step, the largest of the article's
+    num_steps: int = 15_600  # Updates in all: forty epochs
+    seed: int = 0  # Decides initial parameters, data order and augmentation
+
+
+def data(config):
+    return jn.data.augmented(jn.data.cifar10(), jn.data.chain(jn.data.shift(4), jn.data.flip()))
+
+
+def task(config):
+    return jn.tasks.classification(jn.models.ResNet(10, num_blocks=(9, 9, 9)))
+
+
+experiment = jn.Experiment(
+    Config(), data, task, lambda config: optax.sgd(jn.schedules.cosine(0.1, config.num_steps), momentum=0.9)
+)
+
+if __name__ == "__main__":
+    jn.main(experiment)

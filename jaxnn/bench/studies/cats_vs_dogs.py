@@ -1,0 +1,63 @@
+"""A7: a CNN of two million parameters on two thousand photographs, the article's first comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxnn.bench.comparing import speedups
+from jaxnn.bench.rows import Rows
+from jaxnn.bench.study import Finding, Study
+from jaxnn.bench.training_study import draw_rates, reached, run_finding, step_time, timed, training_cases
+
+NETWORK = "cats_and_dogs"
+ARTICLE_RATIO = 28
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """``steps`` a call, None: as many as a run would have there; whether networks are trained to their end too."""
+
+    networks: tuple[str, ...] = (NETWORK,)
+    steps: int | None = None
+    whole_runs: bool = True
+    rounds: int = 5
+    seconds: float = 1.0
+
+
+QUICK = Settings(steps=1, whole_runs=False, rounds=2, seconds=0.1)
+
+
+def _findings(rows: Rows) -> list[Finding]:
+    batch = timed(rows, NETWORK)
+    return [
+        Finding("A7", "a batch of 150", step_time(batch), "CPU > 2 s, GPU 61 ms"),
+        run_finding(rows, NETWORK, "A7", "CPU 5 min 40 s, GPU 13.04 s"),
+        Finding("A7", "validation accuracy", reached(rows, NETWORK, "validation_accuracy"), "0.714"),
+    ]
+
+
+def _conclude(columns: Mapping[str, Rows]) -> list[str]:
+    return [
+        f"{gpu} is {ratio} as fast as {cpu}; in the article an RTX 3070 was {ARTICLE_RATIO}× as fast as a Ryzen 5600X."
+        for cpu, gpu, ratio in speedups(columns, network=NETWORK)
+    ]
+
+
+STUDY = Study(
+    name="cats_vs_dogs",
+    claims=("A7",),
+    title="How long does a small CNN take to tell cats from dogs on 2,000 photographs?",
+    method=(
+        "A CNN of 1,994,305 parameters on photographs of 150×150 pixels that lie decoded on the device, batches of "
+        "150, 20 epochs. The time of a batch is that of a training step; that of the epochs is of their steps "
+        "alone: compilation, decoding and evaluation are not counted, from start to end they are. The accuracy is "
+        "that after a whole run. Float32, as JAX computes it by default, which some GPUs round to tf32."
+    ),
+    full=Settings(),
+    quick=QUICK,
+    cases=training_cases,
+    findings=_findings,
+    draw=draw_rates,
+    conclude=_conclude,
+)

@@ -1,0 +1,185 @@
+"""A2: the positions of a convolution do not know of each other; who runs over them, and how fast."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxnn.bench.numbers import format_ratio
+from jaxnn.bench.pictures import draw_lines, panels
+from jaxnn.bench.rows import Plain, Rows
+from jaxnn.bench.study import Bench, Case, Finding, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOOP = "Python loop"
+# Finds diagonal edges; no two of its numbers are alike, so that none may be swapped.
+FILTER = np.array([[0.9, 0.6, -0.1], [0.5, 0.0, -0.4], [0.2, -0.7, -1.0]], np.float32)
+TAPS = tuple(itertools.product(range(3), range(3)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Sizes in pixels along a side of a square picture; results are compared at ``compared_size``."""
+
+    sizes: tuple[int, ...] = (16, 64, 256, 1024, 4096, 8192)
+    largest_loop: int = 1024
+    largest_on_cpu: int = 4096
+    compared_size: int = 256
+    rounds: int = 5
+    seconds: float = 0.2
+
+
+QUICK = Settings((16, 64, 512), 64, 512, 64, rounds=3, seconds=0.02)
+
+
+def filter_by_loop(picture: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> list[list[float]]:
+    """One position after the other, each a sum of nine products: ``[n, n]`` to ``[n - 2, n - 2]``, as lists."""
+    places = range(len(picture) - 2)
+    return [[sum(weights[i][j] * picture[y + i][x + j] for i, j in TAPS) for x in places] for y in places]
+
+
+def filter_by_vmap(picture: jax.Array, weights: jax.Array) -> jax.Array:
+    """The sum at one position, for all positions at once: ``[n, n]`` to ``[n - 2, n - 2]``."""
+
+    def at(y: jax.Array, x: jax.Array) -> jax.Array:
+        return (weights * lax.dynamic_slice(picture, (y, x), (3, 3))).sum()
+
+    places = jnp.arange(len(picture) - 2)
+    return jax.vmap(jax.vmap(at, (None, 0)), (0, None))(places, places)
+
+
+def filter_by_product(picture: jax.Array, weights: jax.Array) -> jax.Array:
+    """A column for each position's window, and one matrix product (im2col): ``[n, n]`` to ``[n - 2, n - 2]``."""
+    size = len(picture) - 2
+    columns = jnp.stack([picture[i : i + size, j : j + size].ravel() for i, j in TAPS])
+    return jnp.matmul(weights.reshape(1, 9), columns, precision=lax.Precision.HIGHEST).reshape(size, size)
+
+
+def filter_by_xla(picture: jax.Array, weights: jax.Array) -> jax.Array:
+    """XLA's own convolution: ``[n, n]`` to ``[n - 2, n - 2]``."""
+    layout = ("NHWC", "HWIO", "NHWC")
+    options: dict[str, Any] = {"dimension_numbers": layout, "precision": lax.Precision.HIGHEST}
+    found = lax.conv_general_dilated(picture[None, :, :, None], weights[:, :, None, None], (1, 1), "VALID", **options)
+    return found[0, :, :, 0]
+
+
+COMPILED: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "vmap": filter_by_vmap,
+    "im2col": filter_by_product,
+    "XLA": filter_by_xla,
+}
+FORMS = (LOOP, *COMPILED)
+
+
+def make_picture(size: int) -> np.ndarray:
+    """Noise, ``[size, size]`` float32."""
+    return np.random.default_rng(0).standard_normal((size, size), np.float32)
+
+
+def exact(picture: np.ndarray) -> np.ndarray:
+    """The picture filtered in float64, ``[n - 2, n - 2]``."""
+    windows = np.lib.stride_tricks.sliding_window_view(picture.astype(np.float64), (3, 3))
+    filtered: np.ndarray = np.einsum("yxij,ij->yx", windows, FILTER.astype(np.float64))
+    return filtered
+
+
+def make_call(form: str, picture: np.ndarray, device: jax.Device) -> Callable[[], Any]:
+    """A call that filters ``picture [n, n]``, which lies where it is filtered.
+
+    Args:
+        form: one of `FORMS`.
+        picture: float32, of 3 pixels a side or more.
+        device: of all forms but the loop, which runs on the host.
+    """
+    if form == LOOP:
+        return functools.partial(filter_by_loop, picture.tolist(), FILTER.tolist())
+    there = jax.device_put((picture, FILTER), device)
+    function = jax.jit(COMPILED[form])
+    return lambda: jax.block_until_ready(function(*there))
+
+
+def relative_error(form: str, picture: np.ndarray, device: jax.Device) -> dict[str, Plain]:
+    """The most that a position is off, over the largest of the exact ones."""
+    reference = exact(picture)
+    off = np.abs(np.asarray(make_call(form, picture, device)(), np.float64) - reference).max()
+    return {"error": float(off / np.abs(reference).max())}
+
+
+def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
+    settings: Settings = bench.settings
+    for size in settings.sizes:
+        picture = make_picture(size)
+        group = []
+        for kind, device in bench.devices.items():
+            for form in FORMS:
+                if kind == "cpu" and size > (settings.largest_loop if form == LOOP else settings.largest_on_cpu):
+                    continue
+                if kind != "cpu" and form == LOOP:
+                    continue
+                begin = functools.partial(make_call, form, picture, device)
+                compared = functools.partial(relative_error, form, picture, device)
+                observe = compared if size == settings.compared_size else None
+                what: dict[str, Plain] = {"form": form, "size": size}
+                group.append(Case(kind, what, begin, (size - 2) ** 2, "positions", observe))
+        yield group
+
+
+def _findings(rows: Rows) -> list[Finding]:
+    found = []
+    for form in FORMS:
+        errors = [row.observed["error"] for row in rows.where(form=form) if "error" in row.observed]
+        note = f"off by {errors[0]:.0e} at most" if errors else ""
+        if (best := rows.where(form=form).best_rate()) is not None:
+            found.append(Finding("A2", f"{form}, at its best size", best, note=note))
+    return found
+
+
+def _conclude(columns: Mapping[str, Rows]) -> list[str]:
+    """How far each form leaves the loop behind, which only a CPU runs."""
+    told = []
+    loops = (rows.where(form=LOOP).best_rate() for rows in columns.values())
+    loop = next((rate for rate in loops if rate is not None), None)
+    for label, rows in columns.items():
+        rates = {form: rows.where(form=form).best_rate() for form in COMPILED}
+        if loop is not None and any(rates.values()):
+            ratios = [f"{form} {format_ratio(rate.median / loop.median)}" for form, rate in rates.items() if rate]
+            told.append(f"{label}: positions a second over those of the Python loop: {', '.join(ratios)}.")
+    return told
+
+
+def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
+    (axes,) = panels(figure, ["3×3 filter, positions a second"])
+    draw_lines(axes, columns, across="size", lines="form")
+    axes.set_xlabel("pixels along a side of the picture")
+    axes.set_ylabel("positions a second")
+
+
+STUDY = Study(
+    name="convolution",
+    claims=("A2",),
+    title="Each position of a convolution can be computed without the others: how fast does each way of doing so go?",
+    method=(
+        "Positions a second of one 3×3 filter over a square float32 picture of one channel, (n − 2)² positions; "
+        "picture and filter lie where they are computed, transfers and compilation are not counted, the call and the "
+        "wait for its result are. All ways compute the same sums of nine products, in float32 even where a GPU would "
+        "round to tf32; the loop computes in Python's float64. im2col writes the nine numbers of each position as a "
+        "column, then takes one matrix product. How far results are off is the largest difference from float64, over "
+        "the largest result."
+    ),
+    full=Settings(),
+    quick=QUICK,
+    cases=_cases,
+    findings=_findings,
+    draw=_draw,
+    conclude=_conclude,
+)

@@ -1,0 +1,191 @@
+"""A13: networks that are only asked; how soon does one picture have its answer, and how many have theirs a second?"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen
+
+from jaxnn.bench.comparing import cpus_with_gpus
+from jaxnn.bench.pictures import draw_lines, panels
+from jaxnn.bench.rows import Plain, Rows
+from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.models import BottleneckResNet, MobileNetV2
+from jaxnn.nn import Policy
+from jaxnn.types import PyTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NETWORKS: dict[str, Callable[[], linen.Module]] = {"ResNet-50": BottleneckResNet, "MobileNetV2": MobileNetV2}
+ARTICLE = "3 GPUs 804 % faster than 5 CPU nodes"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Pictures of ``size`` by ``size`` pixels; a CPU gets no batch larger than ``largest_on_cpu``."""
+
+    size: int = 224
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    largest_on_cpu: int = 8
+    precisions: tuple[str, ...] = ("float32", "bfloat16")
+    rounds: int = 5
+    seconds: float = 0.5
+
+
+QUICK = Settings(batches=(1, 4), precisions=("float32",), rounds=2, seconds=0.05)
+
+
+def make_variables(model: linen.Module, size: int) -> PyTree:
+    """Random kernels, and norms that change nothing, on the host: to compile the networks' own takes a minute."""
+    random = np.random.default_rng(0)
+
+    def fill(path: tuple[Any, ...], like: jax.ShapeDtypeStruct) -> np.ndarray:
+        if path[-1].key == "kernel":
+            # He et al. (2015): what a layer gives is as large as what it gets.
+            kernel: np.ndarray = random.standard_normal(like.shape, np.float32)
+            return kernel * np.float32(math.sqrt(2 / math.prod(like.shape[:-1])))
+        return np.full(like.shape, path[-1].key in ("scale", "var"), np.float32)
+
+    pictures = jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
+    return jax.tree.map_with_path(fill, jax.eval_shape(model.init, jax.random.key(0), pictures))
+
+
+def make_answer(model: linen.Module, policy: Policy) -> Callable[[PyTree, jax.Array], jax.Array]:
+    """``(variables, pictures uint8 [batch, height, width, 3]) -> logits [batch, classes]``, to be compiled."""
+
+    def answer(variables: PyTree, pictures: jax.Array) -> jax.Array:
+        inputs = policy.cast_to_compute(pictures.astype(jnp.float32) / 255.0)
+        logits: jax.Array = policy.cast_to_outputs(model.apply(variables, inputs))
+        return logits
+
+    return answer
+
+
+def make_call(
+    model: linen.Module, variables: PyTree, precision: str, pictures: np.ndarray, device: jax.Device
+) -> Callable[[], np.ndarray]:
+    """A call that sends ``pictures`` to the device and brings their logits back.
+
+    Args:
+        model: the network.
+        variables: its parameters, which go to the device now, and its running statistics, which stay float32.
+        precision: to compute in.
+        pictures: ``[batch, height, width, 3]`` uint8, on the host.
+        device: where.
+    """
+    policy = Policy(compute=precision)
+    there = jax.device_put({**variables, "params": policy.cast_to_compute(variables["params"])}, device)
+    sent = jax.device_put(pictures, device)
+    with jax.default_device(device):  # layers choose how they compute by it
+        compiled = jax.jit(make_answer(model, policy)).lower(there, sent).compile()
+    return lambda: np.asarray(compiled(there, jax.device_put(pictures, device)))
+
+
+def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
+    settings: Settings = bench.settings
+    for name, make in NETWORKS.items():
+        variables = functools.cache(functools.partial(make_variables, make(), settings.size))
+        for batch in settings.batches:
+            group = [
+                _case(settings, name, variables, precision, batch, kind, device)
+                for kind, device in bench.devices.items()
+                for precision in settings.precisions
+                if kind != "cpu" or batch <= settings.largest_on_cpu
+            ]
+            if group:
+                yield group
+
+
+def _case(
+    settings: Settings,
+    name: str,
+    variables: Callable[[], PyTree],
+    precision: str,
+    batch: int,
+    kind: str,
+    device: jax.Device,
+) -> Case:
+    shape = (batch, settings.size, settings.size, 3)
+
+    def begin() -> Callable[[], np.ndarray]:
+        pictures = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        return make_call(NETWORKS[name](), variables(), precision, pictures, device)
+
+    what: dict[str, Plain] = {"network": name, "precision": precision, "batch": batch}
+    return Case(kind, what, begin, batch, "pictures")
+
+
+def _findings(rows: Rows) -> list[Finding]:
+    found = []
+    for name in rows.values("network"):
+        for precision in rows.values("precision"):
+            some = rows.where(network=name, precision=precision)
+            fastest = some.fastest()
+            rate, note = (None, "") if fastest is None else (fastest.rate, f"batch {fastest.what['batch']}")
+            article = ARTICLE if precision == "float32" else ""
+            found += [
+                Finding("A13", f"{name}, {precision}: one picture", some.one(batch=1).time),
+                Finding("A13", f"{name}, {precision}: pictures a second, at the best batch", rate, article, note),
+            ]
+    return found
+
+
+def _conclude(columns: Mapping[str, Rows]) -> list[str]:
+    """Each GPU against each CPU, both at their best."""
+    told = []
+    for cpu, gpu in cpus_with_gpus(columns):
+        for name in NETWORKS:
+            slow, fast = (columns[label].where(network=name).best_rate() for label in (cpu, gpu))
+            if slow is not None and fast is not None:
+                faster = 100 * (fast.median / slow.median - 1)
+                told.append(f"{name}: {gpu} is {faster:,.0f} % faster than {cpu}; in the article {ARTICLE}.")
+    return told
+
+
+def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
+    latency, rate = panels(figure, ("waiting for an answer", "answers"))
+    named = {label: _named(rows) for label, rows in columns.items()}
+    draw_lines(latency, named, across="batch", lines="told", quantity=lambda row: row.time)
+    draw_lines(rate, named, across="batch", lines="told")
+    latency.set_ylabel("seconds")
+    rate.set_ylabel("pictures a second")
+    for axes in (latency, rate):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("pictures in a batch")
+    if (legend := latency.get_legend()) is not None:
+        legend.remove()  # one for both
+        rate.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _named(rows: Rows) -> Rows:
+    """Each with its network and precision in one."""
+    return Rows(
+        row._replace(what={**row.what, "told": f"{row.what['network']} {row.what['precision']}"}) for row in rows
+    )
+
+
+STUDY = Study(
+    name="inference",
+    claims=("A13",),
+    title="How soon does a network answer one picture, and how many can it answer a second?",
+    method=(
+        "ResNet-50 and MobileNetV2 with random weights. A call sends pictures of 224 by 224 pixels, uint8, from the "
+        "host to the device and brings the 1,000 logits of each back: transfers are counted, compilation and decoding "
+        "are not. One call follows another; none overlap. Weights lie on the device in the precision that is computed "
+        "in; what float32 means is the device's default, TF32 on NVIDIA's newer GPUs."
+    ),
+    full=Settings(),
+    quick=QUICK,
+    cases=_cases,
+    findings=_findings,
+    draw=_draw,
+    conclude=_conclude,
+)

@@ -1,0 +1,194 @@
+"""A6, A10: a network is a pile of matrix products; their rate in each precision, and the error that it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxnn.bench.pictures import draw_dots, draw_lines, panels
+from jaxnn.bench.rows import Plain, Rows, exactly
+from jaxnn.bench.study import Bench, Case, Finding, NotMeasured, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Square products of so many rows; the error is of those of ``error_size``."""
+
+    sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    largest_on_cpu: int = 2048
+    error_size: int = 1024
+    rounds: int = 5
+    seconds: float = 0.2
+
+
+QUICK = Settings((64, 256, 512), 512, 256, rounds=3, seconds=0.02)
+
+
+class Precision(NamedTuple):
+    """How products are computed.
+
+    Attributes:
+        dtype: of the factors.
+        result: of the sums.
+        algorithm: of a product of float32, on GPU; None: as the dtype says.
+        on: the devices that have it in hardware.
+        since: the least compute capability of an NVIDIA GPU that has it.
+    """
+
+    dtype: Any
+    result: Any
+    algorithm: lax.DotAlgorithmPreset | None = None
+    on: tuple[str, ...] = ("cpu", "gpu", "tpu")
+    since: float = 0.0
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    "float64": Precision(jnp.float64, jnp.float64, on=("cpu", "gpu")),
+    "float32": Precision(jnp.float32, jnp.float32, lax.DotAlgorithmPreset.F32_F32_F32),
+    "tf32": Precision(jnp.float32, jnp.float32, lax.DotAlgorithmPreset.TF32_TF32_F32, on=("gpu",), since=8.0),
+    "bfloat16": Precision(jnp.bfloat16, jnp.float32, since=8.0),
+    "float16": Precision(jnp.float16, jnp.float32, on=("cpu", "gpu")),
+    "int8": Precision(jnp.int8, jnp.int32),
+    "fp8": Precision(jnp.float8_e4m3fn, jnp.float32, on=("gpu",), since=8.9),
+}
+
+
+def make_product(precision: Precision, platform: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """``(left [n, n], right [n, n]) -> [n, n]``, compiled, summed in ``precision.result``."""
+    # Elsewhere the dtype alone decides.
+    algorithm = precision.algorithm if platform == "gpu" else None
+    options: dict[str, Any] = {"precision": algorithm, "preferred_element_type": precision.result}
+    return jax.jit(functools.partial(jnp.matmul, **options))
+
+
+def make_factors(name: str, size: int, device: jax.Device) -> list[jax.Array]:
+    """Two factors ``[size, size]`` as ``name`` rounds them, on ``device``; in int8 a unit is 32, so few are cut."""
+    rounded = (np.clip(np.round(32 * x), -127, 127) if name == "int8" else x for x in _normal(size))
+    return [jax.device_put(x.astype(PRECISIONS[name].dtype), device) for x in rounded]
+
+
+def _normal(size: int) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.standard_normal((size, size)) for _ in range(2)]
+
+
+@functools.cache
+def exact_product(size: int) -> np.ndarray:
+    """That of the factors before they are rounded, in the widest type that the host has."""
+    left, right = (x.astype(np.longdouble) for x in _normal(size))
+    product: np.ndarray = left @ right
+    return product
+
+
+def relative_error(name: str, product: Any) -> float:
+    """The Frobenius norm of what ``product`` is off, over that of the exact one."""
+    exact = exact_product(len(product))
+    found = np.asarray(product, np.float64) / (32.0**2 if name == "int8" else 1.0)
+    off = (found - exact).astype(np.float64)
+    return float(np.linalg.norm(off) / np.linalg.norm(exact.astype(np.float64)))
+
+
+def _begin(name: str, size: int, kind: str, device: jax.Device) -> Callable[[], Any]:
+    precision = PRECISIONS[name]
+    if kind not in precision.on:
+        raise NotMeasured(f"{kind.upper()}s do not have it in hardware")
+    if (capability := compute_capability(device)) is not None and capability < precision.since:
+        raise NotMeasured(f"GPUs have it from compute capability {precision.since} on, this one has {capability}")
+    with jax.enable_x64(name == "float64"):
+        left, right = make_factors(name, size, device)
+        product = make_product(precision, kind)
+        compiled = product.lower(left, right).compile()  # type: ignore[attr-defined]
+    return lambda: jax.block_until_ready(compiled(left, right))
+
+
+def compute_capability(device: Any) -> float | None:
+    """That of an NVIDIA GPU, such as 9.0; None of anything else."""
+    try:
+        return float(device.compute_capability)
+    except (AttributeError, ValueError):
+        return None
+
+
+def _error(name: str, size: int, kind: str, device: jax.Device) -> dict[str, Plain]:
+    with jax.enable_x64(name == "float64"):
+        product = make_product(PRECISIONS[name], kind)(*make_factors(name, size, device))
+    return {"error": relative_error(name, product)}
+
+
+def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
+    settings: Settings = bench.settings
+    for size in settings.sizes:
+        group = []
+        for kind, device in bench.devices.items():
+            for name in PRECISIONS:
+                if kind == "cpu" and size > settings.largest_on_cpu:
+                    continue
+                observe = functools.partial(_error, name, size, kind, device) if size == settings.error_size else None
+                begin = functools.partial(_begin, name, size, kind, device)
+                group.append(Case(kind, {"size": size, "dtype": name}, begin, 2.0 * size**3, "FLOP", observe))
+        yield group
+
+
+def _findings(rows: Rows) -> list[Finding]:
+    found = []
+    for name in PRECISIONS:
+        best = rows.where(dtype=name).best_rate()
+        errors = [row.observed["error"] for row in rows.where(dtype=name) if "error" in row.observed]
+        note = f"error {errors[0]:.1e}" if errors else ""
+        article = {"float16": "Volta: 12× its float32", "tf32": "A100: up to 20× V100's float32"}.get(name, "")
+        found.append(Finding("A6, A10", f"{name}, at its best size", best, article, note))
+    return found
+
+
+def _conclude(columns: Mapping[str, Rows]) -> list[str]:
+    told = []
+    for label, rows in columns.items():
+        rates = {name: rate for name in PRECISIONS if (rate := rows.where(dtype=name).best_rate()) is not None}
+        if (plain := rates.pop("float32", None)) is None:
+            continue
+        ratios = [f"{name} {rate.median / plain.median:.2g}" for name, rate in rates.items()]
+        told.append(f"{label}: rate over that of float32: {', '.join(ratios)}.")
+        half = [row for row in rows.where(dtype="float32") if row.rate and row.rate.median >= plain.median / 2]
+        told.append(f"{label}: from {half[0].what['size']} rows on, float32 reaches half of its best rate.")
+    return told
+
+
+def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
+    rate, error = panels(figure, ("rate", "error of a product"))
+    draw_lines(rate, columns, across="size", lines="dtype")
+    rate.set_xlabel("rows of the square factors")
+    rate.set_ylabel("operations a second")
+    errors = {
+        label: [(str(row.what["dtype"]), exactly(row.observed["error"])) for row in rows if "error" in row.observed]
+        for label, rows in columns.items()
+    }
+    draw_dots(error, errors)
+    error.set_xlabel("relative to the exact product")
+
+
+STUDY = Study(
+    name="matmul",
+    claims=("A6", "A10"),
+    title="A network is matrix products: how many operations a second does each precision give, and how wrong is it?",
+    method=(
+        "Square products of factors that lie on the device, 2n³ operations; the call and the wait are counted, "
+        "transfers and compilation are not. The error is the Frobenius norm of the difference from the product of "
+        "the factors before they were rounded, in extended precision, over its norm: rounding the factors is in it."
+    ),
+    full=Settings(),
+    quick=QUICK,
+    cases=_cases,
+    findings=_findings,
+    draw=_draw,
+    conclude=_conclude,
+)

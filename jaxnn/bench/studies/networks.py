@@ -1,0 +1,70 @@
+"""A5: the four networks that Shi et al. timed in 2017, on each device and with each of their batch sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxnn.bench.rows import Rows
+from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.bench.training_study import draw_rates, step_time, training_group
+
+# Theirs, but for ResNet-56's: smallest first.
+BATCH_SIZES: Mapping[str, tuple[int, ...]] = {
+    "fcn5": (342, 512, 1024, 2048, 4096),
+    "alexnet_r": (128, 256, 512, 1024, 2048),
+    "resnet56": (16, 32, 64, 128),
+    "ptb_lstm": (32, 64, 128, 256, 512, 1024),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Of each network the first ``batch_sizes`` are timed, ``steps`` a call; None: as many as a run would have."""
+
+    batch_sizes: int = 6
+    steps: int | None = None
+    rounds: int = 3
+    seconds: float = 1.0
+
+
+QUICK = Settings(1, 1, 2, 0.1)
+
+
+def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
+    settings: Settings = bench.settings
+    for name, sizes in BATCH_SIZES.items():
+        for size in sizes[: settings.batch_sizes]:
+            yield training_group(bench, name, size)
+
+
+def _findings(rows: Rows) -> list[Finding]:
+    found = []
+    for name in BATCH_SIZES:
+        of_network = rows.where(network=name).measured()
+        if (best := of_network.fastest()) is None:
+            continue
+        first = of_network[0]
+        found.append(Finding("A5", f"{name}, a step of batch {first.what['batch_size']}", step_time(first)))
+        if len(of_network) > 1:
+            note = f"batch {best.what['batch_size']}"
+            found.append(Finding("A5", f"{name}, at its best batch size", best.rate, note=note))
+    return found
+
+
+STUDY = Study(
+    name="networks",
+    claims=("A5",),
+    title="How fast do the four networks of Shi et al. (2017) train?",
+    method=(
+        "FCN-5 on MNIST, AlexNet-R and ResNet-56 on CIFAR-10, a two-layer LSTM on the Penn Treebank, at their batch "
+        "sizes. A training step with its update, on data that lie on the device, several steps a call; compilation, "
+        "reading data and evaluation are not counted. Float32, as JAX computes it by default, which some GPUs round "
+        "to tf32."
+    ),
+    full=Settings(),
+    quick=QUICK,
+    cases=_cases,
+    findings=_findings,
+    draw=draw_rates,
+)

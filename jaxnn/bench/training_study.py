@@ -1,0 +1,134 @@
+"""What the studies of training share: steps of an article's networks timed on each device, and runs to the end."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxnn.bench.numbers import format_quantity
+from jaxnn.bench.pictures import draw_dots
+from jaxnn.bench.rows import Plain, Quantity, Row, Rows, exactly
+from jaxnn.bench.study import Begun, Bench, Case, Finding
+from jaxnn.bench.training import training_call
+from jaxnn.bench.workloads import WORKLOADS, read_data
+from jaxnn.loop import fit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def training_group(bench: Bench, name: str, batch_size: int) -> Sequence[Case]:
+    """Steps of one network with one batch size, a case for each device.
+
+    Args:
+        bench: the devices; ``settings.steps`` are compiled into one call, None: as many as a run would have there.
+        name: of the workload.
+        batch_size: examples a step.
+    """
+    return [
+        Case(
+            device=kind,
+            what={"network": name, "batch_size": batch_size},
+            begin=functools.partial(_begin, name, batch_size, kind, bench.settings.steps, bench.data_dir),
+            unit="examples",
+        )
+        for kind in bench.devices
+    ]
+
+
+def training_cases(bench: Bench) -> Iterator[Sequence[Case]]:
+    """Of each of ``settings.networks`` steps with its own batch size; then whole runs, where they are asked for.
+
+    The steps of all are timed first: that takes minutes, in which a machine may be left alone; whole runs take hours.
+    """
+    settings = bench.settings
+    for name in settings.networks:
+        yield training_group(bench, name, WORKLOADS[name].batch_size)
+    if settings.whole_runs:
+        for name in settings.networks:
+            yield [
+                Case(kind, _whole(name), observe=functools.partial(_train, name, kind, bench.data_dir))
+                for kind in bench.devices
+            ]
+
+
+def _whole(name: str) -> dict[str, Plain]:
+    return {"network": name, "run": "whole"}
+
+
+def _begin(name: str, batch_size: int, kind: str, steps: int | None, data_dir: Path | None) -> Begun:
+    experiment = WORKLOADS[name].experiment(data_dir, batch_size)
+    call, steps, used = training_call(experiment, experiment.data(experiment.config), kind, steps)
+    return Begun(call, steps * batch_size, {name: ", ".join(found) for name, found in used.items()})
+
+
+def _train(name: str, kind: Any, data_dir: Path | None) -> dict[str, Plain]:
+    """What a whole run reaches, evaluated at its end alone, and how long it takes."""
+    experiment = WORKLOADS[name].experiment(data_dir)
+    # Each run reads its own data: that is counted.
+    read_data.cache_clear()
+    steps, started = experiment.config.num_steps, time.perf_counter()
+    run = fit(experiment, device=kind, record=False, progress="none", eval_every=steps)
+    seconds = time.perf_counter() - started
+    if run.summary.status == "interrupted":
+        # The run took the signal for itself; what it reached by then is no figure.
+        raise KeyboardInterrupt
+    return {"run_seconds": seconds, **{key: float(value) for key, value in run.summary.metrics.items()}}
+
+
+def timed(rows: Rows, name: str) -> Row:
+    """The steps of a network with its own batch size."""
+    return rows.one(network=name, batch_size=WORKLOADS[name].batch_size)
+
+
+def run_finding(rows: Rows, name: str, claim: str, article: str = "") -> Finding:
+    """The steps of a whole run of a network, by those that were timed; beside it how long the run took in all."""
+    took = rows.one(**_whole(name)).observed.get("run_seconds")
+    told = [] if took is None else [f"a run from start to end took {format_quantity(exactly(took, 's'))}"]
+    # cuDNN's LSTM is what a GPU's figure may hang on.
+    told += [f"recurrence {form}" for form in (timed(rows, name).observed.get("recurrence"),) if form]
+    note = "; ".join(told)
+    return Finding(claim, f"{name}, the steps of a whole run", run_time(timed(rows, name)), article, note)
+
+
+def run_time(row: Row) -> Quantity | None:
+    """The seconds of a whole run of a network, by the steps that were timed."""
+    return _scaled(row, WORKLOADS[str(row.what["network"])].num_steps)
+
+
+def step_time(row: Row) -> Quantity | None:
+    """The seconds of a step."""
+    return _scaled(row, 1)
+
+
+def _scaled(row: Row, num_steps: int) -> Quantity | None:
+    """The seconds of so many steps."""
+    steps = row.work / int(row.what["batch_size"] or 1)
+    return None if row.time is None else row.time.scaled(num_steps / steps, "s")
+
+
+def reached(rows: Rows, name: str, metric: str) -> Quantity | None:
+    """The metric that a whole run of a network gave, such as ``test_accuracy``."""
+    value = rows.one(**_whole(name)).observed.get(metric)
+    return None if value is None else exactly(value)
+
+
+def draw_rates(columns: Mapping[str, Rows], figure: Figure) -> None:
+    """Examples a second of each network and batch size, a dot for each column."""
+    axes = figure.subplots()
+    several = {label: len(rows.values("batch_size")) > len(rows.values("network")) for label, rows in columns.items()}
+    rates = {
+        label: [(_name(row, several[label]), row.rate) for row in rows if row.rate is not None]
+        for label, rows in columns.items()
+    }
+    count = max((len(pairs) for pairs in rates.values()), default=0)
+    figure.set_size_inches(8.0, max(3.0, 1.2 + 0.35 * count))
+    draw_dots(axes, rates)
+    axes.set_xlabel("training examples a second")
+
+
+def _name(row: Row, with_batch_size: bool) -> str:
+    return f"{row.what['network']}, {row.what['batch_size']}" if with_batch_size else str(row.what["network"])

@@ -1,0 +1,196 @@
+"""The networks of the articles: those of the bench are the scripts', of the published sizes; so are their figures."""
+
+import dataclasses
+import importlib.util
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxnn import data
+from jaxnn.bench import training_study
+from jaxnn.bench.rows import Quantity, Row, Rows
+from jaxnn.bench.studies import cats_vs_dogs, keras_scripts, networks, text
+from jaxnn.bench.study import Begun, Bench
+from jaxnn.bench.training_study import run_time, step_time, training_cases
+from jaxnn.bench.workloads import WORKLOADS
+from jaxnn.loop.compiling import Programs
+from jaxnn.loop.feed import make_feed
+from jaxnn.nn.partitioning import unboxed
+from jaxnn.observe import Clock, Ledger
+from jaxnn.types import DataError, Experiment, Splits
+from tests import shell
+
+SCRIPTS = shell.ROOT / "experiments" / "articles"
+# Sequences and their targets, or pictures and their labels, in the shape of a workload's own.
+SHAPES: dict[str, tuple[tuple[int, ...], int, int]] = {
+    "mnist_mlp": ((28, 28, 1), 0, 10),
+    "mnist_cnn": ((28, 28, 1), 0, 10),
+    "cifar10_cnn": ((32, 32, 3), 0, 10),
+    "imdb_lstm": ((100,), 20_000, 2),
+    "imdb_fasttext": ((400,), 20_000, 2),
+    "lstm_text_generation": ((40,), 39, 39),
+    "text_generator": ((40,), 39, 39),
+    "fcn5": ((28, 28, 1), 0, 10),
+    "alexnet_r": ((32, 32, 3), 0, 10),
+    "resnet56": ((32, 32, 3), 0, 10),
+    "ptb_lstm": ((32,), 10_000, 10_000),
+    "cats_and_dogs": ((150, 150, 3), 0, 2),
+    "news_bag": ((64,), 20_000, 4),
+    "news_lstm": ((64,), 20_000, 4),
+}
+
+
+def made_up(name: str, num_examples: int) -> Splits:
+    """Random data in the shape of a workload's own."""
+    shape, tokens, classes = SHAPES[name]
+    random = np.random.default_rng(0)
+    inputs = random.integers(0, tokens or 256, (num_examples, *shape), np.int32 if tokens else np.uint8)
+    labels = random.integers(0, classes, inputs.shape if name == "ptb_lstm" else num_examples, np.int32)
+    return data.arrays(train=(inputs, labels), name=name)
+
+
+def script(name: str) -> Experiment[Any]:
+    """The experiment that a script writes out."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Experiment[Any] = module.experiment
+    return found
+
+
+def lowered_step(experiment: Experiment[Any], splits: Splits) -> str:
+    config = experiment.config
+    feed = make_feed(splits, config.seed, config.batch_size)
+    return Programs(experiment, splits.train, feed, Ledger(), Clock()).lowered_step()
+
+
+def test_each_script_of_an_article_is_a_workload_and_each_workload_a_script() -> None:
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(WORKLOADS) == set(SHAPES)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_script_fits_a_page_and_says_what_it_claims(name: str) -> None:
+    lines = (SCRIPTS / f"{name}.py").read_text().splitlines()
+    assert len(lines) <= 40
+    assert [line.split()[0] for line in lines[2:5]] == ["Claim", "Command", "Seen"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_computes_what_its_script_does(name: str) -> None:
+    theirs, ours = script(name), WORKLOADS[name].experiment()
+    assert (theirs.config.batch_size, theirs.config.num_steps, theirs.config.seed) == tuple(
+        getattr(ours.config, field) for field in ("batch_size", "num_steps", "seed")
+    )
+    splits = made_up(name, theirs.config.batch_size)
+    # Schedules, models, losses and optimizers, as one program's text.
+    assert lowered_step(theirs, splits) == lowered_step(ours, splits)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_has_the_published_number_of_parameters(name: str) -> None:
+    workload = WORKLOADS[name]
+    source = made_up(name, 2).train
+    batch = source.as_batch(source.read(np.arange(2)))
+    params, _ = jax.eval_shape(lambda key: workload.task().init(key, batch), jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(unboxed(params))) == workload.parameters
+
+
+def test_the_photographs_are_of_the_articles_size() -> None:
+    assert WORKLOADS["cats_and_dogs"].parameters == pytest.approx(2.0e6, rel=0.01)
+    assert WORKLOADS["cats_and_dogs"].epochs == pytest.approx(20, abs=0.1)
+    assert WORKLOADS["imdb_fasttext"].epochs == pytest.approx(5, abs=0.1)
+
+
+# 4 steps of 128 examples took half a second: 1024 examples a second, an eighth of a second each.
+ROW = Row({"network": "mnist_mlp", "batch_size": 128}, (0.5, 0.5), 4 * 128, "examples")
+WHOLE = Row({"network": "mnist_mlp", "run": "whole"}, observed={"run_seconds": 1500.0, "test_accuracy": 0.98})
+
+
+def test_the_time_of_a_run_is_its_number_of_steps_times_that_of_one() -> None:
+    assert step_time(ROW) == Quantity(0.125, 0.125, 0.125, "s")
+    assert run_time(ROW) == Quantity(9_380 / 8, 9_380 / 8, 9_380 / 8, "s")
+    assert step_time(ROW._replace(seconds=())) is None
+
+
+def test_a_script_stands_beside_what_its_article_says() -> None:
+    time, accuracy = keras_scripts.STUDY.findings(Rows([ROW, WHOLE]))
+    assert time.article == "K80 64.5 s, P100 55.3 s, 16 CPUs 79.2 s, 32 CPUs 66 s"
+    assert time.quantity == run_time(ROW) and time.note == "a run from start to end took 25 min"
+    assert accuracy.quantity == Quantity(0.98, 0.98, 0.98, "") and accuracy.article == "accuracy 0.982"
+    assert set(keras_scripts.SCRIPTS) <= set(WORKLOADS) and set(networks.BATCH_SIZES) <= set(WORKLOADS)
+
+
+def test_a_script_that_was_only_timed_reached_nothing() -> None:
+    time, accuracy = keras_scripts.STUDY.findings(Rows([ROW]))
+    assert time.quantity == run_time(ROW) and time.note == "" and accuracy.quantity is None
+
+
+def test_cats_and_dogs_are_compared_over_devices() -> None:
+    row = Row({"network": "cats_and_dogs", "batch_size": 150}, (2.0,), 150, "examples")
+    columns = {"CPU, Chip": Rows([row]), "GPU, Chip": Rows([row._replace(seconds=(0.1,))])}
+    (told,) = cats_vs_dogs.STUDY.conclude(columns)
+    assert told.startswith("GPU, Chip is 20× as fast as CPU, Chip; in the article")
+    batch, epochs, accuracy = cats_vs_dogs.STUDY.findings(columns["GPU, Chip"])
+    assert batch.quantity == Quantity(0.1, 0.1, 0.1, "s") and accuracy.quantity is None
+    assert epochs.quantity is not None and epochs.quantity.median == pytest.approx(26.7)
+
+
+def test_all_are_timed_before_the_first_is_trained_to_its_end() -> None:
+    bench = Bench({"cpu": jax.devices()[0]}, text.STUDY.full)
+    cases = [case for group in training_cases(bench) for case in group]
+    assert [(case.what["network"], case.observe is not None) for case in cases] == [
+        ("news_bag", False),
+        ("news_lstm", False),
+        ("news_bag", True),
+        ("news_lstm", True),
+    ]
+
+
+def test_a_whole_run_tells_what_it_reached_and_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = made_up("news_bag", 64).train
+    short = WORKLOADS["news_bag"]._replace(data=lambda _: Splits(train=train, test=train), num_steps=3)
+    monkeypatch.setattr(training_study, "WORKLOADS", {**WORKLOADS, "news_bag": short})
+    bench = Bench({"cpu": jax.devices()[0]}, dataclasses.replace(text.STUDY.full, networks=("news_bag",)))
+    _, (whole,) = training_cases(bench)
+    assert whole.observe is not None
+    observed = whole.observe()
+    assert 0 <= float(observed["test_accuracy"] or 0) <= 1 and float(observed["run_seconds"] or 0) > 0
+
+
+def test_an_interrupted_run_reached_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def data_of(_: Path | None) -> Splits:
+        # Taken by the run, which ends at its next window as if it were over.
+        signal.raise_signal(signal.SIGTERM)
+        return made_up("news_bag", 64)
+
+    short = WORKLOADS["news_bag"]._replace(data=data_of, num_steps=30)
+    monkeypatch.setattr(training_study, "WORKLOADS", {**WORKLOADS, "news_bag": short})
+    bench = Bench({"cpu": jax.devices()[0]}, dataclasses.replace(text.STUDY.full, networks=("news_bag",)))
+    _, (whole,) = training_cases(bench)
+    assert whole.observe is not None
+    with pytest.raises(KeyboardInterrupt):
+        whole.observe()
+
+
+def test_data_that_are_not_there_are_a_reason_and_not_the_end(tmp_path: Path) -> None:
+    bench = Bench({"cpu": jax.devices()[0]}, cats_vs_dogs.QUICK, tmp_path)
+    ((case,),) = training_cases(bench)
+    with pytest.raises(DataError, match="cats_vs_dogs"):
+        assert case.begin is not None
+        case.begin()
+
+
+@pytest.mark.slow
+def test_text_classifiers_are_timed_on_the_real_news(data_dir: Path) -> None:
+    bench = Bench({"cpu": jax.devices()[0]}, text.QUICK, data_dir)
+    for (case,) in training_cases(bench):
+        assert case.begin is not None
+        begun = case.begin()
+        assert isinstance(begun, Begun) and begun.work == 2 * 32
+        begun.call()
