@@ -139,6 +139,9 @@ def test_writes_of_orbaxs_that_fail_together_are_told_once(
     asyncio_log = logging.getLogger("asyncio")
     for place in ("/site-packages/orbax/checkpoint/x.py", "/home/me/mine.py"):
         asyncio_log.error("Future exception was never retrieved", exc_info=failing_in(place))
+    # As a future of TensorStore's that nobody waited for has it: raised nowhere.
+    refused = ValueError("Failed to write 211 bytes: No space left on device [tensorstore_spec='{}']")
+    asyncio_log.error("Future exception was never retrieved", exc_info=(ValueError, refused, None))
     asyncio_log.error("without an error")
     (own, without) = [record for record in caplog.records if record.name == "asyncio"]
     assert own.exc_info is not None and without.exc_info is None
