@@ -21,9 +21,10 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
+from jaxnn.checkpoints import Checkpoints
 from jaxnn.loop.signals import Interruption
 from jaxnn.record import create_run_dir, open_record
-from jaxnn.record.directory import LOCK_FILE, is_locked, locked, write_json
+from jaxnn.record.directory import is_locked, locked, write_json
 from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.options import SweepOptions
@@ -349,26 +350,24 @@ def test_workers_train_what_one_process_does(
     np.testing.assert_allclose(found.run(7).evaluate()["loss"], found.members[7].final["test_loss"], rtol=1e-5)
 
 
-def held(folder: Path) -> list[Path]:
-    """The tasks of the sweep in ``folder`` that this process has open."""
-    opened = {os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()}
-    return [path for path in folder.glob("shards/*") if os.path.realpath(path / LOCK_FILE) in opened]
-
-
 def killed_once(folder: Path) -> Callable[[Any], jn.Splits]:
-    """Data of which the first process to train with them dies once it has saved its members twice."""
+    """Data of which the first process to train with them dies when it would save its members for the third time."""
+    save, saved = Checkpoints.save, []
 
-    def watch() -> None:
-        while not any(len(list(path.glob("groups/*/*/_CHECKPOINT_METADATA"))) > 1 for path in held(folder / "swept")):
-            time.sleep(0.001)
-        (folder / "killed").write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGKILL)
+    def save_or_die(checkpoints: Checkpoints, step: int, state: Any, metrics: Any) -> None:
+        # The second save waited for the first, which is whole.
+        if len(saved) == 2:
+            (folder / "killed").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        saved.append(step)
+        save(checkpoints, step, state, metrics)
 
     def data(config: Any) -> jn.Splits:
         # Planning loads the data first, in a process that trains nothing.
-        if (folder / "swept").exists() and not (folder / "watched").exists():
-            (folder / "watched").touch()
-            threading.Thread(target=watch, daemon=True).start()
+        if (folder / "swept").exists():
+            with contextlib.suppress(FileExistsError):
+                (folder / "mortal").touch(exist_ok=False)
+                Checkpoints.save = save_or_die  # type: ignore[method-assign]
         return tiny.splits()
 
     return data

@@ -80,7 +80,7 @@ def in_a_save(victim: Victim, run_dir: Path) -> str:
     """A disk that is filled when Orbax has begun to write."""
 
     def saving() -> bool:
-        return len(steps_of(run_dir)) == 2 and bool(remnants_of(run_dir, "unfinished"))
+        return len(steps_of(run_dir)) >= 2 and bool(remnants_of(run_dir, "unfinished"))
 
     said = _stopped(victim, run_dir, saving, lambda: fill_up(run_dir.parent), "could not be written")
     return _gone_on(victim, run_dir, said)
