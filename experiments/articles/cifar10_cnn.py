@@ -2,7 +2,7 @@
 
 Claim     75.1 % of the 10,000 test pictures in the article; of pictures with JPEG's losses, what Keras reaches on them
 Command   python experiments/articles/cifar10_cnn.py
-Seen      72.4 % on such pictures, where Keras 3 has 71.5 %; 37 minutes on two busy cores of an AMD EPYC, jax 0.12.0.1
+Seen      72.4 % on such pictures, where Keras 3 has 71.5 %; 18 minutes on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
