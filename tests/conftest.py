@@ -1,24 +1,16 @@
-"""How every test runs: four CPU devices, rank promotion an error, one compile cache, slow tests where asked for."""
+"""How every test runs: four CPU devices, rank promotion an error, slow tests where asked for."""
 
 import os
 import pathlib
-import shutil
-import tempfile
+from collections.abc import Iterator
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # Before a backend starts: the number of its devices is read then.
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-# What one test compiled no other compiles again, in whichever process: workers and scripts read these variables.
-CACHE = "JAX_COMPILATION_CACHE_DIR"
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ[CACHE] = tempfile.mkdtemp(prefix="jaxnn_tests_")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-jax.config.update("jax_compilation_cache_dir", os.environ[CACHE])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
@@ -35,11 +27,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=slow)
 
 
-def pytest_unconfigure() -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ[CACHE], ignore_errors=True)
-
-
 @pytest.fixture(scope="session")
 def data_dir() -> pathlib.Path:
     """The folder of real data sets; the test is skipped where there is none."""
@@ -47,3 +34,15 @@ def data_dir() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}: set JAXNN_DATA to a folder that has them")
     return folder
+
+
+@pytest.fixture
+def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For tests that call `jn.main`, which turns the compile cache on: in a folder that goes, and off again."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update(names[0], str(tmp_path_factory.getbasetemp() / "compiled"))
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()

@@ -22,6 +22,9 @@ from tests import shell, tiny
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
 
 
+pytestmark = pytest.mark.usefixtures("own_compile_cache")
+
+
 def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> jn.Run:
     """A script's run in this process."""
     return jn.main(experiment or tiny.experiment(), [*QUICK, *map(str, arguments)])
@@ -180,7 +183,7 @@ def test_interrupting_a_script_saves_and_says_how_to_go_on(tmp_path: Path, check
     (tmp_path / "endless.py").write_text(SCRIPT)
     how = ["--checkpoint-every", checkpoint_every, *CALLS]
     command = [sys.executable, tmp_path / "endless.py", *how, "--run-dir", tmp_path / "run"]
-    variables = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
+    variables = {**os.environ, "PYTHONPATH": str(shell.ROOT), "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=variables, cwd=tmp_path, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -200,6 +203,7 @@ def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
     done = shell.python(
         shell.ROOT / "experiments" / "digits_mlp.py",
         *("--num-steps", 20, "--steps-per-call", 10, "--run-dir", tmp_path / "run"),
+        JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
     )
     assert done.returncode == 0, done.stderr
     for words in ("placement", "cpu:0", "finished", "test accuracy", "time to first step", "curves.png"):
@@ -213,6 +217,7 @@ def test_without_data_and_network_a_script_says_where_to_put_the_file(tmp_path: 
         shell.ROOT / "experiments" / "mnist_mlp.py",
         *("--run-dir", tmp_path / "run"),
         JAXNN_DATA=str(tmp_path / "empty"),
+        JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
         **nowhere,
     )
     assert done.returncode == 2

@@ -308,7 +308,9 @@ def test_a_mistake_in_the_flags_is_named(
     words: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    own_compile_cache: None,
 ) -> None:
+    del own_compile_cache
     for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
         monkeypatch.delenv(name)
     said = shell.fails(capsys, lambda words: jn.main(tiny.experiment(), words), *arguments)

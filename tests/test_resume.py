@@ -73,7 +73,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     folder = tmp_path_factory.mktemp("script")
     script = folder / "digits_dropout.py"
     script.write_text(SCRIPT)
-    surroundings = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    # One cache for all: what a killed run compiled is read back, as on any machine.
+    surroundings = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "PYTHONPATH": str(REPOSITORY),
+    }
 
     launched = []
 

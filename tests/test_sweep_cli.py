@@ -16,6 +16,8 @@ from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--width", "2"]
 
+pytestmark = pytest.mark.usefixtures("own_compile_cache")
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:

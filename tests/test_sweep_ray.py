@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import jaxnn as jn
 from jaxnn.checkpoints import Checkpoints
@@ -45,10 +46,23 @@ ALL_POINTS = POINTS + jn.grid(batch_size=[0], learning_rate=[0.1], seed=[0])
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What this process compiled is there for the workers, and the other way round: it is set for them too."""
+    before = {name: getattr(jax.config, name) for name in ray_worker.CACHE_SETTINGS}
+    for name, value in zip(before, (str(tmp_path_factory.getbasetemp() / "compiled"), 0.0), strict=True):
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def cluster(compiled_once: None) -> Iterator[Any]:
     """Ray on this machine with two workers, for the tests that do not start their own."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     # As a script's folder would be; a worker imports what a test module defines.
+    del compiled_once
     path = os.pathsep.join([str(shell.ROOT), str(shell.ROOT / "tests")])
     environment = {"PYTHONPATH": path}
     before = signal.getsignal(signal.SIGTERM)
@@ -63,8 +77,9 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> jn.Sweep:
+def alone(compiled_once: None) -> jn.Sweep:
     """All points in one process."""
+    del compiled_once
     return jn.sweep(tiny.experiment(), ALL_POINTS, record=False, **HOW)
 
 
@@ -447,6 +462,7 @@ def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, alone: jn
 
 def where() -> tuple[str, int]:
     """The platform of this process, and how many threads XLA computes with in it."""
+    import jax
 
     platform = jax.devices()[0].platform
     names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]

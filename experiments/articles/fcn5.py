@@ -2,7 +2,7 @@
 
 Claim     at least 97 % of the 10,000 test digits are read correctly
 Command   python experiments/articles/fcn5.py
-Seen      to be measured
+Seen      97.73 %; five minutes on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
