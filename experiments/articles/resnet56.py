@@ -2,7 +2,7 @@
 
 Claim     at least 85 % of the 10,000 test pictures are told apart after forty epochs
 Command   python experiments/articles/resnet56.py
-Seen      to be measured
+Seen      one epoch alone (--num-steps 390): 32.5 %; seven minutes on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
