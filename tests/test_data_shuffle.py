@@ -7,6 +7,7 @@ import pytest
 
 from jaxnn.data.shuffle import batch_indices, permute, steps_per_epoch
 from jaxnn.types import DataError
+from tests import shell
 
 SIZES = (1, 2, 3, 5, 7, 100, 1000, 1023, 1024, 1437, 60_000)
 
@@ -43,6 +44,23 @@ def test_numpy_and_jax_give_the_same_bits(num_examples):
     # The low 32 bits count: 2^31 + 5 is 5 - 2^31 as an int32.
     vmapped = jax.jit(traced)(jnp.asarray([0, 1, -1, 5 - 2**31], jnp.int32))
     np.testing.assert_array_equal(vmapped, expected)
+
+
+SMALL_SET = """
+import jax, jax.numpy as jnp
+from jaxnn.data.shuffle import batch_indices
+
+def batch(inputs, targets, seed, step):
+    rows = batch_indices(seed, step[None], 240, 8)[0]
+    return inputs[rows], targets[rows]
+
+print(jax.jit(batch)(jnp.ones((240, 3)), jnp.ones((240, 2), jnp.int32), jnp.int32(0), jnp.int32(0))[0].shape)
+"""
+
+
+def test_a_set_of_many_rounds_is_compiled_in_a_moment():
+    # In a process of its own, which is given up after two minutes: as one kernel it would take hours.
+    assert shell.python("-c", SMALL_SET).stdout == "(8, 3)\n"
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():

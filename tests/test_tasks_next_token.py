@@ -125,13 +125,13 @@ def test_less_perplexity_is_better_and_a_run_or_a_sweep_can_go_by_it() -> None:
     random = np.random.default_rng(0)
     pair = random.normal(size=(12, 6, 5)).astype(np.float32), random.integers(0, 5, (12, 6)).astype(np.int32)
     splits = jn.data.arrays(pair, test=pair, num_classes=5)
-    how: dict[str, Any] = {"monitor": "perplexity", "record": False, "progress": "none"}
+    how: dict[str, Any] = {"monitor": "perplexity", "record": False, "progress": "none", "steps_per_call": 2}
     experiment = _experiment(splits, jn.tasks.next_token(SCALE), batch_size=4, num_steps=4)
     options = jn.RunOptions(**how)
     assert not options.higher_is_better
     run = jn.fit(experiment, options, eval_every=2)
     assert run.summary.metrics["test_perplexity"] == pytest.approx(math.exp(run.summary.metrics["test_loss"]), rel=1e-6)
-    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), devices=1, **how)
+    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), devices=1, width=2, **how)
     for perplexity, loss in zip(sweep.values("test_perplexity"), sweep.values("test_loss"), strict=True):
         assert perplexity == pytest.approx(math.exp(loss), rel=1e-6)
 

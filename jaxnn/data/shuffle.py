@@ -11,6 +11,10 @@ import numpy as np
 
 from jaxnn.types import Array, DataError
 
+# A round's values are used by the two after it: what LLVM does to rounds of one kernel grows exponentially, from
+# tenths of a second for six to hours for twelve where a side of the domain is a power of two.
+_ROUNDS_A_KERNEL = 6
+
 
 def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array | int) -> Array:
     """Where a keyed permutation of ``0 … num_examples - 1`` sends each of ``positions``.
@@ -117,12 +121,19 @@ def _rounds(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uin
     a, b = sizes
     left, right = values % a, values // a
     for index, key in enumerate(keys):
+        if index and index % _ROUNDS_A_KERNEL == 0:
+            left, right = _cut((left, right))
         size = a if index % 2 == 0 else b
         # Half a hash (31 bits) leaves room for the sum: left < 2^16.
         total = left + (_mix(right ^ key) >> np.uint32(1))
         # The remainder, written so because NumPy's own takes ten times a quotient's time.
         left, right = right, total - total // size * size
     return right * a + left
+
+
+def _cut(values: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The same, from where on another kernel computes."""
+    return jax.lax.optimization_barrier(values) if isinstance(values[0], jax.Array) else values
 
 
 def _mix(values: Array) -> Array:
