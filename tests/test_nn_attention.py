@@ -17,6 +17,7 @@ from flax import linen
 from jaxnn.nn.attention import attention, attention_fn
 from jaxnn.nn.chunked_attention import chunked_attention
 from jaxnn.types import ConfigError
+from tests import draws
 
 # The module: the package may hold a function of the same name.
 MODULE = sys.modules["jaxnn.nn.attention"]
@@ -35,9 +36,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def inputs(num_queries: int = 37, num_keys: int = 37, key_heads: int = HEADS, dtype: Any = jnp.float32) -> list[Any]:
-    keys = jax.random.split(jax.random.key(0), 3)
     shapes = [(BATCH, num_queries, HEADS, DIM), *[(BATCH, num_keys, key_heads, DIM)] * 2]
-    return [jax.random.normal(key, shape, dtype) for key, shape in zip(keys, shapes, strict=True)]
+    return [draws.normal(seed, *shape, dtype=dtype) for seed, shape in enumerate(shapes)]
 
 
 def by_hand(query: Any, key: Any, value: Any, seen: Any = None, bias: Any = 0.0, scale: float | None = None) -> Any:
@@ -116,7 +116,7 @@ def test_queries_share_keys_in_groups(implementation: str, key_heads: int) -> No
 
 @pytest.mark.parametrize("implementation", ["xla", "whole"])
 def test_a_bias_and_a_scale_of_ones_own(implementation: str) -> None:
-    arrays, bias = inputs(), jax.random.normal(jax.random.key(3), (1, HEADS, 37, 37))
+    arrays, bias = inputs(), draws.normal(3, 1, HEADS, 37, 37)
     out = compiled(*arrays, bias=bias, scale=0.1, implementation=implementation)
     np.testing.assert_allclose(out, by_hand(*arrays, bias=bias, scale=0.1), rtol=1e-5, atol=2e-6)
 
@@ -134,7 +134,7 @@ def test_gradients_are_difference_quotients_in_float64(implementation: str, case
         seen = seen_keys(37, 37, **options)
         if "lengths" in options:
             options["lengths"] = jnp.array(options["lengths"])
-        weights, *ways = (jax.random.normal(key, arrays[0].shape) for key in jax.random.split(jax.random.key(1), 4))
+        weights, *ways = (draws.normal(seed, *arrays[0].shape, dtype=jnp.float64) for seed in range(3, 7))
         grads = slope(partial(compiled, **options, implementation=implementation), arrays, weights)
         ahead, behind = (
             by_hand(*(a + step * way for a, way in zip(arrays, ways, strict=True)), seen) for step in (1e-5, -1e-5)
@@ -150,7 +150,7 @@ def test_gradients_of_all_implementations_are_the_same(case: str) -> None:
     arrays, options = inputs(key_heads=2), dict(CASES[case])
     if "lengths" in options:
         options["lengths"] = jnp.array(options["lengths"])
-    weights = jax.random.normal(jax.random.key(1), arrays[0].shape)
+    weights = draws.normal(3, *arrays[0].shape)
     xla, *others = (
         slope(partial(compiled, **options, implementation=name), arrays, weights) for name in IMPLEMENTATIONS
     )
@@ -367,7 +367,7 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
 
 
 def test_flax_layers_take_it_for_their_own() -> None:
-    x, mask = jax.random.normal(jax.random.key(0), (2, 11, 8)), linen.make_causal_mask(jnp.ones((2, 11)))
+    x, mask = draws.normal(0, 2, 11, 8), linen.make_causal_mask(jnp.ones((2, 11)))
     layer = partial(linen.MultiHeadDotProductAttention, num_heads=2)
     params = layer().init(jax.random.key(1), x)
     own = layer(attention_fn=attention_fn, dropout_rate=0.5)

@@ -16,6 +16,7 @@ import pytest
 from jaxnn.nn.cross_entropy import cross_entropy
 from jaxnn.nn.linear_cross_entropy import linear_cross_entropy
 from jaxnn.types import ConfigError
+from tests import draws
 
 KEY = jax.random.key(0)
 # Softmax of ln(1, 2, 5) is 1/8, 2/8, 5/8.
@@ -28,9 +29,7 @@ def plain(logits: Any, labels: Any, smoothing: Any = 0.0) -> Any:
 
 
 def case(shape: tuple[int, ...], classes: int, dtype: str = "float32") -> tuple[jax.Array, jax.Array]:
-    keys = jax.random.split(KEY)
-    logits = 3.0 * jax.random.normal(keys[0], (*shape, classes), dtype)
-    return logits, jax.random.randint(keys[1], shape, 0, classes)
+    return 3.0 * draws.normal(0, *shape, classes, dtype=dtype), draws.integers(1, classes, *shape)
 
 
 def test_by_hand() -> None:
@@ -51,7 +50,7 @@ def test_the_gradient_by_hand() -> None:
 def test_equals_the_plain_formula_in_float64(shape: tuple[int, ...]) -> None:
     with jax.enable_x64(True):
         logits, labels = case(shape, 11, "float64")
-        weights, smoothings = jax.random.normal(KEY, shape), jnp.array([0.0, 0.1, 1.0])
+        weights, smoothings = draws.normal(2, *shape, dtype="float64"), jnp.array([0.0, 0.1, 1.0])
 
         @functools.partial(jax.jit, static_argnums=0)
         def graded(f: Callable[..., jax.Array]) -> Any:
@@ -113,10 +112,9 @@ type Linear = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 
 def linear_case(shape: tuple[int, ...], features: int, classes: int, dtype: str = "float32") -> Linear:
-    keys = jax.random.split(KEY, 4)
-    hidden = jax.random.normal(keys[0], (*shape, features), dtype)
-    kernel = jax.random.normal(keys[1], (features, classes), dtype)
-    return hidden, kernel, jax.random.normal(keys[2], (classes,), dtype), jax.random.randint(keys[3], shape, 0, classes)
+    shapes = ((*shape, features), (features, classes), (classes,))
+    hidden, kernel, bias = (draws.normal(seed, *shape, dtype=dtype) for seed, shape in enumerate(shapes))
+    return hidden, kernel, bias, draws.integers(3, classes, *shape)
 
 
 def plain_linear(hidden: Any, kernel: Any, labels: Any, bias: Any = None) -> Any:
@@ -128,7 +126,7 @@ def plain_linear(hidden: Any, kernel: Any, labels: Any, bias: Any = None) -> Any
 def test_chunks_equal_the_whole_in_float64(classes: int, chunk: int, with_bias: bool) -> None:
     with jax.enable_x64(True):
         hidden, kernel, bias, labels = linear_case((2, 3), 5, classes, "float64")
-        weights = jax.random.normal(KEY, labels.shape)
+        weights = draws.normal(4, *labels.shape, dtype="float64")
         given = (hidden, kernel, bias if with_bias else None)
 
         def graded(f: Callable[..., jax.Array]) -> Any:

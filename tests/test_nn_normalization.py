@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnn.nn.normalization import BatchNorm, LayerNorm, RMSNorm
 from jaxnn.types import ConfigError
+from tests import draws
 
 FLAX: dict[Any, Any] = {LayerNorm: linen.LayerNorm, RMSNorm: linen.RMSNorm, BatchNorm: linen.BatchNorm}
 LAYERS = tuple(FLAX)
@@ -23,7 +24,7 @@ OURS = {"implementation": "analytic"}
 
 def inputs(shape: tuple[int, ...] = (6, 5, 4, 3), dtype: Any = jnp.float32) -> Any:
     """Channels of different means and deviations."""
-    x = jax.random.normal(jax.random.key(0), shape, dtype)
+    x = draws.normal(0, *shape, dtype=dtype)
     steps = jnp.arange(shape[-1], dtype=dtype).reshape((1,) * (len(shape) - 1) + (-1,))
     return x * (1 + steps) + 2 * steps
 
@@ -32,8 +33,7 @@ def start(layer: Any, x: Any) -> Any:
     """Its variables, none of them at its plain first value."""
     variables = layer.init(jax.random.key(1), x)
     leaves, tree = jax.tree.flatten(variables)
-    keys = jax.random.split(jax.random.key(2), len(leaves))
-    return tree.unflatten([a + jax.random.uniform(key, a.shape, a.dtype) for a, key in zip(leaves, keys, strict=True)])
+    return tree.unflatten([a + draws.uniform(seed, *a.shape, dtype=a.dtype) for seed, a in enumerate(leaves)])
 
 
 def made(kind: Any, flax: bool = False, **options: Any) -> Any:

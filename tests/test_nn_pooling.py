@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import jax
@@ -13,6 +14,7 @@ from flax import linen
 
 from jaxnn import nn
 from jaxnn.types import ConfigError
+from tests import draws
 
 PAIRS = [(nn.max_pool, linen.max_pool), (nn.avg_pool, linen.avg_pool)]
 
@@ -43,8 +45,8 @@ CASES = [
 
 def distinct(shape: tuple[int, ...]) -> jax.Array:
     """Numbers of both signs, no two of them equal, so that no window has a tie."""
-    numbers = jax.random.permutation(jax.random.key(0), jnp.prod(jnp.array(shape)))
-    return numbers.reshape(shape).astype(jnp.float32) / 7 - 5
+    numbers = np.random.default_rng(0).permutation(math.prod(shape))
+    return jnp.asarray(numbers.reshape(shape) / 7 - 5, jnp.float32)
 
 
 @pytest.mark.parametrize(("ours", "flaxs"), PAIRS)
@@ -53,7 +55,7 @@ def test_values_and_gradients_are_flaxs(
     ours: Callable, flaxs: Callable, shape: tuple, window: tuple, strides: tuple, padding: str
 ) -> None:
     x = distinct(shape)
-    weights = jax.random.normal(jax.random.key(1), flaxs(x, window, strides, padding).shape)
+    weights = draws.normal(1, *flaxs(x, window, strides, padding).shape)
 
     def weighted(pool: Callable) -> Callable:
         return jax.jit(jax.value_and_grad(lambda x: jnp.sum(pool(x, window, strides, padding) * weights)))
@@ -137,7 +139,7 @@ def test_among_equal_maxima_of_windows_that_overlap_the_first_gets_all_as_in_fla
     window: tuple[int, int], strides: tuple[int, int]
 ) -> None:
     # Small integers: nearly every window has ties, many between a row and another.
-    x = jax.random.randint(jax.random.key(2), (3, 9, 8, 4), 0, 3).astype(jnp.float32)
+    x = draws.integers(2, 3, 3, 9, 8, 4).astype(jnp.float32)
 
     def gradient(pool: Callable) -> jax.Array:
         return jax.grad(lambda x: jnp.sum(pool(x, window, strides) ** 2 + pool(x, window, strides)))(x)

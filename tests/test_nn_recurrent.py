@@ -19,6 +19,7 @@ from jaxnn.nn import cudnn_lstm
 from jaxnn.nn.recurrent import GRU, LSTM, Bidirectional
 from jaxnn.nn.recurrent_stacks import Stacked
 from jaxnn.types import ConfigError, DataError
+from tests import draws
 
 BATCH, TIME, INPUTS, FEATURES = 3, 6, 5, 4
 LENGTHS = (6, 1, 4)
@@ -38,16 +39,11 @@ def both(kind: type, **options: Any) -> linen.Module:
     return Bidirectional(kind(FEATURES, **options), kind(FEATURES, **options))
 
 
-def normal(seed: int, *shape: int, dtype: Any = np.float32) -> np.ndarray:
-    # By NumPy, which nothing need be compiled for.
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
 @functools.cache
 def params_of(kind: type, num_inputs: int = INPUTS) -> Any:
     """Parameters as initialised, and noise on each, so that no bias is 0."""
-    leaves, structure = jax.tree.flatten(kind(FEATURES).init(jax.random.key(1), normal(0, 1, 1, num_inputs)))
-    return structure.unflatten([leaf + 0.3 * normal(3 + k, *leaf.shape) for k, leaf in enumerate(leaves)])
+    leaves, structure = jax.tree.flatten(kind(FEATURES).init(jax.random.key(1), draws.normal(0, 1, 1, num_inputs)))
+    return structure.unflatten([leaf + 0.3 * draws.normal(3 + k, *leaf.shape) for k, leaf in enumerate(leaves)])
 
 
 def params_of_both(kind: type) -> Any:
@@ -56,7 +52,7 @@ def params_of_both(kind: type) -> Any:
 
 
 def carry_of(kind: type, *batch: int) -> Any:
-    states = tuple(normal(seed, *batch, FEATURES) for seed in (7, 8))
+    states = tuple(draws.normal(seed, *batch, FEATURES) for seed in (7, 8))
     return states if kind is LSTM else states[0]
 
 
@@ -69,7 +65,7 @@ def value_and_gradients(layer: linen.Module, params: Any, x: jax.Array, carry: A
         if lengths is not None:
             valid = jnp.arange(x.shape[-2])[None] < jnp.asarray(lengths)[:, None]
             results = (results[0], jnp.where(valid[..., None], results[1], 0.0))
-        weights = [normal(k, *leaf.shape, dtype=leaf.dtype) for k, leaf in enumerate(jax.tree.leaves(results))]
+        weights = [draws.normal(k, *leaf.shape, dtype=leaf.dtype) for k, leaf in enumerate(jax.tree.leaves(results))]
         return sum(jnp.sum(w * leaf) for w, leaf in zip(weights, jax.tree.leaves(results), strict=True)), results
 
     wanted = (0, 1) if carry is None else (0, 1, 2)
@@ -92,7 +88,7 @@ def assert_close(ours: Any, flaxs: Any, tolerance: float = 2e-5, name: str = "")
 
 @KINDS
 def test_initial_parameters_are_flaxs(kind: type) -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     for pair in ((kind(FEATURES), flax_layer(kind)), (both(kind), flax_both(kind))):
         ours, flaxs = (layer.init(jax.random.key(1), x) for layer in pair)
         assert jax.tree.all(jax.tree.map(np.array_equal, ours, flaxs))
@@ -114,7 +110,7 @@ def test_values_and_gradients_are_flaxs(kind: type) -> None:
         return pair({}, params, x, None)
 
     cases = [(str(call), functools.partial(pair, call)) for call in CALLS] + [("no carry", without_carry)]
-    assert_equal_layers(cases, params_of(kind), normal(0, BATCH, TIME, INPUTS), carry_of(kind, BATCH))
+    assert_equal_layers(cases, params_of(kind), draws.normal(0, BATCH, TIME, INPUTS), carry_of(kind, BATCH))
 
 
 @KINDS
@@ -126,13 +122,15 @@ def test_float64_is_flaxs_to_its_last_digits(kind: type) -> None:
     with jax.enable_x64(True):
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params_of(kind))
         shapes = [(1, 1), (TIME,), (2, BATCH, 2)]
-        cases = [(str(shape), functools.partial(pair, normal(0, *shape, INPUTS, dtype=float))) for shape in shapes]
+        cases = [
+            (str(shape), functools.partial(pair, draws.normal(0, *shape, INPUTS, dtype=float))) for shape in shapes
+        ]
         assert_equal_layers(cases, params, tolerance=1e-12)
 
 
 @KINDS
 def test_attributes_are_the_defaults_of_the_call(kind: type) -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     options = {"time_major": True, "return_carry": True, "reverse": True, "keep_order": True}
     params = params_of(kind)
     ours = kind(FEATURES, **options).apply(params, x.swapaxes(0, 1))
@@ -143,7 +141,7 @@ def test_attributes_are_the_defaults_of_the_call(kind: type) -> None:
 
 @KINDS
 def test_outputs_behind_the_end_go_on_as_in_flax(kind: type) -> None:
-    x, lengths = normal(0, BATCH, TIME, INPUTS), np.array(LENGTHS)
+    x, lengths = draws.normal(0, BATCH, TIME, INPUTS), np.array(LENGTHS)
     params = params_of(kind)
     for options in ({}, {"reverse": True}, {"reverse": True, "keep_order": True}):
         ours, flaxs = (
@@ -154,7 +152,7 @@ def test_outputs_behind_the_end_go_on_as_in_flax(kind: type) -> None:
 
 @KINDS
 def test_padding_is_as_if_it_were_not_there(kind: type) -> None:
-    x = normal(0, 1, TIME, INPUTS)
+    x = draws.normal(0, 1, TIME, INPUTS)
     params = params_of(kind)
     for layer, own in (
         (kind(FEATURES), params),
@@ -167,7 +165,7 @@ def test_padding_is_as_if_it_were_not_there(kind: type) -> None:
 
 @KINDS
 def test_an_empty_sequence_keeps_the_state_it_was_given(kind: type) -> None:
-    x, carry = normal(0, BATCH, TIME, INPUTS), carry_of(kind, BATCH)
+    x, carry = draws.normal(0, BATCH, TIME, INPUTS), carry_of(kind, BATCH)
     params = params_of(kind)
     options = {"initial_carry": carry, "return_carry": True}
     last, _ = kind(FEATURES).apply(params, x, seq_lengths=np.array([0, 6, 0]), **options)
@@ -177,7 +175,7 @@ def test_an_empty_sequence_keeps_the_state_it_was_given(kind: type) -> None:
 
 
 def test_lengths_may_have_several_axes() -> None:
-    x, lengths = normal(0, 2, BATCH, TIME, INPUTS), np.array([[6, 1, 4], [2, 3, 5]])
+    x, lengths = draws.normal(0, 2, BATCH, TIME, INPUTS), np.array([[6, 1, 4], [2, 3, 5]])
     params = params_of(LSTM)
     options = {"return_carry": True, "reverse": True, "keep_order": True}
     nested = LSTM(FEATURES).apply(params, x, seq_lengths=lengths, **options)
@@ -206,11 +204,11 @@ def test_both_directions_are_flaxs(kind: type, either: str) -> None:
 
     cases = [(str(call), functools.partial(pair, call)) for call in (CALLS[0], CALLS[3])]
     carry = (carry_of(kind, BATCH), jax.tree.map(lambda leaf: -leaf, carry_of(kind, BATCH)))
-    assert_equal_layers(cases, params_of_both(kind), normal(0, BATCH, TIME, INPUTS), carry)
+    assert_equal_layers(cases, params_of_both(kind), draws.normal(0, BATCH, TIME, INPUTS), carry)
 
 
 def test_directions_that_differ() -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     for pair in ((LSTM(4), GRU(4)), (LSTM(4), LSTM(3)), (GRU(4), GRU(4, implementation="hoisted"))):
         flaxs = linen.Bidirectional(*(linen.RNN(CELLS[type(layer)](layer.features)) for layer in pair))
         params = flaxs.init(jax.random.key(1), x)
@@ -220,7 +218,7 @@ def test_directions_that_differ() -> None:
 
 
 def test_directions_are_merged_as_told() -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     layer = Bidirectional(GRU(4), GRU(4), merge_fn=jnp.maximum)
     outputs, params = layer.init_with_output(jax.random.key(1), x)
     assert_close(outputs, linen.Bidirectional(flax_layer(GRU), flax_layer(GRU), jnp.maximum).apply(params, x))
@@ -229,7 +227,7 @@ def test_directions_are_merged_as_told() -> None:
 @pytest.mark.parametrize("time_major", [True, False])
 def test_stacked_is_one_layer_upon_another(time_major: bool) -> None:
     lengths = np.array(LENGTHS)
-    x = normal(0, TIME, BATCH, INPUTS) if time_major else normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, TIME, BATCH, INPUTS) if time_major else draws.normal(0, BATCH, TIME, INPUTS)
     layers = (both(LSTM), GRU(3), LSTM(2))
     stacked = Stacked(layers, dropout=0.5)
     options = {"seq_lengths": lengths, "time_major": time_major, "return_carry": True}
@@ -242,7 +240,7 @@ def test_stacked_is_one_layer_upon_another(time_major: bool) -> None:
 
 
 def test_stacked_goes_on_from_its_states() -> None:
-    x, lengths = normal(0, BATCH, TIME, INPUTS), None
+    x, lengths = draws.normal(0, BATCH, TIME, INPUTS), None
     stacked = Stacked([LSTM(4), GRU(3)], return_carry=True)
     (_, outputs), params = stacked.init_with_output(jax.random.key(1), x, seq_lengths=lengths)
     carry, start = stacked.apply(params, x[:, :2])
@@ -251,7 +249,7 @@ def test_stacked_goes_on_from_its_states() -> None:
 
 
 def test_dropout_is_between_layers_and_only_there() -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     params = Stacked([GRU(4), GRU(3)]).init(jax.random.key(1), x)
     run = jax.jit(
         lambda rate: Stacked([GRU(4), GRU(3)], rate).apply(params, x, train=True, rngs={"dropout": jax.random.key(2)})
@@ -267,7 +265,7 @@ def test_dropout_is_between_layers_and_only_there() -> None:
 
 @KINDS
 def test_a_population_is_its_members(kind: type) -> None:
-    x = normal(0, 2, BATCH, TIME, INPUTS)
+    x = draws.normal(0, 2, BATCH, TIME, INPUTS)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, 2 * leaf]), params_of(kind))
 
     @jax.jit
@@ -283,7 +281,7 @@ def test_a_population_is_its_members(kind: type) -> None:
 
 @KINDS
 def test_training_under_scan_and_remat_is_training_without(kind: type) -> None:
-    x = normal(0, 3, BATCH, TIME, INPUTS)
+    x = draws.normal(0, 3, BATCH, TIME, INPUTS)
     params = params_of(kind)
 
     def step(wrap: Callable, params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
@@ -300,7 +298,7 @@ def test_training_under_scan_and_remat_is_training_without(kind: type) -> None:
 
 @KINDS
 def test_second_derivatives(kind: type) -> None:
-    x = normal(0, 1, 3, 2)
+    x = draws.normal(0, 1, 3, 2)
     layers = kind(FEATURES), flax_layer(kind)
     params = params_of(kind, 2)
 
@@ -324,7 +322,7 @@ def test_bfloat16_has_flaxs_dtypes_and_is_near_float32(kind: type) -> None:
             for layers in [(kind(FEATURES, **options), linen.RNN(CELLS[kind](FEATURES, **options)))]
         ]
 
-    exact, *pairs = run(params_of(kind), normal(0, BATCH, TIME, INPUTS))
+    exact, *pairs = run(params_of(kind), draws.normal(0, BATCH, TIME, INPUTS))
     for ours, flaxs in pairs:
         assert jax.tree.map(lambda leaf: leaf.dtype, ours) == jax.tree.map(lambda leaf: leaf.dtype, flaxs)
         for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
@@ -333,7 +331,7 @@ def test_bfloat16_has_flaxs_dtypes_and_is_near_float32(kind: type) -> None:
 
 @KINDS
 def test_a_state_of_bfloat16_stays_so(kind: type) -> None:
-    x = normal(0, BATCH, TIME, INPUTS).astype(jnp.bfloat16)
+    x = draws.normal(0, BATCH, TIME, INPUTS).astype(jnp.bfloat16)
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params_of(kind))
     carry = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), carry_of(kind, BATCH))
     last, outputs = kind(FEATURES).apply(params, x, initial_carry=carry, return_carry=True)
@@ -356,7 +354,7 @@ def products(jaxpr: Any) -> int:
 
 @pytest.mark.parametrize(("layer", "loops"), [(LSTM(4), 1), (GRU(4), 1), (both(LSTM), 2)], ids=["lstm", "gru", "both"])
 def test_one_product_to_each_step_and_the_others_outside(layer: linen.Module, loops: int) -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     params = jax.eval_shape(layer.init, jax.random.key(1), x)
     traced = jax.make_jaxpr(jax.grad(lambda p, x: layer.apply(p, x).sum(), argnums=(0, 1)))(params, x)
     bodies = scans(traced.jaxpr)
@@ -367,21 +365,21 @@ def test_one_product_to_each_step_and_the_others_outside(layer: linen.Module, lo
 
 @pytest.mark.parametrize("either", ["hoisted", "paired"])
 def test_both_directions_paired_are_one_loop(either: str) -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     layer, params = both(GRU, implementation=either), params_of_both(GRU)
     loops = scans(jax.make_jaxpr(jax.grad(lambda p: layer.apply(p, x).sum()))(params).jaxpr)
     assert len(loops) == {"hoisted": 4, "paired": 2}[either]
 
 
 def test_the_state_alone_needs_no_gradient_of_outputs() -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     params = params_of(LSTM)
 
     def compiled(pick: Callable) -> str:
         def loss(params: Any, weights: jax.Array) -> jax.Array:
             return (pick(*LSTM(FEATURES).apply(params, x, return_carry=True)) * weights).sum()
 
-        return jax.jit(jax.grad(loss)).lower(params, normal(1, BATCH, FEATURES)).compile().as_text()
+        return jax.jit(jax.grad(loss)).lower(params, draws.normal(1, BATCH, FEATURES)).compile().as_text()
 
     def carried(text: str) -> int:
         """The arrays of one float a step, sequence and feature in the loops' states."""
@@ -392,8 +390,8 @@ def test_the_state_alone_needs_no_gradient_of_outputs() -> None:
 
 
 def test_ids_embedded_time_first_are_never_transposed() -> None:
-    ids = jax.random.randint(jax.random.key(0), (BATCH, TIME), 0, 9)
-    table = normal(1, 9, INPUTS)
+    ids = draws.integers(0, 9, BATCH, TIME)
+    table = draws.normal(1, 9, INPUTS)
     params = params_of(LSTM)
 
     def last(table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -407,7 +405,7 @@ def test_ids_embedded_time_first_are_never_transposed() -> None:
 
 @KINDS
 def test_layers_stand_where_flax_puts_them_under_its_transformations(kind: type) -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     members = linen.vmap(kind, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
     outputs, params = members(FEATURES).init_with_output(jax.random.key(1), x)
     second = kind(FEATURES).apply(jax.tree.map(lambda leaf: leaf[1], params), x)
@@ -456,7 +454,7 @@ def test_what_cudnn_is_given_and_gives(on_gpu: None) -> None:
         return [value_and_gradients(layer, params, x, carry, **call) for layer in layers]
 
     cases = [(str(call), functools.partial(pair, call)) for call in (CALLS[0], CALLS[2], CALLS[4])]
-    assert_equal_layers(cases, params_of(LSTM), normal(0, BATCH, TIME, INPUTS), carry_of(LSTM, BATCH))
+    assert_equal_layers(cases, params_of(LSTM), draws.normal(0, BATCH, TIME, INPUTS), carry_of(LSTM, BATCH))
 
 
 def test_what_cudnn_is_given_and_gives_for_both_directions(on_gpu: None) -> None:
@@ -465,11 +463,11 @@ def test_what_cudnn_is_given_and_gives_for_both_directions(on_gpu: None) -> None
         return [value_and_gradients(layer, params, x, (carry, carry), **call) for layer in layers]
 
     cases = [(str(call), functools.partial(pair, call)) for call in (CALLS[0], CALLS[3])]
-    assert_equal_layers(cases, params_of_both(LSTM), normal(0, BATCH, TIME, INPUTS), carry_of(LSTM, BATCH))
+    assert_equal_layers(cases, params_of_both(LSTM), draws.normal(0, BATCH, TIME, INPUTS), carry_of(LSTM, BATCH))
 
 
 def test_cudnn_runs_the_members_of_a_population(on_gpu: None) -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, 2 * leaf]), params_of(LSTM))
     ours, expected = (
         jax.vmap(lambda p, name=name: value_and_gradients(LSTM(FEATURES, implementation=name), p, x, None))(params)
@@ -485,7 +483,7 @@ def test_cudnns_weights_are_of_the_size_it_counts() -> None:
 
 
 def test_cudnn_where_it_cannot_be_used_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     for layer, reason in ((GRU, "JAX offers cuDNN's LSTM alone"), (LSTM, "cuDNN runs on NVIDIA GPUs")):
         with pytest.raises(ConfigError, match=f"cannot use 'cudnn' here: {reason}"):
             layer(FEATURES, implementation="cudnn").init(jax.random.key(1), x)
@@ -509,7 +507,7 @@ def test_the_precision_asked_for_is_cudnns() -> None:
 
 
 def test_the_traced_program_names_the_implementation() -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     lowered = jax.jit(LSTM(FEATURES).apply).lower(params_of(LSTM), x)
     assert "jaxnn.recurrence.hoisted" in lowered.as_text(debug_info=True)
 
@@ -538,7 +536,7 @@ def test_bad_input_is_named(given: dict, sentence: str) -> None:
 
 
 def test_bad_layers_are_named() -> None:
-    x = normal(0, BATCH, TIME, INPUTS)
+    x = draws.normal(0, BATCH, TIME, INPUTS)
     with pytest.raises(DataError, match=r"GRU needs an initial_carry \[3, 4\], not"):
         GRU(FEATURES).init(jax.random.key(0), x, initial_carry=(x, x))
     for layers in (GRU(4), [64, 64], [linen.GRUCell(4)]):
