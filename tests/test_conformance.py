@@ -156,7 +156,14 @@ TABLE = [
     # On a CPU, scores of attention and sums over rows in normalisation are float32.
     Row("GPT in bfloat16", next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, TIME, (*NARROW, "float32")),
 ]
-rows = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+# They take long to compile, and each of their parts stands in a faster row too.
+SLOW = {
+    *("CNN classifies", "CNN regresses", "CNN with batch norm regresses", "BottleneckResNet", "MobileNetV2"),
+    *("GRUs in bfloat16", "RecurrentLanguageModel", "a user's module classifies", "GPT in bfloat16"),
+}
+rows = pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.name in SLOW)) for row in TABLE]
+)
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 NUM_SEEDS = 3
@@ -291,15 +298,18 @@ def test_a_scan_is_a_loop(row: Row) -> None:
 @rows
 def test_a_population_is_a_loop(row: Row) -> None:
     prepared = prepare(row.name)
-
-    @jax.jit
-    @jax.vmap
-    def population(key: jax.Array) -> TrainState:
-        state = init_train_state(prepared.task, OPTIMIZER, key, prepared.batches[0])
-        return jax.lax.scan(prepared.step, state, stack(prepared.batches[:2]))[0]
-
-    got = population(jnp.stack([jax.random.key(seed) for seed in range(NUM_SEEDS)]))
+    population = jax.jit(jax.vmap(lambda state: jax.lax.scan(prepared.step, state, stack(prepared.batches[:2]))[0]))
+    got = population(stack([prepared.init(seed) for seed in range(NUM_SEEDS)]))
     assert_close(got, stack([trained(prepared, seed, 2) for seed in range(NUM_SEEDS)]), row.tolerance)
+
+
+@pytest.mark.slow
+@rows
+def test_members_of_a_population_start_as_they_would_alone(row: Row) -> None:
+    prepared = prepare(row.name)
+    init = jax.jit(jax.vmap(lambda key: init_train_state(prepared.task, OPTIMIZER, key, prepared.batches[0])))
+    got = init(jnp.stack([jax.random.key(seed) for seed in range(NUM_SEEDS)]))
+    assert_close(got, stack([prepared.init(seed) for seed in range(NUM_SEEDS)]), row.tolerance)
 
 
 @rows

@@ -191,7 +191,14 @@ def test_evaluation_drops_nothing() -> None:
     assert make_evaluate_step(task)(state, EXAMPLES)["loss"] == make_evaluate_step(plain)(state, EXAMPLES)["loss"]
 
 
-@pytest.mark.parametrize("optimizer", [optax.adam(0.1), optax.lbfgs()], ids=["adam", "lbfgs"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        pytest.param(optax.adam(0.1), id="adam"),
+        # Its line search asks for the value again.
+        pytest.param(optax.lbfgs(), id="lbfgs", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("way", ["pmap", "vmap", "shard_map", "shard_map unchecked"])
 def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.GradientTransformation) -> None:
     task = tasks.classification(MLP((4, 3), dropout=0.5))
