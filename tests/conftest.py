@@ -36,12 +36,15 @@ def data_dir() -> pathlib.Path:
     return folder
 
 
-@pytest.fixture
-def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For tests that call `jn.main`, which turns the compile cache on: in a folder that goes, and off again."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update(names[0], str(tmp_path_factory.getbasetemp() / "compiled"))
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For modules that train the same networks again and again, or call `jn.main`, which turns the compile cache on."""
+    # JAX writes its entries in place: no other process may read them, and each worker has a base of its own.
+    folder = str(tmp_path_factory.getbasetemp() / "compiled")
+    settings = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
     yield
     for name, value in before.items():
         jax.config.update(name, value)

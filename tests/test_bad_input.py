@@ -120,7 +120,7 @@ def test_bad_data_from_python(case: str, tmp_path: Path) -> None:
     assert not run_dir.exists()
 
 
-@pytest.mark.usefixtures("own_compile_cache")
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("case", TABLE)
 def test_bad_data_from_the_shell(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make, words = TABLE[case]

@@ -28,6 +28,8 @@ from jaxnn.record import Record, directory, open_record, read_metrics
 from jaxnn.types import RecordError, TrainState
 from tests import shell, tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @contextlib.contextmanager
 def limited(num_bytes: int) -> Iterator[None]:

@@ -20,6 +20,8 @@ from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import make_layout
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 LAYOUTS = {
     "one device": {},
     "data on 2": {"strategy": "data", "devices": 2},

@@ -10,6 +10,8 @@ from jaxnn.record import read_metrics
 from jaxnn.sweeps.engine import running
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 EVERY: dict[str, Any] = {"checkpoint_every": 5}
 
 

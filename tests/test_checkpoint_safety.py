@@ -17,6 +17,8 @@ from jaxnn.data.cifar import cifar10
 from jaxnn.types import DataError
 from tests import shell, tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 PACKAGE = shell.ROOT / "jaxnn"
 # Modules that run what they read.
 UNPICKLERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch", "yaml", "msgpack"}

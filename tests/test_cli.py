@@ -22,7 +22,7 @@ from tests import shell, tiny
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
 
 
-pytestmark = pytest.mark.usefixtures("own_compile_cache")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> jn.Run:

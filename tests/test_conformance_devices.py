@@ -22,6 +22,8 @@ from jaxnn.types import TrainState
 from tests import tiny
 from tests.test_conformance import BATCH_SIZE, TABLE, Normed, Row
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 NUM_STEPS = 3
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 STRATEGIES = ("data", "fsdp", "pmap")

@@ -281,6 +281,7 @@ def test_a_defect_in_one_process_keeps_its_traceback_and_ends_the_other() -> Non
 FLAGS = ["--coordinator", "node:1", "--num-processes", "2", "--process-id", "0"]
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -308,9 +309,7 @@ def test_a_mistake_in_the_flags_is_named(
     words: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    own_compile_cache: None,
 ) -> None:
-    del own_compile_cache
     for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
         monkeypatch.delenv(name)
     said = shell.fails(capsys, lambda words: jn.main(tiny.experiment(), words), *arguments)

@@ -19,6 +19,8 @@ from jaxnn.record import directory, read_metrics
 from jaxnn.types import ConfigError, DataError, TrainingError
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:

@@ -18,6 +18,8 @@ import jaxnn as jn
 from jaxnn.loop.report import Report
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:

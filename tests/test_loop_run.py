@@ -16,6 +16,8 @@ from jaxnn.record import directory, read_metrics
 from jaxnn.types import ConfigError, RecordError
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:

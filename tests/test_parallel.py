@@ -25,6 +25,8 @@ from jaxnn.parallel.shardings import LEAST_SHARDED, state_shardings
 from jaxnn.types import TrainState
 from tests import shell, tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 WIDE = MLP((128, 64, 3))
 
 

@@ -22,6 +22,8 @@ import pytest
 import jaxnn as jn
 from jaxnn.types import Experiment, Splits, Task
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 TIMINGS = ("seconds", "steps_per_second", "examples_per_second")
 PATIENCE_SECONDS = 120.0

@@ -16,6 +16,8 @@ from jaxnn.loop.resuming import continued_options
 from jaxnn.record import config_json
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 GRID = "data=2,model=2"
 
 

@@ -17,6 +17,8 @@ from jaxnn.scaling.options import ScalingOptions, powers_of_two
 from jaxnn.scaling.timing import Contender, time_in_turn
 from tests import processes, shell, tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 SHORT: dict[str, Any] = {"rounds": 2, "seconds": 0.0, "steps_per_call": 2, "predict": (8,), "progress": "none"}
 
 
@@ -137,9 +139,7 @@ def test_more_on_each_device_than_there_is_is_refused_by_its_own_name() -> None:
 # The command line.
 
 
-def test_every_script_has_the_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, own_compile_cache: None
-) -> None:
+def test_every_script_has_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = "scaling --devices 1 2 --batch-size 4 --rounds 1 --seconds 0 --steps-per-call 1 --predict 4 --save"
     found = jn.main(tiny.experiment(), [*words.split(), str(tmp_path / "saved")])
     said = capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_every_script_has_the_command(
     assert tiny.read(tmp_path, "saved.json")["config"]["batch_size"] == 4
 
 
-def test_a_script_may_have_it_as_its_own(capsys: pytest.CaptureFixture[str], own_compile_cache: None) -> None:
+def test_a_script_may_have_it_as_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     def main(arguments: list[str]) -> Any:
         return jn.main(tiny.experiment(), arguments, command="scaling")
 

@@ -16,7 +16,7 @@ from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--width", "2"]
 
-pytestmark = pytest.mark.usefixtures("own_compile_cache")
+pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
 @dataclasses.dataclass(frozen=True)

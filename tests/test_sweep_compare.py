@@ -16,6 +16,8 @@ from jaxnn.sweeps.results.sweep import Sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 # What the seed does to a loss is far more than what the change does: 0.1 to 0.13 better with each seed.
 LUCK = [1.0, 3.0, 2.0, 4.0]
 BETTER = [0.9, 2.87, 1.88, 3.9]

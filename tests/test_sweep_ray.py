@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import jaxnn as jn
 from jaxnn.checkpoints import Checkpoints
@@ -43,18 +42,6 @@ HOW: dict[str, Any] = {**tiny.HOW, "width": 2}
 POINTS = jn.grid(learning_rate=[0.1, 0.05, 0.01], batch_size=[8, 4], seed=[0, 1])
 # One more, of which the experiment cannot be built.
 ALL_POINTS = POINTS + jn.grid(batch_size=[0], learning_rate=[0.1], seed=[0])
-
-
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What this process compiled is there for the workers, and the other way round: it is set for them too."""
-    before = {name: getattr(jax.config, name) for name in ray_worker.CACHE_SETTINGS}
-    for name, value in zip(before, (str(tmp_path_factory.getbasetemp() / "compiled"), 0.0), strict=True):
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -462,7 +449,6 @@ def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, alone: jn
 
 def where() -> tuple[str, int]:
     """The platform of this process, and how many threads XLA computes with in it."""
-    import jax
 
     platform = jax.devices()[0].platform
     names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]

@@ -27,6 +27,8 @@ from jaxnn.sweeps.engine.training import GroupReport
 from jaxnn.sweeps.options import SweepOptions
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 HOW: dict[str, Any] = {
     "report_every": 5,
     "eval_every": 10,

@@ -8,15 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import jaxnn as jn
 from jaxnn.cli import app
@@ -26,22 +23,11 @@ from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.options import SweepOptions
 from tests import shell, tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 HOW: dict[str, Any] = {**tiny.HOW, "width": 2, "devices": 1}
 # Two groups of three members, numbered in turns.
 POINTS = jn.grid(learning_rate=[0.1, 0.05, 0.01], batch_size=[8, 4])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Shards of one sweep compile the same programs: here as on a cluster once for all of them."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    for name, value in zip(names, (str(tmp_path_factory.getbasetemp() / "compiled"), 0.0), strict=True):
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 def experiment() -> jn.Experiment[Any]:
@@ -230,10 +216,7 @@ def test_a_member_that_is_over_in_one_part_is_over(merged: tuple[jn.Sweep, jn.Sw
     assert [found.members[line["member"]].status for line in lines] == ["finished"] * len(lines)
 
 
-def test_no_values_are_needed_to_resume_a_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_compile_cache: None
-) -> None:
-    del own_compile_cache
+def test_no_values_are_needed_to_resume_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how = ["--steps-per-call", "5", "--report-every", "5", "--width", "2", "--progress", "none"]
     where = ["--resume", str(tmp_path / "shared"), *how]
     jn.main(experiment(), ["sweep", "--learning-rate", "0.1", "0.01", "--shard", "1/2", *where])

@@ -14,6 +14,8 @@ from jaxnn.sweeps.engine.probing import Trial, expected_bytes, widen
 from jaxnn.sweeps.engine.width import Bench, WidthPlan, candidate_widths, plan_width
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 MEBI = 2**20
 
 
