@@ -59,7 +59,7 @@ print(jax.jit(batch)(jnp.ones((240, 3)), jnp.ones((240, 2), jnp.int32), jnp.int3
 
 
 def test_a_set_of_many_rounds_is_compiled_in_a_moment():
-    # In a process of its own, which is given up after two minutes: as one kernel it would take hours.
+    # In a process of its own, which is given up after two minutes: as one kernel it takes more than ten.
     assert shell.python("-c", SMALL_SET).stdout == "(8, 3)\n"
 
 

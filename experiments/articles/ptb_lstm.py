@@ -1,8 +1,9 @@
 """The LSTM of Shi et al. (2017, arXiv:1608.07249): two layers of 256 on the Penn Treebank's words, clipped at 5.
 
-Claim     a perplexity of at most 150 on the test words
+Claim     a perplexity of at most 135 on the validation words
 Command   python experiments/articles/ptb_lstm.py
-Seen      to be measured
+Seen      128.3, and of the test words, by `run.evaluate("test")`, 122.6; 25 minutes on two cores of an AMD EPYC,
+          jax 0.12.0.1
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import jaxnn as jn
 @dataclasses.dataclass(frozen=True)
 class Config:
     batch_size: int = 64  # Sequences of 32 words a step, the second of the article's
-    num_steps: int = 9_060  # Updates in all: twenty epochs
+    num_steps: int = 3_624  # Updates in all: eight epochs
     seed: int = 0  # Decides initial parameters and data order
 
 

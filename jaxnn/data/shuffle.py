@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxnn.types import Array, DataError
 
-# A round's values are used by the two after it: what LLVM does to rounds of one kernel grows exponentially, from
-# tenths of a second for six to hours for twelve where a side of the domain is a power of two.
+# A round's values are used by the two after it: LLVM's time for a kernel grows exponentially with its rounds, from
+# tenths of a second for six to more than ten minutes for twelve, where a side of the domain is a power of two.
 _ROUNDS_A_KERNEL = 6
 
 
