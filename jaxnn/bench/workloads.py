@@ -183,9 +183,9 @@ WORKLOADS: Mapping[str, Workload] = {
     "text_generator": Workload(128, 26_130, 334_605, 444_546, _text, _text_generator, _keras_adam),
     "fcn5": Workload(342, 1_750, 60_000, 14_205_962, data.mnist, _fcn5, _adam()),
     "alexnet_r": Workload(128, 7_800, 50_000, 85_098, data.cifar10, _alexnet_r, _adam()),
-    "resnet56": Workload(128, 15_600, 50_000, 855_770, _cifar10_moved(4), _resnet56, _momentum),
+    "resnet56": Workload(128, 3_900, 50_000, 855_770, _cifar10_moved(4), _resnet56, _momentum),
     "ptb_lstm": Workload(
-        64, 9_060, 29_049, 6_180_624, lambda folder: data.ptb(length=32, data_dir=folder), _ptb_lstm, _clipped
+        64, 3_624, 29_049, 6_180_624, lambda folder: data.ptb(length=32, data_dir=folder), _ptb_lstm, _clipped
     ),
     "cats_and_dogs": Workload(150, 267, 2_000, 1_994_305, _photographs, _photograph_cnn, _adam()),
     "news_bag": Workload(32, 2_000, 6_840, 1_280_260, _news, _news_bag, _adam(3e-3)),
