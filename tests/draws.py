@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -20,3 +21,15 @@ def uniform(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
 def integers(seed: int, stop: int, *shape: int) -> jax.Array:
     """From 0 on, below ``stop``."""
     return jnp.asarray(np.random.default_rng(seed).integers(0, stop, shape))
+
+
+def variables(model: linen.Module, *inputs: Any) -> Any:
+    """Variables of ``model``, none of them zero; all but kernels and embeddings are positive, as a variance must be."""
+    shapes = linen.unbox(jax.eval_shape(model.init, jax.random.key(0), *inputs))
+    numbers = np.random.default_rng(0)
+
+    def fill(path: Any, leaf: Any) -> jax.Array:
+        lowest = -1.0 if path[-1].key in ("kernel", "embedding") else 0.2
+        return jnp.asarray(numbers.uniform(lowest, 1.0, leaf.shape), leaf.dtype)
+
+    return jax.tree.map_with_path(fill, shapes)

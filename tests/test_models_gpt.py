@@ -13,6 +13,7 @@ from flax import linen
 
 from jaxnn.models import GPT
 from jaxnn.types import ConfigError, DataError
+from tests import draws
 
 KEY = jax.random.key(0)
 TOKENS = jax.random.randint(jax.random.key(1), (3, 6), 0, 11)
@@ -22,9 +23,7 @@ SMALL = GPT(11, num_layers=2, features=8, num_heads=2, max_length=7)
 @pytest.fixture(scope="module")
 def variables() -> Any:
     """Parameters of ``SMALL`` away from their first values, so that each one tells."""
-    variables = linen.unbox(jax.jit(SMALL.init)(KEY, TOKENS))
-    keys = iter(jax.random.split(KEY, 100))
-    return jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), variables)
+    return draws.variables(SMALL, TOKENS)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from flax import linen
 
 from jaxnn.models import BottleneckResNet, MobileNetV2
 from jaxnn.types import ConfigError, DataError
+from tests import draws
 
 KEY = jax.random.key(0)
 IMAGES = jax.random.normal(jax.random.key(1), (2, 17, 12, 3))
@@ -22,18 +23,6 @@ RESNET = BottleneckResNet(5, num_blocks=(1, 2), features=2)
 STAGES = ((1, 4, 1, 1), (2, 4, 2, 2), (2, 3, 1, 1))
 MOBILENET = MobileNetV2(5, stages=STAGES, features=4, last_features=6)
 MODELS = {"resnet": RESNET, "mobilenet": MOBILENET}
-
-
-def filled(model: linen.Module) -> Any:
-    """Variables that do something: scales, biases and statistics too; all but kernels are positive."""
-    shapes = jax.eval_shape(model.init, KEY, IMAGES)
-    numbers = np.random.default_rng(0)
-
-    def fill(path: Any, leaf: Any) -> np.ndarray:
-        lowest = -1.0 if path[-1].key == "kernel" else 0.2
-        return numbers.uniform(lowest, 1.0, leaf.shape).astype(np.float32)
-
-    return jax.tree.map_with_path(fill, shapes)
 
 
 class Reference:
@@ -85,7 +74,7 @@ def mobilenet_reference(variables: Any, x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize(("name", "reference"), [("resnet", resnet_reference), ("mobilenet", mobilenet_reference)])
 def test_it_equals_the_same_layers_of_flax(name: str, reference: Callable[..., jax.Array]) -> None:
-    variables = filled(MODELS[name])
+    variables = draws.variables(MODELS[name], IMAGES)
     got, expected = jax.jit(MODELS[name].apply)(variables, IMAGES), jax.jit(reference)(variables, IMAGES)
     assert got.shape == (2, 5)
     assert np.ptp(expected, axis=0).min() > 1e-4, "the images are told apart"
@@ -111,7 +100,7 @@ def test_parameters_have_the_names_that_are_documented(name: str, layers: set[st
 @pytest.mark.parametrize("name", MODELS)
 def test_batch_statistics_move_in_training_only(name: str) -> None:
     model = MODELS[name]
-    variables = filled(model)
+    variables = draws.variables(model, IMAGES)
     before = variables["batch_stats"]
     _, trained = jax.jit(partial(model.apply, train=True, mutable=["batch_stats"]))(variables, IMAGES)
     moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, trained["batch_stats"])
@@ -132,7 +121,7 @@ def test_an_image_is_halved_five_times(make: Callable[[], linen.Module]) -> None
 
 
 def test_dropout_is_before_the_logits_in_training_only() -> None:
-    variables, dropped = filled(MOBILENET), MOBILENET.clone(dropout=1.0)
+    variables, dropped = draws.variables(MOBILENET, IMAGES), MOBILENET.clone(dropout=1.0)
     train = partial(dropped.apply, train=True, rngs={"dropout": KEY}, mutable=["batch_stats"])
     got, _ = jax.jit(train)(variables, IMAGES)
     np.testing.assert_array_equal(got, np.tile(variables["params"]["Dense_0"]["bias"], (2, 1)))

@@ -15,21 +15,15 @@ from jaxnn.models import RecurrentLanguageModel
 from jaxnn.nn import Dropout
 from jaxnn.nn.recurrent import GRU
 from jaxnn.types import ConfigError, DataError
+from tests import draws
 
 KEY = jax.random.key(0)
 MODEL = RecurrentLanguageModel(6, features=3, embedding_features=4)
 TOKENS = jnp.array([[4, 2, 4, 1, 0], [1, 0, 5, 0, 3]])
 
 
-def filled(model: linen.Module) -> Any:
-    """Variables with no zero among them."""
-    shapes = jax.eval_shape(model.init, KEY, TOKENS)
-    keys = iter(jax.random.split(KEY, 50))
-    return jax.tree.map(lambda leaf: 0.5 * jax.random.normal(next(keys), leaf.shape), shapes)
-
-
 def test_it_equals_flaxs_layers_one_upon_another() -> None:
-    variables = filled(MODEL)
+    variables = draws.variables(MODEL, TOKENS)
     params = variables["params"]
     x = params["Embed_0"]["embedding"][TOKENS]
     for layer in ("LSTM_0", "LSTM_1"):
@@ -43,7 +37,7 @@ def test_it_equals_flaxs_layers_one_upon_another() -> None:
 
 @pytest.mark.parametrize("position", range(5))
 def test_logits_depend_on_no_later_token(position: int) -> None:
-    variables = filled(MODEL)
+    variables = draws.variables(MODEL, TOKENS)
     tokens = jnp.arange(5)[None]  # each once, so that the gradient of its row tells whether it was read
 
     def logit(table: jax.Array) -> jax.Array:
@@ -78,14 +72,14 @@ def test_parameters_have_the_names_that_are_documented(model: linen.Module, laye
 
 
 def test_dropout_is_active_in_training_only_and_before_the_logits() -> None:
-    model, variables = MODEL.clone(dropout=1.0), filled(MODEL)
+    model, variables = MODEL.clone(dropout=1.0), draws.variables(MODEL, TOKENS)
     np.testing.assert_array_equal(model.apply(variables, TOKENS), MODEL.apply(variables, TOKENS))
     dropped = model.apply(variables, TOKENS, train=True, rngs={"dropout": KEY})
     np.testing.assert_array_equal(dropped, np.tile(variables["params"]["Dense_0"]["bias"], (2, 5, 1)))
 
 
 def test_dropout_is_before_each_layer_and_the_logits() -> None:
-    model, variables, dropped = MODEL.clone(dropout=0.5), filled(MODEL), []
+    model, variables, dropped = MODEL.clone(dropout=0.5), draws.variables(MODEL, TOKENS), []
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if isinstance(context.module, Dropout) and context.method_name == "__call__":
@@ -99,7 +93,7 @@ def test_dropout_is_before_each_layer_and_the_logits() -> None:
 
 
 def test_bfloat16_in_bfloat16_out() -> None:
-    variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), filled(MODEL))
+    variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), draws.variables(MODEL, TOKENS))
     assert MODEL.apply(variables, TOKENS).dtype == jnp.bfloat16
 
 

@@ -13,6 +13,7 @@ from flax import linen
 
 from jaxnn.models import ResNet
 from jaxnn.types import ConfigError, DataError
+from tests import draws
 
 KEY = jax.random.key(0)
 IMAGES = jax.random.normal(jax.random.key(1), (3, 7, 6, 2))
@@ -101,17 +102,14 @@ def reference(variables: Any, x: jax.Array, project: bool) -> jax.Array:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [SMALL, PADDED])
 def test_it_equals_the_same_layers_of_flax(model: ResNet) -> None:
-    variables = jax.jit(model.init)(KEY, IMAGES)
-    keys = iter(jax.random.split(KEY, 100))
-    # Scales, biases and statistics that do something; a variance stays positive.
-    variables = jax.tree.map(lambda leaf: leaf + 0.2 * jax.random.uniform(next(keys), leaf.shape), variables)
+    variables = draws.variables(model, IMAGES)
     expected = jax.jit(reference, static_argnums=2)(variables, IMAGES, model.project)
     got = jax.jit(model.apply)(variables, IMAGES)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_batch_statistics_move_in_training_only() -> None:
-    variables = jax.jit(SMALL.init)(KEY, IMAGES)
+    variables = draws.variables(SMALL, IMAGES)
     before = variables["batch_stats"]
     _, trained = SMALL.apply(variables, IMAGES, train=True, mutable=["batch_stats"])
     moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, trained["batch_stats"])

@@ -14,23 +14,12 @@ from flax import linen
 
 from jaxnn.models import TextGenerator
 from jaxnn.types import ConfigError, DataError
+from tests import draws
 
 KEY = jax.random.key(0)
 MODEL = TextGenerator(6, embedding_features=4, features=3, hidden=(5, 2))
 TOKENS = jnp.array([[4, 2, 4, 1], [1, 0, 5, 0], [3, 3, 0, 2]])
 train = partial(MODEL.apply, train=True, mutable=["batch_stats"])
-
-
-def filled() -> Any:
-    """Variables with no zero among them; all but kernels and embeddings are positive."""
-    shapes = jax.eval_shape(MODEL.init, KEY, TOKENS)
-    numbers = np.random.default_rng(0)
-
-    def fill(path: Any, leaf: Any) -> np.ndarray:
-        lowest = -1.0 if path[-1].key in ("kernel", "embedding") else 0.2
-        return numbers.uniform(lowest, 1.0, leaf.shape).astype(np.float32)
-
-    return jax.tree.map_with_path(fill, shapes)
 
 
 def state_and_logits(variables: Any) -> tuple[jax.Array, jax.Array]:
@@ -48,13 +37,13 @@ def state_and_logits(variables: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def test_it_equals_flaxs_layers() -> None:
-    variables = filled()
+    variables = draws.variables(MODEL, TOKENS)
     _, expected = state_and_logits(variables)
     np.testing.assert_allclose(MODEL.apply(variables, TOKENS), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_in_training_the_auxiliary_logits_come_straight_from_the_state() -> None:
-    variables = filled()
+    variables = draws.variables(MODEL, TOKENS)
     (logits, auxiliary), _ = train(variables, TOKENS)
     state, _ = state_and_logits(variables)
     layer = variables["params"]["auxiliary"]
@@ -71,7 +60,7 @@ def test_parameters_have_the_names_that_are_documented() -> None:
 
 
 def test_batch_statistics_move_in_training_only() -> None:
-    variables = filled()
+    variables = draws.variables(MODEL, TOKENS)
     _, trained = train(variables, TOKENS)
     _, evaluated = MODEL.apply(variables, TOKENS, mutable=["batch_stats"])
     before = variables["batch_stats"]
