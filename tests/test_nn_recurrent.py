@@ -470,7 +470,9 @@ def test_cudnn_runs_the_members_of_a_population(on_gpu: None) -> None:
     x = draws.normal(0, BATCH, TIME, INPUTS)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, 2 * leaf]), params_of(LSTM))
     ours, expected = (
-        jax.vmap(lambda p, name=name: value_and_gradients(LSTM(FEATURES, implementation=name), p, x, None))(params)
+        jax.jit(jax.vmap(lambda p, layer=LSTM(FEATURES, implementation=name): value_and_gradients(layer, p, x, None)))(
+            params
+        )
         for name in ("cudnn", "hoisted")
     )
     assert_close(ours, expected)
