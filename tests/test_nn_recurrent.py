@@ -469,13 +469,11 @@ def test_what_cudnn_is_given_and_gives_for_both_directions(on_gpu: None) -> None
 def test_cudnn_runs_the_members_of_a_population(on_gpu: None) -> None:
     x = draws.normal(0, BATCH, TIME, INPUTS)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, 2 * leaf]), params_of(LSTM))
-    ours, expected = (
-        jax.jit(jax.vmap(lambda p, layer=LSTM(FEATURES, implementation=name): value_and_gradients(layer, p, x, None)))(
-            params
-        )
-        for name in ("cudnn", "hoisted")
-    )
-    assert_close(ours, expected)
+
+    def run(layer: linen.Module) -> Any:
+        return jax.jit(jax.vmap(lambda params: value_and_gradients(layer, params, x, None)))(params)
+
+    assert_close(*(run(LSTM(FEATURES, implementation=name)) for name in ("cudnn", "hoisted")))
 
 
 def test_cudnns_weights_are_of_the_size_it_counts() -> None:
