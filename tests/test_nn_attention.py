@@ -237,10 +237,11 @@ def test_under_jit_vmap_scan_and_checkpoint(implementation: str) -> None:
     alone = [graded(factor, arrays) for factor in factors]
     together = jax.jit(jax.vmap(graded, (0, None)))(factors, arrays)
     _, in_turn = jax.lax.scan(lambda carry, factor: (carry, graded(factor, arrays)), 0, factors)
-    per_example = jax.vmap(lambda *a, n: attention(*a, causal=True, lengths=n, implementation=implementation))
+    one = partial(attention, causal=True, implementation=implementation)
+    per_example = jax.jit(jax.vmap(lambda *arrays, n: one(*arrays, lengths=n)))(*arrays, n=lengths)
     for many in (together, in_turn):
         np.testing.assert_allclose(many, np.transpose(alone), rtol=2e-5)
-    np.testing.assert_allclose(per_example(*arrays, n=lengths), attend(*arrays), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(per_example, jax.jit(attend)(*arrays), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
