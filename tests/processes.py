@@ -119,7 +119,8 @@ def started(
         **environment: of all processes.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    clean |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
+    # A process that crashes says where.
+    clean |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **environment}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         running = Started([], Path(folder))
         for rank, command in enumerate(commands):

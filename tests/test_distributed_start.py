@@ -55,7 +55,7 @@ time.sleep(rank)
 
 def test_four_processes_join() -> None:
     done = processes.run("say(total(2.0**rank), from_leader(lambda: rank))", 4)
-    assert [process.status for process in done] == [0] * 4
+    assert [(process.status, process.err) for process in done] == [(0, "")] * 4
     assert all("15.0 0" in process.out for process in done)
 
 
