@@ -37,19 +37,14 @@ def test_up_to_the_limit_nothing_goes(tmp_path: Path) -> None:
     assert names(tmp_path) == {"only"}
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("told", [True, False])
 def test_only_the_users_cache_is_thinned_out(told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cache, "LIMIT", 99)
     ours = tmp_path / "jaxnn" / "compiled"
     entry(ours, "old", used=0)
-    before = jax.config.jax_compilation_cache_dir
-    seconds = jax.config.jax_persistent_cache_min_compile_time_secs
-    try:
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "told") if told else None)
-        cache.enable_compile_cache()
-        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "told" if told else ours)
-        assert names(ours) == ({"old"} if told else set())
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "told") if told else None)
+    cache.enable_compile_cache()
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "told" if told else ours)
+    assert names(ours) == ({"old"} if told else set())

@@ -449,7 +449,6 @@ def test_a_task_that_fails_leaves_the_others_as_they_are(cluster: Any, alone: jn
 
 def where() -> tuple[str, int]:
     """The platform of this process, and how many threads XLA computes with in it."""
-
     platform = jax.devices()[0].platform
     names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
     return platform, sum(name.endswith("XLAEigen") for name in names)

@@ -95,10 +95,11 @@ def bytes_on_disk(folder: Path) -> int:
 def files_below(folder: Path) -> Iterator[str]:
     """The names of all that is below ``folder`` and no folder itself, relative to it."""
     # Without pathlib, which keeps every part of every path in memory (Python 3.12), and these have names of their own.
+    above = len(os.path.join(folder, ""))
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for name in (*files, *links):
-            yield os.path.relpath(os.path.join(place, name), folder)
+            yield os.path.join(place, name)[above:]
 
 
 def free_bytes(folder: Path) -> int | None:
