@@ -1,10 +1,12 @@
 """CIFAR-10: two layouts, folders and archives, one result; damage named; hostile pickles inert."""
 
+import gzip
 import io
 import os
 import pickle
 import struct
 import tarfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -156,6 +158,61 @@ def test_a_missing_file_and_a_damaged_archive_are_named(tmp_path):
     archive.write_bytes(archive.read_bytes()[:-2000])
     with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz is truncated or damaged"):
         cifar10(tmp_path / "c")
+
+
+def announced(name, size, kind=tarfile.REGTYPE):
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def sparse(name, size):
+    """A member of ``size`` bytes, none of which are in the archive."""
+    buffer = bytearray(announced(name, 0, tarfile.GNUTYPE_SPARSE))
+    buffer[483:495] = b"%011o\0" % size
+    buffer[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(buffer))[0]
+    return bytes(buffer)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    (
+        (announced("data_batch_1.bin", 8 << 30), "announces more than"),
+        (announced("other", 8 << 30), "announces more than"),
+        (announced("long", 8 << 30, tarfile.GNUTYPE_LONGNAME), "announces more than"),
+        (announced("pax", 8 << 30, tarfile.XHDTYPE), "announces more than"),
+        # With a negative size the next header would be this one, forever.
+        (announced("other", -512), "truncated or damaged"),
+        (announced("long", -512, tarfile.GNUTYPE_LONGNAME), "truncated or damaged"),
+        (sparse("data_batch_1.bin", 1 << 30), "a link or the like"),
+        (announced("data_batch_1.bin", 40 << 20) + bytes(40 << 20), "larger than a batch"),
+    ),
+)
+def test_no_more_is_read_of_an_archive_than_the_layout_can_have(tmp_path, headers, message):
+    path = write_archive(tmp_path, leave_out=("data_batch_1",))
+    path.write_bytes(gzip.compress(announced("readme", 0) + headers + gzip.decompress(path.read_bytes()), 1))
+    if "batch" in message:
+        path = f"data_batch_1.bin of {path}"
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message) as caught:
+        cifar10(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    assert peak < 1.5e8
+
+
+def test_no_more_is_read_of_a_file_than_the_layout_can_have(tmp_path):
+    with open(write_folder(tmp_path) / "data_batch_4.bin", "wb") as file:
+        file.truncate(8 << 30)  # a hole: it takes no room
+    with pytest.raises(DataError, match=r"data_batch_4\.bin of .* larger than a batch"):
+        cifar10(tmp_path)
+
+
+def test_a_pickle_whose_memo_skips_places_is_refused():
+    # The unpickler would make room for 2^31 values.
+    with pytest.raises(DataError, match="x is refused, since it remembers"):
+        read_pickle(b"\x80\x02}r\xff\xff\xff\x7f.", "x")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """Folders of pictures: order, sizes and colours of what is read, and each defect by its name."""
 
+import os
 import pathlib
+import struct
+import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -110,6 +114,49 @@ def test_a_file_that_does_not_decode_is_named(root):
 def test_a_decompression_bomb_is_refused(root, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
     with pytest.raises(DataError, match=r"a\.png has more pixels than"):
+        image_folder(root, (2, 2))
+
+
+def png_header(width, height):
+    """A picture of this size, as far as its header says; there is next to nothing behind it."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(bytes(100)))
+
+
+# Pillow warns of the first and refuses the second.
+@pytest.mark.parametrize("side", (13_000, 60_000))
+@pytest.mark.parametrize("error_filter", ("error", "default"))
+def test_a_large_picture_is_refused_before_it_is_decoded(root, side, error_filter, recwarn):
+    (root / "train" / "dogs" / "large.png").write_bytes(png_header(side, side))
+    warnings.simplefilter(error_filter)
+    with pytest.raises(DataError, match=r"large\.png has .*pixels.*make it smaller"):
+        image_folder(root, (2, 2))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("kind", ("GIF", "BMP", "WEBP", "TIFF"))
+def test_other_pictures_under_the_usual_names_are_read(tmp_path, kind):
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    Image.new("RGB", (4, 4), (255, 255, 255)).save(tmp_path / "train" / "a" / "x.jpg", kind)
+    assert (image_folder(tmp_path, (2, 2)).train.examples.inputs == 255).all()
+
+
+def test_no_program_is_started_for_a_picture(root):
+    path = root / "train" / "dogs" / "drawn.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n")
+    Image.open(path).close()  # Pillow knows it, and would have Ghostscript draw it
+    with pytest.raises(DataError, match=r"drawn\.png does not decode .*cannot identify"):
+        image_folder(root, (2, 2))
+
+
+@pytest.mark.parametrize("make", (os.mkfifo, os.mkdir, lambda path: path.symlink_to("nowhere")))
+def test_what_is_no_file_is_named(root, make):
+    make(root / "train" / "dogs" / "odd.png")
+    with pytest.raises(DataError, match=r"odd\.png is a broken link"):
         image_folder(root, (2, 2))
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -60,6 +61,36 @@ def test_a_damaged_file_is_named_with_its_defect(tmp_path, name, data, message):
     with pytest.raises(DataError, match=message) as caught:
         read_idx(path, 3)
     assert str(path) in str(caught.value)
+
+
+def header(*shape, code=0x08):
+    return bytes([0, 0, code, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    (
+        (header(2**32 - 1, 2**32 - 1, 2**32 - 1) + b"abc", "should hold .* but holds 3|would unfold to"),
+        (header(20, 2**15, 2**15) + b"abc", "should hold .* but holds 3|would unfold to"),
+        (header(1000) + bytes(10_000_000), "should hold .* but holds more"),
+        (header(*[1] * 65) + b"a", "holds no array of the shape"),
+    ),
+)
+@pytest.mark.parametrize("name", ("a.gz", "a"))
+def test_memory_does_not_grow_with_what_a_header_announces(tmp_path, name, data, message):
+    path = write(tmp_path / name, data)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=rf"{name} {message}"):
+        read_idx(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4e6
+
+
+def test_a_path_may_be_a_string(tmp_path):
+    np.testing.assert_array_equal(read_idx(str(write(tmp_path / "a.gz", GOOD))), IMAGES)
+    with pytest.raises(DataError, match=r"no\.gz cannot be read: No such file"):
+        read_idx(str(tmp_path / "no.gz"))
 
 
 def test_a_damaged_gzip_is_named(tmp_path):

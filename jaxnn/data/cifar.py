@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tarfile
-import zlib
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxnn.data.archives import read_members
 from jaxnn.data.arrays import arrays, hold_out
 from jaxnn.data.files import data_dir as find_data_dir
 from jaxnn.data.files import fetch
@@ -20,6 +19,8 @@ from jaxnn.types import DataError, Splits
 _URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 _SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 _NUM_PIXELS = 3 * 32 * 32
+# A batch takes 31 MB in either layout, and an archive holds six.
+_MOST_BATCH_BYTES, _MOST_ARCHIVE_BYTES = 1 << 25, 1 << 28
 _CLASS_NAMES = (
     "airplane",
     "automobile",
@@ -94,26 +95,23 @@ def _find(data_dir: str | os.PathLike[str] | None) -> tuple[_Layout, Path]:
 def _read_folder(folder: Path, names: set[str]) -> dict[str, bytes]:
     """The files of these names in a folder."""
     try:
-        return {name: (folder / name).read_bytes() for name in sorted(names)}
+        return {name: _read_file(folder / name) for name in sorted(names)}
     except OSError as error:
         raise DataError(
             f"{error.filename} cannot be read ({error.strerror}): {folder} must hold {', '.join(sorted(names))}."
         ) from error
 
 
+def _read_file(path: Path) -> bytes:
+    """What is in a file, or enough of it to see that it is too long."""
+    with open(path, "rb") as file:
+        return file.read(_MOST_BATCH_BYTES + 1)
+
+
 def _read_archive(path: Path, names: set[str]) -> dict[str, bytes]:
-    """The files of these names in a tar archive, whatever folder in it they lie in."""
-    found = {}
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                name = PurePosixPath(member.name).name
-                # Links may lead anywhere, or in circles.
-                file = archive.extractfile(member) if name in names and member.isfile() else None
-                if file is not None:
-                    found[name] = file.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or damaged ({error}): download it again.") from error
+    """The files of these names in a tar archive, in any folder in it."""
+    members = read_members(path, lambda parts: bool(parts) and parts[-1] in names, _MOST_ARCHIVE_BYTES)
+    found = {parts[-1]: content for parts, content in members}
     missing = sorted(names - found.keys())
     if missing:
         raise DataError(f"{path} does not hold {', '.join(missing)}: download it again.")
@@ -122,6 +120,8 @@ def _read_archive(path: Path, names: set[str]) -> dict[str, bytes]:
 
 def _images(layout: _Layout, data: bytes, where: str) -> _Pair:
     """A batch's images ``[examples, 32, 32, 3]`` and labels ``[examples]``."""
+    if len(data) > _MOST_BATCH_BYTES:
+        raise DataError(f"{where} is larger than a batch of CIFAR-10, of 31 MB: download it again.")
     planes, labels = layout.parse(data, where)
     if planes.shape[1:] != (_NUM_PIXELS,) or labels.shape != planes.shape[:1]:
         raise DataError(

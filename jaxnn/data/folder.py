@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from jaxnn.data.streaming.reading import HostAugmentation
 from jaxnn.types import ConfigError, DataError, Splits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
+# Whatever a file is called. Pillow knows others too, and has PostScript drawn by the program for that.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
+_SMALLER = "make it smaller, or set PIL.Image.MAX_IMAGE_PIXELS at the top of the script"
 _FOLDERS = {"train": ("train",), "validation": ("val", "validation"), "test": ("test",)}
 
 
@@ -207,8 +211,12 @@ def _is_picture(item: Path) -> bool:
 
 def _decode(pictures: Pictures) -> np.ndarray:
     """All pictures as uint8 ``[examples, height, width, channels]``."""
+    from PIL import Image
+
     images = np.empty((len(pictures), *pictures.size, 1 if pictures.grayscale else 3), np.uint8)
-    with ThreadPoolExecutor() as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
+        # What it warns of is an error here.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         for index, (image, _) in enumerate(pool.map(pictures.__getitem__, range(len(pictures)))):
             images[index] = image
     return images
@@ -219,13 +227,26 @@ def _decode_one(file: Path, size: tuple[int, int], grayscale: bool) -> np.ndarra
     from PIL import Image
 
     height, width = size
+    if not file.is_file():
+        raise DataError(
+            f"{file} is a broken link, or a folder or the like, instead of a picture: remove or replace it."
+        )
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=_FORMATS) as image:
+            _check_pixels(file, *image.size, Image.MAX_IMAGE_PIXELS)
             converted = image.convert("L" if grayscale else "RGB")
         resized = converted.resize((width, height), Image.Resampling.BILINEAR)
+    except DataError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{file} has more pixels than Pillow decodes without danger: make it smaller.") from error
+        raise DataError(f"{file} has more pixels than Pillow decodes without danger: {_SMALLER}.") from error
     # Pillow's decoders fail on damaged files in many ways: OSError, SyntaxError, ValueError, ...
     except Exception as error:
         raise DataError(f"{file} does not decode as a picture ({error}): replace it.") from error
     return np.asarray(resized).reshape(height, width, -1)
+
+
+def _check_pixels(file: Path, width: int, height: int, most: int | None) -> None:
+    """Raises DataError, before anything is decoded, for a picture that Pillow itself only warns of."""
+    if most is not None and width * height > most:
+        raise DataError(f"{file} has {height:,}×{width:,} pixels, more than {most:,}: {_SMALLER}.")

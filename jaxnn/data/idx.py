@@ -24,6 +24,9 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     0x0E: np.dtype(">f8"),
 }
 
+# What a gzipped file may grow to: pictures become some 5 times as large, and nothing but zeros 1,000 times.
+_GROWS_TO, _GROWS_BY = 1 << 30, 200
+
 _MNIST_PLACES = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -81,7 +84,7 @@ def fashion_mnist(data_dir: str | os.PathLike[str] | None = None, num_validation
     return _images("fashion_mnist", _FASHION_PLACES, _FASHION_SHA256, _FASHION_NAMES, data_dir, num_validation)
 
 
-def read_idx(path: Path, num_axes: int | None = None) -> np.ndarray:
+def read_idx(path: str | os.PathLike[str], num_axes: int | None = None) -> np.ndarray:
     """The array in an idx file, gzipped if its name ends in ``.gz``.
 
     The format: two zero bytes, a byte for the dtype, a byte for the number of axes, each axis's
@@ -92,13 +95,15 @@ def read_idx(path: Path, num_axes: int | None = None) -> np.ndarray:
         num_axes: how many axes the array must have; by default any number.
 
     Raises:
-        DataError: not idx, not gzip, another number of axes, truncated, or something behind the
-            values; it names the file.
+        DataError: not idx, not gzip, another number of axes, truncated, something behind the
+            values, or a gzip file that would grow beyond 1 GiB and 200 times its size; it names the file.
     """
+    path = Path(path)
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rb") as file:
-            return _parse_idx(cast(BinaryIO, file), path, num_axes)
+            most_bytes = max(_GROWS_TO, _GROWS_BY * path.stat().st_size) if path.suffix == ".gz" else None
+            return _parse_idx(cast(BinaryIO, file), path, num_axes, most_bytes)
     except gzip.BadGzipFile as error:
         raise DataError(f"{path} is not a gzip file: download it again ({error}).") from error
     except (EOFError, zlib.error) as error:
@@ -107,8 +112,8 @@ def read_idx(path: Path, num_axes: int | None = None) -> np.ndarray:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _parse_idx(file: BinaryIO, path: Path, num_axes: int | None) -> np.ndarray:
-    """The array in an open idx file."""
+def _parse_idx(file: BinaryIO, path: Path, num_axes: int | None, most_bytes: int | None) -> np.ndarray:
+    """The array in an open idx file, if it has no more than ``most_bytes`` of values."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
         raise DataError(f"{path} is not an idx file: it begins with {magic.hex(' ') or 'nothing'}; download it again.")
@@ -120,15 +125,31 @@ def _parse_idx(file: BinaryIO, path: Path, num_axes: int | None) -> np.ndarray:
         raise DataError(f"{path} is truncated in its header: download it again.")
     shape = tuple(int(length) for length in np.frombuffer(header, ">u4"))
     num_bytes = math.prod(shape) * dtype.itemsize
+    if most_bytes is not None and num_bytes > most_bytes:
+        raise DataError(
+            f"{path} would unfold to {num_bytes:,} bytes, as its header says {shape}, too many for a file of its size: "
+            "download it again; or, if you trust it, gunzip it first."
+        )
     # One byte more than there should be, to see what is too long.
-    body = file.read(num_bytes + 1)
+    body = _read_up_to(file, num_bytes + 1)
     if len(body) != num_bytes:
         found = "more" if len(body) > num_bytes else f"{len(body):,}"
         raise DataError(
             f"{path} should hold {num_bytes:,} bytes of values, as its header says {shape}, but "
             f"holds {found}: download it again."
         )
-    return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+    try:
+        return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    except ValueError as error:
+        raise DataError(f"{path} holds no array of the shape {shape} that its header says ({error}).") from error
+
+
+def _read_up_to(file: BinaryIO, num_bytes: int) -> bytearray:
+    """As many bytes as there are, and no more than that: memory grows with the file, not with what it announces."""
+    body = bytearray()
+    while chunk := file.read(min(num_bytes - len(body), 1 << 20)):
+        body += chunk
+    return body
 
 
 def _images(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def read_pickle(data: bytes, where: str) -> dict[Any, Any]:
         DataError: a pickle that names anything else, is damaged, or holds no dictionary.
     """
     try:
+        _check_memo(data, where)
         value = _InertUnpickler(io.BytesIO(data), where).load()
     except DataError:
         raise
@@ -37,6 +39,16 @@ def read_pickle(data: bytes, where: str) -> dict[Any, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{where} does not hold a dictionary: it is not a batch of CIFAR.")
     return {key: _array(item, where) for key, item in value.items()}
+
+
+def _check_memo(data: bytes, where: str) -> None:
+    """Raises DataError for a memo that skips places: the unpickler makes room for all, 32 GB for ten bytes."""
+    for count, (opcode, place, _) in enumerate(pickletools.genops(data)):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(place or 0) <= count:
+            raise DataError(
+                f"{where} is refused, since it remembers {count} values at most and one as number {place}: it may be "
+                "hostile; download it again."
+            )
 
 
 class _InertUnpickler(pickle.Unpickler):

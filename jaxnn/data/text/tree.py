@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import tarfile
-import zlib
 from collections.abc import Collection, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
+from jaxnn.data.archives import read_members
 from jaxnn.data.text.reading import decoded, read_text
 from jaxnn.types import DataError
 
 _SPLITS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _SUFFIX = ".txt"
+# IMDb's takes half of it.
+_MOST_ARCHIVE_BYTES = 1 << 30
 
 # By the split's folder, the class and the file's name.
 type Tree = dict[str, dict[str, dict[str, str]]]
@@ -50,22 +50,20 @@ def read_archive(path: Path, top: str, classes: Collection[str] = ()) -> Tree:
         classes: those that are read; empty: all.
 
     Raises:
-        DataError: an archive that is truncated or damaged, has a member that would lie outside of it or a link where
-            a text should be, or a text that is not UTF-8.
+        DataError: an archive that `read_members` refuses, or a text that is not UTF-8.
     """
     tree: Tree = {}
-    try:
-        with gzip.open(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            for member in archive:
-                match _inside(member, path):
-                    case (folder, split, kind, name) if folder == top and split in _SPLITS and _is_text(name):
-                        if not classes or kind in classes:
-                            texts = tree.setdefault(split, {}).setdefault(kind, {})
-                            texts[name] = decoded(_content(archive, member, path), f"{member.name} in {path}")
-            # To the end, where the checksum is.
-            file.read()
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or damaged ({error}): download it again.") from error
+
+    def wanted(parts: tuple[str, ...]) -> bool:
+        match parts:
+            case (folder, split, kind, name):
+                chosen = not classes or kind in classes
+                return folder == top and split in _SPLITS and chosen and _is_text(name)
+        return False
+
+    for (_, split, kind, name), content in read_members(path, wanted, _MOST_ARCHIVE_BYTES):
+        where = f"{top}/{split}/{kind}/{name} in {path}"
+        tree.setdefault(split, {}).setdefault(kind, {})[name] = decoded(content, where)
     return tree
 
 
@@ -123,19 +121,3 @@ def _files(parent: Path) -> Iterator[Path]:
 def _is_text(name: str) -> bool:
     """Whether a file's name is a text's, and not hidden."""
     return name.endswith(_SUFFIX) and not name.startswith(".")
-
-
-def _inside(member: tarfile.TarInfo, path: Path) -> tuple[str, ...]:
-    """The parts of a member's name; DataError if they lead out of the archive."""
-    name = PurePosixPath(member.name)
-    if name.is_absolute() or ".." in name.parts:
-        raise DataError(f"{path} has a member {member.name!r}, which would lie outside of it: download it again.")
-    return name.parts
-
-
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
-    """What is in a member that is a plain file."""
-    file = archive.extractfile(member) if member.isfile() else None
-    if file is None:
-        raise DataError(f"{path} has a link or the like at {member.name} instead of a text: download it again.")
-    return file.read()
