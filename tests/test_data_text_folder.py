@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import pathlib
 import tarfile
 from collections.abc import Callable
@@ -289,3 +290,21 @@ def test_real_reviews(data_dir: Path) -> None:
 def test_real_reviews_that_are_in_both_splits(data_dir: Path) -> None:
     pairs, _ = classified(*folder_module._read_imdb(data_dir))
     assert len(set(pairs["train"][0]) & set(pairs["test"][0])) == 123
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (os.mkfifo, "is a broken link"),
+        (os.mkdir, "is a broken link"),
+        (lambda path: path.symlink_to("nowhere"), "is a broken link"),
+        (lambda path: path.write_text(" \n"), "has no text"),
+    ],
+)
+def test_a_file_without_text_is_named(make: Callable[[Path], object], sentence: str, tmp_path: Path) -> None:
+    folder = tmp_path / "train" / "a"
+    folder.mkdir(parents=True)
+    (folder / "good.txt").write_text("good")
+    make(folder / "odd.txt")
+    with pytest.raises(DataError, match=rf"odd\.txt {sentence}"):
+        text_folder(tmp_path, HOW)

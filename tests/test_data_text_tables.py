@@ -108,12 +108,15 @@ ROWS = "kind,words\nham,so long\nspam,buy\n"
         (ROWS + '"a\nb",c\nham\n', {}, "line 6 of .*news.csv has 1 columns"),
         (ROWS + " ,so\n", {}, "line 4 of .*news.csv has no label in column 'kind'"),
         (ROWS + 'ham,"so\nham,x\n', {}, r"the row that begins in line 4 of .*news.csv is no row .*quoting=False"),
+        (ROWS + "ham, \nham,\n", {}, r"line 4 of .*news.csv has no text in column 'words' \(rows without text: 2\)"),
         (ROWS, {"label": "kin"}, "has no column 'kin': did you mean 'kind'"),
         (ROWS, {"text": "text"}, "has no column 'text': .*Known are 'kind', 'words'"),
         (ROWS, {"text": (1, 2)}, "has no column 2"),
         (ROWS, {"label": -1}, "has no column -1"),
         (ROWS, {"header": False}, "has no column 'words': columns are 0 to 1, for header=False gives them no names"),
         (ROWS, {"text": ()}, "text names no column"),
+        (ROWS, {"text": 0.5}, "has no column 0.5"),
+        (ROWS, {"seed": 0.5, "test": 0.5}, "seed must be an integer of at least 0, not 0.5"),
         (ROWS, {"test": 1.5}, "test must be a share of the examples, at least 0 and below 1, not 1.5"),
         (ROWS, {"test": 0.9}, "2 for test leaves nothing of 2 examples"),
         (ROWS, {"test": "other.csv"}, "other.csv has the label 'eggs', which the training table lacks"),
@@ -127,6 +130,45 @@ def test_what_is_no_such_table_is_named(content: str, options: dict[str, Any], s
     paths = {key: tmp_path / value for key, value in options.items() if str(value).endswith(".csv")}
     with pytest.raises(DataError, match=sentence):
         csv(path, HOW, **{"text": "words", "label": "kind", **options, **paths})
+
+
+MORE = "ham,hi\nspam,now\n"
+RATED = "stars,short review text\n5,good\n1,bad\n3,so so\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "header", "sentence"),
+    [
+        (
+            ROWS + MORE,
+            False,
+            "line 1 of .*looks like a header, for no other row has its label 'kind': give header=True",
+        ),
+        ("\n" + RATED, False, "line 2 of .*looks like a header"),
+        (MORE + MORE, True, "line 1 of .*is an example and no header, with the label 'ham'.*: give header=False"),
+        (ROWS + MORE, True, None),
+        (RATED, True, None),
+        # One example of a class, first of all: its text is no name, it is not alone with that, or labels are numbers.
+        ("eggs,a text of four words\n" + MORE + MORE, False, None),
+        ("eggs,words\nbacon,word\n" + MORE + MORE, False, None),
+        ("2,words\n0,a\n1,b\n0,c\n1,d\n", False, None),
+        ("eggs,12\n" + MORE + MORE, False, None),
+    ],
+)
+def test_a_header_is_told_from_an_example(content: str, header: bool, sentence: str | None, tmp_path: Path) -> None:
+    path = written(tmp_path, content)
+    if sentence is None:
+        assert csv(path, HOW, text=1, label=0, header=header).train.num_examples == content.count(",") - header
+    else:
+        with pytest.raises(DataError, match=sentence):
+            csv(path, HOW, text=1, label=0, header=header)
+
+
+def test_a_column_found_by_its_name_has_a_header(tmp_path: Path) -> None:
+    path = written(tmp_path, "spam,words\n" + MORE)
+    with pytest.raises(DataError, match="label='spam'"):
+        csv(path, HOW, text=1, label=0)
+    assert csv(path, HOW, text=1, label="spam").class_names == ("ham", "spam")
 
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:

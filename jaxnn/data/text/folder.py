@@ -36,8 +36,8 @@ def text_folder(path: str | os.PathLike[str], tokenizer: Tokenizer | None = None
         Inputs int32 ``[length]``, labels int32, and the classes' names; `jaxnn.data.vocabulary` gives the tokens.
 
     Raises:
-        DataError: another layout, splits with different classes, a class without texts, a file that is not UTF-8;
-            it names the folder or file.
+        DataError: another layout, splits with different classes, a class without texts, a file that is empty or
+            not UTF-8; it names the folder or file.
     """
     root = Path(path)
     pairs, class_names = classified(read_folder(root), root)

@@ -51,8 +51,13 @@ def texts(
         Inputs int32 ``[length]``, and the targets.
 
     Raises:
-        DataError: not pairs, not texts, training texts without tokens; else as `jaxnn.data.arrays`.
+        DataError: not pairs, not texts, an empty text, training texts without tokens, no `Tokenizer`; else as
+            `jaxnn.data.arrays`.
     """
+    if not isinstance(tokenizer, Tokenizer | None):
+        raise DataError(
+            f"tokenizer must be a jn.data.Tokenizer, not {tokenizer!r}: its fields say how texts become ids."
+        )
     pairs = {"train": train, "validation": validation, "test": test}
     given = {split: _checked_pair(split, pair) for split, pair in pairs.items() if pair is not None or split == "train"}
     found = (tokenizer or Tokenizer()).fit(given["train"][0])
@@ -84,4 +89,11 @@ def _checked_pair(split: str, pair: Any) -> tuple[Sequence[str], Any]:
         raise DataError(
             f"{split} must be a pair (texts, targets), not a {type(pair).__name__}: write {split}=(texts, targets)."
         )
-    return checked_texts(f"{split}'s texts", pair[0]), pair[1]
+    known = checked_texts(f"{split}'s texts", pair[0])
+    empty = [index for index, text in enumerate(known) if not text.strip()]
+    if empty:
+        raise DataError(
+            f"text {empty[0]} of {split} is empty (empty ones: {len(empty):,}), so that nothing is known of it: leave "
+            "such examples out."
+        )
+    return known, pair[1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from csv import Error as CsvError
 from csv import field_size_limit
 from csv import reader as csv_reader
@@ -56,7 +57,8 @@ def csv(
     """Texts and labels in the columns of a table, with commas between them, in UTF-8.
 
     Labels number the different entries of the label's column, in the order of numbers if all are integers, else of
-    the alphabet. Blank lines are left out.
+    the alphabet. Blank lines are left out. A first row that is not what ``header`` says is an error: a header is short
+    names and no numbers, and its label is that of no example.
 
     Args:
         path: the table of the training examples.
@@ -76,8 +78,8 @@ def csv(
 
     Raises:
         DataError: a file that cannot be read, is not UTF-8 or no such table, a row with another number of columns, a
-            column that is not there, a label that is empty or not among those of training, shares that cannot be
-            held out; the file and the line are named.
+            column that is not there, a text that is empty, a label that is empty or not among those of training, a
+            header taken for an example or the reverse, shares that cannot be held out; the file and the line are named.
     """
     chosen = Layout(",", quoting, header, _columns(text), label)
     return table(Path(path), tokenizer, chosen, {"test": test, "validation": validation}, seed)
@@ -136,7 +138,7 @@ def _read(path: Path, chosen: Layout) -> tuple[list[str], list[str]]:
     names = first if chosen.header else None
     columns = [_place(column, names, len(first), path) for column in chosen.text]
     label = _place(chosen.label, names, len(first), path)
-    lines, entries = [], []
+    lines, entries, empty = [], [], []
     for number, row in rows[chosen.header :]:
         if len(row) != len(first):
             raise DataError(
@@ -149,7 +151,49 @@ def _read(path: Path, chosen: Layout) -> tuple[list[str], list[str]]:
             )
         lines.append(" ".join(row[column] for column in columns))
         entries.append(row[label].strip())
+        if not lines[-1].strip():
+            empty.append(number)
+    if empty:
+        raise DataError(
+            f"line {empty[0]} of {path} has no text in {' and '.join(f'column {column!r}' for column in chosen.text)} "
+            f"(rows without text: {len(empty):,}): fill it in or remove the row."
+        )
+    _check_header(path, chosen, rows[0], columns, label, entries)
     return lines, entries
+
+
+def _check_header(
+    path: Path, chosen: Layout, first: tuple[int, list[str]], columns: list[int], label: int, entries: list[str]
+) -> None:
+    """Raises DataError if ``header`` is not as the first row looks."""
+    number, row = first
+    entry = row[label].strip()
+    if chosen.header:
+        # A label that is found by name has a header.
+        if isinstance(chosen.label, int) and entry in entries:
+            raise DataError(
+                f"line {number} of {path} is an example and no header, with the label {entry!r} as rows below it: give "
+                f"header=False; or, if it is a header, label={entry!r}."
+            )
+        return
+    others = Counter(entries[1:])
+    is_alone = entry not in others and (
+        min(others.values(), default=0) > 1 or (others and all(map(_is_number, others)))
+    )
+    has_names = not any(map(_is_number, row)) and all(len(row[column].split()) <= 3 for column in columns)
+    if is_alone and has_names:
+        raise DataError(
+            f"line {number} of {path} looks like a header, for no other row has its label {entry!r}: give header=True; "
+            "or, if it is an example, put it below another row."
+        )
+
+
+def _is_number(entry: str) -> bool:
+    try:
+        float(entry)
+    except ValueError:
+        return False
+    return True
 
 
 def _rows(path: Path, chosen: Layout) -> Iterator[tuple[int, list[str]]]:
@@ -179,7 +223,7 @@ def _rows(path: Path, chosen: Layout) -> Iterator[tuple[int, list[str]]]:
 
 def _columns(text: Column | Sequence[Column]) -> tuple[Column, ...]:
     """The columns of the text, of which there must be one."""
-    columns = (text,) if isinstance(text, int | str) else tuple(text)
+    columns = (text,) if isinstance(text, str) or not isinstance(text, Iterable) else tuple(text)
     if not columns:
         raise DataError("text names no column: give the place or the name of at least one.")
     return columns

@@ -34,6 +34,8 @@ class Tokenizer:
     The words of a text are what white space separates after the characters ``!"#$%&()*+,-./:;<=>?@[\]^_`{|}~`` have
     become spaces; apostrophes stay. That is the rule of Keras's ``text_to_word_sequence``.
 
+    A text without tokens, such as ``":-)"``, becomes nothing but padding; an empty text in a data set is an error.
+
     Attributes:
         unit: what a token is, "words" or "characters".
         lowercase: whether texts are lowered first.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxnn.data.archives import read_members
+from jaxnn.data.files import refusals_named
 from jaxnn.data.text.reading import decoded, read_text
 from jaxnn.types import DataError
 
@@ -30,12 +31,13 @@ def read_folder(root: Path, classes: Collection[str] = ()) -> Tree:
     Raises:
         DataError: there is no such folder, or a text that cannot be read or is not UTF-8.
     """
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder: give the one that holds train/.")
     tree: Tree = {}
-    for split in filter(lambda folder: folder.name in _SPLITS, _folders(root)):
-        kinds = [folder for folder in _folders(split) if not classes or folder.name in classes]
-        tree[split.name] = {kind.name: {file.name: read_text(file) for file in _files(kind)} for kind in kinds}
+    with refusals_named():
+        if not root.is_dir():
+            raise DataError(f"{root} is not a folder: give the one that holds train/.")
+        for split in filter(lambda folder: folder.name in _SPLITS, _folders(root)):
+            kinds = [folder for folder in _folders(split) if not classes or folder.name in classes]
+            tree[split.name] = {kind.name: {file.name: read_text(file) for file in _files(kind)} for kind in kinds}
     return tree
 
 
@@ -77,7 +79,8 @@ def classified(tree: Tree, where: Path) -> tuple[dict[str, tuple[list[str], np.n
         where: from where, for messages.
 
     Raises:
-        DataError: no ``train``, both ``val`` and ``validation``, splits with other classes, a class without texts.
+        DataError: no ``train``, both ``val`` and ``validation``, splits with other classes, a class without texts,
+            an empty text.
     """
     if "train" not in tree:
         found = ", ".join(sorted(tree)) or "none of them"
@@ -104,6 +107,8 @@ def _labelled(
     for name in class_names:
         if not kinds[name]:
             raise DataError(f"{where}/{name} holds no {_SUFFIX}: add some or remove it.")
+        if empty := sorted(file for file, text in kinds[name].items() if not text.strip()):
+            raise DataError(f"{where}/{name}/{empty[0]} has no text (such files there: {len(empty):,}): remove them.")
     texts = [kinds[name][file] for name in class_names for file in sorted(kinds[name])]
     return texts, np.repeat(np.arange(len(class_names), dtype=np.int32), [len(kinds[name]) for name in class_names])
 
@@ -115,7 +120,12 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 def _files(parent: Path) -> Iterator[Path]:
     """The texts in ``parent`` that are not hidden."""
-    return (item for item in parent.iterdir() if _is_text(item.name))
+    for item in filter(lambda item: _is_text(item.name), parent.iterdir()):
+        if not item.is_file():
+            raise DataError(
+                f"{item} is a broken link, or a folder or the like, instead of a text: remove or replace it."
+            )
+        yield item
 
 
 def _is_text(name: str) -> bool:
