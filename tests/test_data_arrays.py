@@ -13,6 +13,7 @@ from jaxnn.data.arrays import (
     hold_out,
     standardized,
 )
+from jaxnn.data.shuffle import permute
 from jaxnn.types import Batch, DataError, Splits
 
 
@@ -216,6 +217,30 @@ def test_hold_out_takes_the_last_examples():
     np.testing.assert_array_equal(validation[1], [7, 8, 9])
     np.testing.assert_array_equal(validation[0][:, 0], [7, 8, 9])
     assert hold_out((inputs, targets), 0) == ((inputs, targets), None)
-    for bad in (-1, 10):
-        with pytest.raises(DataError, match=f"num_validation = {bad} of 10"):
-            hold_out((inputs, targets), bad)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    (
+        (10, "num_validation = 10 of 10"),
+        (-1, "num_validation must be an integer of at least 0, not -1"),
+        (0.1, r"num_validation counts examples and is no share: 0\.1 of 10 training examples are 1"),
+        (2.0, r"num_validation must be an integer of at least 0, not 2\.0"),
+        (None, "num_validation must be an integer"),
+        ("3", "num_validation must be an integer of at least 0, not '3'"),
+    ),
+)
+def test_what_is_no_number_to_hold_out_is_named(number, message):
+    with pytest.raises(DataError, match=message):
+        hold_out((np.arange(10)[:, None], np.arange(10)), number)
+
+
+def test_a_share_of_examples_is_not_shuffled_forever():
+    with pytest.raises(TypeError, match="integer"):
+        permute(np.arange(3), 0.1, 0, 0)
+
+
+@pytest.mark.parametrize("number", (0, 0.5, "3", [1]))
+def test_what_is_no_number_of_classes_is_named(number):
+    with pytest.raises(DataError, match="num_classes must be an integer of at least 1"):
+        arrays(GOOD, num_classes=number)

@@ -90,12 +90,14 @@ def test_targets_of_regression_are_raw():
 @pytest.mark.parametrize(
     ("fractions", "message"),
     (
-        ({"test_fraction": 1.0}, "test_fraction must be at least 0 and below 1, not 1.0"),
+        ({"test_fraction": 1.0}, "test_fraction must be a share of the examples, at least 0 and below 1, not 1.0"),
         ({"test_fraction": -0.1}, "test_fraction must be .* not -0.1"),
         ({"validation_fraction": float("nan")}, "validation_fraction must be .* not nan"),
         ({"test_fraction": 0.6, "validation_fraction": 0.4}, "leave nothing to train on"),
         ({"test_fraction": 0.01}, "2 of 150 examples cannot be held out as test"),
-        ({"seed": -1}, "with seed -1"),
+        ({"seed": -1}, "seed must be an integer of at least 0, not -1"),
+        ({"test_fraction": "3"}, "test_fraction must be .* not '3'"),
+        ({"seed": None}, "seed must be"),
     ),
 )
 def test_bad_fractions_are_named(fractions, message):

@@ -181,6 +181,8 @@ def test_other_layouts_are_told_what_is_expected(root, tmp_path):
         image_folder(root / "train", (2, 2))
     with pytest.raises(DataError, match="nowhere is not a folder"):
         image_folder(tmp_path / "nowhere", (2, 2))
+    with pytest.raises(DataError, match="xxx cannot be read: File name too long"):
+        image_folder(tmp_path / ("x" * 300), (2, 2))
     picture(root / "validation" / "cats" / "a.png")
     with pytest.raises(DataError, match="both val and validation"):
         image_folder(root, (2, 2))

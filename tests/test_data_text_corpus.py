@@ -89,7 +89,7 @@ def test_case_is_kept_or_not(tmp_path: Path) -> None:
         (b"a " * 90, {"length": 0}, "words: length and stride must be integers of at least 1, not 0 and 0"),
         (b"a " * 90, {"length": "4"}, "must be integers of at least 1, not '4' and '4'"),
         (b"a " * 90, {"stride": 0}, "words: length and stride must be integers of at least 1, not 4 and 0"),
-        (b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be at least 2, a word and <unk>, not 1"),
+        (b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer of at least 2, not 1"),
         (b"a " * 90, {"path": {"test": "tale.txt"}}, "no file is named as 'train'"),
         (b"a " * 90, {"path": {"train": "tale.txt", "valid": ""}}, "no split 'valid': did you mean 'validation'"),
     ],

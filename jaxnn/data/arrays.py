@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data.augment import chain
-from jaxnn.data.checks import as_examples, check_alike, check_class_names, check_label_range
+from jaxnn.data.checks import as_examples, check_alike, check_class_names, check_integer, check_label_range
 from jaxnn.data.shuffle import steps_per_epoch
 from jaxnn.data.source import ArraySource, Augmentation
 from jaxnn.types import DataError, Examples, Source, Splits
@@ -65,10 +65,16 @@ def hold_out(
     """The training pair without its last ``num_validation`` examples, and these (None if 0).
 
     Raises:
-        DataError: ``num_validation`` is negative or leaves nothing to train on.
+        DataError: ``num_validation`` is no integer, is negative or leaves nothing to train on.
     """
+    if isinstance(num_validation, float) and 0 < num_validation < 1:
+        raise DataError(
+            f"num_validation counts examples and is no share: {num_validation} of {len(pair[0])} training examples are "
+            f"{round(num_validation * len(pair[0]))}."
+        )
+    check_integer("num_validation", num_validation, 0)
     num_train = len(pair[0]) - num_validation
-    if not 0 <= num_validation < len(pair[0]):
+    if num_train < 1:
         raise DataError(
             f"num_validation = {num_validation} of {len(pair[0])} training examples cannot be held "
             f"out: give 0 to {len(pair[0]) - 1}."

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data.arrays import arrays, standardized
+from jaxnn.data.checks import check_integer
+from jaxnn.data.text.shares import check_share
 from jaxnn.types import DataError, Splits
 
 
@@ -91,6 +93,7 @@ def _splits(
 
 def _split(targets: np.ndarray, stratify: bool, test: float, validation: float, seed: int) -> dict[str, np.ndarray]:
     """The indices of each split that is asked for; ``stratify`` keeps the shares of the labels."""
+    check_integer("seed", seed, 0)
     from sklearn.model_selection import train_test_split
 
     parts = {}
@@ -111,8 +114,7 @@ def _counts(num_examples: int, test: float, validation: float) -> dict[str, int]
     """How many examples are held out for each split whose fraction is not 0."""
     fractions = {"test": test, "validation": validation}
     for split, fraction in fractions.items():
-        if not 0.0 <= fraction < 1.0:
-            raise DataError(f"{split}_fraction must be at least 0 and below 1, not {fraction!r}.")
+        check_share(f"{split}_fraction", fraction)
     counts = {split: math.ceil(share * num_examples) for split, share in fractions.items() if share}
     if sum(counts.values()) >= num_examples:
         raise DataError(

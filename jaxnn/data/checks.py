@@ -37,6 +37,12 @@ def as_examples(split: str, pair: Any) -> Examples:
     return Examples(inputs, targets)
 
 
+def check_integer(name: str, value: Any, least: int) -> None:
+    """Raises DataError unless ``value`` is an integer of at least ``least``, of Python or NumPy."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise DataError(f"{name} must be an integer of at least {least}, not {value!r}.")
+
+
 def check_alike(splits: dict[str, Examples]) -> None:
     """Raises DataError if the examples of two splits differ in shape or dtype."""
     (first, model), *others = splits.items()
@@ -51,7 +57,9 @@ def check_alike(splits: dict[str, Examples]) -> None:
 
 
 def check_class_names(class_names: tuple[str, ...], num_classes: int | None) -> None:
-    """Raises DataError where there are names, and not as many as ``num_classes`` says."""
+    """Raises DataError where ``num_classes`` is no number, or there are names, and not as many as it says."""
+    if num_classes is not None:
+        check_integer("num_classes", num_classes, 1)
     if num_classes is not None and class_names and len(class_names) != num_classes:
         raise DataError(
             f"there are {len(class_names)} class_names but num_classes is {num_classes}: give one name a class."

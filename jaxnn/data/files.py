@@ -24,6 +24,15 @@ def data_dir(argument: str | os.PathLike[str] | None = None) -> Path:
     return Path(pooch.os_cache("jaxnn"))
 
 
+@contextlib.contextmanager
+def refusals_named() -> Iterator[None]:
+    """What the system refuses inside the block, such as a folder that may not be listed, becomes a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
+
+
 def fetch(
     dataset: str,
     file_name: str,

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxnn.data.arrays import arrays
 from jaxnn.data.files import data_dir as find_data_dir
+from jaxnn.data.files import refusals_named
 from jaxnn.data.streaming.build import stream as streamed
 from jaxnn.data.streaming.reading import HostAugmentation
 from jaxnn.types import ConfigError, DataError, Splits
@@ -66,11 +67,12 @@ def image_folder(
             "num_workers and augment are for pictures that are decoded while training: give stream=True too, or "
             "augment those in memory by jn.data.augmented."
         )
-    folders = _split_folders(root)
-    class_names = _class_names(folders["train"])
-    readers: dict[str, Any] = {
-        split: Pictures(folder, *_list_split(folder, class_names), size, grayscale) for split, folder in folders.items()
-    }
+    readers: dict[str, Any] = {}
+    with refusals_named():
+        folders = _split_folders(root)
+        class_names = _class_names(folders["train"])
+        for split, folder in folders.items():
+            readers[split] = Pictures(folder, *_list_split(folder, class_names), size, grayscale)
     name = root.resolve().name
     if stream:
         return streamed(**readers, name=name, class_names=class_names, augment=augment, num_workers=num_workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -34,6 +35,8 @@ def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array
     Returns:
         int32 of the shape of ``positions``.
     """
+    # Of a share no permutation would ever be found.
+    num_examples = operator.index(num_examples)
     sizes = _domain(num_examples)
     # NumPy warns of wrap-around, which is meant here, for scalars though not for arrays.
     with np.errstate(over="ignore"):

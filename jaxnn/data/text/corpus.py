@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxnn.data.checks import check_integer
 from jaxnn.data.files import data_dir as find_data_dir
 from jaxnn.data.text.reading import read_text
 from jaxnn.data.text.windows import check_windows, windowed
@@ -55,8 +56,7 @@ def words(
     """
     stride = length if stride is None else stride
     check_windows("words", length, stride, "all")
-    if vocabulary_size < 2:
-        raise DataError(f"words: vocabulary_size must be at least 2, a word and {_UNKNOWN}, not {vocabulary_size}.")
+    check_integer("words: vocabulary_size", vocabulary_size, 2)
     paths = _paths(path)
     texts = {split: _split_words(Path(file), lowercase) for split, file in paths.items()}
     if not isinstance(path, Mapping):

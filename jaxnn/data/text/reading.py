@@ -15,8 +15,9 @@ def read_text(path: Path) -> str:
     """
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    # ValueError: a name with a zero byte, as of a text that is taken for one.
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', error)}.") from error
     return decoded(data, str(path))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxnn.data.checks import check_integer
 from jaxnn.data.shuffle import permute
 from jaxnn.types import DataError
 
@@ -24,10 +25,11 @@ def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict
         For each split its indices ``[examples]``, rising; ``train`` is first and has the rest.
 
     Raises:
-        DataError: shares out of range, or that leave nothing to train on.
+        DataError: shares or a seed out of range, or that leave nothing to train on.
     """
     for split, share in shares.items():
-        _check_share(split, share)
+        check_share(split, share)
+    check_integer("seed", seed, 0)
     counts = {split: max(1, round(share * num_examples)) for split, share in shares.items() if share}
     if sum(counts.values()) >= num_examples:
         raise DataError(
@@ -40,6 +42,7 @@ def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict
     return {split: np.sort(indices) for split, indices in {"train": shuffled[bounds[-1] :], **parts}.items()}
 
 
-def _check_share(split: str, share: Any) -> None:
+def check_share(name: str, share: Any) -> None:
+    """Raises DataError unless ``share`` is a number that is at least 0 and below 1."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise DataError(f"{split} must be a share of the examples, at least 0 and below 1, not {share!r}.")
+        raise DataError(f"{name} must be a share of the examples, at least 0 and below 1, not {share!r}.")
