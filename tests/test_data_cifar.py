@@ -209,10 +209,19 @@ def test_no_more_is_read_of_a_file_than_the_layout_can_have(tmp_path):
         cifar10(tmp_path)
 
 
-def test_a_pickle_whose_memo_skips_places_is_refused():
-    # The unpickler would make room for 2^31 values.
-    with pytest.raises(DataError, match="x is refused, since it remembers"):
-        read_pickle(b"\x80\x02}r\xff\xff\xff\x7f.", "x")
+@pytest.mark.parametrize(
+    ("data", "opcode"),
+    (
+        # The unpickler would make room for 2^31 values.
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "2, LONG_BINPUT"),
+        (b"}p2147483647\n.", "1, PUT"),
+        # Its stack would overflow, and with it the process.
+        (b"\x80\x02})" + b"\x85" * 1_000_000 + b"Ns.", "1003, TUPLE1"),
+    ),
+)
+def test_a_pickle_that_ends_the_process_is_refused(data, opcode):
+    with pytest.raises(DataError, match=f"x is refused, since its opcode {opcode}"):
+        read_pickle(data, "x")
 
 
 @pytest.mark.parametrize(
@@ -225,6 +234,7 @@ def test_a_pickle_whose_memo_skips_places_is_refused():
         ({b"data": np.zeros((1, 3071), np.uint8), b"labels": [1]}, r"images of shape \(1, 3071\)"),
         ({b"data": np.zeros((1, 3072)), b"labels": [1]}, "not of uint8 .*f8"),
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1.5]}, "not integers"),
+        ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [1 << 20_000]}, "or large ones"),
     ),
 )
 def test_a_pickle_of_something_else_is_named(tmp_path, content, message):

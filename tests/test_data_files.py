@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from jaxnn import data
 from jaxnn.data.files import data_dir, fetch
 from jaxnn.types import DataError
 
@@ -126,3 +127,11 @@ def test_the_data_directory_is_the_argument_else_the_environment_else_a_cache(mo
     assert data_dir().name == "jaxnn"
     assert tmp_path in data_dir().parents
     assert data_dir("~/sets") == tmp_path / "sets"
+
+
+@pytest.mark.parametrize(
+    "load", [data.mnist, data.cifar10, data.imdb, data.ag_news, data.sms_spam, data.ptb, data.cats_vs_dogs]
+)
+def test_a_data_directory_that_the_system_refuses_is_named(load, tmp_path):
+    with pytest.raises(DataError, match="cannot be read: File name too long"):
+        load(data_dir=tmp_path / ("x" * 300))

@@ -12,7 +12,7 @@ import numpy as np
 from jaxnn.data.archives import read_members
 from jaxnn.data.arrays import arrays, hold_out
 from jaxnn.data.files import data_dir as find_data_dir
-from jaxnn.data.files import fetch
+from jaxnn.data.files import fetch, refusals_named
 from jaxnn.data.pickles import read_pickle
 from jaxnn.types import DataError, Splits
 
@@ -80,6 +80,7 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None, num_validation: int 
     return arrays(train, batches[test_name], validation, name="cifar10", class_names=_CLASS_NAMES)
 
 
+@refusals_named()
 def _find(data_dir: str | os.PathLike[str] | None) -> tuple[_Layout, Path]:
     """The first folder or archive that is there, or the archive downloaded."""
     root = find_data_dir(data_dir)
@@ -157,8 +158,8 @@ def _parse_pickle(data: bytes, where: str) -> _Pair:
     planes, labels = content.get(b"data"), content.get(b"labels")
     if not isinstance(planes, np.ndarray) or not isinstance(labels, list):
         raise DataError(f"{where} does not hold an array 'data' and a list 'labels': it is not a batch of CIFAR-10.")
-    if not all(isinstance(label, int) for label in labels):
-        raise DataError(f"{where} has labels that are not integers: it is not a batch of CIFAR-10.")
+    if not all(isinstance(label, int) and label.bit_length() < 32 for label in labels):
+        raise DataError(f"{where} has labels that are not integers, or large ones: it is not a batch of CIFAR-10.")
     return planes, np.array(labels)
 
 

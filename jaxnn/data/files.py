@@ -33,6 +33,7 @@ def refusals_named() -> Iterator[None]:
         raise DataError(f"{error.filename} cannot be read: {error.strerror or error}.") from error
 
 
+@refusals_named()
 def fetch(
     dataset: str,
     file_name: str,

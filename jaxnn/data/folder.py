@@ -80,6 +80,7 @@ def image_folder(
     return arrays(**pairs, name=name, class_names=class_names)
 
 
+@refusals_named()
 def cats_vs_dogs(
     data_dir: str | os.PathLike[str] | None = None,
     image_size: tuple[int, int] = (96, 96),

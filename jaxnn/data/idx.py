@@ -24,6 +24,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     0x0E: np.dtype(">f8"),
 }
 
+_MOST_AXES = 16
 # What a gzipped file may grow to: pictures become some 5 times as large, and nothing but zeros 1,000 times.
 _GROWS_TO, _GROWS_BY = 1 << 30, 200
 
@@ -118,6 +119,8 @@ def _parse_idx(file: BinaryIO, path: Path, num_axes: int | None, most_bytes: int
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
         raise DataError(f"{path} is not an idx file: it begins with {magic.hex(' ') or 'nothing'}; download it again.")
     dtype, rank = _DTYPES[magic[2]], magic[3]
+    if rank > _MOST_AXES:
+        raise DataError(f"{path} announces an array of {rank} axes, which no data set has: download it again.")
     if num_axes is not None and rank != num_axes:
         raise DataError(f"{path} holds an array of {rank} axes where {num_axes} are expected: were files mixed up?")
     header = file.read(4 * rank)

@@ -11,6 +11,11 @@ import numpy as np
 
 from jaxnn.types import DataError
 
+_PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_TUPLES = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
+# An array has some ten.
+_MOST_TUPLES = 1_000
+
 
 def read_pickle(data: bytes, where: str) -> dict[Any, Any]:
     """The dictionary in a pickle of bytes, numbers, lists and uint8 arrays.
@@ -29,7 +34,7 @@ def read_pickle(data: bytes, where: str) -> dict[Any, Any]:
         DataError: a pickle that names anything else, is damaged, or holds no dictionary.
     """
     try:
-        _check_memo(data, where)
+        _check_opcodes(data, where)
         value = _InertUnpickler(io.BytesIO(data), where).load()
     except DataError:
         raise
@@ -41,13 +46,19 @@ def read_pickle(data: bytes, where: str) -> dict[Any, Any]:
     return {key: _array(item, where) for key, item in value.items()}
 
 
-def _check_memo(data: bytes, where: str) -> None:
-    """Raises DataError for a memo that skips places: the unpickler makes room for all, 32 GB for ten bytes."""
-    for count, (opcode, place, _) in enumerate(pickletools.genops(data)):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(place or 0) <= count:
+def _check_opcodes(data: bytes, where: str) -> None:
+    """Raises DataError for what the unpickler does not survive, small as the pickle may be.
+
+    It makes room for all places of its memo up to the one that is written: 32 GB for ten bytes. And a key of thousands
+    of tuples in one another overflows the stack.
+    """
+    num_tuples = 0
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        num_tuples += opcode.name in _TUPLES
+        if num_tuples > _MOST_TUPLES or (opcode.name in _PUTS and not 0 <= int(argument or 0) <= count):
             raise DataError(
-                f"{where} is refused, since it remembers {count} values at most and one as number {place}: it may be "
-                "hostile; download it again."
+                f"{where} is refused, since its opcode {count}, {opcode.name}, asks for more than a batch of CIFAR "
+                "does: it may be hostile; download it again."
             )
 
 

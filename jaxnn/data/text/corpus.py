@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxnn.data.checks import check_integer
 from jaxnn.data.files import data_dir as find_data_dir
+from jaxnn.data.files import refusals_named
 from jaxnn.data.text.reading import read_text
 from jaxnn.data.text.windows import check_windows, windowed
 from jaxnn.types import DataError, Splits, suggest
@@ -73,6 +74,7 @@ def words(
     return windowed(ids, length, stride, "all", name=Path(paths["train"]).stem, vocabulary=vocabulary)
 
 
+@refusals_named()
 def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
     """Penn Treebank's newspaper text: 929,589 words to train, 73,760 to validate, 82,430 to test; 10,000 different.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.data.files import data_dir as find_data_dir
-from jaxnn.data.files import fetch
+from jaxnn.data.files import fetch, refusals_named
 from jaxnn.data.text.shares import split_off
 from jaxnn.data.text.source import texts
 from jaxnn.data.text.tokenizer import Tokenizer
@@ -85,6 +85,7 @@ def imdb(
     return texts(**splits, test=pairs["test"], tokenizer=tokenizer, name="imdb", class_names=class_names)
 
 
+@refusals_named()
 def _read_imdb(data_dir: str | os.PathLike[str] | None) -> tuple[Tree, Path]:
     """The reviews, and where they were found."""
     root = find_data_dir(data_dir)

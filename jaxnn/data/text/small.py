@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from jaxnn.data.files import data_dir as find_data_dir
-from jaxnn.data.files import fetch
+from jaxnn.data.files import fetch, refusals_named
 from jaxnn.data.text.tables import Layout, table
 from jaxnn.data.text.tokenizer import Tokenizer
 from jaxnn.types import DataError, Splits
@@ -47,6 +47,7 @@ def ag_news(
     return splits._replace(name="ag_news", class_names=_AG_NEWS_CLASSES)
 
 
+@refusals_named()
 def sms_spam(
     tokenizer: Tokenizer | None = None,
     *,
