@@ -6,7 +6,7 @@ import ast
 import io
 import pathlib
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -132,12 +132,12 @@ def test_no_name_is_unpickled_when_a_run_and_a_state_are_loaded(tmp_path: Path) 
 NAMES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 
 
-def hostile_archive(path: Path, target: Path) -> None:
+def hostile_archive(path: Path, target: Path, folders: Sequence[str]) -> None:
     """CIFAR-10's binary archive, whose members would be written over ``target`` by one who unpacked it."""
     record = bytes(1 + 3072)
     with tarfile.open(path, "w:gz") as archive:
         for number, name in enumerate(NAMES):
-            member = tarfile.TarInfo([f"../../{name}", f"{target}/{name}", f"cifar/{name}"][number % 3])
+            member = tarfile.TarInfo(f"{folders[number % len(folders)]}/{name}")
             member.size = len(record)
             archive.addfile(member, io.BytesIO(record))
         link = tarfile.TarInfo("cifar/link")
@@ -151,14 +151,21 @@ def below(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_an_archive_is_read_where_it_lies_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("folder", ["cifar", "../..", "/absolute"])
+def test_an_archive_is_read_where_it_is_and_writes_nothing(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (data_dir := tmp_path / "a" / "data").mkdir(parents=True)
     (target := tmp_path / "target").mkdir()
-    hostile_archive(data_dir / "cifar-10-binary.tar.gz", target)
+    outside = folder.replace("/absolute", str(target))
+    hostile_archive(data_dir / "cifar-10-binary.tar.gz", target, ["cifar", outside])
     monkeypatch.chdir(data_dir)
     before = below(tmp_path)
-    splits = cifar10(data_dir)
-    assert splits.train.num_examples == 5
+    if folder == "cifar":
+        assert cifar10(data_dir).train.num_examples == 5
+    else:
+        with pytest.raises(DataError, match="would be outside of it"):
+            cifar10(data_dir)
     assert below(tmp_path) == before and not list(target.iterdir())
 
 
@@ -169,5 +176,5 @@ def test_a_link_in_an_archive_leads_to_no_file_outside(tmp_path: Path) -> None:
             link = tarfile.TarInfo(f"cifar/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
             archive.addfile(link)
-    with pytest.raises(DataError, match="does not hold data_batch_1"):
+    with pytest.raises(DataError, match="a link or the like at cifar/data_batch_1"):
         cifar10(tmp_path)
