@@ -81,6 +81,48 @@ def test_large_logits_do_not_overflow_and_excluded_classes_have_no_gradient() ->
     assert gradient.tolist() == [1.0, -1.0, 0.0]
 
 
+OFFSETS = jnp.array([0.0, 1e4, 1e8, -1e8])
+
+
+@pytest.mark.parametrize("form", ["plain", "smoothed", "linear"])
+def test_a_common_offset_of_the_logits_changes_nothing(form: str) -> None:
+    # float32 has steps of 8 at 1e8, so the logits are rounded first: all forms then see the same numbers.
+    logits = 8.0 * draws.integers(5, 4, 1, 6, 9) + OFFSETS[:, None, None]
+    labels = draws.integers(1, 9, 6)
+    smoothing = 0.1 if form == "smoothed" else 0.0
+
+    def loss(logits: jax.Array) -> jax.Array:
+        # The rows of a unit matrix pick the logits out of the kernel, four classes at a time.
+        chunked = lambda logits: linear_cross_entropy(jnp.eye(6), logits, labels, chunk=4)  # noqa: E731
+        return chunked(logits) if form == "linear" else cross_entropy(logits, labels, smoothing)
+
+    graded = lambda logits: (loss(logits), jax.grad(lambda logits: loss(logits).sum())(logits))  # noqa: E731
+    values, gradients = jax.jit(jax.vmap(graded))(logits)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(np.float64(logits)).reshape(-1, 9)
+        repeated = jnp.tile(labels, len(OFFSETS))
+        expected, slopes = (
+            array.reshape(len(OFFSETS), 6, *array.shape[1:])
+            for array in (
+                plain(wide, repeated, smoothing),
+                jax.grad(lambda wide: plain(wide, repeated, smoothing).sum())(wide),
+            )
+        )
+    np.testing.assert_allclose(values, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(gradients, slopes, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("label", [0, 2])
+def test_a_traced_smoothing_of_zero_with_an_excluded_class_is_none_at_all(label: int) -> None:
+    logits = jnp.array([1.0, 0.5, -jnp.inf])
+    graded = jax.value_and_grad(cross_entropy)
+    expected = graded(logits, jnp.int32(label))
+    smoothed = jax.jit(jax.vmap(graded, (None, None, 0)))(logits, jnp.int32(label), jnp.array([0.0, 0.1]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-6), smoothed, expected)
+    # Of a class that cannot be, a share of the target costs infinitely much.
+    assert not jnp.isfinite(smoothed[0][1])
+
+
 @pytest.mark.parametrize("label", [-1, 3, 100])
 def test_a_label_that_is_no_class_gives_nan(label: int) -> None:
     assert math.isnan(cross_entropy(EIGHTHS, jnp.int32(label)))
@@ -180,11 +222,11 @@ def test_one_copy_of_the_logits_or_none() -> None:
     assert none < 0.4 * logits_bytes
 
 
-def test_the_only_floats_kept_for_the_gradient_are_the_logits_and_one_a_label() -> None:
+def test_the_only_floats_kept_for_the_gradient_are_the_logits_and_two_per_label() -> None:
     logits, labels = case((6,), 50, "bfloat16")
     backward = jax.vjp(lambda logits: cross_entropy(logits, labels), logits)[1]
     kept = [leaf for leaf in jax.tree.leaves(backward) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    assert sorted((leaf.shape, str(leaf.dtype)) for leaf in kept) == [((6,), "float32"), ((6, 50), "bfloat16")]
+    assert sorted((leaf.shape, str(leaf.dtype)) for leaf in kept) == [((6,), "float32")] * 2 + [((6, 50), "bfloat16")]
 
 
 # Bad input.

@@ -17,9 +17,10 @@ from jaxnn.types import ConfigError
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLike = 0.0) -> jax.Array:
     """Cross-entropy against ``1 - label_smoothing`` of the label and ``label_smoothing / classes`` of every class.
 
-    ``logsumexp(logits)`` less the expected logit, computed in float32 or wider. From the forward pass it keeps the
-    logits in their own dtype and one number a label; the gradient, ``softmax(logits)`` less the target, is made anew in
-    one pass, without a scatter. Smoothing is that of Szegedy et al. 2016, "Rethinking the Inception Architecture".
+    ``logsumexp(logits)`` less the expected logit, computed in float32 or wider, of logits less their maximum: an offset
+    common to all classes costs no accuracy. From the forward pass it keeps the logits in their own dtype and two
+    numbers per label; the gradient, ``softmax(logits)`` less the target, is computed from them in one pass, without a
+    scatter. Smoothing is that of Szegedy et al. 2016, "Rethinking the Inception Architecture".
 
     Unlike ``optax.softmax_cross_entropy_with_integer_labels`` the result is float32 for narrower logits, and there is
     no forward-mode derivative (``jax.jvp``, ``jax.jacfwd``) of it, though there is of its gradient.
@@ -64,28 +65,39 @@ def wide(scores: jax.Array) -> Any:
     return jnp.promote_types(scores.dtype, jnp.float32)
 
 
+def finite(highest: jax.Array) -> jax.Array:
+    """``highest``, the largest logits, with 0 where they are not finite and nothing can be subtracted."""
+    return jnp.where(jnp.isfinite(highest), highest, 0)
+
+
 @jax.custom_vjp
 def _cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: jax.Array | None) -> jax.Array:
     return _forward(logits, labels, smoothing)[0]
 
 
 def _forward(logits: jax.Array, labels: jax.Array, smoothing: jax.Array | None) -> tuple[jax.Array, Any]:
-    normaliser = jax.nn.logsumexp(logits.astype(wide(logits)), axis=-1)
+    highest = finite(logits.max(-1).astype(wide(logits)))
+    total = jnp.sum(jnp.exp(logits.astype(highest.dtype) - highest[..., None]), axis=-1)
     chosen = _of_labels(logits, labels)
+    expected = chosen - highest
     if smoothing is not None:
-        chosen = chosen + smoothing * (_mean(logits) - chosen)
-    return normaliser - chosen, (logits, labels, smoothing, normaliser)
+        # A share of 0 is nothing also of minus infinity, the logit of a class that is excluded.
+        expected = expected + jnp.where(smoothing > 0, smoothing * _mean_above(logits, chosen), 0.0)
+    return jnp.log(total) - expected, (logits, labels, smoothing, highest, total)
 
 
 def _backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, None, jax.Array | None]:
-    logits, labels, smoothing, normaliser = residuals
-    gradient = jnp.exp(logits.astype(wide(logits)) - normaliser[..., None])
+    logits, labels, smoothing, highest, total = residuals
+    # Not `logits - highest`, which is the same: XLA would keep the difference that it shares with the forward pass.
+    softmax = jnp.exp(logits.astype(highest.dtype) + (-highest)[..., None]) * (cotangent / total)[..., None]
+    on_label, on_all, to_smoothing = cotangent, jnp.zeros_like(cotangent), None
+    if smoothing is not None:
+        on_all = cotangent * smoothing / logits.shape[-1]
+        on_label = cotangent * (1.0 - smoothing) + on_all
+        to_smoothing = -jnp.sum(cotangent * _mean_above(logits, _of_labels(logits, labels)))
     is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
-    if smoothing is None:
-        return ((gradient - is_label) * cotangent[..., None]).astype(logits.dtype), None, None
-    gradient = gradient - jnp.where(is_label, 1.0 - smoothing, 0.0) - smoothing / logits.shape[-1]
-    to_smoothing = jnp.sum(cotangent * (_of_labels(logits, labels) - _mean(logits)))
-    return (gradient * cotangent[..., None]).astype(logits.dtype), None, to_smoothing
+    gradient = softmax - jnp.where(is_label, on_label[..., None], on_all[..., None])
+    return gradient.astype(logits.dtype), None, to_smoothing
 
 
 _cross_entropy.defvjp(_forward, _backward)
@@ -99,5 +111,6 @@ def _of_labels(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return chosen[..., 0].astype(wide(logits))
 
 
-def _mean(logits: jax.Array) -> jax.Array:
-    return jnp.mean(logits, axis=-1, dtype=wide(logits))
+def _mean_above(logits: jax.Array, chosen: jax.Array) -> jax.Array:
+    """The mean over the classes of ``logits - chosen[..., None]``: of the difference, which has no large offset."""
+    return jnp.mean(logits.astype(chosen.dtype) - chosen[..., None], axis=-1)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxnn.nn.cross_entropy import checked_labels, wide
+from jaxnn.nn.cross_entropy import checked_labels, finite, wide
 from jaxnn.nn.varying import varying_alike
 from jaxnn.types import ConfigError
 
@@ -118,26 +118,30 @@ def _forward(
 ) -> tuple[jax.Array, Any]:
     chunks = _chunks(kernel.shape[1], chunk)
 
-    def of_chunk(first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def of_chunk(first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits, is_label = _chunk_logits(chunks, first, hidden, kernel, bias, labels)
-        return jax.nn.logsumexp(logits, axis=-1), jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
+        highest = logits.max(-1)
+        total = jnp.sum(jnp.exp(logits - finite(highest)[:, None]), axis=-1)
+        return highest, total, jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
 
-    normalisers, chosen = jax.lax.map(of_chunk, chunks.firsts)
-    normaliser = jax.nn.logsumexp(normalisers, axis=0)
+    maxima, totals, chosen = jax.lax.map(of_chunk, chunks.firsts)
+    highest = finite(maxima.max(0))
+    log_sum = jnp.log(jnp.sum(totals * jnp.exp(maxima - highest[None]), axis=0))
     is_class = (labels >= 0) & (labels < chunks.classes)
-    loss = jnp.where(is_class, normaliser - chosen.sum(axis=0), jnp.nan)
-    return loss, (hidden, kernel, bias, labels, normaliser)
+    loss = jnp.where(is_class, log_sum - (chosen.sum(axis=0) - highest), jnp.nan)
+    return loss, (hidden, kernel, bias, labels, highest, log_sum)
 
 
 def _backward(chunk: int, residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
-    hidden, kernel, bias, labels, normaliser = residuals
+    hidden, kernel, bias, labels, highest, log_sum = residuals
     chunks = _chunks(kernel.shape[1], chunk)
     matmul = functools.partial(jnp.matmul, preferred_element_type=wide(hidden))
 
     def add_chunk(gradients: tuple[Any, ...], first: jax.Array) -> tuple[tuple[Any, ...], None]:
         to_hidden, to_kernel, to_bias = gradients
         logits, is_label = _chunk_logits(chunks, first, hidden, kernel, bias, labels)
-        gradient = (jnp.exp(logits - normaliser[:, None]) - is_label) * cotangent[:, None]
+        softmax = jnp.exp((logits - highest[:, None]) - log_sum[:, None])
+        gradient = (softmax - is_label) * cotangent[:, None]
         if bias is not None:
             to_bias = chunks.added(to_bias, first, gradient.sum(axis=0))
         gradient = gradient.astype(hidden.dtype)
