@@ -49,7 +49,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, axis
         optimizer: any Optax optimizer.
         axis_name: where each device computes with its own rows, as under ``jax.pmap``, the axis that the batch is
             split over: gradients and metrics are averaged over it, and dropout and batch statistics are those of the
-            whole batch. All devices must hold as many examples.
+            whole batch. All devices must hold as many rows; padding may be among them.
 
     Raises:
         ConfigError: when traced, a table of ``optim.lazy`` of which the loss does more than look rows up.

@@ -51,7 +51,9 @@ class Batch(NamedTuple):
     Attributes:
         inputs: ``[batch, ...]``.
         targets: ``[batch, ...]``: integer labels ``[batch]`` to classify, floats to regress.
-        mask: ``[batch]`` float32: 1.0 an example, 0.0 padding that must not count.
+        mask: ``[batch]`` float32: 1.0 an example, 0.0 padding that must not count. Losses, metrics and the statistics
+            of ``nn.BatchNorm`` leave it out; another layer that computes across the batch, such as Flax's own
+            BatchNorm, must ask for ``nn.batch_mask()``. Batches of a run are full in training, padded in evaluation.
     """
 
     inputs: Array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from flax import linen
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxnn import optim, tasks
+from jaxnn import Policy, nn, optim, tasks
 from jaxnn.models import MLP
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
-from jaxnn.types import Batch, Metrics, Task, TrainState
+from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState
+from tests import tiny
 
 KEY = jax.random.key(0)
 # y = w x from w = 1: at x = 1, 2 and y = 3, 4 the errors are -2, -2.
@@ -66,6 +69,132 @@ def test_a_batch_whose_parts_differ_in_length_is_refused() -> None:
             step(state, POINTS._replace(mask=mask))
         with pytest.raises(AssertionError):
             make_evaluate_step(LINE)(state, POINTS._replace(mask=mask))
+
+
+class Normed(linen.Module):
+    """Two layers with batch statistics between them."""
+
+    implementation: str | None = None
+    flax: bool = False
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        x = linen.Dense(4, use_bias=False)(x)
+        if self.flax:
+            counts = nn.batch_mask()
+            mask = None if counts is None else counts[:, None, None]
+            x = linen.BatchNorm(use_running_average=not train, momentum=0.5)(x, mask=mask)
+        else:
+            x = nn.BatchNorm(not train, momentum=0.5, implementation=self.implementation)(x)
+        return linen.Dense(3)(linen.relu(x).mean(1))
+
+
+# Of eight rows five count: none, one or both of the two that each of four devices has.
+COUNTS = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.float32)
+
+
+def row_batches() -> tuple[Batch, Batch]:
+    """Five rows alone, and among padding that holds garbage."""
+    rng, rows = np.random.default_rng(0), COUNTS > 0
+    inputs, targets = rng.normal(3.0, 2.0, (5, 2, 3)).astype(np.float32), np.array([0, 1, 2, 1, 1])
+    padded = np.full((8, 2, 3), np.nan, np.float32), np.full(8, 99)
+    padded[0][rows], padded[1][rows] = inputs, targets
+    return Batch(inputs, targets, np.ones(5, np.float32)), Batch(*padded, COUNTS)
+
+
+def assert_near(found: Any, expected: Any, tolerance: float) -> None:
+    for got, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        if not jax.dtypes.issubdtype(got.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+@functools.cache
+def rows_alone() -> tuple[TrainState, Any]:
+    """A state, and what a step with five rows makes of it."""
+    task, whole = tasks.classification(Normed()), row_batches()[0]
+    state = jax.jit(lambda: start(task, optax.sgd(0.1), whole))()
+    return state, jax.jit(make_train_step(task, optax.sgd(0.1)))(state, whole)
+
+
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        pytest.param(Normed("analytic"), "jit", id="analytic"),
+        pytest.param(Normed("xla"), "jit", id="xla"),
+        pytest.param(Normed(flax=True), "jit", id="Flax's"),
+        pytest.param(Normed("analytic"), "bfloat16", id="bfloat16"),
+        pytest.param(Normed(), "sharded", id="sharded"),
+        pytest.param(Normed(), "pmap", id="pmap"),
+        pytest.param(Normed(), "members", id="members"),
+    ],
+)
+def test_padding_counts_in_no_batch_statistics(model: Normed, way: str) -> None:
+    task = tasks.classification(model, policy=Policy(compute="bfloat16") if way == "bfloat16" else None)
+    step = make_train_step(task, optax.sgd(0.1), axis_name="data" if way == "pmap" else None)
+    (state, expected), padded = rows_alone(), row_batches()[1]
+    if way == "pmap":
+        parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), padded)
+        got = jax.pmap(step, axis_name="data", in_axes=(None, 0))(state, parts)
+    elif way == "members":
+        got = jax.jit(jax.vmap(step, (None, 0)))(state, jax.tree.map(lambda rows: np.stack([rows] * 2), padded))
+    else:
+        mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+        split = jax.device_put(padded, NamedSharding(mesh, PartitionSpec("data")))
+        got = jax.jit(step)(state, split if way == "sharded" else padded)
+    got = jax.tree.map(lambda leaf: leaf[0], got) if way in ("pmap", "members") else got
+    assert_near(got, expected, 2e-2 if way == "bfloat16" else 1e-5)
+
+
+def test_a_batch_of_padding_alone_changes_nothing() -> None:
+    task, padded, (state, _) = tasks.classification(Normed()), row_batches()[1], rows_alone()
+    padding = padded._replace(mask=np.zeros(8, np.float32))
+    after, metrics = jax.jit(make_train_step(task, optax.sgd(0.1)))(state, padding)
+    assert_near((after.params, after.model_state), (state.params, state.model_state), 0)
+    assert float(metrics["loss"]) == 0
+
+
+def test_rows_that_cannot_be_matched_with_the_mask_are_named() -> None:
+    class Merged(linen.Module):
+        @linen.compact
+        def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+            normed = nn.BatchNorm(use_running_average=not train)(x.reshape(-1, 3))
+            return linen.Dense(3)(normed.reshape(x.shape).mean(1))
+
+    task = tasks.classification(Merged())
+    whole, padded = row_batches()
+    state = jax.eval_shape(lambda: start(task, optax.sgd(0.1), whole))
+    step = make_train_step(task, optax.sgd(0.1))
+    with pytest.raises(ConfigError, match=r"16 rows.*batch of 8.*mask"):
+        jax.eval_shape(step, state, padded)
+    # Of a mask that is known to be all ones while tracing nothing is asked.
+    jax.eval_shape(lambda state: step(state, whole), state)
+
+
+@pytest.mark.parametrize("options", [{}, {"devices": 4, "strategy": "data"}, {"devices": 4, "strategy": "pmap"}])
+def test_a_run_knows_that_its_batches_are_full(options: dict[str, Any]) -> None:
+    seen: list[Any] = []
+
+    def apply(params: Any, inputs: jax.Array, train: bool) -> jax.Array:
+        if train:
+            seen.append(nn.batch_mask())
+        return tiny.apply(params, inputs)
+
+    tiny.fit(tiny.experiment(model=(tiny.init, apply), num_steps=5), **options)
+    assert seen and all(mask is None for mask in seen)
+
+
+def test_tokens_are_averaged_over_the_whole_batch() -> None:
+    # Of four devices' sequences one, two, no and three tokens count.
+    task = tasks.next_token((lambda key, x: jnp.ones((3, 5)), lambda params, x: params[x]))
+    tokens = np.random.default_rng(0).integers(0, 3, (4, 3))
+    targets = np.where(np.arange(3) < np.array([[1], [2], [0], [3]]), tokens + 1, -1)
+    batch, optimizer = Batch(tokens, targets, np.ones(4, np.float32)), optax.sgd(0.1)
+    state = jax.jit(lambda: start(task, optimizer, batch))()
+    expected = jax.jit(make_train_step(task, optimizer))(state, batch)
+    step = make_train_step(task, optimizer, axis_name="data")
+    parts = jax.tree.map(lambda rows: rows[:, None], batch)
+    got = jax.jit(jax.vmap(step, axis_name="data", in_axes=(None, 0)))(state, parts)
+    assert_near(jax.tree.map(lambda leaf: leaf[0], got), expected, 1e-6)
 
 
 # Optimizers.

@@ -13,7 +13,7 @@ from jaxnn.loop.programs import make_step
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import computing_on
 from jaxnn.sweeps.engine.probing import try_size
-from jaxnn.types import Experiment, Splits
+from jaxnn.types import Batch, Experiment, Splits
 
 
 class StepParts(NamedTuple):
@@ -54,7 +54,13 @@ def measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> Ste
         feed = make_feed(splits, config.seed, config.batch_size, resident=False)
         programs = Programs(experiment, splits.train, feed, Ledger(), Clock())
         state, batch = programs.init(), splits.train.as_batch(programs.first_examples)
-        call, forward, gradient, step = (_seconds(jax.jit(part), state, batch) for part in _programs(experiment))
+
+        def seconds(part: Callable[[Any, Any], Any]) -> float:
+            # The mask is not handed over: like a run's step, the program is to know that the batch is full.
+            program = jax.jit(lambda state, inputs, targets: part(state, Batch(inputs, targets, batch.mask)))
+            return _seconds(program, state, batch.inputs, batch.targets)
+
+        call, forward, gradient, step = map(seconds, _programs(experiment))
     forward, gradient, step = max(forward, call), max(gradient, forward, call), max(step, gradient, forward, call)
     return StepParts(call, forward - call, gradient - forward, step - gradient)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnn.types import Array, Batch, Examples
 
@@ -12,7 +13,7 @@ def as_batch(examples: Examples, mask: Array | None = None) -> Batch:
 
     Args:
         examples: ``[batch, ...]`` inputs and targets.
-        mask: ``[batch]`` float32, or None: all ones.
+        mask: ``[batch]`` float32, or None: all ones, of NumPy, so that a model traced with them may know.
 
     Returns:
         A batch whose uint8 inputs have become float32 in 0…1; other dtypes are unchanged.
@@ -20,4 +21,4 @@ def as_batch(examples: Examples, mask: Array | None = None) -> Batch:
     inputs, targets = (jnp.asarray(array) for array in examples)
     if inputs.dtype == jnp.uint8:
         inputs = inputs.astype(jnp.float32) / 255
-    return Batch(inputs, targets, jnp.ones(inputs.shape[:1], jnp.float32) if mask is None else mask)
+    return Batch(inputs, targets, np.ones(inputs.shape[:1], np.float32) if mask is None else mask)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxnn.loop.compiling import Programs
 from jaxnn.nn.batch_axis import batch_split_over
 from jaxnn.parallel import DATA
-from jaxnn.types import Batch, ConfigError, Experiment, Splits, Task, TrainState, suggest
+from jaxnn.types import ConfigError, Examples, Experiment, Splits, Task, TrainState, suggest
 
 
 def check_data(splits: Any) -> None:
@@ -54,17 +54,17 @@ def check_alike_on_devices(programs: Programs) -> None:
         return
     varying: list[str] = []
 
-    def trace(state: TrainState, batch: Batch) -> None:
+    def trace(state: TrainState, examples: Examples) -> None:
         with batch_split_over(DATA):
-            loss = experiment.task(experiment.config).loss
+            loss, batch = experiment.task(experiment.config).loss, programs.source.as_batch(examples)
             _, (model_state, _) = loss(state.params, state.model_state, batch, state.key)
         for path, leaf in jax.tree.leaves_with_path(model_state):
             if DATA in jax.typeof(leaf).mat.varying:
                 varying.append(jax.tree_util.keystr(path, simple=True, separator="/"))
 
     specs = PartitionSpec(), PartitionSpec(DATA)
-    batch = jax.eval_shape(programs.source.as_batch, programs.first_examples)
-    jax.eval_shape(jax.shard_map(trace, mesh=layout.mesh, in_specs=specs, out_specs=None), programs.shapes, batch)
+    sharded = jax.shard_map(trace, mesh=layout.mesh, in_specs=specs, out_specs=None)
+    jax.eval_shape(sharded, programs.shapes, programs.first_examples)
     if varying:
         raise ConfigError(
             f"{varying[0]} would differ between devices under pmap: use jaxnn's layers, whose statistics are those of "

@@ -24,7 +24,7 @@ from jaxnn.observe import (
 )
 from jaxnn.parallel import SINGLE, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
-from jaxnn.types import Batch, Examples, Experiment, Source, TrainState
+from jaxnn.types import Examples, Experiment, Source, TrainState
 
 
 @dataclasses.dataclass
@@ -87,23 +87,23 @@ class Programs:
 
     def lowered_step(self) -> str:
         """The text of one training step: what is computed, free of how it is run."""
-        text: str = self._step.lower(self.shapes, self._batch()).as_text()
+        text: str = self._step.lower(self.shapes, self.first_examples).as_text()
         return text
 
     @functools.cached_property
     def product_dtypes(self) -> dict[str, int]:
         """How many matrix products and convolutions a training step has in each precision."""
-        return product_dtypes(self._step, self.shapes, self._batch())
+        return product_dtypes(self._step, self.shapes, self.first_examples)
 
     @functools.cached_property
     def implementations(self) -> dict[str, list[str]]:
         """Which implementations of jaxnn's operations a training step computes with."""
-        return implementations(self._step, self.shapes, self._batch())
+        return implementations(self._step, self.shapes, self.first_examples)
 
     @functools.cached_property
     def plain_convolutions(self) -> int:
         """How many convolutions of a training step's forward pass no layer of jaxnn traced."""
-        return plain_convolutions(self._step, self.shapes, self._batch())
+        return plain_convolutions(self._step, self.shapes, self.first_examples)
 
     def temporary_host_bytes(self, num_steps: int) -> int:
         """What a call of ``num_steps`` training steps takes of the host's memory and frees again."""
@@ -112,7 +112,8 @@ class Programs:
     def evaluation_metrics(self) -> list[str]:
         """The names of the metrics that an evaluation gives."""
         task = self.experiment.task(self.experiment.config)
-        sums = jax.eval_shape(make_evaluate_step(task), self.shapes, self._batch())
+        batch = jax.eval_shape(self.source.as_batch, self.first_examples)
+        sums = jax.eval_shape(make_evaluate_step(task), self.shapes, batch)
         return list(task.finish({name: np.float64(1.0) for name in sums if name != "count"}))
 
     @functools.cached_property
@@ -124,12 +125,9 @@ class Programs:
 
     @functools.cached_property
     def _step(self) -> Any:
-        # Jitted, so that all who look into it share one trace.
-        return jax.jit(make_step(self.experiment))
-
-    def _batch(self) -> Batch:
-        batch: Batch = jax.eval_shape(self.source.as_batch, self.first_examples)
-        return batch
+        # Jitted, so that all who look into it share one trace. The batch is made within: its mask is known there.
+        step = make_step(self.experiment)
+        return jax.jit(lambda state, examples: step(state, self.source.as_batch(examples)))
 
     def _shardings(self) -> Any:
         if self.layout.mesh is None:
@@ -138,7 +136,7 @@ class Programs:
         return self.layout.state(self.shapes, partition_specs(named))
 
     def _zeros(self) -> Totals:
-        _, metrics = jax.eval_shape(self._step, self.shapes, self._batch())
+        _, metrics = jax.eval_shape(self._step, self.shapes, self.first_examples)
         sums = {name: np.zeros(value.shape, np.float32) for name, value in metrics.items()}
         return Totals(sums, np.int32(-1))
 

@@ -2,6 +2,7 @@
 
 from jaxnn.nn.attention import attention as attention
 from jaxnn.nn.attention import attention_fn as attention_fn
+from jaxnn.nn.batch_axis import batch_mask as batch_mask
 from jaxnn.nn.conv import Conv as Conv
 from jaxnn.nn.convolution import conv_general_dilated as conv_general_dilated
 from jaxnn.nn.cross_entropy import cross_entropy as cross_entropy

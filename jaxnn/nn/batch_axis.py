@@ -1,8 +1,9 @@
-"""The named axis that a batch is split over where each device computes with its own rows, as under ``jax.pmap``.
+"""What a layer must know of the batch beyond its inputs: the named axis that it is split over, and which rows count.
 
-Under ``jit`` with shardings a layer sees the whole batch, and needs none of this. Where it sees its rows alone, what
-concerns the whole batch must ask the others: batch statistics are averaged, and random draws are this device's part
-of the draws for all. `make_train_step(…, axis_name=…)` says so while it traces the loss.
+Under ``jit`` with shardings a layer sees the whole batch. Where each device computes with its own rows, as under
+``jax.pmap``, batch statistics are averaged over the devices, and random draws are this device's part of the draws for
+all: `make_train_step(…, axis_name=…)` sets the axis while it traces the loss. A model sees only ``Batch.inputs``:
+`tasks.supervised` sets the mask while it traces the model.
 """
 
 from __future__ import annotations
@@ -12,8 +13,13 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.types import Array
 
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
+_mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
 
 
 @contextlib.contextmanager
@@ -29,6 +35,33 @@ def batch_split_over(axis_name: str | None) -> Iterator[None]:
 def batch_axis() -> str | None:
     """The axis that batches are split over here; None where they are whole."""
     return _axis.get()
+
+
+def is_full(mask: Array) -> bool:
+    """Whether all of ``mask`` is known to be 1 while tracing: an array of NumPy, as a data source gives."""
+    return isinstance(mask, np.ndarray) and bool(np.all(mask))
+
+
+@contextlib.contextmanager
+def rows_masked(mask: Array) -> Iterator[None]:
+    """Within the block, which is traced, rows of a batch with ``mask [batch]`` 0 are padding."""
+    token = _mask.set(None if is_full(mask) else mask)
+    try:
+        yield
+    finally:
+        _mask.reset(token)
+
+
+def batch_mask() -> jax.Array | None:
+    """Which rows of the batch count, for a model that computes anything across them, while a task traces it.
+
+    `nn.BatchNorm` asks for it itself; Flax's takes it as an argument: ``BatchNorm(…)(x, mask=counts[:, None])``.
+
+    Returns:
+        ``[batch]`` bool, False for padding (``Batch.mask`` is 0); None where all rows are known to count.
+    """
+    mask = _mask.get()
+    return None if mask is None else jnp.asarray(mask) > 0
 
 
 def mean_over_batch_axis(x: jax.Array) -> jax.Array:

@@ -15,35 +15,51 @@ from jax.typing import DTypeLike
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def moments(x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+def moments(
+    x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Mean and variance over ``axes``, in two passes: exact also where the mean is large beside the deviation.
 
     Args:
         x: floats of any shape.
         axes: what is averaged over; kept with size 1.
         dtype: of the sums and of the results.
+        rows: ``[rows, 1, ..., 1]`` bool, which along the first axis, one of ``axes``, count; None: all. If none does,
+            both moments are 0.
     """
     wide = x.astype(dtype)
-    mean = wide.mean(axes, keepdims=True)
-    return mean, jnp.square(wide - mean).mean(axes, keepdims=True)
+    mean = _mean(wide, axes, rows)
+    return mean, _mean(jnp.square(wide - mean), axes, rows)
+
+
+def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax.Array:
+    if rows is None:
+        return wide.mean(axes, keepdims=True)
+    # Of each row first, so that only these means are selected from.
+    means = jnp.where(rows, wide.mean(axes[1:], keepdims=True), 0)
+    return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
+
+
+type _Kept = tuple[jax.Array, jax.Array, jax.Array | None]
 
 
 def _moments_forward(
-    x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    mean, variance = moments(x, axes, dtype)
-    return (mean, variance), (x, mean)
+    x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None
+) -> tuple[tuple[jax.Array, jax.Array], _Kept]:
+    mean, variance = moments(x, axes, dtype, rows)
+    return (mean, variance), (x, mean, rows)
 
 
 def _moments_backward(
-    axes: tuple[int, ...], dtype: DTypeLike, kept: tuple[jax.Array, jax.Array], cotangents: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array]:
-    x, mean = kept
+    axes: tuple[int, ...], dtype: DTypeLike, kept: _Kept, cotangents: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, None]:
+    x, mean, rows = kept
     to_mean, to_variance = cotangents
-    count = x.size // mean.size
+    count = x.size // mean.size if rows is None else jnp.maximum(rows.sum(), 1) * (x.size // mean.size // len(x))
     # The variance does not change with the mean it is taken about, so nothing is summed here.
     grad = to_mean / count + (x.astype(dtype) - mean) * (2 * to_variance / count)
-    return (grad.astype(x.dtype),)
+    grad = grad if rows is None else jnp.where(rows, grad, 0)
+    return grad.astype(x.dtype), None
 
 
 moments.defvjp(_moments_forward, _moments_backward)

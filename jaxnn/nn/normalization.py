@@ -10,9 +10,10 @@ from flax import linen
 from jax.typing import DTypeLike
 
 from jaxnn.nn import implementations
-from jaxnn.nn.batch_axis import batch_axis, mean_over_batch_axis
+from jaxnn.nn.batch_axis import batch_axis, batch_mask, mean_over_batch_axis
 from jaxnn.nn.norm_kernels import moments, scale_channels, scale_rows
 from jaxnn.nn.varying import varying_alike
+from jaxnn.types import ConfigError
 
 _OPERATION = "normalization"
 
@@ -87,9 +88,10 @@ class BatchNorm(linen.BatchNorm):
 
     Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167). As ``flax.linen.BatchNorm``: the same attributes,
     parameters, ``batch_stats`` and results to rounding. Statistics of a batch that is sharded under ``jit`` are those
-    of the whole batch. Where `norm_kernels` are taken, on CPU while training, variances come from two passes, exact
-    also where a channel's mean is large, and forward-mode differentiation (``jax.jvp``) is not possible: ask for
-    ``implementation="xla"``, which is Flax's own code. So are masks, named axes and a channel axis other than the last.
+    of the whole batch, and padding, rows whose ``Batch.mask`` is 0, does not count in them. Where `norm_kernels` are
+    taken, on CPU while training, variances come from two passes, exact also where a channel's mean is large, and
+    forward-mode differentiation (``jax.jvp``) is not possible: ask for ``implementation="xla"``, which is Flax's own
+    code. So are masks given by argument, named axes and a channel axis other than the last.
 
     Attributes:
         implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
@@ -106,10 +108,11 @@ class BatchNorm(linen.BatchNorm):
         Args:
             x: floats of any shape.
             use_running_average: True to evaluate; here or as the attribute.
-            mask: which elements count in the statistics, as Flax's.
+            mask: which elements count in the statistics, as Flax's; None: all in rows that are no padding.
 
         Raises:
-            ConfigError: an implementation that is unknown, or that cannot do what is asked.
+            ConfigError: an implementation that is unknown, or that cannot do what is asked; inputs with another
+                number of rows than a batch that may have padding, and no ``mask``.
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         split = None if batch_axis() is None or running else "each device holds a part of the batch, as under pmap"
@@ -117,10 +120,13 @@ class BatchNorm(linen.BatchNorm):
         chosen = implementations.choose(_OPERATION, self.implementation, obstacles)
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
+        rows = None if running or mask is not None else _rows_that_count(x)
         with implementations.scope(_OPERATION, chosen):
             if chosen == "xla":
+                # Of no elements at all Flax would give NaN.
+                mask = mask if rows is None else rows | ~rows.any()
                 return cast(jax.Array, super().__call__(x, use_running_average, mask=mask))
-            return _batch_normalized(self, x)
+            return _batch_normalized(self, x, rows)
 
 
 def _scaled_rows(
@@ -132,11 +138,28 @@ def _scaled_rows(
     return scale_rows(*varying_alike(x, mean, factor, gain, bias)).astype(dtype)
 
 
-def _batch_normalized(module: BatchNorm, x: jax.Array) -> jax.Array:
+def _rows_that_count(x: jax.Array) -> jax.Array | None:
+    """Which rows of ``x`` are no padding, ``[batch, 1, ..., 1]`` bool; None: all.
+
+    Raises:
+        ConfigError: ``x`` has not the rows of the batch.
+    """
+    counts = batch_mask()
+    if counts is None:
+        return None
+    if len(counts) != len(x):
+        raise ConfigError(
+            f"BatchNorm cannot tell which of its {len(x)} rows are padding in a batch of {len(counts)} with a mask: "
+            "pass it a mask, made from jaxnn.nn.batch_mask(), or make Batch.mask np.ones(…) inside the traced function."
+        )
+    return counts.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _batch_normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.Array:
     channels = x.shape[-1:]
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
-    mean, variance = _batch_moments(x, _wide_dtype(module, x))
+    mean, variance = _batch_moments(x, _wide_dtype(module, x), rows)
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
@@ -145,13 +168,16 @@ def _batch_normalized(module: BatchNorm, x: jax.Array) -> jax.Array:
     return scale_channels(*varying_alike(x, mean, factor, bias.astype(mean.dtype))).astype(dtype)
 
 
-def _batch_moments(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
+def _batch_moments(x: jax.Array, dtype: DTypeLike, rows: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Mean and variance ``[1, ..., channels]`` of the whole batch, the rows on other devices too."""
-    own_mean, own_variance = moments(x, tuple(range(x.ndim - 1)), dtype)
+    x, rows = varying_alike(x, rows)
+    own_mean, own_variance = moments(x, tuple(range(x.ndim - 1)), dtype, rows)
     if batch_axis() is None:
         return own_mean, own_variance
-    mean = mean_over_batch_axis(own_mean)
-    return mean, mean_over_batch_axis(own_variance + jnp.square(own_mean - mean))
+    # A device weighs as much as it has rows that count: 1 on average.
+    weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=dtype)), 1e-9)
+    mean = mean_over_batch_axis(weight * own_mean)
+    return mean, mean_over_batch_axis(weight * (own_variance + jnp.square(own_mean - mean)))
 
 
 def _gain_and_bias(module: Any, x: jax.Array, use_bias: bool) -> tuple[jax.Array, jax.Array, DTypeLike]:

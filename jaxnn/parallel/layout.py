@@ -105,6 +105,8 @@ class Layout(NamedTuple):
 
         def own(rows: Any) -> Any:
             count = rows.shape[0] // size
+            if isinstance(rows, np.ndarray) and np.all(rows == rows[:1]):
+                return rows[:count]  # known while tracing, such as a mask of ones, and to stay so
             return jax.lax.dynamic_slice_in_dim(rows, rank * count, count)
 
         return jax.tree.map(own, batch)
@@ -157,7 +159,10 @@ class Layout(NamedTuple):
         # Within `jax.shard_map` over other axes the mesh is another: the one that this is traced under.
         around = jax.sharding.get_abstract_mesh()
         mesh = self.mesh if around.empty else around
-        return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, spec))
+        sharding = NamedSharding(mesh, spec)
+        constrained = lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding)  # noqa: E731
+        # What is known while tracing, such as a mask of ones, is to stay so.
+        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else constrained(leaf), tree)
 
     def as_json(self) -> dict[str, Any]:
         """What a record tells of it."""

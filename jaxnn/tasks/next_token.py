@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import Policy
+from jaxnn.nn.batch_axis import mean_over_batch_axis
 from jaxnn.nn.cross_entropy import cross_entropy
 from jaxnn.nn.ids import widened
 from jaxnn.tasks.supervised import supervised
@@ -57,7 +58,10 @@ def _per_token(task: Task) -> Task:
         params: Params, model_state: ModelState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
         total, (model_state, totals) = task.loss(params, model_state, batch, key)
-        tokens = jnp.where(totals["tokens"] > 0, totals["tokens"], 1)
+        # Devices that share a batch hold different numbers of tokens: divided by their mean, the mean of the devices'
+        # results is that of the batch.
+        tokens = mean_over_batch_axis(totals["tokens"])
+        tokens = jnp.where(tokens > 0, tokens, 1)
         loss = total / tokens
         return loss, (model_state, {"bits_per_token": loss / math.log(2), "accuracy": totals["accuracy"] / tokens})
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.nn import Policy
+from jaxnn.nn.batch_axis import is_full, mean_over_batch_axis, rows_masked
 from jaxnn.tasks.adapter import as_model
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
@@ -35,23 +36,35 @@ def supervised(
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         return network.init(key, batch.inputs)
 
+    def apply(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array | None
+    ) -> tuple[Any, Batch, ModelState]:
+        batch = blank_padding(batch)
+        with rows_masked(batch.mask):
+            outputs, updated = network.apply(params, model_state, batch.inputs, key)
+        return outputs, batch, updated
+
     def loss(
         params: Params, model_state: ModelState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
-        batch = blank_padding(batch)
-        outputs, model_state = network.apply(params, model_state, batch.inputs, key)
-        count = jnp.maximum(batch.mask.sum(), 1.0)
+        outputs, batch, updated = apply(params, model_state, batch, key)
+        count = batch.mask.sum()
+        if not is_full(batch.mask):
+            # Devices that share a batch may hold different numbers of examples: then the means of their results, each
+            # divided by the mean number, are those of the batch. A batch of padding alone changes nothing.
+            count = mean_over_batch_axis(jnp.asarray(count))
+            updated = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), updated, model_state)
+            count = jnp.where(count > 0, count, 1.0)
         sums = {
             name: masked_sum(measure(outputs, batch.targets), batch.mask)
             for name, measure in measures.items()
             if name != "loss"
         }
         total = masked_sum(objective(outputs, batch.targets), batch.mask)
-        return total / count, (model_state, {name: value / count for name, value in sums.items()})
+        return total / count, (updated, {name: value / count for name, value in sums.items()})
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-        batch = blank_padding(batch)
-        outputs, _ = network.apply(params, model_state, batch.inputs, None)
+        outputs, batch, _ = apply(params, model_state, batch, None)
         sums = {name: masked_sum(measure(outputs, batch.targets), batch.mask) for name, measure in measures.items()}
         return {**sums, "count": jnp.sum(batch.mask)}
 
@@ -63,6 +76,8 @@ def supervised(
 
 def blank_padding(batch: Batch) -> Batch:
     """The batch with zeros for padding, whatever it held: a NaN there would reach the gradient as ``0 * NaN``."""
+    if is_full(batch.mask):
+        return batch
 
     def blank(rows: Array) -> jax.Array:
         counts = (batch.mask > 0).reshape(-1, *[1] * (rows.ndim - 1))
