@@ -205,6 +205,67 @@ def test_what_padding_holds_does_not_matter(implementation: str) -> None:
     np.testing.assert_allclose(attend(query, *other), attend(query, key, value), rtol=1e-6, atol=1e-6)
 
 
+PADDING = jnp.arange(6) >= 4
+LOWEST = np.finfo(np.float32).min
+# What hides the last two of six keys, or with BIAS all keys of query 1 and none of the others.
+HIDDEN: dict[str, dict[str, Any]] = {
+    "lengths": {"lengths": jnp.full(BATCH, 4)},
+    "mask of keys": {"mask": ~PADDING[None, None, None]},
+    "mask of heads": {"mask": jnp.broadcast_to(~PADDING, (1, HEADS, 6, 6))},
+}
+BIAS = jnp.zeros((1, 1, 6, 6)).at[:, :, 1].set(LOWEST)
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf])
+@pytest.mark.parametrize("case", HIDDEN)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_no_garbage_in_hidden_keys_and_values_is_seen(implementation: str, case: str, garbage: float) -> None:
+    query, key, value = inputs(6, 6, 2)
+    attend = partial(compiled, **HIDDEN[case], implementation=implementation)
+    other = [query, *(jnp.where(PADDING[None, :, None, None], garbage, array) for array in (key, value))]
+    expected = jax.nn.dot_product_attention(query, key, value, mask=~PADDING[None, None, None])
+    np.testing.assert_allclose(attend(*other), expected, rtol=1e-5, atol=1e-6)
+    grads = slope(attend, other, jnp.cos(expected))
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6),
+        grads,
+        slope(attend, [query, key, value], jnp.cos(expected)),
+    )
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_garbage_in_a_key_reaches_only_the_queries_that_see_it(implementation: str) -> None:
+    query, key, value = inputs(6, 6)
+    out = compiled(query, key.at[:, 4].set(np.nan), value, causal=True, implementation=implementation)
+    expected = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    np.testing.assert_allclose(out[:, :4], expected[:, :4], rtol=1e-5, atol=1e-6)
+    assert np.isnan(out[:, 4:]).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_garbage_in_queries_beyond_their_length_has_no_gradient(implementation: str) -> None:
+    query, key, value = inputs(6, 6)
+    attend = partial(compiled, query_lengths=jnp.full(BATCH, 4), implementation=implementation)
+    found, expected = (
+        slope(attend, [array, key, value], 1.0)
+        for array in (jnp.where(PADDING[None, :, None, None], np.nan, query), query)
+    )
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "whole"])
+def test_a_lowest_bias_of_all_keys_is_the_same_for_each(implementation: str) -> None:
+    # Added to any score it is what all scores of the query are: a softmax of equal scores.
+    arrays = inputs(6, 6)
+    attend = partial(compiled, bias=BIAS, implementation=implementation)
+    jaxs = partial(jax.nn.dot_product_attention, bias=BIAS)
+    near = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    near(attend(*arrays), jaxs(*arrays))
+    near(attend(*arrays)[:, 1], arrays[2].mean(1))
+    weights = draws.normal(3, *arrays[0].shape)
+    jax.tree.map(near, slope(attend, arrays, weights), slope(jaxs, arrays, weights))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_large_scores_do_not_overflow(implementation: str) -> None:
     query, key, value = inputs()

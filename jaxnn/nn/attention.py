@@ -11,12 +11,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn.nn import implementations
-from jaxnn.nn.attention_arguments import Asked, asked_for, checked_counts, positions_below, visible_keys
+from jaxnn.nn.attention_arguments import Asked, asked_for, blank_hidden, checked_counts, positions_below, visible_keys
 from jaxnn.nn.chunked_attention import BLOCK, chunked_attention
 from jaxnn.types import ConfigError
 
 _OPERATION = "attention"
-_LOWEST = -1e29  # below any score that counts
 _WHOLE_BYTES = 2**23  # of scores: with more, in several blocks, blocks were measured to be faster on CPU too
 
 
@@ -36,7 +35,8 @@ def attention(
     """``softmax(query @ key * scale + bias) @ value``, as `jax.nn.dot_product_attention`.
 
     Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762). A query that sees no key, or that is beyond
-    its length, gives zeros and has no gradient, whatever computes it.
+    its length, gives zeros and has no gradient, whatever computes it. What queries beyond their length, and keys and
+    values that ``lengths`` or ``mask`` hide from all queries, hold does not matter, be it NaN.
 
     Implementations: ``"whole"`` holds all scores; ``"chunked"`` never does (`chunked_attention`), takes no bias and
     has no forward mode of differentiation; both compute in float32 or wider. ``"xla"`` is JAX's own, whose softmax
@@ -51,7 +51,9 @@ def attention(
         query_lengths: ``[*batch]`` integers: how many queries are no padding.
         mask: bool, broadcastable to ``[*batch, heads, T, S]``: True where a query sees a key.
         bias: floats, broadcastable likewise; added to the scores. Minus infinity hides a key, but not all of them from
-            a query: that is for ``mask`` and ``lengths``.
+            a query: that is for ``mask`` and ``lengths``. The lowest finite number on all keys makes them equal, as in
+            `jax.nn.dot_product_attention`: the query sees their mean. Together with a mask, ``"xla"`` and ``"cudnn"``
+            then count hidden keys too.
         scale: of the scores; ``head_dim ** -0.5`` where not given.
         implementation: ``"whole"``, ``"chunked"``, ``"xla"``, ``"cudnn"``, or None: what is fastest here.
 
@@ -61,12 +63,12 @@ def attention(
     Raises:
         ConfigError: shapes or dtypes that do not fit, or an implementation that cannot do what is asked.
     """
-    asked = asked_for(query, key, value, causal, lengths, mask, bias, scale)
+    counts = None if query_lengths is None else checked_counts("query_lengths", query_lengths, query.shape[:-3])
+    asked = blank_hidden(asked_for(query, key, value, causal, lengths, mask, bias, scale), counts)
     chosen = implementations.choose(_OPERATION, implementation, _obstacles(asked, implementation))
     with implementations.scope(_OPERATION, chosen):
         out = _COMPUTED[chosen](asked)
-        if query_lengths is not None:
-            counts = checked_counts("query_lengths", query_lengths, query.shape[:-3])
+        if counts is not None:
             out = jnp.where(positions_below(counts, out.shape[1])[:, :, None, None], out, 0)
     return out.reshape(query.shape)
 
@@ -108,11 +110,10 @@ def _whole(asked: Asked) -> jax.Array:
         scores = scores + asked.bias.astype(scores.dtype)
     visible = visible_keys(asked, causal=asked.causal)
     if visible is not None:
-        # Adding is faster than selecting: its gradient is no pass over the scores.
-        scores = scores + jnp.where(visible, 0.0, 10 * _LOWEST).astype(scores.dtype)
-    # Above what is hidden also where a query sees nothing; its weights are all 0 then.
-    highest = jnp.maximum(jax.lax.stop_gradient(scores).max(-1, keepdims=True), _LOWEST)
-    weights = jnp.exp(scores - highest)
+        scores = jnp.where(visible, scores, -jnp.inf)
+    highest = jax.lax.stop_gradient(scores).max(-1, keepdims=True)
+    # Of a query that sees nothing all weights are 0.
+    weights = jnp.exp(scores - jnp.where(highest > -jnp.inf, highest, 0))
     total = weights.sum(-1, keepdims=True)
     # Dividing [T, head_dim] and not [T, S] is a pass over the scores less.
     out = weights @ value / jnp.where(total > 0, total, 1)

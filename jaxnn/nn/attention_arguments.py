@@ -85,6 +85,23 @@ def visible_keys(asked: Asked, causal: bool) -> jax.Array | None:
     return functools.reduce(jnp.logical_and, parts) if parts else None
 
 
+def blank_hidden(asked: Asked, query_counts: jax.Array | None) -> Asked:
+    """Zeros for keys and values that mask or lengths hide from all queries, and for queries beyond ``query_counts``.
+
+    Weights of 0 are not enough: 0 times NaN or infinity is NaN, in the values' sum and in gradients.
+    """
+
+    def blank(array: jax.Array, seen: jax.Array) -> jax.Array:
+        return jnp.where(seen[:, :, None, None], array, 0)
+
+    if query_counts is not None:
+        asked = asked._replace(query=blank(asked.query, positions_below(query_counts, asked.query.shape[1])))
+    if (visible := visible_keys(asked, causal=False)) is None:
+        return asked
+    seen = visible.any((1, 2))
+    return asked._replace(key=blank(asked.key, seen), value=blank(asked.value, seen))
+
+
 def positions_below(counts: jax.Array, size: int) -> jax.Array:
     """``[batch, size]`` bool: the first ``counts [batch]`` of ``size`` positions."""
     return jnp.arange(size)[None] < counts[:, None]

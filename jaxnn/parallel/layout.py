@@ -160,9 +160,12 @@ class Layout(NamedTuple):
         around = jax.sharding.get_abstract_mesh()
         mesh = self.mesh if around.empty else around
         sharding = NamedSharding(mesh, spec)
-        constrained = lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding)  # noqa: E731
-        # What is known while tracing, such as a mask of ones, is to stay so.
-        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else constrained(leaf), tree)
+
+        def constrain(leaf: Any) -> Any:
+            # What is known while tracing, such as a mask of ones, is to stay so.
+            return leaf if isinstance(leaf, np.ndarray) else jax.lax.with_sharding_constraint(leaf, sharding)
+
+        return jax.tree.map(constrain, tree)
 
     def as_json(self) -> dict[str, Any]:
         """What a record tells of it."""
