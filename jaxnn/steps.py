@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jaxnn.optim import evaluation_params
 from jaxnn.optim.lazy import LazyTransformation
 from jaxnn.optim.row_gradients import value_and_row_gradient
 from jaxnn.optim.rows import apply_updates, is_rows
-from jaxnn.types import Batch, Metrics, Params, PyTree, Task, TrainState
+from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, PyTree, Task, TrainState
 
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 type EvaluateStep = Callable[[TrainState, Batch], Metrics]
@@ -52,8 +53,10 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, axis
             whole batch. All devices must hold as many rows; padding may be among them.
 
     Raises:
-        ConfigError: when traced, a table of ``optim.lazy`` of which the loss does more than look rows up.
+        ConfigError: when traced, a loss that does not give what `Task.loss` must, or a table of ``optim.lazy`` of which
+            it does more than look rows up.
     """
+    task = _checked(task)
     optimizer = optax.with_extra_args_support(optimizer)
     if isinstance(optimizer, LazyTransformation):
         loss_and_gradient = value_and_row_gradient(task.loss, optimizer.is_table)
@@ -90,7 +93,11 @@ def make_evaluate_step(task: Task, *, axis_name: str | None = None) -> EvaluateS
     Args:
         task: what is evaluated.
         axis_name: as for `make_train_step`: the sums are those over all devices.
+
+    Raises:
+        ConfigError: when traced, an evaluation that does not give what `Task.evaluate` must.
     """
+    task = _checked(task)
 
     def evaluate(state: TrainState, batch: Batch) -> Metrics:
         _check_batch(batch)
@@ -154,3 +161,57 @@ def _check_batch(batch: Batch) -> None:
 
     chex.assert_rank(batch.mask, 1)
     chex.assert_equal_shape_prefix([batch.inputs, batch.targets, batch.mask], prefix_len=1)
+
+
+def _checked(task: Task) -> Task:
+    """``task``, whose results are checked while it is traced: a wrong one would fail far from its cause."""
+
+    def loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+        made: Any = task.loss(params, model_state, batch, key)
+        match made:
+            case (value, (new_state, Mapping() as metrics)):
+                value = _array("the task's loss", value)
+            case _:
+                raise ConfigError(
+                    "the task's loss must return (loss, (model_state, metrics)), where metrics is a dict: it gave "
+                    f"{_described(made)}."
+                )
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ConfigError(f"the task's loss gave {_described(value)}: return one float, the mean over the batch.")
+        numbers = {name: _array(f"the metric {name!r} of the task's loss", one) for name, one in metrics.items()}
+        for name, number in numbers.items():
+            if number.shape != ():
+                raise ConfigError(
+                    f"the metric {name!r} of the task's loss is {_described(number)}: return its mean over the batch."
+                )
+        return value, (new_state, numbers)
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        sums: Any = task.evaluate(params, model_state, batch)
+        if not isinstance(sums, Mapping) or "count" not in sums:
+            given = f"a dict of {', '.join(sums) or 'nothing'}" if isinstance(sums, Mapping) else _described(sums)
+            raise ConfigError(
+                "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
+                f"it gave {given}."
+            )
+        arrays = {name: _array(f"the sum {name!r} of the task's evaluate", value) for name, value in sums.items()}
+        if arrays["count"].shape != ():
+            raise ConfigError(f"the count of the task's evaluate is {_described(arrays['count'])}: return one number.")
+        return arrays
+
+    return task._replace(loss=loss, evaluate=evaluate)
+
+
+def _array(what: str, value: Any) -> jax.Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} is {_described(value)}: return a number or an array of numbers.") from error
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, jax.Array):
+        return f"{value.dtype} of shape {value.shape}"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"

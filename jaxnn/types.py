@@ -83,16 +83,25 @@ def _as_they_are(means: dict[str, Any]) -> dict[str, Any]:
     return means
 
 
+def _any_data(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
+    return None
+
+
 class Task(NamedTuple):
     """A model together with what it is trained for, as pure functions.
 
     Attributes:
         init: ``(key, batch) -> (params, model_state)``.
         loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means.
-        evaluate: ``(params, model_state, batch) -> sums``: masked sums of each metric, and their ``count``.
-        predict: ``(params, model_state, inputs) -> outputs``.
-        finish: from the mean of each metric over a split to what is told of it. It may add what is no mean, as a
-            perplexity is not; it gets numbers, or arrays with a number for each member of a sweep.
+        evaluate: ``(params, model_state, batch) -> sums``: masked sums of each metric over the batch, numbers or
+            arrays, and their ``count``: what a sum is divided by, such as ``batch.mask.sum()``.
+        predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything.
+        finish: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported; called
+            on the host for one run, or one member of a sweep, at a time. It may add what is no mean, such as a
+            perplexity, and must reduce arrays to numbers. It is tried on ones before training.
+        check: ``(params, model_state, batch, splits) -> None``, called once before training: raises `DataError` for
+            data that the task cannot be trained on, such as labels that the model has no output for. The first three
+            are shapes; ``splits`` are the data.
     """
 
     init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
@@ -100,6 +109,7 @@ class Task(NamedTuple):
     evaluate: Callable[[Params, ModelState, Batch], Metrics]
     predict: Callable[[Params, ModelState, Array], Any]
     finish: Callable[[dict[str, Any]], dict[str, Any]] = _as_they_are
+    check: Callable[[Params, ModelState, Batch, Splits], None] = _any_data
 
 
 class Examples(NamedTuple):

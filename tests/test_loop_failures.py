@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen
 
 import jaxnn as jn
 from jaxnn.record import directory, read_metrics
@@ -33,6 +34,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
 
 def bad(**fields: Any) -> dict[str, Any]:
     return {"experiment": tiny.experiment(**fields)}
+
+
+IDS, LABELS = np.arange(36).reshape(9, 4) % 8, np.arange(9) % 3
+
+
+class Reader(linen.Module):
+    @linen.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return linen.Embed(6, 3, name="Table")(tokens.T).mean(axis=0)
 
 
 CASES = {
@@ -65,6 +75,48 @@ CASES = {
     "a loss that is no number an example": (
         bad(task=lambda config: jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})),
         r"a number an example, \[8\], not \[8, 3\]: take its mean over every axis but the first",
+    ),
+    "a token beyond the vocabulary in a held-out split alone": (
+        bad(
+            data=jn.data.arrays((IDS % 5, LABELS), (IDS, LABELS)),
+            task=lambda config: jn.tasks.classification(jn.models.BagOfTokens(3, vocabulary_size=5, features=2)),
+        ),
+        r"token id 5 of example 1 in test .* 5 rows",
+    ),
+    "a token beyond a table of the user's own": (
+        bad(
+            data=jn.data.arrays((IDS, LABELS)),
+            task=lambda config: jn.tasks.supervised(Reader(), lambda outputs, targets: outputs.mean(axis=1), {}),
+        ),
+        r"token id 6 of example 1 in train .* Table has 6 rows",
+    ),
+    "a token beyond a vocabulary without a table": (
+        bad(
+            data=jn.data.arrays((IDS, LABELS)),
+            task=lambda config: jn.tasks.classification(
+                jn.models.RecurrentClassifier(3, vocabulary_size=6, features=2, embedding_features=None)
+            ),
+        ),
+        r"token id 6 of example 1 in train .* 6 rows",
+    ),
+    "binary labels from 1": (
+        bad(
+            data=jn.data.arrays((tiny.points(37)[0], np.arange(37) % 2 + 1)),
+            task=lambda config: jn.tasks.binary_classification((tiny.init, lambda p, x: tiny.apply(p, x)[:, :1])),
+        ),
+        "label 2 of example 1 in train .* 0 to 1",
+    ),
+    "one-hot labels": (
+        bad(data=jn.data.arrays((tiny.points(37)[0], np.eye(3)[np.arange(37) % 3]))),
+        r"integers \[batch\], not float32 .* argmax",
+    ),
+    "a negative learning rate": (bad(learning_rate=-0.1), "learning_rate is -0.1"),
+    "a label that stands for none, but not for what is ignored": (
+        bad(
+            data=jn.data.arrays((np.zeros((9, 4, 3), np.float32), np.full((9, 4), -2))),
+            task=lambda config: jn.tasks.next_token((tiny.init, lambda params, x: x @ params["kernel"])),
+        ),
+        "label -2 of example 0 in train is out of range",
     ),
     "tokens beyond the outputs": (
         bad(
@@ -107,6 +159,24 @@ def test_two_lengths_of_training_are_one_too_many() -> None:
 def test_the_two_line_form_names_what_it_cannot_use(given: dict[str, Any], words: str) -> None:
     with pytest.raises((ConfigError, DataError), match=words):
         jn.train(tiny.MODEL, optax.sgd(0.1), tiny.points(37), record=False, progress="none", **given)
+
+
+def test_one_hot_rows_are_no_regression_unless_it_is_asked_for() -> None:
+    inputs, labels = tiny.points(37)
+    rows = np.eye(3)[labels]
+    with pytest.raises(ConfigError, match=r"one-hot .*argmax\(axis=-1\)"):
+        jn.train(tiny.MODEL, optax.sgd(0.1), (inputs, rows), record=False, progress="none")
+    with pytest.raises(DataError, match=r"targets of train are float32 .*argmax\(axis=-1\)"):
+        jn.data.arrays((inputs, rows), class_names=("a", "b", "c"))
+    task = jn.tasks.regression(tiny.MODEL)
+    assert jn.train(task, optax.sgd(0.1), (inputs, rows), num_steps=1, record=False, progress="none", steps_per_call=1)
+
+
+def test_integers_may_be_regressed() -> None:
+    data = jn.data.arrays((tiny.points(37)[0], np.arange(37)))
+    model = (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, :1])
+    run = tiny.fit(tiny.experiment(data=data, task=lambda config: jn.tasks.regression(model), learning_rate=0.01))
+    assert run.metrics["train_loss"][-1] < run.metrics["train_loss"][0]
 
 
 # --- a loss that is no longer finite ---

@@ -53,8 +53,14 @@ def arrays(
     examples = {split: as_examples(split, pair) for split, pair in given.items()}
     check_alike(examples)
     for split, (_, targets) in examples.items():
+        known = num_classes or len(class_names) or None
         if np.issubdtype(targets.dtype, np.integer):
-            check_label_range(split, np.asarray(targets), num_classes or len(class_names) or None)
+            check_label_range(split, np.asarray(targets), known)
+        elif known:
+            raise DataError(
+                f"the targets of {split} are {targets.dtype} {targets.shape[1:]} an example, and there are {known} "
+                "classes: give integer labels, of one-hot rows targets.argmax(axis=-1), or leave the classes out."
+            )
     sources = {split: ArraySource(found) for split, found in examples.items()}
     return Splits(**sources, name=name, class_names=class_names)
 
@@ -132,8 +138,8 @@ def check_batch_size(source: Source, batch_size: int) -> None:
     steps_per_epoch(source.num_examples, batch_size)
 
 
-def check_labels(splits: Splits, num_classes: int) -> None:
-    """Checks that all targets are labels that a model with ``num_classes`` outputs can learn.
+def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:
+    """Checks that all targets are labels that a model with ``num_classes`` outputs can learn, or ``ignore``.
 
     Raises:
         DataError: targets that are not integers, or a label out of range; it is named.
@@ -145,7 +151,11 @@ def check_labels(splits: Splits, num_classes: int) -> None:
                 f"the targets of {split} are {targets.dtype}, but classes are learned from integer "
                 "labels: convert them, or use a task of regression."
             )
-        check_label_range(split, targets, num_classes)
+        if targets.min(initial=0) >= 0 and targets.max(initial=0) < num_classes:
+            continue
+        if ignore is not None:
+            targets = np.where(targets == ignore, 0, targets)
+        check_label_range(split, targets, num_classes, may_be_none=False)
 
 
 def _array_source(source: Source) -> ArraySource:

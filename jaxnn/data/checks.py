@@ -66,12 +66,12 @@ def check_class_names(class_names: tuple[str, ...], num_classes: int | None) -> 
         )
 
 
-def check_label_range(split: str, targets: np.ndarray, num_classes: int | None) -> None:
+def check_label_range(split: str, targets: np.ndarray, num_classes: int | None, *, may_be_none: bool = True) -> None:
     """Raises DataError for the first label that is negative or not below ``num_classes``.
 
-    In sequences of them, ``[examples, time]``, a negative one may stand for none.
+    In sequences of them, ``[examples, time]``, a negative one may stand for none, unless ``may_be_none`` is False.
     """
-    bad = (targets < 0) & (targets.ndim == 1)
+    bad = (targets < 0) & (targets.ndim == 1 or not may_be_none)
     if num_classes is not None:
         bad |= targets >= num_classes
     if not bad.any():

@@ -6,12 +6,24 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxnn.loop.compiling import Programs
+from jaxnn.loop.compiling import Programs, for_one_call
 from jaxnn.nn.batch_axis import batch_split_over
 from jaxnn.parallel import DATA
-from jaxnn.types import ConfigError, Examples, Experiment, Splits, Task, TrainState, suggest
+from jaxnn.steps import make_evaluate_step
+from jaxnn.types import (
+    ConfigError,
+    Examples,
+    Experiment,
+    Metrics,
+    Source,
+    Splits,
+    Task,
+    TrainState,
+    suggest,
+)
 
 
 def check_data(splits: Any) -> None:
@@ -41,6 +53,60 @@ def check_monitor(monitor: str, known: Iterable[str]) -> None:
     known = list(known)
     if monitor not in known:
         raise ConfigError(f"monitor is {monitor!r}, no metric of this task: {suggest(monitor, known)}.")
+
+
+def check_examples(programs: Programs, splits: Splits) -> None:
+    """Lets the task check the data of all splits against its model; raises what `Task.check` raises."""
+    task, shapes = programs.experiment.task(programs.experiment.config), programs.shapes
+    batch = jax.eval_shape(programs.source.as_batch, programs.first_examples)
+    task.check(shapes.params, shapes.model_state, batch, splits)
+
+
+def check_sums(programs: Programs, source: Source, state: TrainState) -> None:
+    """Confirms that an evaluation gives masked sums: of an example twice, twice what it gives of it once.
+
+    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled for two examples.
+
+    Args:
+        programs: those of the run.
+        source: the split that the example is taken from.
+        state: any state.
+
+    Raises:
+        ConfigError: a sum or the count stays as it is, as that of a mean does.
+    """
+    task, layout = programs.experiment.task(programs.experiment.config), programs.layout
+    if getattr(task.evaluate, "__module__", "").startswith("jaxnn."):
+        return
+    step = make_evaluate_step(task)
+
+    def evaluate(state: TrainState, examples: Examples, mask: jax.Array) -> Metrics:
+        return step(state, source.as_batch(examples, mask))
+
+    masks = [layout.place(np.array([1, second], np.float32)) for second in (0, 1)]
+    examples = layout.place(source.read(np.zeros(2, np.int32)))
+    jit = for_one_call()
+    if programs.shardings is not None:
+        jit |= {"in_shardings": (programs.shardings, layout.whole, layout.whole), "out_shardings": layout.whole}
+    program = programs.compile(evaluate, "evaluate two examples", "to check sums", state, examples, masks[0], **jit)
+    once, twice = (jax.device_get(program(state, examples, mask)) for mask in masks)
+    if not once["count"]:
+        # Such as a text of nothing but padding: it says nothing of its sums.
+        return
+    if _stays(once["count"], twice["count"]):
+        raise ConfigError(
+            f"the count of the task's evaluate is {once['count']:g} for an example, and for two of it: sum the mask, "
+            "batch.mask.sum()."
+        )
+    for name in (name for name in once if name != "count" and _stays(once[name], twice[name])):
+        raise ConfigError(
+            f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for an example, and for two of it, whose "
+            f"count is {twice['count']:g}: return the masked sum, not a mean: jnp.sum(values * batch.mask)."
+        )
+
+
+def _stays(once: np.ndarray, twice: np.ndarray) -> bool:
+    return bool(np.any(once) and np.allclose(once, twice, rtol=1e-3, atol=0.0))
 
 
 def check_alike_on_devices(programs: Programs) -> None:

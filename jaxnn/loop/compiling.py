@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxnn.loop.evaluating import finished
 from jaxnn.loop.feed import Feed
 from jaxnn.loop.programs import Totals, TrainProgram, make_init, make_names, make_step, make_train
 from jaxnn.nn.implementations import platform
@@ -110,11 +111,16 @@ class Programs:
         return temporary_bytes(self.train[num_steps]) if platform() == "cpu" else 0
 
     def evaluation_metrics(self) -> list[str]:
-        """The names of the metrics that an evaluation gives."""
+        """The names of the metrics that an evaluation gives.
+
+        Raises:
+            ConfigError: what the task makes of them cannot be reported.
+        """
         task = self.experiment.task(self.experiment.config)
         batch = jax.eval_shape(self.source.as_batch, self.first_examples)
         sums = jax.eval_shape(make_evaluate_step(task), self.shapes, batch)
-        return list(task.finish({name: np.float64(1.0) for name in sums if name != "count"}))
+        with np.errstate(all="ignore"):
+            return list(finished(task, {name: np.ones(one.shape)[()] for name, one in sums.items() if name != "count"}))
 
     @functools.cached_property
     def _init(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxnn.data import padded_indices
 from jaxnn.loop.programs import make_evaluate
 from jaxnn.observe import Ledger, compile_ahead
 from jaxnn.parallel import SINGLE, Layout, shardings_of
-from jaxnn.types import Examples, Experiment, Metrics, Source, TrainState
+from jaxnn.types import ConfigError, Examples, Experiment, Metrics, Source, Task, TrainState
 
 type Evaluator = Callable[[TrainState], dict[str, float]]
 
@@ -55,13 +55,32 @@ def make_evaluator(
         options = {"in_shardings": (state_shardings, *shardings_of(piece)), "out_shardings": layout.whole}
     program, compilation = compile_ahead(function, f"evaluate {name}", "start", state, *piece, **options)
     ledger.append(compilation)
-    finish = experiment.task(experiment.config).finish
+    task = experiment.task(experiment.config)
 
     def evaluate(state: TrainState) -> dict[str, float]:
-        means = finish(mean_metrics([jax.device_get(program(state, *piece)) for piece in pieces()]))
-        return {key: float(value) for key, value in means.items()}
+        return finished(task, mean_metrics([jax.device_get(program(state, *piece)) for piece in pieces()]))
 
     return evaluate
+
+
+def finished(task: Task, means: dict[str, Any]) -> dict[str, float]:
+    """What ``task.finish`` makes of the mean of each metric, numbers or arrays: the numbers that are reported.
+
+    Raises:
+        ConfigError: it raises, or gives something else than numbers.
+    """
+    try:
+        values: Any = task.finish(means)
+    # The user's own code: whatever it raises, only the user can change it.
+    except Exception as error:
+        given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
+        text = (str(error).splitlines() or [""])[0]
+        raise ConfigError(
+            f"the task's finish failed on the means of {given}: {type(error).__name__}: {text}"
+        ) from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"the task's finish gave a {type(values).__name__}: return a dict of numbers from finish.")
+    return {name: _number(name, value) for name, value in values.items()}
 
 
 def evaluation_pieces(
@@ -80,11 +99,21 @@ def evaluation_pieces(
     return blocks(source, indices, mask, layout)
 
 
-def mean_metrics(sums: Sequence[Metrics]) -> dict[str, np.ndarray]:
-    """The exact mean of each metric from the sums ``[..., batches]`` of all pieces: ``[...]``, the loss first."""
-    totals = {key: np.sum([np.sum(part[key], -1, np.float64) for part in sums], axis=0) for key in sums[0]}
+def mean_metrics(sums: Sequence[Metrics], axis: int = 0) -> dict[str, np.ndarray]:
+    """The exact mean of each metric over the batches of all pieces, the loss first.
+
+    Args:
+        sums: of each piece, ``[..., batches, *metric]``, where ``...`` are ``axis`` axes.
+        axis: that of the batches.
+
+    Returns:
+        ``[..., *metric]`` float64 each.
+    """
+    totals = {key: np.sum([np.sum(part[key], axis, np.float64) for part in sums], axis=0) for key in sums[0]}
     count = totals.pop("count")
-    return {key: totals[key] / count for key in sorted(totals, key=lambda key: key != "loss")}
+    ordered = sorted(totals, key=lambda key: key != "loss")
+    # A metric that is an array has more axes than its count.
+    return {key: (totals[key].T / count.T).T for key in ordered}
 
 
 type Piece = tuple[Examples, Any, Any]
@@ -114,3 +143,14 @@ def _streamed_blocks(
             yield placed, None, counts
 
     return pieces
+
+
+def _number(name: str, value: Any) -> float:
+    shape = np.shape(value)
+    try:
+        if shape == ():
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    given = f"an array of shape {shape}" if shape else f"{value!r}"
+    raise ConfigError(f"the metric {name!r} of the task is {given} in the end: return numbers from finish.")

@@ -8,6 +8,7 @@ import numbers
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxnn import data as sources
@@ -43,7 +44,7 @@ def train(
 
     Args:
         model: a Flax Linen module, an ``(init, apply)`` pair, or a whole ``Task``. A model is trained to classify
-            where the targets are integers ``[examples]``, and to regress where they are floats.
+            where the targets are integers ``[examples]``, and to regress where they are floats, but no one-hot rows.
         optimizer: any Optax optimizer.
         data: ``Splits``, or one pair ``(inputs, targets)`` of arrays to train on.
         num_epochs: passes over the training data; 10 if neither this nor ``num_steps`` is given.
@@ -82,6 +83,11 @@ def _steps_of(num_epochs: float, train: Source, batch_size: int) -> int:
 def _task_for(model: Any, splits: Splits) -> Task:
     targets = splits.train.targets
     if not jnp.issubdtype(targets.dtype, jnp.integer):
+        if _are_one_hot(np.asarray(targets)):
+            raise ConfigError(
+                f"the targets {list(targets.shape)} are one-hot rows of floats: pass targets.argmax(axis=-1) to "
+                "classify, or jn.tasks.regression(model) in place of the model to regress."
+            )
         return tasks.regression(model)
     if targets.ndim != 1:
         raise ConfigError(
@@ -89,3 +95,10 @@ def _task_for(model: Any, splits: Splits) -> Task:
             "give a task in place of the model."
         )
     return tasks.classification(model)
+
+
+def _are_one_hot(targets: np.ndarray) -> bool:
+    """Whether all of ``targets [examples, classes]`` are rows with a single 1, and zeros."""
+    if targets.ndim != 2 or targets.shape[1] < 2:
+        return False
+    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(axis=1) == 1).all())

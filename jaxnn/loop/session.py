@@ -10,12 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxnn.checkpoints import Checkpoints
-from jaxnn.data import check_batch_size, check_labels
+from jaxnn.data import check_batch_size
 from jaxnn.loop.allocating import Allocation, keep_from_the_start
-from jaxnn.loop.checks import check_alike_on_devices, check_data, check_monitor, check_parts, check_patience
+from jaxnn.loop.checks import (
+    check_alike_on_devices,
+    check_data,
+    check_examples,
+    check_monitor,
+    check_parts,
+    check_patience,
+    check_sums,
+)
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import Evaluator, make_evaluator
 from jaxnn.loop.feed import make_feed
@@ -29,7 +36,7 @@ from jaxnn.nn.implementations import platform
 from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
 from jaxnn.parallel import check_divides, make_layout
 from jaxnn.record import Record
-from jaxnn.types import ConfigError, DataError, Experiment, Splits, TrainState
+from jaxnn.types import ConfigError, Experiment, Splits, TrainState
 
 
 @dataclasses.dataclass
@@ -108,9 +115,12 @@ class Session:
 
     def compile_evaluator(self, split: str) -> Evaluator:
         """The evaluation of ``split``, compiled anew."""
+        source = self.splits.named()[split]
+        if not self.evaluators:
+            check_sums(self.programs, source, self.state)
         return make_evaluator(
             self.experiment,
-            self.splits.named()[split],
+            source,
             self.programs.shapes,
             batch_size=self.options.eval_batch_size or 2 * self.experiment.config.batch_size,
             resident=self.programs.feed.resident,
@@ -170,7 +180,7 @@ def prepare_session(
         feed = make_feed(splits, config.seed, config.batch_size, resident=options.resident, layout=layout)
     stack.callback(feed.close)
     programs = Programs(experiment, splits.train, feed, Ledger(), clock, layout)
-    check_outputs(programs, splits)
+    check_examples(programs, splits)
     check_alike_on_devices(programs)
     plan = make_plan(options, config.num_steps)
     given = options.steps_per_call or steps_per_call
@@ -195,26 +205,3 @@ def _prepare_evaluation(session: Session) -> None:
     check_monitor(session.options.monitor, session.programs.evaluation_metrics())
     with session.clock.span("compile"):
         session.evaluators[held_out] = session.compile_evaluator(held_out)
-
-
-def check_outputs(programs: Programs, splits: Splits) -> None:
-    """Holds the labels of all splits against the number of classes the model tells apart.
-
-    Raises:
-        DataError: a label that the model has no output for.
-    """
-    source, shapes = programs.source, programs.shapes
-    targets = programs.first_examples.targets
-    if not jnp.issubdtype(targets.dtype, jnp.integer):
-        return
-    predict = make_predict(programs.experiment, source)
-    outputs = jax.eval_shape(predict, shapes, programs.first_examples.inputs)
-    if getattr(outputs, "ndim", 0) != targets.ndim + 1:
-        return
-    try:
-        check_labels(splits, outputs.shape[-1])
-    except DataError as error:
-        reason = str(error).rstrip(".")
-        raise DataError(
-            f"{reason}, since the model has {outputs.shape[-1]} outputs: widen its last layer, or mend the labels."
-        ) from error

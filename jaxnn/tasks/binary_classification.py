@@ -10,6 +10,7 @@ import optax
 
 from jaxnn.nn import Policy
 from jaxnn.tasks.classification import check_label_smoothing, check_labels
+from jaxnn.tasks.data_checks import check_binary
 from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, ConfigError, ModelState, Params, Task
 
@@ -25,7 +26,7 @@ def binary_classification(
 
     Args:
         model: outputs one logit, ``[batch, 1]`` or ``[batch]``, for targets ``[batch]`` of 0 and 1; of another target
-            the loss is NaN.
+            the loss is NaN, and a run is refused.
         label_smoothing: the share of a target spread evenly over both classes, 0 to below 1; may be a tracer.
         policy: the precision to compute in.
 
@@ -42,7 +43,7 @@ def binary_classification(
     def predict(params: Params, model_state: ModelState, inputs: Array) -> jax.Array:
         return _one_logit(task.predict(params, model_state, inputs))
 
-    return task._replace(predict=predict)
+    return task._replace(predict=predict, check=check_binary(predict))
 
 
 def cross_entropy(logits: Array, labels: Array, label_smoothing: float | jax.Array = 0.0) -> jax.Array:

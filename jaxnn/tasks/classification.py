@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxnn.nn import Policy
 from jaxnn.nn.cross_entropy import cross_entropy as softmax_cross_entropy
+from jaxnn.tasks.data_checks import check_classes
 from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, ConfigError, Task
 
@@ -40,7 +41,7 @@ def classification(
 
     Raises:
         ConfigError: a smoothing outside 0…1, a negative weight, or when traced, outputs and targets that do not fit
-            together.
+            together. When a run starts, DataError: labels of any split that are no class of the model.
     """
     check_label_smoothing(label_smoothing)
     if not isinstance(auxiliary_weight, jax.core.Tracer | None) and not auxiliary_weight >= 0:
@@ -54,7 +55,8 @@ def classification(
         return cross_entropy(main, labels, label_smoothing) + auxiliary_weight * extra
 
     measures = {"loss": _of_main(cross_entropy), "accuracy": _of_main(correct)}
-    return supervised(model, objective, measures, policy)
+    task = supervised(model, objective, measures, policy)
+    return task._replace(check=check_classes(task.predict))
 
 
 def cross_entropy(logits: Array, labels: Array, label_smoothing: float | jax.Array = 0.0) -> jax.Array:
@@ -80,7 +82,7 @@ def check_labels(task: str, labels: Array) -> None:
     if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.ndim != 1:
         raise ConfigError(
             f"{task} needs targets of integers [batch], not {labels.dtype} {list(labels.shape)}: "
-            "pass one label an example, or use tasks.regression."
+            "pass one label an example, of one-hot rows their argmax(axis=-1), or use tasks.regression."
         )
 
 
@@ -99,7 +101,7 @@ def _check(logits: Array, labels: Array) -> None:
     if logits.shape[1] == 1:
         raise ConfigError(
             f"classification needs a logit for each class, and the model has one, {list(logits.shape)}: give it more, "
-            "or use tasks.binary_classification."
+            "or use tasks.binary_classification; to regress, use tasks.regression."
         )
 
 

@@ -13,6 +13,7 @@ from jaxnn.nn import Policy
 from jaxnn.nn.batch_axis import mean_over_batch_axis
 from jaxnn.nn.cross_entropy import cross_entropy
 from jaxnn.nn.ids import widened
+from jaxnn.tasks.data_checks import check_classes
 from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
@@ -48,7 +49,8 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
         return jnp.sum(_checked(logits, targets) != ignore, axis=1).astype(jnp.float32)
 
     measures = {"loss": nats, "accuracy": correct, "tokens": count}
-    return _per_token(supervised(model, nats, measures, policy))
+    task = _per_token(supervised(model, nats, measures, policy))
+    return task._replace(check=check_classes(task.predict, ignore=ignore))
 
 
 def _per_token(task: Task) -> Task:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxnn.nn import Policy
 from jaxnn.nn.batch_axis import is_full, mean_over_batch_axis, rows_masked
 from jaxnn.tasks.adapter import as_model
+from jaxnn.tasks.data_checks import check_ids
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type PerExample = Callable[[Array, Array], jax.Array]
@@ -30,6 +31,8 @@ def supervised(
         measures: what is reported, each like ``objective``; ``evaluate`` returns their masked sums, and those not
             called ``loss`` are the metrics of a training step.
         policy: the precision to compute in.
+
+    Token ids beyond the embeddings of a Linen model are refused before training; nothing is assumed of targets.
     """
     network = as_model(model, policy)
 
@@ -71,7 +74,7 @@ def supervised(
     def predict(params: Params, model_state: ModelState, inputs: Array) -> Any:
         return network.apply(params, model_state, inputs, None)[0]
 
-    return Task(init, loss, evaluate, predict)
+    return Task(init, loss, evaluate, predict, check=check_ids(predict))
 
 
 def blank_padding(batch: Batch) -> Batch:

@@ -15,7 +15,7 @@ from jaxnn.loop.evaluating import evaluation_pieces, mean_metrics
 from jaxnn.loop.programs import Totals, TrainProgram
 from jaxnn.observe import available_bytes, nbytes, temporary_bytes
 from jaxnn.parallel import shardings_of
-from jaxnn.sweeps.engine.layout import HostStates, key_words, lay_out, to_host
+from jaxnn.sweeps.engine.layout import HostStates, key_words, lay_out, member_state, to_host
 from jaxnn.sweeps.engine.population import (
     Formula,
     Population,
@@ -26,7 +26,7 @@ from jaxnn.sweeps.engine.population import (
     population_sharding,
     totals_sharding,
 )
-from jaxnn.types import Array, PyTree, Source
+from jaxnn.types import Array, PyTree, Source, Task, TrainState
 
 # States are made so many at a time, at the most: one after another, whatever their number.
 MOST_AT_ONCE = 64
@@ -63,6 +63,11 @@ class GroupPrograms:
             parts.append(to_host(states))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.num_members], *parts)  # type: ignore[no-any-return]
 
+    @property
+    def first_state(self) -> TrainState:
+        """The state of the first member before the first step, on the host."""
+        return member_state(self.initial, self.solo.shapes, 0)
+
     def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
         """The members of ``slots`` on the devices, see `layout.lay_out`."""
         return lay_out(host, self.solo.shapes, self.values, slots, alive, step, self.sharding)
@@ -93,7 +98,7 @@ class GroupPrograms:
         return temporary_bytes(self._train[shape, num_steps])
 
     def evaluator(self, shape: Shape, name: str, source: Source, batch_size: int) -> PopulationEvaluator:
-        """A function from a population of ``shape`` to the mean of each metric over a split, ``[chunks, lanes]``."""
+        """A function from a population of ``shape`` to the mean of each metric of a split: ``[chunks, lanes, ...]``."""
         if shape not in self._evaluate:
             pieces = evaluation_pieces(source, batch_size, self.formula.feed.resident, self.formula.layout)
             piece, jit = next(pieces()), dict[str, Any]()
@@ -102,16 +107,20 @@ class GroupPrograms:
             function = make_population_evaluate(self.formula, source)
             label = f"evaluate {name} of {shape.chunks} × {shape.lanes} members"
             program = self.solo.compile(function, label, "start", self.abstract(shape), *piece, **jit)
-            finish = self.solo.experiment.task(self.solo.experiment.config).finish
 
             def evaluate(population: Population) -> dict[str, np.ndarray]:
                 sums = [jax.device_get(program(population, *piece)) for piece in pieces()]
                 # Chunks without a living member are not computed: zero of zero examples.
                 with np.errstate(invalid="ignore"):
-                    return finish(mean_metrics(sums))
+                    return mean_metrics(sums, axis=2)
 
             self._evaluate[shape] = evaluate
         return self._evaluate[shape]
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """That of a member; what it does on the host is the same for all."""
+        return self.solo.experiment.task(self.solo.experiment.config)
 
     def zeros(self, shape: Shape) -> Totals:
         """Totals of no steps for a population of ``shape``, on the host."""

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from jaxnn.loop.allocating import settle_allocation
-from jaxnn.loop.checks import check_monitor, check_patience
+from jaxnn.loop.checks import check_examples, check_monitor, check_patience, check_sums
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.feed import Feed, make_feed
 from jaxnn.loop.options import RunOptions, make_plan
 from jaxnn.loop.plan import Plan, typical_window, with_tails
-from jaxnn.loop.session import check_outputs
 from jaxnn.loop.tuning import Call
 from jaxnn.observe import Clock, Ledger, available_bytes
 from jaxnn.parallel import (
@@ -127,13 +126,15 @@ def open_group(
     run_options = options.run_options(first.config.num_steps)
     formula = _formula(group, splits, options, shared_seed)
     solo = Programs(first, splits.train, formula.feed, Ledger(), clock, formula.layout)
-    check_outputs(solo, splits)
+    check_examples(solo, splits)
     check_patience(run_options.patience, splits.held_out)
     check_monitor(run_options.monitor, solo.evaluation_metrics() if splits.held_out else solo.zeros.sums)
     values = traced_values([member.experiment for member in group.members], group.traced)
     programs = GroupPrograms(formula, solo, len(group.members), values)
     plan = make_plan(run_options, first.config.num_steps)
     if width is None:
+        if splits.held_out is not None:
+            check_sums(solo, splits.named()[splits.held_out], programs.first_state)
         with clock.span("measure"):
             width = _plan(programs, plan, len(group.members), options)
     plan = with_tails(plan._replace(steps_per_call=min(width.steps_per_call, plan.num_steps)))

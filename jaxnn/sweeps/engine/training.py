@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxnn.loop.evaluating import finished
 from jaxnn.loop.plan import with_tails
 from jaxnn.loop.signals import Interruption
 from jaxnn.loop.stopping import stops_early
@@ -155,7 +156,7 @@ def _process(block: Block, closed: Closed, evaluated: bool) -> GroupReport:
         line |= {name: float(values[place]) for name, values in closed.metrics.items()}
         bad_step = int(closed.bad_step[place])
         if bad_step < 0:
-            line |= {name: float(values[place]) for name, values in held_out.items()}
+            line |= _finished(run, {name: means[place] for name, means in held_out.items()})
         line["seconds"] = closed.seconds
         run.logs[row].lines.append(line)
         lines[row] = line
@@ -174,6 +175,7 @@ def status_of(run: GroupRun, row: int, *, diverged: bool) -> str:
 
 
 def _evaluate(block: Block) -> dict[str, np.ndarray]:
+    """The mean of each metric over the eval split, ``[chunks, lanes, ...]``; nothing where there is none."""
     run = block.run
     name = run.splits.held_out
     if name is None:
@@ -182,5 +184,11 @@ def _evaluate(block: Block) -> dict[str, np.ndarray]:
     batch_size = run.options.eval_batch_size or 2 * run.programs.formula.experiment.config.batch_size
     with clock.span("evaluation"):
         evaluate = run.programs.evaluator(block.shape, name, run.splits.named()[name], batch_size)
-        values = evaluate(block.population)
-    return {f"{name}_{metric}": value for metric, value in values.items()}
+        return evaluate(block.population)
+
+
+def _finished(run: GroupRun, means: dict[str, np.ndarray]) -> dict[str, float]:
+    """The means of one member as its solo run reports them."""
+    if not means:
+        return {}
+    return {f"{run.splits.held_out}_{name}": value for name, value in finished(run.programs.task, means).items()}

@@ -1,0 +1,139 @@
+"""Whether a data set suits the model of a task: token ids within its embeddings, labels within its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen
+
+from jaxnn.data import check_labels
+from jaxnn.types import Array, Batch, DataError, ModelState, Params, Splits
+
+type Predict = Callable[[Params, ModelState, Array], Any]
+type Check = Callable[[Params, ModelState, Batch, Splits], None]
+
+# What moves ids about and leaves out none of them.
+_MOVES = ("transpose", "reshape", "squeeze", "convert_element_type", "broadcast_in_dim", "copy")
+
+
+def check_ids(predict: Predict) -> Check:
+    """A `Task.check` that inputs which a model looks up in its embeddings are ids of these."""
+
+    def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
+        trace_model(predict, params, model_state, batch, splits)
+
+    return check
+
+
+def check_classes(predict: Predict, *, ignore: int | None = None) -> Check:
+    """A `Task.check` that the model has an output, along the last axis, for every label of the data.
+
+    Args:
+        predict: gives logits ``[batch, ..., classes]``, or a tuple with them first.
+        ignore: a label that stands for none.
+    """
+
+    def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
+        logits = trace_model(predict, params, model_state, batch, splits)
+        num_classes = (logits[0] if isinstance(logits, tuple) else logits).shape[-1]
+        try:
+            check_labels(splits, num_classes, ignore=ignore)
+        except DataError as error:
+            reason = str(error).rstrip(".")
+            raise DataError(
+                f"{reason}, since the model has {num_classes} outputs: increase their number, or fix the labels."
+            ) from error
+
+    return check
+
+
+def check_binary(predict: Predict) -> Check:
+    """A `Task.check` that labels are 0 and 1."""
+
+    def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
+        trace_model(predict, params, model_state, batch, splits)
+        try:
+            check_labels(splits, 2)
+        except DataError as error:
+            reason = str(error).rstrip(".")
+            raise DataError(
+                f"{reason} in binary_classification: renumber the labels, or use classification."
+            ) from error
+
+    return check
+
+
+def trace_model(predict: Predict, params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> Any:
+    """The shapes of a model's outputs; confirms that ids in the data are within the embeddings it looks them up in.
+
+    An id beyond an embedding gives NaN, which would be taken for a diverged loss.
+
+    Raises:
+        DataError: an id that an embedding has no row for.
+    """
+    if not jnp.issubdtype(batch.inputs.dtype, jnp.integer):
+        return jax.eval_shape(predict, params, model_state, batch.inputs)
+    tables: list[tuple[str, int]] = []
+
+    def call(params: Params, model_state: ModelState, inputs: Array) -> tuple[Any, list[Array]]:
+        looked_up = []
+
+        def watch(method: Any, arguments: Any, keywords: Any, context: Any) -> Any:
+            size = _num_rows(context.module)
+            # A table of one row gives that row whatever the id.
+            if size > 1 and context.method_name == "__call__" and arguments and arguments[0].size == inputs.size:
+                tables.append(("/".join(context.module.path) or type(context.module).__name__, size))
+                looked_up.append(arguments[0])
+            return method(*arguments, **keywords)
+
+        with linen.intercept_methods(watch):
+            return predict(params, model_state, inputs), looked_up
+
+    try:
+        closed, (outputs, _) = jax.make_jaxpr(call, return_shape=True)(params, model_state, batch.inputs)
+    except jax.errors.UnexpectedTracerError:
+        # An embedding within a scan or a remat: what it looks up is out of sight.
+        return jax.eval_shape(predict, params, model_state, batch.inputs)
+    ids = closed.jaxpr.outvars[len(closed.jaxpr.outvars) - len(tables) :]
+    for (name, size), variable in zip(tables, ids, strict=True):
+        if _moved(closed.jaxpr, variable):
+            _check_range(splits, name, size)
+    return outputs
+
+
+def _num_rows(module: linen.Module) -> int:
+    if isinstance(module, linen.Embed):
+        return module.num_embeddings
+    # Some of jaxnn's models look their tokens up in no table, but as vectors with a single 1.
+    of_tokens = type(module).__module__.startswith("jaxnn.models.")
+    return getattr(module, "vocabulary_size", 0) if of_tokens else 0
+
+
+def _moved(jaxpr: Any, variable: Any) -> bool:
+    """Whether ``variable`` holds the last argument's numbers, and nothing else."""
+    makers = {made: equation for equation in jaxpr.eqns for made in equation.outvars}
+    while variable in makers:
+        if makers[variable].primitive.name not in _MOVES:
+            return False
+        variable = makers[variable].invars[0]
+    return variable is jaxpr.invars[-1]
+
+
+def _check_range(splits: Splits, name: str, size: int) -> None:
+    for split, source in splits.named().items():
+        if source.examples is None:
+            continue
+        ids = np.asarray(source.examples.inputs)
+        # Negative ones count from the end.
+        if ids.min() >= -size and ids.max() < size:
+            continue
+        bad = (ids < -size) | (ids >= size)
+        example = int(bad.reshape(len(bad), -1).any(axis=1).argmax())
+        raise DataError(
+            f"the token id {ids[bad][0]} of example {example} in {split} is out of range: the model's {name} has "
+            f"{size} rows, ids must be 0 to {size - 1}; enlarge its vocabulary, or fix the inputs."
+        )
