@@ -72,22 +72,41 @@ class Run:
     def predict(self, inputs: Array, *, batch_size: int = 512) -> Any:
         """The model's outputs for ``inputs [examples, ...]``, as the data set holds them: ``[examples, ...]``.
 
-        Works in batches of one size, so that it compiles once; the last is padded.
+        Works in batches of one size, so that it compiles once for each shape; the last is padded. Examples may be
+        shaped unlike those of the data where the model takes them, such as longer sequences.
 
         Raises:
-            ConfigError: the inputs are not shaped like the training inputs, or cannot be of their dtype.
+            ConfigError: the inputs cannot be of the dtype of the training inputs, or the model refuses their shape.
         """
-        inputs = _inputs_like(self._session.programs.first_examples.inputs, inputs)
+        trained_on = self._session.programs.first_examples.inputs
+        inputs = _inputs_like(trained_on, inputs)
         if batch_size < 1:
             raise ConfigError(f"predict's batch_size is {batch_size}, and must be at least 1.")
         batch_size = min(batch_size, len(inputs))
         predict = self._session.predict
+        if inputs.shape[1:] != trained_on.shape[1:]:
+            self._check_shape(inputs[:batch_size], trained_on.shape[1:])
         padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
         outputs = [
             jax.device_get(predict(self.state, padded[start : start + batch_size]))
             for start in range(0, len(padded), batch_size)
         ]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(inputs)], *outputs)
+
+    def _check_shape(self, inputs: np.ndarray, trained_on: tuple[int, ...]) -> None:
+        """Confirms that the model takes examples shaped unlike the ``trained_on``, and gives an output for each."""
+        found = ""
+        try:
+            outputs = jax.eval_shape(self._session.predict, self.state, inputs)
+            if all(leaf.shape[:1] == inputs.shape[:1] for leaf in jax.tree.leaves(outputs)):
+                return
+        # A model refuses as it likes.
+        except Exception as error:
+            found = f" ({(str(error).strip().splitlines() or [''])[0]})"
+        expected = ", ".join(map(str, ("examples", *trained_on)))
+        raise ConfigError(
+            f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs.shape)}{found}."
+        )
 
     def best_state(self) -> TrainState:
         """The state of the best checkpoint by the monitored metric; the newest where none was measured.
@@ -125,16 +144,15 @@ class Run:
 
 
 def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
-    """``inputs`` as an array of the shape and dtype that ``examples`` have."""
+    """``inputs`` as an array of the dtype that ``examples`` have."""
     try:
         given = np.asarray(inputs)
         with np.errstate(invalid="ignore"):
             converted = given.astype(examples.dtype)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"the inputs to predict are not one array of numbers ({error}).") from error
-    if given.shape[1:] != examples.shape[1:] or given.size == 0:
-        expected = ", ".join(map(str, ("examples", *examples.shape[1:])))
-        raise ConfigError(f"predict needs inputs [{expected}], not {list(given.shape)}.")
+    if given.size == 0 or given.ndim == 0:
+        raise ConfigError(f"predict needs inputs [examples, ...], not {list(given.shape)}.")
     # Fractions cast to pixels or tokens would all be 0.
     if np.issubdtype(examples.dtype, np.integer) and not np.array_equal(converted, given):
         raise ConfigError(
