@@ -162,7 +162,7 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any]) -> Optio
 
 
 def check_config(config: Any) -> None:
-    """Checks the three config fields that the loop itself reads.
+    """Checks the three config fields that the loop itself reads, and the sign of every ``learning_rate``.
 
     Raises:
         ConfigError: one is missing or cannot be used.
@@ -176,6 +176,17 @@ def check_config(config: Any) -> None:
         check_count(name, getattr(config, name), least)
     if config.seed >= 2**32:
         raise ConfigError(f"seed is {config.seed}, and must be below 2**32.")
+    _check_learning_rates(config)
+
+
+def _check_learning_rates(config: Any, prefix: str = "") -> None:
+    """A negative one climbs the loss, and no optimizer objects."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            _check_learning_rates(value, f"{prefix}{field.name}.")
+        elif field.name == "learning_rate" and isinstance(value, numbers.Real) and not float(value) >= 0:
+            raise ConfigError(f"{prefix}learning_rate is {value!r}, and must be at least 0.")
 
 
 def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
