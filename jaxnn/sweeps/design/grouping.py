@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jaxnn.data import check_batch_size
 from jaxnn.loop.checks import check_data
 from jaxnn.sweeps.design.members import Planned, field_value, reason
-from jaxnn.sweeps.design.tracing import check_traces, find_untraceable, is_traceable
+from jaxnn.sweeps.design.tracing import check_traces, find_untraceable, is_traceable, watched
 from jaxnn.types import Splits
 
 
@@ -23,12 +23,14 @@ class Group(NamedTuple):
         members: who is in it; at least one.
         traced: the fields of which each member has its own value inside the program.
         static: the swept fields that all members share, by name.
+        unread: those swept fields that nothing reads, so that members which differ in them alone are the same.
     """
 
     number: int
     members: tuple[Planned, ...]
     traced: tuple[str, ...]
     static: Mapping[str, Any]
+    unread: tuple[str, ...] = ()
 
 
 class Loaded(NamedTuple):
@@ -71,23 +73,6 @@ class Loader:
         return self._latest.splits, self._latest.read
 
 
-def watched(config: Any) -> tuple[Any, set[str]]:
-    """A config like this one, and the names of its fields that were read since; it grows as they are."""
-    names = {field.name for field in dataclasses.fields(config)}
-    read: set[str] = set()
-
-    def look(self: Any, name: str) -> Any:
-        if name in names:
-            read.add(name)
-        return object.__getattribute__(self, name)
-
-    kind = type(config)
-    twin: Any = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": look, "__module__": kind.__module__}))
-    for name in names:
-        object.__setattr__(twin, name, getattr(config, name))
-    return twin, read
-
-
 def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], list[Planned]]:
     """The groups of all members that can be run, in order of their first members, and the members that cannot."""
     runnable = [member for member in members if member.error is None]
@@ -96,48 +81,74 @@ def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], 
     varying = [name for name in names if _varies(runnable, name)]
     traced = [name for name in varying if is_traceable(name, _values(runnable, name))]
     found: list[tuple[list[Planned], list[str]]] = []
+    # What the loop reads itself.
+    read = {"batch_size", "num_steps", "seed"}
     for together in _split(runnable, [name for name in names if name not in traced]):
-        sound, broken = _checked(together, traced, load)
+        sound, broken = _checked(together, traced, load, read)
         failed += broken
         if sound:
-            found += _traceable_parts(sound, traced, load)
+            found += _traceable_parts(sound, traced, load, read)
+    unread = _unread(runnable, varying, read) if found else ()
     groups = []
     for number, (part, own) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
         static = {name: field_value(part[0].experiment.config, name) for name in names if name not in own}
-        groups.append(Group(number, tuple(part), tuple(own), static))
+        groups.append(Group(number, tuple(part), tuple(own), static, unread))
     return groups, sorted(failed)
 
 
-def _checked(members: list[Planned], traced: Sequence[str], load: Loader) -> tuple[list[Planned], list[Planned]]:
-    """The members whose data load and whose program can be traced, and the others with the reason."""
+def _unread(members: Sequence[Planned], varying: Sequence[str], read: set[str]) -> tuple[str, ...]:
+    """Those of ``varying`` that are not among the top-level fields that were ``read``; warns of them."""
+    swept = {name.partition(".")[0] for name in varying}
+    names = {field.name for field in dataclasses.fields(members[0].experiment.config)} - swept
+    if any(_varies(members, name) for name in names):
+        # A config that computes other fields from those that are swept reads them itself.
+        return ()
+    unread = tuple(name for name in varying if name.partition(".")[0] not in read)
+    for name in unread:
+        warnings.warn(
+            f"nothing reads the swept field {name!r}, so members that differ in it alone are the same: use "
+            f"config.{name} in data, task or optimizer, or do not sweep it.",
+            stacklevel=2,
+        )
+    return unread
+
+
+def _checked(
+    members: list[Planned], traced: Sequence[str], load: Loader, read: set[str]
+) -> tuple[list[Planned], list[Planned]]:
+    """The members whose data load and whose program can be traced, and the others with the reason.
+
+    ``read`` gets the top-level fields that they read.
+    """
     floats = [name for name in traced if name != "seed"]
     ends = [
         end(members, key=lambda one: field_value(one.experiment.config, name)) for name in floats for end in (min, max)
     ]
     first = {member.number: member for member in [members[0], *ends]}
-    errors = {number: _error(member, load) for number, member in first.items()}
+    errors = {number: _error(member, load, read) for number, member in first.items()}
     if not any(errors.values()):
         # A float that is wrong is out of a range, as a rule: with its least and largest value all are sound.
         return members, []
-    told = [member._replace(error=errors.get(member.number) or _error(member, load)) for member in members]
+    told = [member._replace(error=errors.get(member.number) or _error(member, load, read)) for member in members]
     return [member for member in told if member.error is None], [member for member in told if member.error is not None]
 
 
-def _error(member: Planned, load: Loader) -> str | None:
+def _error(member: Planned, load: Loader, read: set[str]) -> str | None:
     try:
-        splits, _ = load(member)
+        splits, by_data = load(member)
         check_batch_size(splits.train, member.experiment.config.batch_size)
-        check_traces(member.experiment, splits.train)
+        read |= check_traces(member.experiment, splits.train) | by_data
     except Exception as error:
         return reason(error)
     return None
 
 
 def _traceable_parts(
-    members: list[Planned], traced: Sequence[str], load: Loader
+    members: list[Planned], traced: Sequence[str], load: Loader, all_read: set[str]
 ) -> Iterator[tuple[list[Planned], list[str]]]:
     """``members`` as they are, or split by those fields that turn out to be needed in Python or by the data."""
     splits, read = load(members[0])
+    all_read |= read
     varying = [name for name in traced if _varies(members, name)]
     unfit = find_untraceable(members[0].experiment, splits.train, varying)
     # Looked up after a trace: augmentation reads its fields only then.

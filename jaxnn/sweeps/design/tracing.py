@@ -54,7 +54,8 @@ def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) 
 
 def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
     """The experiment of one member: its traced fields set to ``values``."""
-    return dataclasses.replace(experiment, config=with_fields(experiment.config, values))
+    # Nothing to replace is no reason to read all fields.
+    return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
 
 
 def is_traceable(name: str, values: Iterable[Any]) -> bool:
@@ -73,9 +74,34 @@ def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequenc
     return found + ([] if together is None else [_locate(name, together) for name in rest])
 
 
-def check_traces(experiment: Experiment[Any], source: Source) -> None:
-    """Traces all that a run of ``experiment`` computes, with its fields as they are; raises what that raises."""
-    _trace(experiment, source, ())
+def check_traces(experiment: Experiment[Any], source: Source) -> set[str]:
+    """Traces all that a run of ``experiment`` computes, with its fields as they are; raises what that raises.
+
+    Returns:
+        The top-level fields of the config that its task and optimizer read.
+    """
+    config, read = watched(experiment.config)
+    _trace(dataclasses.replace(experiment, config=config), source, ())
+    return read
+
+
+def watched(config: Any) -> tuple[Any, set[str]]:
+    """A config like this one, and the names of its fields that were read since; it grows as they are."""
+    names = {field.name for field in dataclasses.fields(config)}
+    read: set[str] = set()
+
+    def look(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            read.update(names)
+        elif name in names:
+            read.add(name)
+        return object.__getattribute__(self, name)
+
+    kind = type(config)
+    twin: Any = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": look, "__module__": kind.__module__}))
+    for name in names:
+        object.__setattr__(twin, name, getattr(config, name))
+    return twin, read
 
 
 def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> Exception | None:

@@ -155,6 +155,7 @@ def sweep_facts(plan: SweepPlan, first: GroupRun, origin: Mapping[str, Any]) -> 
         "higher_is_better": first.options.higher_is_better,
         "options": recorded_options(plan.options),
         "data": first.splits.name,
+        "unread": list(first.group.unread),
         "groups": [
             {"static": dict(group.static), "traced": group.traced, "members": [m.number for m in group.members]}
             for group in plan.groups
