@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -62,7 +62,7 @@ def check_examples(programs: Programs, splits: Splits) -> None:
     task.check(shapes.params, shapes.model_state, batch, splits)
 
 
-def check_sums(programs: Programs, source: Source, state: TrainState) -> None:
+def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:
     """Confirms that an evaluation gives masked sums: of an example twice, twice what it gives of it once.
 
     jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled for two examples.
@@ -70,7 +70,7 @@ def check_sums(programs: Programs, source: Source, state: TrainState) -> None:
     Args:
         programs: those of the run.
         source: the split that the example is taken from.
-        state: any state.
+        make_state: gives any state; called where there is something to check.
 
     Raises:
         ConfigError: a sum or the count stays as it is, as that of a mean does.
@@ -83,6 +83,7 @@ def check_sums(programs: Programs, source: Source, state: TrainState) -> None:
     def evaluate(state: TrainState, examples: Examples, mask: jax.Array) -> Metrics:
         return step(state, source.as_batch(examples, mask))
 
+    state = make_state()
     masks = [layout.place(np.array([1, second], np.float32)) for second in (0, 1)]
     examples = layout.place(source.read(np.zeros(2, np.int32)))
     jit = for_one_call()

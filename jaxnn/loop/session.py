@@ -117,7 +117,7 @@ class Session:
         """The evaluation of ``split``, compiled anew."""
         source = self.splits.named()[split]
         if not self.evaluators:
-            check_sums(self.programs, source, self.state)
+            check_sums(self.programs, source, lambda: self.state)
         return make_evaluator(
             self.experiment,
             source,

@@ -63,7 +63,6 @@ class GroupPrograms:
             parts.append(to_host(states))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.num_members], *parts)  # type: ignore[no-any-return]
 
-    @property
     def first_state(self) -> TrainState:
         """The state of the first member before the first step, on the host."""
         return member_state(self.initial, self.solo.shapes, 0)
