@@ -178,7 +178,7 @@ def test_nothing_is_presumed_of_what_a_task_of_ones_own_predicts() -> None:
     )
     run = tiny.fit(clipped(free._replace(predict=decode)))
     assert run.predict(np.ones((5, 2))).shape == (5, 3)
-    assert np.isfinite(sweep(clipped(free._replace(predict=twice))).values("test_loss")).all()
+    assert sweep(clipped(free._replace(predict=twice)), plan_only=True).status == "planned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +197,9 @@ class Derived(Config):
 
 def test_a_swept_field_that_nothing_reads_is_named(tmp_path: Path) -> None:
     experiment = dataclasses.replace(tiny.experiment(), config=Config(num_steps=5))
-    with pytest.warns(UserWarning, match="nothing reads.* 'depth'"):
-        sweep(experiment, jn.grid(depth=[1, 2], seed=[0, 1]), plan_only=True)
+    # One that cannot start compiles nothing, and is warned of all the same.
+    with pytest.warns(UserWarning, match="nothing reads.* 'depth'"), pytest.raises(jn.ConfigError, match="monitor"):
+        sweep(experiment, jn.grid(depth=[1, 2], seed=[0, 1]), monitor="none")
     with pytest.warns(UserWarning, match="nothing reads.* 'decay'"):
         sweep(experiment, jn.grid(decay=[0.1, 0.2]), record=True, run_dir=tmp_path / "sweep", member_runs=False)
     assert tiny.read(tmp_path / "sweep", "sweep.json")["unread"] == ["decay"]
