@@ -477,7 +477,7 @@ def test_fields_that_a_config_checks_together_are_set_together() -> None:
             object.__setattr__(self, "steps_per_warmup", self.num_steps // self.warmup)
 
     own = tiny.experiment()
-    checked = jn.Experiment(Checked(), own.data, own.task, own.optimizer)
+    checked = jn.Experiment(Checked(), own.data, own.task, lambda config: optax.sgd(0.1 / config.warmup))
     points = jn.zipped(warmup=[5, 50, 60], num_steps=[10, 100, 50])
     plan = plan_sweep(checked, points, SweepOptions())
     assert {number: member.error for number, member in plan.members.items()} == {
@@ -537,7 +537,7 @@ def test_a_point_that_cannot_be_built_is_named_and_the_others_run(tmp_path: Path
     errors = [sweep.members[index].error for index in (1, 2, 4)]
     assert errors[0] == "a batch of 64 is larger than the set of 37 examples: lower batch_size to at most 37."
     assert errors[1] == "KeyError: 'no such seed'"
-    assert errors[2] == "constant: peak must be a number >= 0, not -1.0."
+    assert errors[2] == "learning_rate is -1.0, and must be at least 0."
     assert [member.status for member in jn.open_sweep(tmp_path / "sweep").members] == ["finished"] + ["failed"] * 7
 
 
