@@ -107,8 +107,8 @@ def test_a_label_smoothing_out_of_range_is_named(smoothing: float) -> None:
 @pytest.mark.parametrize(
     ("inputs", "targets", "sentence"),
     [
-        (LOGITS, [0.0, 1.0], r"needs targets of integers \[batch\], not float32 \[2\]: .*tasks.regression"),
-        (LOGITS, [[0], [1]], r"needs targets of integers \[batch\], not int32 \[2, 1\]"),
+        (LOGITS, [0.0, 1.0], r"needs targets of integers \[batch\], not float\d+ \[2\]: .*tasks.regression"),
+        (LOGITS, [[0], [1]], r"needs targets of integers \[batch\], not int\d+ \[2, 1\]"),
         (LOGITS[:, 0], LABELS, r"outputs are logits \[batch, classes\], not \[2\] for 2 labels"),
         (LOGITS[:, None], LABELS, r"outputs are logits \[batch, classes\], not \[2, 1, 3\] for 2 labels"),
         # Of a single class the cross-entropy would be 0 whatever the logit.
