@@ -21,7 +21,7 @@ from typing import Any
 from tests.shell import ROOT
 
 # What of a cluster, or for JAX, may be in the environment that tests run in.
-FOREIGN = ("SLURM_", "OMPI_", "KUBERNETES_", "JAX_", "XLA_", "TPU_")
+FOREIGN = ("SLURM_", "OMPI_", "KUBERNETES_", "JAX_", "XLA_", "TPU_", "JAXNN_CLUSTER_")
 # The pieces in which Gloo says that it is connected; its threads, one a device, put theirs between each other's.
 GLOO = re.compile(r"\d*(\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of [a-z ]+ is : )\d*")
 # What a snippet finds: its rank, and a sum over the devices of all processes, waited for or only begun.
@@ -33,7 +33,6 @@ import jaxnn as jn
 from jaxnn.cli.cluster import ClusterOptions, processes
 from jaxnn.cli.errors import sentences
 from jaxnn.parallel.processes import *
-from jaxnn.parallel.processes import peers
 
 rank, count = int(sys.argv[1]), int(sys.argv[2])
 jax.config.update("jax_platforms", "cpu")
@@ -141,6 +140,7 @@ def start(
     ranks: Sequence[int] | None = None,
     flags: Mapping[str, Any] | None = None,
     variables: Sequence[Mapping[str, str]] = (),
+    before: str = "",
     **environment: str,
 ) -> contextlib.AbstractContextManager[Started]:
     """Starts a snippet in ``count`` processes that have joined each other.
@@ -152,12 +152,13 @@ def start(
         ranks: those that are started; default: all.
         flags: fields of ``ClusterOptions``, beside or instead of where process 0 is.
         variables: of each process, where they differ.
+        before: what each does before it joins.
         **environment: variables of all.
     """
     where = {"coordinator": f"127.0.0.1:{free_port()}", "num_processes": count, "start_timeout": 30.0}
     options = "".join(f", {name}={value!r}" for name, value in {**where, **(flags or {})}.items())
     body = f"with sentences(), processes(ClusterOptions(**{{'process_id': rank}} | dict({options[2:]}))):\n"
-    program = PRELUDE + body + textwrap.indent(textwrap.dedent(code).strip(), "    ")
+    program = PRELUDE + before + body + textwrap.indent(textwrap.dedent(code).strip(), "    ")
     return started(
         [[sys.executable, "-c", program, rank, count, devices] for rank in (range(count) if ranks is None else ranks)],
         *variables,

@@ -1,9 +1,12 @@
-"""Processes start together and end together: real ones, and the sentences where one is missing, wrong or gone."""
+"""Processes start together and end together: real ones, and the messages when one is missing, wrong or gone."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import ast
 import contextlib
+import hashlib
+import hmac
+import json
 import os
 import re
 import signal
@@ -11,48 +14,45 @@ import socket
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import jaxnn as jn
+from jaxnn import _compat
 from jaxnn.cli.cluster import ClusterOptions
-from jaxnn.parallel.processes import Peers, Place, start_processes
-from jaxnn.parallel.processes import peers as peers_module
+from jaxnn.parallel.processes import Place, start_processes
 from tests import processes, shell, tiny
 
-# Shorter than for users: how long a process may take to end in its own way when another has ended.
-QUICKLY = "peers.GRACE_SECONDS = 1.0\n"
 COMPUTE = "while True: total(1.0)"
 WAIT = "time.sleep(60)"
+READY = "total(1.0)\nsay('here')\n"
 
 
 # --- together ---
 
 
-def test_processes_share_their_devices_and_end_in_silence() -> None:
+def test_processes_share_their_devices_and_end_silently() -> None:
     code = "say(total(rank + 1.0), jax.device_count(), jax.local_device_count(), is_leader(), process_count())"
     done = processes.run(code, devices=2)
     assert [(process.status, process.err) for process in done] == [(0, "")] * 2
     assert "6.0 4 2 True 2" in done[0].out and "6.0 4 2 False 2" in done[1].out
 
 
-def test_who_is_done_waits_for_the_others() -> None:
-    done = processes.run(
-        """
-from jaxnn.parallel.processes import runtime
-leave = runtime.shutdown
-runtime.shutdown = lambda: (say("left at", time.time()), leave())
-time.sleep(rank)
-"""
-    )
+@pytest.mark.slow
+def test_a_process_that_is_done_waits_for_the_others() -> None:
+    with processes.start("say('here')\ntime.sleep(2 * rank)\nsay('done')") as running:
+        running.wait_for("here")
+        running.wait_for("done", [0])
+        time.sleep(0.5)
+        assert running.processes[0].poll() is None
+        done = running.finish()
     assert [(process.status, process.err) for process in done] == [(0, "")] * 2
-    first, second = (float(process.out.rpartition("left at")[2]) for process in done)
-    assert abs(first - second) < 0.5
 
 
+@pytest.mark.slow
 def test_four_processes_join() -> None:
     done = processes.run("say(total(2.0**rank), from_leader(lambda: rank))", 4)
     assert [(process.status, process.err) for process in done] == [(0, "")] * 4
@@ -60,216 +60,327 @@ def test_four_processes_join() -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_may_follow_each_other_at_one_address() -> None:
-    where = {"coordinator": f"127.0.0.1:{processes.free_port()}"}
-    for _ in range(2):
-        done = processes.run("say(total(1.0))", flags=where)
-        assert [process.status for process in done] == [0, 0]
+def test_processes_of_the_next_run_wait_until_the_last_one_has_ended() -> None:
+    where = {"coordinator": f"localhost:{processes.free_port()}"}
+    with processes.start("total(1.0)\nsay('here')\ntime.sleep(3)", flags=where) as first:
+        first.wait_for("here")
+        with processes.start("say('next', total(1.0))", ranks=[1], flags=where) as early:
+            assert [process.status for process in first.finish()] == [0, 0]
+            with processes.start("say('next', total(1.0))", ranks=[0], flags=where) as late:
+                done = [*early.finish(), *late.finish()]
+    assert [(process.status, process.err) for process in done] == [(0, "")] * 2
 
 
+@pytest.mark.slow
 def test_a_proxy_for_the_web_is_not_asked() -> None:
     nowhere = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "grpc")}
     done = processes.run("say(total(1.0))", **nowhere)
     assert [(process.status, process.err) for process in done] == [(0, "")] * 2
 
 
-def test_sigterm_ends_a_process_as_ever_outside_of_training() -> None:
-    with processes.start(f"{QUICKLY}say('here')\n{WAIT}") as running:
-        running.wait_for("here")
-        running.signal(1, signal.SIGTERM)
-        done = running.finish()
-    assert done[1].status == -signal.SIGTERM and done[0].status == 75
+def test_after_the_first_computation_it_is_too_late() -> None:
+    tiny.fit(tiny.experiment(num_steps=1))
+    with pytest.raises(jn.ConfigError, match="a backend of JAX runs already"):
+        start_processes(Place(f"localhost:{processes.free_port()}", 2, 0))
+
+
+def test_private_modules_of_jax_are_imported_by_one_file_and_only_when_it_is_called() -> None:
+    private = {}
+    for path in sorted((shell.ROOT / "jaxnn").rglob("*.py")):
+        text = path.read_text()
+        if "jax._src" in text or "jaxlib" in text:
+            tree = ast.parse(text)
+            early = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+            for node in ast.walk(tree):
+                names = [alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)]
+                modules = [getattr(node, "module", None) or "", *names] if isinstance(node, ast.ImportFrom) else names
+                if any(name.startswith(("jax._src", "jaxlib")) for name in modules):
+                    private.setdefault(path.name, []).append(node in early)
+    assert private == {"_compat.py": [False, False]}
+
+
+def test_jax_with_other_internals_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _compat.coordination_client() is None
+    for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
+        monkeypatch.delenv(name)
+    assert _compat.detect_cluster(1) == (None, None, None)
+    for module, call in (("distributed", _compat.coordination_client), ("clusters", lambda: _compat.detect_cluster(1))):
+        monkeypatch.setitem(sys.modules, f"jax._src.{module}", None)
+        with pytest.raises(jn.ConfigError, match=r"several processes do not work with jax .*: install jax"):
+            call()
 
 
 # --- missing, and wrong ---
 
 
-def test_who_does_not_start_is_named_by_all_who_did() -> None:
-    done = processes.run("say('never')", 4, ranks=[0, 2], flags={"start_timeout": 1.5})
-    sentence = "error: process 0 waited 1.5 s, and processes 1, 3 did not start: "
+def flags(rank: int, count: int = 2, **more: Any) -> dict[str, Any]:
+    return {"process_id": rank, "num_processes": count, **more}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("places", "status", "words"),
+    [
+        (
+            [flags(0, 4, start_timeout=4.0), flags(2, 4, start_timeout=4.0)],
+            1,
+            "process 0 waited 4 s, and processes 1, 3 of 4 did not start",
+        ),
+        ([flags(1, start_timeout=1.0)], 1, "process 1 waited 1 s, and process 0 did not start: nothing answered at l"),
+        ([flags(0, 3), flags(1, 3), flags(1, 3)], 2, "two processes say that they are process 1, on .* and on "),
+        ([flags(0), flags(1, 3)], 2, "process 1 on .* with --num-processes 3, and process 0 with --num-processes 2"),
+        ([flags(0, 3), flags(1)], 2, "process 1 on .* with --num-processes 2, and process 0 with --num-processes 3"),
+    ],
+    ids=["missing", "missing-0", "twice", "more", "fewer"],
+)
+def test_what_does_not_fit_together_is_reported_by_all(places: list[dict[str, Any]], status: int, words: str) -> None:
+    where = {"coordinator": f"localhost:{processes.free_port()}"}
+    with contextlib.ExitStack() as stack:
+        starting = [
+            stack.enter_context(processes.start("say('never')", flags=where | own, ranks=[own["process_id"]]))
+            for own in places
+        ]
+        done = [process for running in starting for process in running.finish()]
     for process in done:
-        assert process.status == 1 and process.err.startswith(sentence) and process.err.count("\n") == 1
-        assert "never" not in process.out
+        assert process.status == status and process.err.startswith("error: ") and process.err.count("\n") == 1, process
+        assert re.search(words, process.err) and "never" not in process.out, process
 
 
-def test_a_missing_first_process_is_named() -> None:
-    done = processes.run("say('never')", ranks=[1], flags={"start_timeout": 1.0})
-    assert done[0].status == 1 and done[0].err.count("\n") == 1
-    assert done[0].err.startswith("error: process 1 waited 1 s, and process 0 did not start: nothing answered at 127.")
-
-
-@contextlib.contextmanager
-def waiting(*places: Place) -> Iterator[list[concurrent.futures.Future[str]]]:
-    """Processes that wait for each other, without JAX and within this one: the address they find, or an error."""
-    everyone = [Peers(place) for place in places]
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        yield [pool.submit(peers.join) for peers in everyone]
-        for peers in everyone:
-            peers.stop()
-
-
-def place(rank: int, count: int = 2, port: int = 0, **how: Any) -> Place:
-    return Place(f"localhost:{port}", count, rank, **{"start_timeout": 5.0, **how})
-
-
-def test_the_roll_is_called_in_any_order() -> None:
-    port = processes.free_port()
-    with waiting(place(2, 3, port), place(1, 3, port), place(0, 3, port)) as joining:
-        addresses = {future.result() for future in joining}
-    assert len(addresses) == 3 and all(address.startswith("127.0.0.1:") for address in addresses)
-
-
-def test_two_processes_of_one_rank_are_told_so() -> None:
-    port = processes.free_port()
-    with waiting(place(0, 3, port), place(1, 3, port), place(1, 3, port)) as joining:
-        for future in joining:
-            with pytest.raises(jn.ConfigError, match="^two processes say that they are process 1, on .* and on .*"):
-                future.result()
-
-
-def test_processes_started_unlike_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = processes.free_port()
-    sentence = "process 1 on .* was started with --num-processes 3, and process 0 with --num-processes 2: start all"
-    with waiting(place(0, 2, port), place(1, 3, port)) as joining:
-        for future in joining:
-            with pytest.raises(jn.ConfigError, match=sentence):
-                future.result()
-    older = Peers(place(1, 2, port))
-    monkeypatch.setattr(peers_module.jax, "__version__", "99.0")
-    with waiting(place(0, 2, port)) as joining:
-        with pytest.raises(jn.ConfigError, match="was started with jax .* and process 0 with jax 99.0"):
-            older.join()
-        older.stop()
-        assert joining[0].exception() is not None
-
-
-def test_one_that_comes_too_late_waits_for_the_next_run() -> None:
-    port = processes.free_port()
-    with waiting(place(0, 2, port), place(1, 2, port)) as joining:
-        assert all(future.result() for future in joining)
-        with waiting(place(1, 2, port, start_timeout=0.3)) as late:
-            with pytest.raises(
-                jn.TrainingError, match="process 0 did not start: a run that has not ended is at localh"
-            ):
-                late[0].result()
-        next_one = Peers(place(1, 2, port, start_timeout=1.0))
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            waits = pool.submit(next_one.join)
-            time.sleep(0.3)
-            assert not waits.done()
-    with pytest.raises(jn.TrainingError):
-        waits.result()
-    next_one.stop()
-
-
+@pytest.mark.slow
 def test_a_port_in_use_is_named() -> None:
-    with socket.create_server(("", 0)) as taken:
-        peers = Peers(place(0, 2, taken.getsockname()[1]))
-        with pytest.raises(jn.ConfigError, match=r"is to listen on port \d+ of this machine, which is in use: choose"):
-            peers.join()
-        peers.stop()
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        (done,) = processes.run("say('never')", ranks=[0], flags={"coordinator": f"localhost:{port}"})
+    assert done.status == 2 and f"listen on port {port} of this machine, which is in use" in done.err
 
 
-def knocking(port: int) -> socket.socket:
-    """A connection to a process 0 that is about to listen."""
-    for _ in range(500):
-        with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection(("localhost", port))
-        time.sleep(0.01)
-    raise AssertionError("nothing listens")
+@pytest.mark.slow
+def test_versions_of_jax_that_differ_are_reported() -> None:
+    older = "jax.__version__ = '0.0.1'\n"
+    where = {"coordinator": f"localhost:{processes.free_port()}"}
+    with processes.start("say('never')", flags=where, ranks=[0]) as first:
+        with processes.start("say('never')", flags=where, ranks=[1], before=older) as second:
+            done = [*first.finish(), *second.finish()]
+    for process in done:
+        assert process.status == 2 and "process 1 on" in process.err and "started with jax 0.0.1" in process.err
 
 
-def test_what_is_no_process_of_a_run_does_not_disturb_it() -> None:
+# --- strangers ---
+
+
+class Stranger:
+    """A client of process 0 that is none of its processes."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def connect(self) -> socket.socket:
+        """A connection to a process 0 that is about to listen."""
+        for _ in range(1000):
+            with contextlib.suppress(ConnectionRefusedError):
+                return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+            time.sleep(0.02)
+        raise AssertionError("nothing listens")
+
+    def says(self, words: bytes) -> None:
+        with self.connect() as stranger, contextlib.suppress(OSError):
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(1000):
+                pass
+
+    def greets(self, secret: str, count: int = 2, rank: object = 1, host: object = "node", kind: str = "join") -> bytes:
+        """A greeting as a process would send it, for those who know the protocol; what process 0 answers."""
+        version = jax.__version__
+        message = {"kind": kind, "rank": rank, "host": host, "greeting": {"--num-processes": count, "jax": version}}
+        with self.connect() as stranger, stranger.makefile("rb") as lines, contextlib.suppress(OSError):
+            nonce = json.loads(lines.readline())["nonce"]
+            signed = json.dumps([nonce, message], sort_keys=True).encode()
+            proof = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+            stranger.sendall(json.dumps({**message, "proof": proof}).encode() + b"\n")
+            return lines.readline()
+        return b""
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(1000),
+    b"\x00" * 1_000_000,
+    b"\xff\xfe\x1b[31m\n",
+    b"[" * 10_000 + b"\n",
+    b"[]\n",
+    b'{"kind": "join"}\n',
+    b'{"kind": "join", "rank": 1, "host": 7, "greeting": [], "proof": {"a": "\\ud800"}}\n',
+    b'{"kind": "jax", "proof": "\xc3\xa9\\ud800"}\n',
+    b"",
+]
+
+
+@pytest.mark.slow
+def test_strangers_neither_end_nor_hang_a_run() -> None:
     port = processes.free_port()
-    with waiting(place(0, 2, port)) as joining:
-        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000, b'{"kind": "hello"}\n', b""):
-            with knocking(port) as stranger:
-                stranger.sendall(words)
-        with waiting(place(1, 2, port)) as other:
-            assert joining[0].result() and other[0].result()
+    stranger = Stranger(port)
+    where = {"coordinator": f"127.0.0.1:{port}", "start_timeout": 60.0}
+    environment = {"JAXNN_CLUSTER_SECRET": "known to two"}
+    code = f"{READY}time.sleep(2)\nsay('done', total(1.0))"
+    hanging: list[socket.socket] = []
+
+    def attack() -> None:
+        for words in GARBAGE:
+            stranger.says(words)
+        for kind in ("join", "jax"):
+            assert stranger.greets("guessed", kind=kind) == b""
+            assert stranger.greets("guessed", count=7, host="\x1b[31m", kind=kind) == b""
+        hanging.extend(stranger.connect() for _ in range(300))
+
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(processes.start(code, ranks=[0], flags=where, **environment))
+        attack()
+        second = stack.enter_context(processes.start(code, ranks=[1], flags=where, **environment))
+        first.wait_for("here")
+        # Once all have joined nothing listens there.
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        done = [*first.finish(), *second.finish()]
+        for connection in hanging:
+            connection.close()
+    assert [(process.status, process.err) for process in done] == [(0, "")] * 2, done
+    assert all("done" in process.out for process in done)
 
 
-def test_after_the_first_computation_it_is_too_late() -> None:
-    tiny.fit(tiny.experiment(num_steps=1))
-    with pytest.raises(jn.ConfigError, match="a backend of JAX runs already"):
-        start_processes(place(0, 2, processes.free_port()))
+@pytest.mark.slow
+def test_what_a_process_says_of_itself_is_printed_without_control_characters() -> None:
+    port = processes.free_port()
+    with processes.start("say('never')", ranks=[0], flags={"coordinator": f"127.0.0.1:{port}"}) as running:
+        answer = Stranger(port).greets("", count=3, host="\x1b[2J\x07node\r\n\u202eevil" * 100)
+        done = running.finish()[0]
+    assert b"refused" in answer
+    assert done.status == 2 and "with --num-processes 3" in done.err and done.err.count("\n") == 1
+    assert done.err.rstrip("\n").isprintable() and len(done.err) < 1000
+
+
+@pytest.mark.slow
+def test_a_process_with_another_secret_does_not_join() -> None:
+    where = {"coordinator": f"127.0.0.1:{processes.free_port()}", "start_timeout": 6.0}
+    with contextlib.ExitStack() as stack:
+        starting = [
+            stack.enter_context(processes.start("say('never')", ranks=[rank], flags=where, JAXNN_CLUSTER_SECRET=secret))
+            for rank, secret in enumerate(("one", "other"))
+        ]
+        done = [process for running in starting for process in running.finish()]
+    assert [process.status for process in done] == [1, 1]
+    assert all("JAXNN_CLUSTER_SECRET" in process.err and process.err.count("\n") == 1 for process in done), done
+
+
+@pytest.mark.slow
+def test_process_0_listens_on_the_interface_of_its_address_alone() -> None:
+    port = processes.free_port()
+    # Linux has all of 127.0.0.0/8 on the loopback interface.
+    with processes.start("say('never')", ranks=[0], flags={"coordinator": f"127.0.0.1:{port}"}):
+        Stranger(port).connect().close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
 
 
 # --- gone ---
 
 
-@pytest.mark.parametrize("killed", [1, 0])
-@pytest.mark.parametrize("doing", [COMPUTE, WAIT])
-def test_who_is_killed_is_named_by_the_other_who_ends_resumably(killed: int, doing: str) -> None:
+def survivors(done: list[processes.Done], killed: int) -> list[processes.Done]:
+    assert done[killed].status == -signal.SIGKILL
+    return [process for process in done if process.rank != killed]
+
+
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("doing", [COMPUTE, pytest.param(WAIT, marks=pytest.mark.slow)])
+def test_a_killed_process_is_named_by_the_other_which_ends_resumably(killed: int, doing: str) -> None:
     advised = "when_lost('go on with --resume runs/x')"
-    with processes.start(f"{QUICKLY}{advised}\ntotal(1.0)\nsay('here')\n{doing}") as running:
+    with processes.start(f"{advised}\n{READY}{doing}") as running:
         running.wait_for("here")
         running.signal(killed)
         since = time.monotonic()
-        done = running.finish()
-    other = done[1 - killed]
-    assert time.monotonic() - since < 10
-    assert done[killed].status == -signal.SIGKILL and other.status == 75
+        (other,) = survivors(running.finish(), killed)
+    assert time.monotonic() - since < (10 if doing == COMPUTE else 20)
+    assert other.status == 75
     assert other.err.startswith(f"error: process {killed} on ") and other.err.count("\n") == 1
     assert other.err.endswith(" is gone (its connection closed): go on with --resume runs/x.\n")
 
 
-def test_a_process_that_nobody_listens_to_ends_too() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "killed"), [(3, 0), (4, 0), (4, 2)])
+def test_all_others_end_resumably_when_one_of_several_is_killed(count: int, killed: int) -> None:
+    with processes.start(f"{READY}{COMPUTE}", count) as running:
+        running.wait_for("here")
+        running.signal(killed)
+        for process in survivors(running.finish(), killed):
+            assert process.status == 75 and process.err.count("\n") == 1
+            assert f"process {killed} on " in process.err, process
+
+
+@pytest.mark.slow
+def test_a_process_whose_output_is_not_read_ends_too() -> None:
     deaf = "ends = os.pipe()\nos.close(ends[0])\nos.dup2(ends[1], 1)\nos.dup2(ends[1], 2)\n"
-    with processes.start(f"{QUICKLY}say('here')\n{deaf}time.sleep(1)\n{WAIT}") as running:
+    with processes.start(f"say('here')\n{deaf}time.sleep(1)\n{WAIT}") as running:
         running.wait_for("here")
         running.signal(0)
         done = running.finish()
     assert done[1].status == 75
 
 
-def test_who_falls_silent_is_gone_after_the_bound() -> None:
-    with processes.start(f"{QUICKLY}total(1.0)\nsay('here')\n{COMPUTE}", flags={"lost_after": 1.5}) as running:
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_silent_process_is_gone_after_the_bound(silent: int) -> None:
+    with processes.start(f"{READY}{COMPUTE}", flags={"lost_after": 1.5}) as running:
         running.wait_for("here")
-        running.signal(1, signal.SIGSTOP)
-        running.processes[0].wait(20)
-        running.signal(1)
-        done = running.finish()
-    assert done[0].status == 75 and "process 1 on " in done[0].err
-    assert "is gone (nothing was heard of it for 1.5 s): what was saved before is intact" in done[0].err
+        running.signal(silent, signal.SIGSTOP)
+        running.processes[1 - silent].wait(30)
+        running.signal(silent)
+        (other,) = survivors(running.finish(), silent)
+    assert other.status == 75 and f"process {silent} on " in other.err and other.err.count("\n") == 1
+    assert "is gone (nothing was heard of it for 1.5 s): what was saved before is intact" in other.err
 
 
 @pytest.mark.slow
-def test_of_four_one_is_killed_and_three_end() -> None:
-    with processes.start(f"{QUICKLY}total(1.0)\nsay('here')\n{COMPUTE}", 4) as running:
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_done_does_not_wait_for_one_that_is_killed(killed: int) -> None:
+    with processes.start(f"{READY}if rank == {killed}: {WAIT}") as running:
         running.wait_for("here")
-        running.signal(2)
-        done = running.finish()
-    assert [process.status for process in done] == [75, 75, -signal.SIGKILL, 75]
-    assert all("process 2 on " in done[rank].err and done[rank].err.count("\n") == 1 for rank in (0, 1, 3))
+        time.sleep(0.5)
+        running.signal(killed)
+        (other,) = survivors(running.finish(), killed)
+    assert other.status == 75 and f"process {killed} on " in other.err and other.err.count("\n") == 1
 
 
-def test_one_that_is_killed_while_the_other_is_done_is_not_waited_for() -> None:
-    with processes.start(f"{QUICKLY}total(1.0)\nsay('here')\nif rank == 1: {WAIT}") as running:
+@pytest.mark.slow
+def test_sigterm_ends_a_process_as_ever_outside_of_training() -> None:
+    with processes.start(f"say('here')\n{WAIT}") as running:
         running.wait_for("here")
-        running.signal(1)
+        running.signal(1, signal.SIGTERM)
         done = running.finish()
-    assert done[0].status == 75 and "process 1 on " in done[0].err
+    assert done[1].status == -signal.SIGTERM and done[0].status == 75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [1, 0])
-def test_a_mistake_of_one_process_ends_all_with_its_sentence(failing: int) -> None:
-    code = f"total(1.0)\nif rank == {failing}: raise jn.DataError('no data here.')\n{COMPUTE}"
-    done = processes.run(QUICKLY + code)
+@pytest.mark.parametrize("doing", [COMPUTE, WAIT])
+def test_a_mistake_of_one_process_ends_all_with_its_message(failing: int, doing: str) -> None:
+    code = f"total(1.0)\nif rank == {failing}: raise jn.DataError('no data here.')\n{doing}"
+    done = processes.run(code)
     assert [process.status for process in done] == [2, 2]
     assert done[failing].err == "error: no data here.\n"
     assert done[1 - failing].err == f"error: process {failing} failed: no data here.\n"
 
 
-def test_a_mistake_of_all_is_said_by_each_and_no_more() -> None:
+@pytest.mark.slow
+def test_a_mistake_of_all_is_reported_by_each_and_no_more() -> None:
     done = processes.run("total(1.0)\nraise jn.TrainingError('the loss is no longer finite at step 3.')")
     assert [(process.status, process.err) for process in done] == [
         (1, "error: the loss is no longer finite at step 3.\n")
     ] * 2
 
 
-def test_a_defect_in_one_process_keeps_its_traceback_and_ends_the_other() -> None:
-    done = processes.run(f"{QUICKLY}total(1.0)\nif rank == 1: 1 / 0\n{COMPUTE}")
+@pytest.mark.slow
+def test_an_exception_in_one_process_keeps_its_traceback_and_ends_the_other() -> None:
+    done = processes.run(f"total(1.0)\nif rank == 1: 1 / 0\n{COMPUTE}")
     assert [process.status for process in done] == [1, 1]
     assert "Traceback" in done[1].err and done[1].err.endswith("ZeroDivisionError: division by zero\n")
     assert done[0].err == "error: process 1 failed: ZeroDivisionError.\n"

@@ -11,12 +11,9 @@ from jaxnn.parallel.processes.agreement import StopVote as StopVote
 from jaxnn.parallel.processes.agreement import all_agree as all_agree
 from jaxnn.parallel.processes.agreement import barrier as barrier
 from jaxnn.parallel.processes.agreement import from_leader as from_leader
-from jaxnn.parallel.processes.ending import LOST as LOST
-from jaxnn.parallel.processes.ending import Ending as Ending
-from jaxnn.parallel.processes.peers import Peers as Peers
+from jaxnn.parallel.processes.agreement import process_count as process_count
 from jaxnn.parallel.processes.place import Place as Place
 from jaxnn.parallel.processes.place import detect_place as detect_place
-from jaxnn.parallel.processes.runtime import process_count as process_count
 from jaxnn.parallel.processes.start import is_leader as is_leader
 from jaxnn.parallel.processes.start import joined as joined
 from jaxnn.parallel.processes.start import start_processes as start_processes

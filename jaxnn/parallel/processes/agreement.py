@@ -11,7 +11,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxnn.parallel.processes.runtime import client, process_count, process_id
+import jax
+
+from jaxnn._compat import coordination_client
+from jaxnn.parallel.processes.place import Place
+from jaxnn.parallel.processes.wire import clean
 from jaxnn.types import ConfigError, DataError, JaxnnError, RecordError, TrainingError
 
 # How long the leader may take for what all wait for: it may have data to load.
@@ -23,6 +27,27 @@ ERRORS: dict[str, type[JaxnnError]] = {
 
 # All processes count alike, so that each call has keys of its own, in the first run of a process and in the next.
 _calls = itertools.count()
+_place: Place | None = None
+
+
+def set_place(place: Place | None) -> None:
+    """Makes this process the one of several that ``place`` describes."""
+    global _place
+    _place = place
+
+
+def process_id() -> int:
+    """Which process this is. Unlike ``jax.process_index`` it starts no backend, unless the user joined processes."""
+    if _place is None:
+        return jax.process_index() if jax.distributed.is_initialized() else 0
+    return _place.process_id
+
+
+def process_count() -> int:
+    """How many processes there are; starts no backend either."""
+    if _place is None:
+        return jax.process_count() if jax.distributed.is_initialized() else 1
+    return _place.num_processes
 
 
 def barrier(name: str, seconds: float = BARRIER_SECONDS) -> None:
@@ -56,13 +81,13 @@ def from_leader[Value](function: Callable[[], Value], seconds: float = LEADER_SE
     if process_id() == 0:
         return _lead(function, key)
     try:
-        told = json.loads(client_here().blocking_key_value_get(key, _milliseconds(seconds)))
+        told = json.loads(coordination_client().blocking_key_value_get(key, _milliseconds(seconds)))
     except RuntimeError as error:
         raise TrainingError(
             f"process {process_id()} waited {seconds:g} s for process 0, in vain: look at what that says."
         ) from error
     if "error" in told:
-        raise ERRORS[told["error"]](told["sentence"])
+        raise ERRORS[told["error"]](clean(told["sentence"]))
     value: Value = told["value"]
     return value
 
@@ -117,15 +142,8 @@ class StopVote:
             return wish
         if wish and not self._asked:
             self._asked = True
-            client_here().key_value_set(f"{self._key}/{process_id()}", str(window + 2))
+            coordination_client().key_value_set(f"{self._key}/{process_id()}", str(window + 2))
         return any(int(stop) <= window for stop in _said(self._key).values())
-
-
-def client_here() -> Any:
-    """The client, where there are several processes."""
-    found = client()
-    assert found is not None
-    return found
 
 
 def _lead[Value](function: Callable[[], Value], key: str) -> Value:
@@ -141,12 +159,12 @@ def _lead[Value](function: Callable[[], Value], key: str) -> Value:
         told = json.dumps({"error": kind or TrainingError.__name__, "sentence": sentence})
         raise
     finally:
-        client_here().key_value_set(key, told)
+        coordination_client().key_value_set(key, told)
 
 
 def _meet(key: str, name: str, seconds: float, value: str = "") -> None:
     """Says ``value`` under ``key`` and waits until all have said theirs."""
-    here = client_here()
+    here = coordination_client()
     here.key_value_set(f"{key}/{process_id()}", value)
     try:
         here.wait_at_barrier(key, _milliseconds(seconds))
@@ -163,7 +181,7 @@ def _meet(key: str, name: str, seconds: float, value: str = "") -> None:
 
 def _said(key: str) -> dict[int, str]:
     """What each process said under ``key``, by its rank."""
-    return {int(name.rpartition("/")[2]): value for name, value in client_here().key_value_dir_get(key)}
+    return {int(name.rpartition("/")[2]): value for name, value in coordination_client().key_value_dir_get(key)}
 
 
 def _differing(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

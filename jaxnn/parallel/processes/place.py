@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
-from jaxnn.parallel.processes.runtime import detect
-from jaxnn.types import ConfigError
+from jaxnn._compat import detect_cluster
+from jaxnn.types import ConfigError, JaxnnError
 
 START_TIMEOUT = 300.0
 LOST_AFTER = 60.0
@@ -65,13 +66,23 @@ def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_
     Raises:
         ConfigError: none of them did, or it cannot be asked.
     """
-    found = detect(start_timeout)
-    if found is None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            address, count, rank = detect_cluster(start_timeout)
+        except JaxnnError:
+            raise
+        # Each kind of cluster fails in its own way: a service account without rights, a variable that is no number.
+        except Exception as error:
+            raise ConfigError(f"--distributed: {_one_line(error)}.") from error
+    if address is None or count is None or rank is None:
+        if warned:
+            raise ConfigError(f"--distributed: {_one_line(warned[0].message)}.")
         raise ConfigError(
             "--distributed: no cluster started this process; looked for SLURM (srun), Open MPI (mpirun), Kubernetes (a "
             f"Job) and Cloud TPU. Start it with one of them, or say where it is: {EXPLICIT}."
         )
-    return Place(*found, start_timeout=start_timeout, lost_after=lost_after, detected=True)
+    return Place(address, int(count), int(rank), start_timeout, lost_after, detected=True)
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -82,3 +93,7 @@ def _split(address: str) -> tuple[str, int]:
             "node01:12345."
         )
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split()).rstrip(".")

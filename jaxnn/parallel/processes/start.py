@@ -8,20 +8,28 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from jaxnn.parallel.processes import runtime
-from jaxnn.parallel.processes.ending import LOST, Ending
-from jaxnn.parallel.processes.peers import FINISH_SECONDS, Peers
+import jax
+
+from jaxnn.parallel.processes.agreement import barrier, process_id, set_place
+from jaxnn.parallel.processes.link import LOST, Ending, Link
 from jaxnn.parallel.processes.place import Place
-from jaxnn.types import JaxnnError, TrainingError
+from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 # An error may be the first sign of another process's end, whose connection closes at about the same time.
 NOTICE_SECONDS = 3.0
+# How long the last process may take after the first is done: it may have a record to complete.
+FINISH_SECONDS = 600.0
+# JAX ends a process from C++ when it misses another for so long: later than its link does, and at least after so long.
+HEARTBEAT_FACTOR = 4
+LEAST_HEARTBEAT_SECONDS = 100
+# Who shuts down has met all others just before.
+SHUTDOWN_SECONDS = 30
 
 # JAX's distributed runtime is one for the whole process, and so is this.
-_peers: Peers | None = None
+_link: Link | None = None
 
 
-def start_processes(place: Place) -> Peers:
+def start_processes(place: Place) -> Link:
     """Waits for all processes of the run and joins them; ``jax.devices()`` are those of all then.
 
     To be called before anything is computed, in every process. From then on this process ends when another one does
@@ -34,50 +42,44 @@ def start_processes(place: Place) -> Peers:
         ConfigError: the processes do not fit together, the port of process 0 is taken, or it is too late.
         TrainingError: some did not start in time; they are named.
     """
-    global _peers
-    runtime.check_not_started()
-    peers = Peers(place)
+    global _link
+    _check_not_started()
+    link = Link(place)
     try:
-        address = peers.join()
+        address = link.join()
     except BaseException:
-        peers.stop()
+        link.close()
         raise
     try:
-        runtime.initialize(
-            address=address,
-            num_processes=place.num_processes,
-            process_id=place.process_id,
-            local_devices=place.detected,
-            start_timeout=place.start_timeout,
-            lost_after=place.lost_after,
-        )
+        _initialize(place, address)
     except RuntimeError as error:
-        said = TrainingError(f"JAX's distributed runtime did not start: {' '.join(str(error).split())}.")
-        peers.fail(1, _one_line(said))
+        failure = TrainingError(f"JAX's distributed runtime did not start: {' '.join(str(error).split())}.")
+        link.fail(1, _one_line(failure))
         _leave_alone(1)
-        raise said from error
-    _peers = peers
-    return peers
+        raise failure from error
+    link.close_port()
+    set_place(place)
+    _link = link
+    return link
 
 
-def stop_processes(peers: Peers) -> None:
+def stop_processes(link: Link) -> None:
     """Waits until all processes are done, and leaves them; the counterpart of ``start_processes``.
 
     Raises:
         TrainingError: another one ended before it was done, or is not done for very long.
     """
-    global _peers
-    if not peers.finish():
-        ending = peers.ending()
-        late = f"other processes are not done {FINISH_SECONDS:g} s after process {runtime.process_id()}: look at them."
-        raise TrainingError(late if ending is None else f"{ending.sentence}.")
-    runtime.shutdown()
-    peers.close()
-    _peers = None
+    global _link
+    barrier("the end of the run", FINISH_SECONDS)
+    link.leave()
+    jax.distributed.shutdown()
+    link.close()
+    set_place(None)
+    _link = None
 
 
 @contextlib.contextmanager
-def joined(place: Place, status_of: Callable[[BaseException], int] = lambda error: 1) -> Iterator[Peers]:
+def joined(place: Place, status_of: Callable[[BaseException], int] = lambda error: 1) -> Iterator[Link]:
     """One process of several for the length of the block, which ends with all others or not at all.
 
     An error that leaves the block is told to the others, who end with it. Where it comes from the end of another
@@ -91,37 +93,70 @@ def joined(place: Place, status_of: Callable[[BaseException], int] = lambda erro
         SystemExit: another process ended before it was done; 75 if it died.
         ConfigError, TrainingError: as ``start_processes``.
     """
-    peers = start_processes(place)
+    link = start_processes(place)
     try:
-        yield peers
-        stop_processes(peers)
+        yield link
+        stop_processes(link)
     except BaseException as error:
-        ending = _ending_behind(error, peers)
+        ending = _ending_behind(error, link)
         if ending is None:
             status = status_of(error)
-            peers.fail(status, _one_line(error))
+            link.fail(status, _one_line(error))
             _leave_alone(status)
             raise
-        peers.say(ending)
+        link.say(ending)
         _leave_alone(ending.status)
         raise SystemExit(ending.status) from None
 
 
 def when_lost(advice: str) -> None:
     """Says what is to be done when another process is lost, such as ``resume with --resume runs/…``."""
-    if _peers is not None:
-        _peers.advice = advice
+    if _link is not None:
+        _link.advice = advice
 
 
 def is_leader() -> bool:
     """Whether this process prints and records: process 0, or the only one."""
-    return runtime.process_id() == 0
+    return process_id() == 0
 
 
-def _ending_behind(error: BaseException, peers: Peers) -> Ending | None:
+def _check_not_started() -> None:
+    """Raises ConfigError where it is too late to be one process of many."""
+    if jax.distributed.is_initialized():
+        raise ConfigError("this process is one of several already: start_processes is called once.")
+    devices = jax.config.jax_num_cpu_devices
+    try:
+        # A change of this option is what JAX refuses once it has started.
+        jax.config.update("jax_num_cpu_devices", devices + 2)
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:
+        raise ConfigError("a backend of JAX runs already: start_processes comes before anything is computed.") from None
+
+
+def _initialize(place: Place, address: str) -> None:
+    """Starts JAX's distributed runtime, once all processes are there."""
+    # JAX's preemption service takes SIGTERM in C++ for good: the process would not end by it any more.
+    jax.config.update("jax_enable_preemption_service", False)
+    # Proxies in the environment do not matter: what is connected to is on this machine.
+    jax.config.update("jax_check_proxy_envs", False)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        address,
+        place.num_processes,
+        place.process_id,
+        # A cluster assigns one of the machine's devices to each process.
+        cluster_detection_method=None if place.detected else "deactivate",
+        initialization_timeout=max(1, round(place.start_timeout)),
+        heartbeat_timeout_seconds=max(LEAST_HEARTBEAT_SECONDS, round(HEARTBEAT_FACTOR * place.lost_after)),
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        coordinator_bind_address=address,
+    )
+
+
+def _ending_behind(error: BaseException, link: Link) -> Ending | None:
     """The end of another process that ``error`` comes from; None: it is this one's own."""
     own = isinstance(error, JaxnnError | KeyboardInterrupt | SystemExit)
-    ending = peers.ending(0.0 if own else NOTICE_SECONDS)
+    ending = link.ending(0.0 if own else NOTICE_SECONDS)
     return None if ending is None or (own and ending.status != LOST) else ending
 
 

@@ -1,0 +1,374 @@
+"""The connection of every process to process 0: the roll call at the start, and the news of a process that ends early.
+
+JAX's client ends its process from C++ as soon as its connection to process 0 closes. So it connects to a socket of its
+own process, which forwards its bytes and stays open when process 0 is gone. JAX's coordination service listens on the
+loopback interface; the port of process 0 forwards to it for those who know the secret, and closes once all have joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import ipaddress
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxnn.parallel.processes.place import Place
+from jaxnn.parallel.processes.wire import LINE_BYTES, SECRET, clean, forward, proof, receive, send
+from jaxnn.types import ConfigError, TrainingError
+
+# The exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later", as what was saved is kept.
+LOST = 75
+# When another process has ended, this one has so long to end in its own way: a collective of CPUs fails at once, one of
+# GPUs may wait for ever.
+GRACE_SECONDS = 10.0
+# Process 0 reports who is missing when its time is over; who started a little earlier waits so much longer for that.
+VERDICT_SECONDS = 5.0
+# How long a connection may take to prove that it belongs to the run, and how many may be about to.
+GREETING_SECONDS = 10.0
+MOST_GREETINGS = 128
+ADVICE = "what was saved before is intact: go on with --resume and the directory of the run"
+
+
+class Ending(NamedTuple):
+    """The end of one process before the others: its rank, the exit status of the others, and what happened."""
+
+    rank: int
+    status: int
+    sentence: str
+
+
+class Link:
+    """This process's connections to the others, in a thread of their own.
+
+    Args:
+        place: this process's place among them.
+
+    Attributes:
+        advice: what to do when another process is lost, for the line that reports it.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.advice = ADVICE
+        self._place = place
+        self._greeting = {"--num-processes": place.num_processes, "jax": jax.__version__}
+        # Of process 0: one for each other process; of another: one, of rank 0.
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._hosts = {0: socket.gethostname() if place.process_id == 0 else place.host}
+        self._server: asyncio.Server | None = None
+        self._started = self._leaving = False
+        self._left: set[int] = set()
+        self._greetings = 0
+        self._ending: Ending | None = None
+        self._heard, self._spoken = threading.Event(), threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._verdict: asyncio.Future[str | None] = self._loop.create_future()
+        # A daemon: it must not keep alive a process that is to end.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
+        self._thread.start()
+
+    def join(self) -> str:
+        """Waits until all processes have started; the address where this one reaches JAX's coordination service.
+
+        Raises:
+            ConfigError: the processes do not fit together, or the port is taken.
+            TrainingError: some did not start in time.
+        """
+        return self._call(self._join())
+
+    def ending(self, seconds: float = 0.0) -> Ending | None:
+        """The first process to end early, if that is known or becomes known within ``seconds``."""
+        self._heard.wait(seconds)
+        return self._ending
+
+    def close_port(self) -> None:
+        """Accepts no more connections, as all processes and their JAX clients have theirs."""
+        if self._server is not None:
+            self._loop.call_soon_threadsafe(self._server.close)
+
+    def leave(self) -> None:
+        """Tells the others that this process is done: its connection closes soon."""
+        self._leaving = True
+        self._call(self._tell_all("leaving"))
+
+    def fail(self, status: int, sentence: str) -> None:
+        """Tells the others that this process ends with ``status``, and makes sure that it does."""
+        self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, os._exit, status)
+        rank = self._place.process_id
+        self._call(self._tell_all("ended", rank=rank, status=status, sentence=f"process {rank} failed: {sentence}"))
+
+    def close(self) -> None:
+        """Ends the connections; process 0 waits until the others have ended theirs."""
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(GRACE_SECONDS)
+
+    def say(self, ending: Ending) -> bool:
+        """Reports on standard error why this process ends, unless it was reported; whether it was not."""
+        if not self._spoken.acquire(blocking=False):
+            return False
+        advice = f": {self.advice}" if ending.status == LOST else ""
+        # Who read what this process prints may have ended before it.
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: {clean(ending.sentence)}{advice}.\n".encode())
+        return True
+
+    async def _join(self) -> str:
+        self._beating = asyncio.ensure_future(self._beat())
+        return await (self._lead() if self._place.process_id == 0 else self._follow())
+
+    # Process 0.
+
+    async def _lead(self) -> str:
+        """Waits for all others, and tells them whether the run starts."""
+        place, late = self._place, False
+        self._server = await self._listen()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._service_port = free.getsockname()[1]
+        try:
+            async with asyncio.timeout(place.start_timeout):
+                refusal = await self._verdict
+        except TimeoutError:
+            late, missing = True, [rank for rank in range(1, place.num_processes) if rank not in self._writers]
+            refusal = (
+                f"process 0 waited {place.start_timeout:g} s, and process{'es' * (len(missing) > 1)} "
+                f"{', '.join(map(str, missing))} of {place.num_processes} did not start: look at what "
+                f"{'they say' if len(missing) > 1 else 'it says'}, whether {place.coordinator} can be reached from "
+                f"there, and whether {SECRET} is the same (--start-timeout waits longer)."
+            )
+        if refusal is not None:
+            await self._tell_all("refused", sentence=refusal, late=late)
+            raise (TrainingError if late else ConfigError)(refusal)
+        self._started = True
+        await self._tell_all("go")
+        return f"127.0.0.1:{self._service_port}"
+
+    async def _listen(self) -> asyncio.Server:
+        """Listens on the interface of the coordinator's address; on all if it is none of this machine's (NAT)."""
+        host, port = interface(self._place.host), self._place.port
+        try:
+            try:
+                return await asyncio.start_server(self._accept, host, port, limit=LINE_BYTES)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                return await asyncio.start_server(self._accept, None, port, limit=LINE_BYTES)
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise ConfigError(
+                f"process 0 is to listen on port {port} of this machine, which {reason}: choose another port, or end "
+                "what has this one."
+            ) from None
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection from its first line to its end."""
+        # A connection may break at any time. Python 3.12.1 reports each that is cut off at the end.
+        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
+            hello = await self._greeted(reader, writer)
+            if hello.get("kind") == "jax" and self._started:
+                await forward(reader, writer, await self._service())
+            elif hello.get("kind") == "join" and not self._started:
+                await self._admit(hello, reader, writer)
+
+    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        """What a connection wants; nothing if it is of a stranger."""
+        if self._greetings >= MOST_GREETINGS:
+            return {}
+        self._greetings += 1
+        try:
+            nonce = secrets.token_hex(16)
+            send(writer, "nonce", nonce=nonce)
+            hello = await receive(reader, GREETING_SECONDS)
+        finally:
+            self._greetings -= 1
+        given = str(hello.pop("proof", "")).encode(errors="replace")
+        return hello if hmac.compare_digest(given, proof(nonce, hello).encode()) else {}
+
+    async def _service(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to JAX's coordination service, which starts about now."""
+        async with asyncio.timeout(self._place.start_timeout):
+            while True:
+                with contextlib.suppress(ConnectionError):
+                    return await asyncio.open_connection("127.0.0.1", self._service_port)
+                await asyncio.sleep(0.05)
+
+    async def _admit(self, hello: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank, host, greeting = hello.get("rank"), clean(hello.get("host")), hello.get("greeting")
+        if not isinstance(rank, int) or not isinstance(greeting, dict):
+            return
+        unlike = [name for name, mine in self._greeting.items() if greeting.get(name) != mine]
+        mistake = None
+        if unlike:
+            theirs, mine = (f"{unlike[0]} {clean(told.get(unlike[0]))}" for told in (greeting, self._greeting))
+            mistake = f"process {rank} on {host} was started with {theirs}, and process 0 with {mine}: start all alike."
+        elif rank == 0 or rank in self._writers:
+            mistake = (
+                f"two processes say that they are process {rank}, on {self._hosts[rank]} and on {host}: give each a "
+                "--process-id of its own."
+            )
+        if mistake is not None:
+            send(writer, "refused", sentence=mistake, late=False)
+            self._decide(mistake)
+        elif 0 < rank < self._place.num_processes:
+            self._writers[rank], self._hosts[rank] = writer, host
+            if len(self._writers) == self._place.num_processes - 1:
+                self._decide(None)
+            await self._watch(rank, reader)
+
+    def _decide(self, refusal: str | None) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result(refusal)
+
+    # The others.
+
+    async def _follow(self) -> str:
+        """Answers the roll call until it is complete, of the run that starts, not of one that is ending."""
+        place, why = self._place, "nothing answered at"
+        deadline = self._loop.time() + place.start_timeout
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline + VERDICT_SECONDS):
+                while self._loop.time() < deadline:
+                    try:
+                        rank, host = place.process_id, socket.gethostname()
+                        reader, writer = await self._open("join", rank=rank, host=host, greeting=self._greeting)
+                        self._writers[0] = writer
+                        why = f"a run with another {SECRET} is at"
+                        if await self._joined(reader):
+                            self._started = True
+                            self._watching = asyncio.ensure_future(self._watch(0, reader))
+                            return await self._listen_for_jax()
+                        writer.close()
+                    except socket.gaierror:
+                        why = "there is no such host as in"
+                    except OSError:
+                        pass
+                    await asyncio.sleep(0.2)
+        raise TrainingError(
+            f"process {place.process_id} waited {place.start_timeout:g} s, and process 0 did not start: {why} "
+            f"{place.coordinator}; look at what it says, and whether it runs there (--start-timeout waits longer)."
+        )
+
+    async def _open(self, kind: str, **fields: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to process 0 that has shown that it belongs to the run."""
+        async with asyncio.timeout(GREETING_SECONDS):
+            reader, writer = await asyncio.open_connection(self._place.host, self._place.port, limit=LINE_BYTES)
+        try:
+            nonce = (await receive(reader, GREETING_SECONDS)).get("nonce")
+            if nonce is None:
+                raise ConnectionError
+            send(writer, kind, **fields, proof=proof(nonce, {"kind": kind, **fields}))
+        except OSError:
+            writer.close()
+            raise
+        return reader, writer
+
+    async def _joined(self, reader: asyncio.StreamReader) -> bool:
+        """Whether the run starts; False: process 0 closed the connection.
+
+        Raises:
+            ConfigError, TrainingError: the run does not start, and why.
+        """
+        while (message := await receive(reader, self._place.lost_after)).get("kind") == "beat":
+            pass
+        if message.get("kind") == "refused":
+            raise (TrainingError if message.get("late") else ConfigError)(clean(message.get("sentence")))
+        return message.get("kind") == "go"
+
+    async def _listen_for_jax(self) -> str:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
+                await forward(reader, writer, await self._open("jax"))
+
+        self._server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    # All.
+
+    async def _watch(self, rank: int, reader: asyncio.StreamReader) -> None:
+        """Follows another process to its end."""
+        how = "its connection closed"
+        try:
+            while message := await receive(reader, self._place.lost_after):
+                if message.get("kind") == "leaving":
+                    self._left.add(rank)
+                elif message.get("kind") == "ended":
+                    await self._over(message)
+        except TimeoutError:
+            how = f"nothing was heard of it for {self._place.lost_after:g} s"
+        del self._writers[rank]
+        if self._started and not self._leaving and rank not in self._left:
+            sentence = f"process {rank} on {self._hosts[rank]} is gone ({how})"
+            await self._over({"rank": rank, "status": LOST, "sentence": sentence})
+
+    async def _over(self, message: dict[str, Any]) -> None:
+        """Notes the first process that ended early; process 0 tells all others."""
+        rank, status, sentence = message.get("rank"), message.get("status"), message.get("sentence")
+        if self._ending is None and isinstance(rank, int) and isinstance(status, int):
+            self._ending = Ending(rank, status & 0xFF, clean(sentence))
+            self._loop.call_later(GRACE_SECONDS, self._end, self._ending)
+            # First, as this process may end as soon as it hears.
+            if self._place.process_id == 0:
+                await self._tell_all("ended", **self._ending._asdict())
+            self._heard.set()
+
+    def _end(self, ending: Ending) -> None:
+        """The end of this process, from beside a main thread that may wait for ever."""
+        try:
+            if self.say(ending):
+                # What was printed is worth a second, but no more: the main thread may hold the lock of the stream.
+                flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+                flushing.start()
+                flushing.join(1.0)
+        finally:
+            os._exit(ending.status)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._place.lost_after / 4)
+            await self._tell_all("beat")
+
+    async def _tell_all(self, kind: str, **fields: Any) -> None:
+        for writer in self._writers.values():
+            send(writer, kind, **fields)
+
+    async def _close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                while self._started and self._place.process_id == 0 and self._writers:
+                    await asyncio.sleep(0.01)
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers.values():
+            writer.close()
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        # What they closed is so after the next turn of the loop.
+        await asyncio.sleep(0)
+
+    def _call[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """The result of ``coroutine``, which runs in the thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def interface(host: str) -> str | None:
+    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces.
+
+    Debian gives a machine's own name an address of the loopback interface, where others would not reach it.
+    """
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return None
+    local = all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
+    return None if local and host not in {*found, "localhost"} else host
