@@ -12,10 +12,13 @@ RUN_DIR=${RUN_DIR:-runs/digits}
 PORT=${PORT:-12345}
 
 if [ -e "$RUN_DIR/run.json" ]; then where=--resume; else where=--run-dir; fi
+# Only its owner reads it: the secret by which the processes know each other.
 started=$(mktemp -p "$FOLDER" .ssh_run.XXXXXX)
+head -c 32 /dev/urandom | base64 >"$started"
 
 line() { # of a rank: the shell writes down its number, which is Python's then
-    printf 'cd %q && echo $$ >%q && exec %q %q' "$FOLDER" "$started.$1" "$PYTHON" "$SCRIPT"
+    printf 'cd %q && echo $$ >%q && export JAXNN_CLUSTER_SECRET=$(cat %q) && ' "$FOLDER" "$started.$1" "$started"
+    printf 'exec %q %q' "$PYTHON" "$SCRIPT"
     printf ' %q' --coordinator "${hosts[0]}:$PORT" --num-processes "${#hosts[@]}" --process-id "$@"
 }
 
