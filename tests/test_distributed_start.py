@@ -28,6 +28,8 @@ from tests import processes, shell, tiny
 
 COMPUTE = "while True: total(1.0)"
 WAIT = "time.sleep(60)"
+# Asks process 0 again and again, and computes nothing.
+ASK = "vote = StopVote()\nfor window in range(6000): vote.poll(window, False), time.sleep(0.01)"
 READY = "total(1.0)\nsay('here')\n"
 
 
@@ -291,7 +293,7 @@ def survivors(done: list[processes.Done], killed: int) -> list[processes.Done]:
 
 
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize("doing", [COMPUTE, pytest.param(WAIT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("doing", [COMPUTE, *(pytest.param(doing, marks=pytest.mark.slow) for doing in (WAIT, ASK))])
 def test_a_killed_process_is_named_by_the_other_which_ends_resumably(killed: int, doing: str) -> None:
     advised = "when_lost('go on with --resume runs/x')"
     with processes.start(f"{advised}\n{READY}{doing}") as running:

@@ -153,15 +153,9 @@ class Link:
         return f"127.0.0.1:{self._service_port}"
 
     async def _listen(self) -> asyncio.Server:
-        """Listens on the interface of the coordinator's address; on all if it is none of this machine's (NAT)."""
-        host, port = interface(self._place.host), self._place.port
+        port = self._place.port
         try:
-            try:
-                return await asyncio.start_server(self._accept, host, port, limit=LINE_BYTES)
-            except OSError as error:
-                if error.errno != errno.EADDRNOTAVAIL:
-                    raise
-                return await asyncio.start_server(self._accept, None, port, limit=LINE_BYTES)
+            return await asyncio.start_server(self._accept, interfaces(self._place.host), port, limit=LINE_BYTES)
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             raise ConfigError(
@@ -361,14 +355,16 @@ class Link:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def interface(host: str) -> str | None:
-    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces.
+def interfaces(host: str) -> list[str] | None:
+    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces, as none has it (NAT).
 
     Debian gives a machine's own name an address of the loopback interface, where others would not reach it.
     """
-    try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return None
-    local = all(ipaddress.ip_address(str(address).partition("%")[0]).is_loopback for address in found)
-    return None if local and host not in {*found, "localhost"} else host
+    own: list[str] = []
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.create_server(address, family=family):
+                own.append(str(address[0]))
+    name, here = host.partition(".")[0], socket.gethostname().partition(".")[0]
+    loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own)
+    return None if not own or (loopback and name == here != "localhost") else own
