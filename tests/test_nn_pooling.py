@@ -27,6 +27,7 @@ CASES = [
     ((2, 5, 4, 6, 2), (2, 2, 3), (2, 2, 3), "VALID"),  # three
     ((5, 7, 3), (2, 2), (2, 2), "VALID"),  # no batch axis
     ((2, 3, 4, 6, 2), (2, 2), (2, 2), "VALID"),  # two batch axes
+    ((2, 3, 4, 6, 2), (2, 2), (2, 1), "SAME"),
     ((2, 5, 5, 3), (2, 2), None, "VALID"),  # Flax's default strides, 1
     ((2, 5, 5, 3), (1, 1), None, "VALID"),
     ((2, 7, 7, 3), (3, 3), (2, 2), "VALID"),  # windows that overlap
@@ -71,6 +72,18 @@ def test_padding_counts_in_the_mean_as_in_flax(count_include_pad: bool) -> None:
         for strides in ((2, 2), (1, 2)):
             given = (x, (2, 2), strides, padding, count_include_pad)
             np.testing.assert_allclose(nn.avg_pool(*given), linen.avg_pool(*given), rtol=1e-5)
+
+
+@pytest.mark.parametrize("strides", [(2, 2), (1, 2)])
+def test_integers_are_pooled_as_in_flax(strides: tuple[int, int]) -> None:
+    # Flax sums int8 in int8, where the sum wraps around: its mean is that of int32.
+    x = draws.integers(3, 200, 2, 3, 5, 4, 2) - 100
+    given = ((2, 2), strides, "SAME")
+    for dtype in (jnp.int8, jnp.int32):
+        highest, mean = (pool(x.astype(dtype), *given) for pool in (nn.max_pool, nn.avg_pool))
+        assert highest.dtype == dtype
+        np.testing.assert_array_equal(highest, linen.max_pool(x, *given))
+        np.testing.assert_allclose(mean, linen.avg_pool(x, *given), rtol=1e-6)
 
 
 def test_tiles_need_no_window_reduction() -> None:
