@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from jaxnn.nn import implementations
+from jaxnn.nn.custom_vjp import custom_vjp
 from jaxnn.nn.ids import widened
 from jaxnn.nn.varying import varying_alike
 from jaxnn.types import ConfigError
@@ -24,8 +25,7 @@ class Embed(linen.Embed):
 
     - ``"gather"``: a scatter-add of the rows' gradients, as Flax's. On a GPU its sums of repeated ids are in no fixed
       order, so two runs may differ in the last bits.
-    - ``"one_hot"``: the one-hot matrix of the ids, transposed, times the rows' gradients: in a fixed order. It has no
-      forward-mode derivative (``jax.jvp``, ``jax.jacfwd``): pass ``implementation="gather"`` for that.
+    - ``"one_hot"``: the one-hot matrix of the ids, transposed, times the rows' gradients: in a fixed order.
 
     For large vocabularies neither is needed: with ``optim.lazy`` the gradient never is an array of the table's size.
 
@@ -66,7 +66,7 @@ class Embed(linen.Embed):
         return None
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(custom_vjp, nondiff_argnums=(2,))
 def _rows(table: jax.Array, ids: jax.Array, num_rows: int) -> jax.Array:
     return jnp.take(table, ids, axis=0)
 
@@ -87,4 +87,8 @@ def _rows_backward(num_rows: int, ids: jax.Array, gradient: jax.Array) -> tuple[
     return total.astype(rows.dtype), None
 
 
-_rows.defvjp(_rows_forward, _rows_backward)
+def _rows_pushforward(num_rows: int, ids: jax.Array, tangents: tuple[jax.Array, None]) -> jax.Array:
+    return _rows(tangents[0], ids, num_rows)
+
+
+_rows.defvjp(_rows_forward, _rows_backward, _rows_pushforward)

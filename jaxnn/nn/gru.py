@@ -1,7 +1,7 @@
 """The GRU's recurrence, with a gradient that leaves one matrix product to each step of either loop.
 
 As in `jaxnn.nn.lstm`, whatever does not depend on the step before is computed outside the loops, for all steps at
-once. `jax.custom_vjp` has no forward mode.
+once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxnn.nn.custom_vjp import custom_vjp
 from jaxnn.nn.sequences import delayed, summed_products
 
 type Kept = tuple[jax.Array, ...]
 
 
-@jax.custom_vjp
+@custom_vjp
 def gru(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
     """All steps of a GRU (Cho et al., 2014, arXiv:1406.1078) that resets after the product, as Flax's and cuDNN's.
 

@@ -2,7 +2,7 @@
 
 What does not depend on the step before is computed outside the loops, for all steps at once: the products with the
 inputs (the caller's), the slopes of the gates, and the gradient of the recurrent kernel, one product. What is kept for
-the gradient is the gates and the memory. `jax.custom_vjp` has no forward mode.
+the gradient is the gates and the memory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn.nn.custom_vjp import custom_vjp
 from jaxnn.nn.sequences import delayed, summed_products
 
 type Carry = tuple[jax.Array, jax.Array]
 type Kept = tuple[jax.Array, jax.Array, jax.Array, Carry]
 
 
-@jax.custom_vjp
+@custom_vjp
 def lstm(projected: jax.Array, kernel: jax.Array, carry: Carry) -> tuple[Carry, Carry]:
     """All steps of an LSTM (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers et al., 2000).
 

@@ -113,11 +113,10 @@ class LSTM(Recurrent):
 
     It differs from Flax in this: the parameters are always under ``cell`` (Flax puts those of a cell made in its
     parent's ``__call__`` into the parent); gates are sigmoids and the rest tanh; the initial state is zeros unless
-    given; a sequence of length 0 keeps it; ``seq_lengths`` may have several axes; there is no forward-mode
-    differentiation (``jax.jvp``), for which Flax's layer takes these parameters. On an NVIDIA GPU cuDNN computes
-    what is all float32, wherever the arrays are (on the CPU of such a machine: ``with jax.default_device(cpu)``); its
-    gradients cannot be differentiated again, and under ``vmap`` its members run one after
-    another: give ``implementation="hoisted"`` where either matters.
+    given; a sequence of length 0 keeps it; ``seq_lengths`` may have several axes. On an NVIDIA GPU cuDNN computes
+    what is all float32, wherever the arrays are (on the CPU of such a machine: ``with jax.default_device(cpu)``); it
+    has no forward mode (``jax.jvp``), its gradients cannot be differentiated again, and under ``vmap`` its members run
+    one after another: give ``implementation="hoisted"`` if any of these matters.
 
     From token ids nothing need be transposed: ``LSTM(64, time_major=True)(Embed(20_000, 128)(ids.T))``. The attributes
     are `Recurrent`'s.

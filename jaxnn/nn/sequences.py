@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax.linen.recurrent import flip_sequences
 
+from jaxnn.nn.custom_vjp import custom_vjp
+
 
 def delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
     """What stood before each step: ``first [...]``, then all of ``sequence [time, ...]`` but its last."""
@@ -33,7 +35,7 @@ def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
     return jnp.flip(sequences, 0) if lengths is None else _flip_ragged(sequences, lengths)
 
 
-@jax.custom_vjp
+@custom_vjp
 def _flip_ragged(sequences: jax.Array, lengths: jax.Array) -> jax.Array:
     flipped: jax.Array = flip_sequences(sequences, lengths, num_batch_dims=1, time_major=True)
     return flipped
@@ -48,7 +50,11 @@ def _flip_backward(lengths: jax.Array, cotangent: jax.Array) -> tuple[jax.Array,
     return _flip_ragged(cotangent, lengths), None
 
 
-_flip_ragged.defvjp(_flip_forward, _flip_backward)
+def _flip_pushforward(lengths: jax.Array, tangents: tuple[jax.Array, None]) -> jax.Array:
+    return _flip_ragged(tangents[0], lengths)
+
+
+_flip_ragged.defvjp(_flip_forward, _flip_backward, _flip_pushforward)
 
 
 def at_last_step(states: Any, initial: Any, lengths: jax.Array) -> Any:
