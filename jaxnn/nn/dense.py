@@ -7,12 +7,15 @@ it across the grain: twice the step of a wide network. ``inputs.T @ cotangent`` 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -43,7 +46,7 @@ def dot_general(
     plain = precision is None and preferred_element_type is None and inputs.dtype == kernel.dtype
     if kernel.ndim != 2 or not plain or dimension_numbers != of_a_dense_layer:
         return lax.dot_general(inputs, kernel, dimension_numbers, precision, preferred_element_type)
-    result: jax.Array = _product.bind(*varying_alike(inputs, kernel), missing="output")
+    result: jax.Array = _dense(*varying_alike(inputs, kernel))
     return result
 
 
@@ -55,6 +58,24 @@ class Dense(linen.Dense):
 
     dot_general: Callable[..., Any] | None = dot_general
 
+
+@jax.custom_jvp
+def _dense(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    # Not the primitive below: policies of `jax.checkpoint` that save products know JAX's own alone.
+    return _evaluate(inputs, kernel, missing="output")
+
+
+def _with_tangent(primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
+    operands = [(tangents[0], primals[1]), (primals[0], tangents[1])]
+    terms = [
+        _product.bind(*pair, missing="output")
+        for pair, tangent in zip(operands, tangents, strict=True)
+        if not isinstance(tangent, SymbolicZero)
+    ]
+    return _evaluate(*primals, missing="output"), functools.reduce(jnp.add, terms)
+
+
+_dense.defjvp(_with_tangent, symbolic_zeros=True)
 
 # In ``sum(output * (inputs @ kernel))`` inputs, kernel and output are on an equal footing: the derivative of a product
 # of two of them by either is again a product of two, and misses the third.
