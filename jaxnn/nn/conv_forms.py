@@ -82,7 +82,8 @@ def input_gradient(kernel: jax.Array, output: jax.Array, geometry: Geometry) -> 
 def kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -> jax.Array:
     """``[*kernel_size, in_features, out_features]``: summed over chunks of the batch where that is faster."""
     batch = inputs.shape[0]
-    if batch <= _CHUNK or not _in_chunks(inputs, output):
+    # A symbolic batch (`jax.export`) has no chunks: how many there are is not known.
+    if not isinstance(batch, int) or batch <= _CHUNK or not _in_chunks(inputs, output):
         return _kernel_gradient(inputs, output, geometry)
     dtype = jnp.promote_types(inputs.dtype, jnp.float32)
     gradient = functools.partial(_kernel_gradient, geometry=geometry._replace(preferred_element_type=dtype))
