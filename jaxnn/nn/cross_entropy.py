@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from jaxnn.nn.custom_vjp import custom_vjp
 from jaxnn.nn.ids import widened
 from jaxnn.nn.varying import varying_alike
 from jaxnn.types import ConfigError
@@ -22,8 +23,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLi
     numbers per label; the gradient, ``softmax(logits)`` less the target, is computed from them in one pass, without a
     scatter. Smoothing is that of Szegedy et al. 2016, "Rethinking the Inception Architecture".
 
-    Unlike ``optax.softmax_cross_entropy_with_integer_labels`` the result is float32 for narrower logits, and there is
-    no forward-mode derivative (``jax.jvp``, ``jax.jacfwd``) of it, though there is of its gradient.
+    Unlike ``optax.softmax_cross_entropy_with_integer_labels`` the result is float32 for narrower logits.
 
     Args:
         logits: ``[..., classes]`` floats.
@@ -70,7 +70,7 @@ def finite(highest: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(highest), highest, 0)
 
 
-@jax.custom_vjp
+@custom_vjp
 def _cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: jax.Array | None) -> jax.Array:
     return _forward(logits, labels, smoothing)[0]
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.nn.cross_entropy import checked_labels, finite, wide
+from jaxnn.nn.custom_vjp import custom_vjp
 from jaxnn.nn.varying import varying_alike
 from jaxnn.types import ConfigError
 
@@ -27,8 +28,6 @@ def linear_cross_entropy(
     matrix products. The most that exists at once is ``[labels, chunk]`` floats, three of them, instead of ``[labels,
     classes]``; the price is one more product of the size of the forward one, in the backward pass. Use it where the
     logits do not fit or their memory traffic rules, not for some thousand classes.
-
-    There is no forward-mode derivative of it; there is of its gradient.
 
     Args:
         hidden: ``[..., features]`` floats.
@@ -106,7 +105,7 @@ def _chunk_logits(
     return jnp.where(is_own, logits, -jnp.inf), is_own & (classes[None] == labels[:, None])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(custom_vjp, nondiff_argnums=(4,))
 def _linear_cross_entropy(
     hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array, chunk: int
 ) -> jax.Array:
@@ -153,4 +152,14 @@ def _backward(chunk: int, residuals: Any, cotangent: jax.Array) -> tuple[Any, ..
     return to_hidden.astype(hidden.dtype), to_kernel, to_bias, None
 
 
-_linear_cross_entropy.defvjp(_forward, _backward)
+def _pushforward(chunk: int, residuals: Any, tangents: tuple[Any, ...]) -> jax.Array:
+    *arrays, labels, _, _ = residuals
+
+    def loss(hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+        return _forward(hidden, kernel, bias, labels, chunk)[0]
+
+    tangent: jax.Array = jax.jvp(loss, tuple(arrays), tangents[:3])[1]
+    return tangent
+
+
+_linear_cross_entropy.defvjp(_forward, _backward, _pushforward)

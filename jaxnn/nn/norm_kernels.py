@@ -2,19 +2,22 @@
 
 Automatic differentiation sums a cotangent over the inputs once for each of mean, variance, gain and bias. By hand two
 sums do, and where each row is normalised by itself they are matrix products. Whatever is of the size of the statistics
-(epsilon, square roots, gains) stays with automatic differentiation. `jax.custom_vjp` has no forward mode.
+(epsilon, square roots, gains) stays with automatic differentiation.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxnn.nn.custom_vjp import custom_vjp
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+
+@partial(custom_vjp, nondiff_argnums=(1, 2))
 def moments(
     x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -55,7 +58,9 @@ def _moments_backward(
 ) -> tuple[jax.Array, None]:
     x, mean, rows = kept
     to_mean, to_variance = cotangents
-    count = x.size // mean.size if rows is None else jnp.maximum(rows.sum(), 1) * (x.size // mean.size // len(x))
+    count: int | jax.Array = math.prod(x.shape[axis] for axis in axes)
+    if rows is not None:
+        count = jnp.maximum(rows.sum(), 1) * (count // max(1, len(x)))
     # The variance does not change with the mean it is taken about, so nothing is summed here.
     grad = to_mean / count + (x.astype(dtype) - mean) * (2 * to_variance / count)
     grad = grad if rows is None else jnp.where(rows, grad, 0)
@@ -65,7 +70,7 @@ def _moments_backward(
 moments.defvjp(_moments_forward, _moments_backward)
 
 
-@jax.custom_vjp
+@custom_vjp
 def scale_channels(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
     """``(x - mean) * factor + bias`` where each channel has its own.
 
@@ -99,7 +104,7 @@ def _channels_backward(kept: tuple[jax.Array, jax.Array, jax.Array], grad: jax.A
 scale_channels.defvjp(_channels_forward, _channels_backward)
 
 
-@jax.custom_vjp
+@custom_vjp
 def scale_rows(x: jax.Array, mean: jax.Array, factor: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
     """``(x - mean) * factor * gain + bias`` where each row has its own mean and factor.
 

@@ -23,8 +23,8 @@ class LayerNorm(linen.LayerNorm):
 
     Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). As ``flax.linen.LayerNorm``: the same
     attributes, parameters and results to rounding. Where `norm_kernels` are taken, on CPU, variances come from two
-    passes, exact also where a row's mean is large, and forward-mode differentiation (``jax.jvp``) is not possible:
-    ask for ``implementation="xla"``, which is Flax's own code. So are masks, named axes and axes other than the last.
+    passes, exact also where a row's mean is large. ``implementation="xla"`` is Flax's own code, which also computes
+    masks, named axes and axes other than the last.
 
     Attributes:
         implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
@@ -55,8 +55,8 @@ class RMSNorm(linen.RMSNorm):
     """Each row scaled to a mean square of 1, then a learned gain for each feature.
 
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467). As ``flax.linen.RMSNorm``: the
-    same attributes, parameters and results to rounding. On CPU with gradients of its own, which have no forward mode:
-    ask for ``implementation="xla"``, which is Flax's own code. So are masks, named axes and axes other than the last.
+    same attributes, parameters and results to rounding. ``implementation="xla"`` is Flax's own code, which also
+    computes masks, named axes and axes other than the last.
 
     Attributes:
         implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
@@ -89,9 +89,9 @@ class BatchNorm(linen.BatchNorm):
     Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167). As ``flax.linen.BatchNorm``: the same attributes,
     parameters, ``batch_stats`` and results to rounding. Statistics of a batch that is sharded under ``jit`` are those
     of the whole batch, and padding, rows whose ``Batch.mask`` is 0, does not count in them. Where `norm_kernels` are
-    taken, on CPU while training, variances come from two passes, exact also where a channel's mean is large, and
-    forward-mode differentiation (``jax.jvp``) is not possible: ask for ``implementation="xla"``, which is Flax's own
-    code. So are masks given by argument, named axes and a channel axis other than the last.
+    taken, on CPU while training, variances come from two passes, exact also where a channel's mean is large.
+    ``implementation="xla"`` is Flax's own code, which also computes masks given by argument, named axes and a channel
+    axis other than the last.
 
     Attributes:
         implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
