@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -38,9 +39,9 @@ def attention(
     its length, gives zeros and has no gradient, whatever computes it. What queries beyond their length, and keys and
     values that ``lengths`` or ``mask`` hide from all queries, hold does not matter, be it NaN.
 
-    Implementations: ``"whole"`` holds all scores; ``"chunked"`` never does (`chunked_attention`), takes no bias and
-    has no forward mode of differentiation; both compute in float32 or wider. ``"xla"`` is JAX's own, whose softmax
-    is float32 for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in half precision, without forward mode.
+    Implementations: ``"whole"`` holds all scores; ``"chunked"`` never does (`chunked_attention`), takes no
+    bias; both compute in float32 or wider. ``"xla"`` is JAX's own, whose softmax is float32 for float64 too;
+    ``"cudnn"`` is JAX's on an NVIDIA GPU in half precision, without forward mode.
 
     Args:
         query: ``[*batch, T, heads, head_dim]`` floats.
@@ -169,7 +170,9 @@ def _heads_first(asked: Asked) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _obstacles(asked: Asked, given: str | None) -> dict[str, str | None]:
     batch, num_queries, heads, _ = asked.query.shape
     num_keys, size = asked.key.shape[1], jnp.promote_types(asked.query.dtype, jnp.float32).itemsize
-    large = batch * heads * num_queries * num_keys * size > _WHOLE_BYTES and max(num_queries, num_keys) > BLOCK
+    # A symbolic size (`jax.export`) is not known: it counts as 1.
+    known = math.prod(axis for axis in (batch, heads, num_queries, num_keys, size) if isinstance(axis, int))
+    large = known > _WHOLE_BYTES and max(num_queries, num_keys) > BLOCK
     chunked = None if asked.bias is None else "it takes no bias"
     # Only a preference: asked for by name, all scores are held however many they are.
     whole = "the scores are large" if large and given is None and chunked is None else None

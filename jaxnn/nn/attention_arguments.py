@@ -111,10 +111,10 @@ def _check(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     shapes = f"query {query.shape}, key {key.shape} and value {value.shape}"
     fits = query.ndim == key.ndim >= 3 and key.shape == value.shape
     fits = fits and query.shape[:-3] == key.shape[:-3] and query.shape[-1] == key.shape[-1]
-    if not fits or 0 in (*query.shape, *key.shape) or query.shape[-2] % key.shape[-2]:
+    if not fits or 0 in (*query.shape[-3:], *key.shape[-3:]) or query.shape[-2] % key.shape[-2]:
         raise ConfigError(
             "attention needs query [*batch, T, heads, head_dim] and key and value [*batch, S, key_heads, head_dim], "
-            f"heads a multiple of key_heads and nothing empty, not {shapes}."
+            f"heads a multiple of key_heads and nothing empty but the batch, not {shapes}."
         )
     if len({query.dtype, key.dtype, value.dtype}) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
         raise ConfigError(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxnn.nn.custom_vjp import custom_vjp
 from jaxnn.nn.varying import varying_alike
 
 BLOCK = 256  # tokens: at head_dim 64 the blocks of a head fit into 1 MB of cache
@@ -39,7 +40,7 @@ def chunked_attention(
 ) -> jax.Array:
     """Softmax attention in memory ``O((T + S) * (head_dim + block))`` a head, forwards and backwards.
 
-    The gradient is a `jax.custom_vjp`, which has no forward mode. Costs the scores twice.
+    The gradient costs the scores twice.
 
     Args:
         query: ``[batch, heads, T, head_dim]``, scaled already, float32 or wider.
@@ -75,7 +76,7 @@ def _padded(array: jax.Array, axis: int, block: int) -> jax.Array:
     return jnp.pad(array, widths)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(custom_vjp, nondiff_argnums=(0,))
 def _attend(plan: _Plan, query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None) -> jax.Array:
     return _forward(plan, query, key, value, visible)[0]
 
@@ -127,7 +128,17 @@ def _backward(plan: _Plan, kept: _Kept, grad: jax.Array) -> tuple[jax.Array, jax
     return to_query, to_key, to_value, None
 
 
-_attend.defvjp(_forward, _backward)
+def _pushforward(plan: _Plan, kept: _Kept, tangents: tuple[jax.Array, jax.Array, jax.Array, None]) -> jax.Array:
+    *arrays, visible, _, _ = kept
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        return _forward(plan, query, key, value, visible)[0]
+
+    tangent: jax.Array = jax.jvp(attend, tuple(arrays), tangents[:3])[1]
+    return tangent
+
+
+_attend.defvjp(_forward, _backward, _pushforward)
 
 
 def _scores(plan: _Plan, query: jax.Array, key: jax.Array, visible: jax.Array | None, pair: jax.Array) -> jax.Array:
