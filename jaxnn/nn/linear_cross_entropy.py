@@ -102,7 +102,17 @@ def _chunk_logits(
     if bias is not None:
         logits = logits + chunks.part(bias, first)[None]
     is_own = (classes >= first)[None]
-    return jnp.where(is_own, logits, -jnp.inf), is_own & (classes[None] == labels[:, None])
+    return jnp.where(is_own, logits, _varying_zero(first, logits) - jnp.inf), is_own & (
+        classes[None] == labels[:, None]
+    )
+
+
+def _varying_zero(first: jax.Array, logits: jax.Array) -> jax.Array:
+    """0 that depends on the loop's counter.
+
+    JAX moves constants ``[labels, width]`` out of a loop it differentiates, and XLA then holds them in memory.
+    """
+    return (0 * first).astype(logits.dtype)
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(4,))
@@ -121,7 +131,7 @@ def _forward(
         logits, is_label = _chunk_logits(chunks, first, hidden, kernel, bias, labels)
         highest = logits.max(-1)
         total = jnp.sum(jnp.exp(logits - finite(highest)[:, None]), axis=-1)
-        return highest, total, jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
+        return highest, total, jnp.sum(jnp.where(is_label, logits, _varying_zero(first, logits)), axis=-1)
 
     maxima, totals, chosen = jax.lax.map(of_chunk, chunks.firsts)
     highest = finite(maxima.max(0))
