@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxnn.loop.compiling import Programs, for_one_call
 from jaxnn.nn.batch_axis import batch_split_over
-from jaxnn.parallel import DATA
+from jaxnn.observe.equations import equations
+from jaxnn.parallel import DATA, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
 from jaxnn.types import (
+    Batch,
     ConfigError,
     Examples,
     Experiment,
     Metrics,
+    ModelState,
+    Params,
     Source,
     Splits,
     Task,
     TrainState,
     suggest,
 )
+
+# What rounding may make of a forward pass in float32, in units of the result: sums in another order, layer after layer.
+LEAST_DIFFERENCE = 1e-4
+# In one batch devices may happen to hold as many examples of a kind.
+COMPARED_BATCHES = 4
+INSTEAD = "use strategy data, as fast and with the numbers of one device, or jaxnn's layers"
 
 
 def check_data(splits: Any) -> None:
@@ -110,33 +123,118 @@ def _stays(once: np.ndarray, twice: np.ndarray) -> bool:
     return bool(np.any(once) and np.allclose(once, twice, rtol=1e-3, atol=0.0))
 
 
+class _Outcome(NamedTuple):
+    """What a task makes of a batch: what its loss gives, and the sums of its evaluation."""
+
+    model_state: ModelState
+    loss: jax.Array
+    metrics: Metrics
+    evaluation: Metrics
+
+
 def check_alike_on_devices(programs: Programs) -> None:
-    """Confirms that a model's own state will be the same on all devices under `pmap`, where each sees its rows alone.
+    """Confirms that a task gives the same under `pmap`, where each device sees its rows alone, as of the whole batch.
+
+    What a task does cannot be read off it, so its loss and its evaluation of the first batches are computed both ways.
+    Random numbers that would repeat are looked for in the traced program: means over many of them hardly show it.
+    Costs a compilation of the forward pass; nothing under other strategies.
 
     Raises:
-        ConfigError: some of it, such as the statistics of Flax's own BatchNorm, would not; the first is named.
+        ConfigError: the task draws random numbers of its own, as Flax's own Dropout does, or couples the examples of a
+            batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the examples do.
     """
-    layout, experiment = programs.layout, programs.experiment
-    if layout.strategy != "pmap" or not programs.shapes.model_state:
+    layout, source, feed = programs.layout, programs.source, programs.feed
+    if layout.strategy != "pmap" or layout.data_size == 1:
         return
-    varying: list[str] = []
+    seed = programs.experiment.config.seed
+    whole, parts = _make_whole_and_parts(programs.experiment, layout)
+    examples = feed.sample(COMPARED_BATCHES)
 
-    def trace(state: TrainState, examples: Examples) -> None:
-        with batch_split_over(DATA):
-            loss, batch = experiment.task(experiment.config).loss, programs.source.as_batch(examples)
-            _, (model_state, _) = loss(state.params, state.model_state, batch, state.key)
-        for path, leaf in jax.tree.leaves_with_path(model_state):
-            if DATA in jax.typeof(leaf).mat.varying:
-                varying.append(jax.tree_util.keystr(path, simple=True, separator="/"))
+    def compare(state: TrainState, examples: Examples) -> _Outcome:
+        state = state._replace(params=_moved(state.params, state.key))
+
+        def differences(row: Any) -> _Outcome:
+            batch = source.transform(feed.batch(examples, row), state.key)
+            # The whole by its meaning: XLA has each device compute a part, as under strategy data.
+            split = layout._replace(strategy="data").split(batch)
+            found: _Outcome = jax.tree.map(_difference, whole(state, split), parts(state, batch))
+            return found
+
+        found = jax.lax.map(differences, feed.rows(examples, seed, jnp.arange(COMPARED_BATCHES)))
+        largest: _Outcome = jax.tree.map(jnp.max, found)
+        return largest
+
+    with jax.default_matmul_precision("highest"):
+        batch = jax.eval_shape(source.as_batch, programs.first_examples)
+        shapes = programs.shapes, jax.eval_shape(source.transform, batch, programs.shapes.key)
+        traced = [*equations(jax.make_jaxpr(whole)(*shapes))]
+        if own := [*(_draws(equations(jax.make_jaxpr(parts)(*shapes))) - _draws(traced))]:
+            raise ConfigError(
+                f"the task draws random numbers of its own, {own[0]} on each device, and all would draw the same "
+                f"under pmap: {INSTEAD}."
+            )
+        jit = {"in_shardings": (programs.shardings, shardings_of(examples)), "out_shardings": layout.whole}
+        program = programs.compile(compare, "compare devices", "pmap", programs.shapes, examples, **jit)
+    allowed = max(LEAST_DIFFERENCE, *(4 * rounding for rounding in _roundings(traced)))
+    for path, difference in jax.tree.leaves_with_path(jax.device_get(program(programs.init(), examples))):
+        if not difference <= allowed:
+            told = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise ConfigError(
+                f"{told} would be off by {difference:.2g} of it under pmap, where each device sees its rows alone, "
+                f"because the task couples the examples of a batch: {INSTEAD}."
+            )
+
+
+def _make_whole_and_parts(experiment: Experiment[Any], layout: Layout) -> tuple[Callable[..., _Outcome], ...]:
+    """What the task makes of a batch, and what each device makes of it with its rows alone, ``[devices, ...]``."""
+    task = experiment.task(experiment.config)
+
+    def outcome(axis_name: str | None, state: TrainState, batch: Batch) -> _Outcome:
+        with batch_split_over(axis_name):
+            loss, (model_state, metrics) = task.loss(state.params, state.model_state, batch, state.key)
+        return _Outcome(model_state, loss, metrics, task.evaluate(state.params, state.model_state, batch))
+
+    def part(state: TrainState, batch: Batch) -> _Outcome:
+        own = outcome(DATA, state, batch)
+        loss, metrics = jax.lax.pmean((own.loss, own.metrics), DATA)
+        shared = own._replace(loss=loss, metrics=metrics, evaluation=jax.lax.psum(own.evaluation, DATA))
+        stacked: _Outcome = jax.tree.map(lambda leaf: leaf[None], shared)
+        return stacked
 
     specs = PartitionSpec(), PartitionSpec(DATA)
-    sharded = jax.shard_map(trace, mesh=layout.mesh, in_specs=specs, out_specs=None)
-    jax.eval_shape(sharded, programs.shapes, programs.first_examples)
-    if varying:
-        raise ConfigError(
-            f"{varying[0]} would differ between devices under pmap: use jaxnn's layers, whose statistics are those of "
-            "the whole batch, or strategy data."
-        )
+    parts = jax.shard_map(part, mesh=layout.mesh, in_specs=specs, out_specs=PartitionSpec(DATA), check_vma=False)
+    return jax.jit(functools.partial(outcome, None)), jax.jit(parts)
+
+
+def _moved(params: Params, key: jax.Array) -> Params:
+    """``params`` a little aside: a layer that begins with zeros would hide what comes before it."""
+
+    def moved(leaf: jax.Array) -> jax.Array:
+        floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf + jax.random.uniform(key, leaf.shape, leaf.dtype, -0.05, 0.05) if floats else leaf
+
+    aside: Params = jax.tree.map(moved, params)
+    return aside
+
+
+def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:
+    """How far ``parts [devices, ...]`` are from ``whole [...]``, in units of the largest number among them."""
+    whole, parts = (jnp.asarray(leaf, jnp.float32) for leaf in jnp.broadcast_arrays(whole[None], parts))
+    equal = (whole == parts) | (jnp.isnan(whole) & jnp.isnan(parts))
+    return jnp.max(jnp.where(equal, 0.0, jnp.abs(whole - parts))) / jnp.maximum(jnp.max(jnp.abs(whole)), 1e-2)
+
+
+def _draws(found: Iterable[tuple[Any, str]]) -> Counter[str]:
+    """What a program draws: the shapes of its random numbers and keys, each as often as it stands there."""
+    drawn = (one for one, _ in found if one.primitive.name.startswith(("random_", "rng_")))
+    return Counter(f"{list(one.outvars[0].aval.shape)}" for one in drawn)
+
+
+def _roundings(found: Iterable[tuple[Any, str]]) -> set[float]:
+    """The relative spacing of numbers in each floating-point type that a program computes in."""
+    dtypes = {getattr(variable.aval, "dtype", jnp.dtype(bool)) for one, _ in found for variable in one.outvars}
+    floats = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+    return {float(jnp.finfo(dtype).eps) for dtype in floats}  # type: ignore[no-untyped-call]
 
 
 def _wrong(name: str, made: Any, wanted: str) -> ConfigError:
