@@ -49,9 +49,9 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, axis
         task: what is trained.
         optimizer: any Optax optimizer.
         axis_name: where each device computes with its own rows, as under ``jax.pmap``, the axis that the batch is
-            split over; all devices must hold as many rows, padding among them. Loss, gradients and metrics are averaged over it. That
-            is the step of the whole batch for jaxnn's tasks, also where devices have unequal numbers of examples or
-            tokens that count, and for jaxnn's layers, whose dropout and batch statistics ask the other devices. A
+            split over; all devices must hold as many rows, padding among them. Loss, gradients and metrics are averaged
+            over it. That is the step of the whole batch for jaxnn's tasks, also where devices have unequal numbers of
+            examples or tokens that count, and for jaxnn's layers, whose dropout and batch statistics are global. A
             task's own loss must be a mean over as many numbers on each device: random numbers that it draws itself,
             for its rows or by Flax's own ``Dropout``, repeat on every device, and what couples examples, as a
             contrastive loss, Flax's own ``BatchNorm`` or a mean over those that count, sees a part of the batch alone.

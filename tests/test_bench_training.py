@@ -63,10 +63,10 @@ def script(name: str) -> Experiment[Any]:
     return found
 
 
-def lowered_step(experiment: Experiment[Any], splits: Splits) -> str:
+def program_of_step(experiment: Experiment[Any], splits: Splits) -> Any:
     config = experiment.config
     feed = make_feed(splits, config.seed, config.batch_size)
-    return Programs(experiment, splits.train, feed, Ledger(), Clock()).lowered_step()
+    return Programs(experiment, splits.train, feed, Ledger(), Clock()).fingerprint(splits)["program"]
 
 
 def test_each_script_of_an_article_is_a_workload_and_each_workload_a_script() -> None:
@@ -88,8 +88,8 @@ def test_a_workload_computes_what_its_script_does(name: str) -> None:
         getattr(ours.config, field) for field in ("batch_size", "num_steps", "seed")
     )
     splits = made_up(name, theirs.config.batch_size)
-    # Schedules, models, losses and optimizers, as one program's text.
-    assert lowered_step(theirs, splits) == lowered_step(ours, splits)
+    # Schedules, models, losses and optimizers, as one program.
+    assert program_of_step(theirs, splits) == program_of_step(ours, splits)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

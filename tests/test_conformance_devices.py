@@ -76,7 +76,7 @@ def train(row: Row, layout: Layout) -> Trained:
     splits = example.data(example.config)
     feed = make_feed(splits, 0, BATCH_SIZE, resident=True, layout=layout)
     programs = Programs(example, splits.train, feed, Ledger(), Clock(), layout)
-    check_alike_on_devices(programs)
+    check_alike_on_devices(programs, splits)
     state, losses = programs.init(), []
     for step in (0, NUM_STEPS):
         call = programs.compile_train(NUM_STEPS, "start")

@@ -188,6 +188,40 @@ def test_processes_started_with_different_configs_are_told_so(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+# What process 1 has other than process 0, as a field of the experiment.
+DIFFERENCES = {
+    "the program of a step": "optimizer=lambda config: optax.adam(0.02)",
+    "the order or augmentation of the data": "data=lambda _: jn.data.augmented(tiny.splits(), lambda key, x: x + 1)",
+    "the evaluation": "task=lambda _: CLASSES._replace(finish=lambda means: means | {'doubled': 2 * means['loss']})",
+    "the data": "data=lambda _: jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))",
+}
+
+
+@pytest.mark.slow
+def test_processes_with_different_code_or_data_are_told_so(tmp_path: Path) -> None:
+    code = """
+import dataclasses, optax
+from tests import several, tiny
+CLASSES = jn.tasks.classification(several.MODEL)
+
+def fit(**other):
+    mine = dataclasses.replace(several.experiment, **other if rank else {})
+    try:
+        jn.fit(mine, strategy="data", run_dir=RUN, progress="none")
+    except jn.ConfigError as error:
+        say(error)
+        return error
+"""
+    calls = "".join(f"\nerror = fit({difference})" for difference in DIFFERENCES.values())
+    done = processes.run(f"RUN = {str(tmp_path / 'run')!r}" + code + calls + "\nraise error", seconds=SECONDS)
+    assert [process.status for process in done] == [2, 2], done
+    for process in done:
+        for name, line in zip(DIFFERENCES, processes.words(process.out), strict=True):
+            assert f"process 1 was started with another code or data ({name} is" in line
+            assert line.count(" in process 0") == 1, "what is the same is not listed"
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_state_saved_by_hand_in_two_processes_is_whole_and_read_by_two_and_by_one(tmp_path: Path) -> None:
     done = processes.run(
         STATE

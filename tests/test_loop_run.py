@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from matplotlib.figure import Figure
 
@@ -171,8 +174,35 @@ def test_fingerprints_tell_programs_and_data_apart(run: jn.Run, tmp_path: Path) 
     mine = tiny.read(run.dir)["fingerprint"]
     same = tiny.experiment(learning_rate=3.0, num_steps=1)
     assert fingerprint("how", same, steps_per_call=1, resident=False) == mine, "how it is run is no part of it"
+    assert fingerprint("where", same, devices=4, strategy="pmap") == mine
     other_rate = fingerprint("rate", same.replace(learning_rate=2.0))
-    assert other_rate["program"] != mine["program"] and other_rate["data"] == mine["data"]
+    assert other_rate == mine | {"program": other_rate["program"]} != mine
+
+
+def counted(params: Any, state: Any, batch: Any) -> dict[str, jax.Array]:
+    return {"loss": batch.mask.sum() * WEIGHTS[1], "accuracy": batch.mask.sum(), "count": batch.mask.sum()}
+
+
+WEIGHTS = np.array([1.0, 2.0], np.float32)
+TASK = jn.tasks.classification(tiny.MODEL)
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({}, ""),
+    "augmentation": ({"data": jn.data.augmented(tiny.splits(), lambda key, inputs: inputs + 1)}, "augmentation"),
+    "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, "the evaluation"),
+    "derived metrics": ({"task": lambda config: TASK._replace(finish=lambda means: {**means, "z": 1.0})}, "evaluation"),
+    "optimizer": ({"optimizer": lambda config: optax.sgd(0.1, momentum=0.9)}, "the program of a step"),
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_a_resumed_run_names_what_is_computed_otherwise(
+    run: jn.Run, changes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how, words = CHANGES[changes]
+    # A run that is over is loaded: its record stays as it is.
+    tiny.fit(tiny.experiment(**how, learning_rate=3.0, num_steps=60), resume=run.dir, progress="plain")
+    said = next(line for line in capsys.readouterr().out.splitlines() if "after step 60" in line)
+    assert re.search(f"since these changed: [^;]*{words}[^;]*$" if words else "after step 60$", said)
 
 
 # --- a run that its caller walks through ---

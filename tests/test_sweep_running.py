@@ -354,6 +354,27 @@ def test_a_sweep_goes_on_in_another_width(tmp_path: Path, interrupting: Callable
     np.testing.assert_allclose(rest.values("test_loss"), whole.values("test_loss"), rtol=1e-5)
 
 
+def test_a_resumed_sweep_names_what_is_computed_otherwise_and_refuses_other_data(
+    tmp_path: Path, interrupting: Callable[[int], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, plain = tmp_path / "sweep", tiny.splits()
+    with interrupting(1):
+        jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=path, **HOW)
+    other = jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))
+    with pytest.raises(jn.RecordError, match="the data are not those"):
+        jn.sweep(tiny.experiment(data=other), resume=path, progress="none")
+    task = jn.tasks.classification(tiny.MODEL)
+    task = task._replace(finish=lambda means: {**means, "error": 1 - means["accuracy"]})
+    moved = jn.data.augmented(plain, lambda key, inputs: inputs + 1)
+    with interrupting(1):
+        jn.sweep(tiny.experiment(data=moved, task=lambda config: task), resume=path, progress="plain")
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "changed" in line]
+    assert "augmentation" in said and "the evaluation" in said and "the program" not in said
+    rest = jn.sweep(tiny.experiment(data=moved, task=lambda config: task), resume=path, progress="plain")
+    assert "changed" not in capsys.readouterr().out and rest.status == "finished"
+    assert len(tiny.read(path, "sweep.json")["groups"][0]["changed"]) == 2
+
+
 # --- what is wrong with a sweep ---
 
 

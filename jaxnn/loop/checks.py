@@ -132,7 +132,7 @@ class _Outcome(NamedTuple):
     evaluation: Metrics
 
 
-def check_alike_on_devices(programs: Programs) -> None:
+def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
     """Confirms that a task gives the same under `pmap`, where each device sees its rows alone, as of the whole batch.
 
     What a task does cannot be read off it, so its loss and its evaluation of the first batches are computed both ways.
@@ -147,7 +147,7 @@ def check_alike_on_devices(programs: Programs) -> None:
     if layout.strategy != "pmap" or layout.data_size == 1:
         return
     seed = programs.experiment.config.seed
-    whole, parts = _make_whole_and_parts(programs.experiment, layout)
+    whole, parts = _make_whole_and_parts(programs.experiment, layout, evaluated=splits.held_out is not None)
     examples = feed.sample(COMPARED_BATCHES)
 
     def compare(state: TrainState, examples: Examples) -> _Outcome:
@@ -185,14 +185,17 @@ def check_alike_on_devices(programs: Programs) -> None:
             )
 
 
-def _make_whole_and_parts(experiment: Experiment[Any], layout: Layout) -> tuple[Callable[..., _Outcome], ...]:
+def _make_whole_and_parts(
+    experiment: Experiment[Any], layout: Layout, *, evaluated: bool
+) -> tuple[Callable[..., _Outcome], ...]:
     """What the task makes of a batch, and what each device makes of it with its rows alone, ``[devices, ...]``."""
     task = experiment.task(experiment.config)
 
     def outcome(axis_name: str | None, state: TrainState, batch: Batch) -> _Outcome:
         with batch_split_over(axis_name):
             loss, (model_state, metrics) = task.loss(state.params, state.model_state, batch, state.key)
-        return _Outcome(model_state, loss, metrics, task.evaluate(state.params, state.model_state, batch))
+        sums = task.evaluate(state.params, state.model_state, batch) if evaluated else {}
+        return _Outcome(model_state, loss, metrics, sums)
 
     def part(state: TrainState, batch: Batch) -> _Outcome:
         own = outcome(DATA, state, batch)

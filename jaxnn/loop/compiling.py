@@ -24,8 +24,9 @@ from jaxnn.observe import (
     temporary_bytes,
 )
 from jaxnn.parallel import SINGLE, Layout, shardings_of
+from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import make_evaluate_step
-from jaxnn.types import Examples, Experiment, Source, TrainState
+from jaxnn.types import Batch, Examples, Experiment, Source, Splits, TrainState
 
 
 @dataclasses.dataclass
@@ -86,10 +87,31 @@ class Programs:
             self.train[num_steps] = self.compile(train, name, cause, self.shapes, self.zeros, examples, **jit)
         return self.train[num_steps]
 
-    def lowered_step(self) -> str:
-        """The text of one training step: what is computed, free of how it is run."""
-        text: str = self._step.lower(self.shapes, self.first_examples).as_text()
-        return text
+    def fingerprint(self, splits: Splits) -> dict[str, str | None]:
+        """Digests of the data, and by `record.PARTS` of what is computed with them, free of how it is run.
+
+        That of the evaluation is None where nothing is held out.
+        """
+        source, step = self.source, np.arange(1, dtype=np.int32)
+        rows = jax.ShapeDtypeStruct((self.experiment.config.batch_size,), np.int32)
+
+        def make_batch(examples: Examples, rows: jax.Array, key: jax.Array) -> Batch:
+            return source.transform(source.gather(examples, rows), key)
+
+        # Seeds are config. An order is what it gives: it may be computed by the host.
+        order = np.asarray(source.order(0, step, self.experiment.config.batch_size)).tolist()
+        made = program_fingerprint(make_batch, self.first_examples, rows, self.shapes.key)
+        return {
+            "program": program_fingerprint(self._step, self.shapes, self.first_examples),
+            "batches": text_fingerprint(f"{order} {made}"),
+            "evaluation": self._evaluation_fingerprint() if splits.held_out else None,
+            "data": data_fingerprint(splits),
+        }
+
+    def _evaluation_fingerprint(self) -> str:
+        # Derived metrics are plain Python, whose text says little of what it does.
+        derived = {name: f"{float(value):.6g}" for name, value in self._derived.items()}
+        return text_fingerprint(f"{program_fingerprint(self._evaluate, self.shapes, self._batch())} {derived}")
 
     @functools.cached_property
     def product_dtypes(self) -> dict[str, int]:
@@ -116,11 +138,17 @@ class Programs:
         Raises:
             ConfigError: what the task makes of them cannot be reported.
         """
-        task = self.experiment.task(self.experiment.config)
-        batch = jax.eval_shape(self.source.as_batch, self.first_examples)
-        sums = jax.eval_shape(make_evaluate_step(task), self.shapes, batch)
+        return list(self._derived)
+
+    @functools.cached_property
+    def _derived(self) -> dict[str, float]:
+        """What the task makes of the means of an evaluation's metrics, for some numbers between 0 and 1."""
+        sums = jax.eval_shape(self._evaluate, self.shapes, self._batch())
+        del sums["count"]
+        numbers = np.linspace(0.4, 0.6, len(sums))
+        means = {name: np.full(one.shape, x)[()] for (name, one), x in zip(sums.items(), numbers, strict=True)}
         with np.errstate(all="ignore"):
-            return list(finished(task, {name: np.ones(one.shape)[()] for name, one in sums.items() if name != "count"}))
+            return finished(self.experiment.task(self.experiment.config), means)
 
     @functools.cached_property
     def _init(self) -> Any:
@@ -134,6 +162,14 @@ class Programs:
         # Jitted, so that all who look into it share one trace. The batch is made within: its mask is known there.
         step = make_step(self.experiment)
         return jax.jit(lambda state, examples: step(state, self.source.as_batch(examples)))
+
+    @functools.cached_property
+    def _evaluate(self) -> Any:
+        return jax.jit(make_evaluate_step(self.experiment.task(self.experiment.config)))
+
+    def _batch(self) -> Batch:
+        batch: Batch = jax.eval_shape(self.source.as_batch, self.first_examples)
+        return batch
 
     def _shardings(self) -> Any:
         if self.layout.mesh is None:

@@ -22,7 +22,6 @@ from jaxnn.record import (
     check_vacant,
     config_json,
     create_run_dir,
-    data_fingerprint,
     draw_curves,
     final_metrics,
     jax_flags,
@@ -31,7 +30,6 @@ from jaxnn.record import (
     open_record,
     read_run,
     script,
-    text_fingerprint,
 )
 from jaxnn.types import Experiment, RecordError, Splits, TrainingError
 
@@ -84,10 +82,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "steps_per_call": session.choice.steps_per_call,
         "seconds_per_step_measured": session.choice.seconds_per_step,
         "data": session.splits.name,
-        "fingerprint": {
-            "program": text_fingerprint(session.programs.lowered_step()),
-            "data": data_fingerprint(session.splits),
-        },
+        "fingerprint": session.fingerprint,
         "precision": session.programs.product_dtypes,
         "implementations": session.programs.implementations,
         "allocator": session.allocation._asdict(),

@@ -11,7 +11,7 @@ from jaxnn.loop.saving import recorded_checkpoints, restore_newest
 from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import status_after
 from jaxnn.parallel import format_mesh, from_leader
-from jaxnn.record import config_from_json, config_json, rewind_metrics
+from jaxnn.record import changed_parts, config_from_json, config_json, rewind_metrics
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.
@@ -93,8 +93,7 @@ def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
         changes.append(f"the layout {_told(before['layout'])} → {_told(facts['layout'])}")
     if _device(facts) != _device(before):
         changes.append(f"the device {_device(before)} → {_device(facts)}")
-    if facts["fingerprint"]["program"] != before["fingerprint"]["program"]:
-        changes.append("the program of a step")
+    changes += changed_parts(before["fingerprint"], facts["fingerprint"])
     pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
     for old, new in pairs:
         changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]

@@ -33,9 +33,9 @@ from jaxnn.loop.trials import try_out
 from jaxnn.loop.tuning import Choice
 from jaxnn.loop.watchdog import Flight
 from jaxnn.nn.implementations import platform
-from jaxnn.observe import Clock, Ledger, Placement, Window, observe_placement
-from jaxnn.parallel import check_divides, make_layout
-from jaxnn.record import Record
+from jaxnn.observe import Clock, Ledger, Placement, Window, describe_devices, observe_placement
+from jaxnn.parallel import all_agree, check_divides, make_layout, process_count
+from jaxnn.record import PARTS, Record, jax_flags
 from jaxnn.types import ConfigError, Experiment, Splits, TrainState
 
 
@@ -53,6 +53,7 @@ class Session:
         choice: how the steps per call were chosen.
         allocation: whether freed memory is kept.
         clock: where the time went.
+        fingerprint: digests of the data and of what is computed with them, by part; empty where nobody asks for them.
         started: when, on ``time.perf_counter``'s clock.
         ready_seconds: from there to the moment the first step could run.
         evaluators: compiled evaluations by split; added to when asked for.
@@ -76,6 +77,7 @@ class Session:
     choice: Choice
     allocation: Allocation
     clock: Clock
+    fingerprint: dict[str, str | None]
     started: float
     ready_seconds: float = 0.0
     evaluators: dict[str, Evaluator] = dataclasses.field(default_factory=dict)
@@ -181,7 +183,8 @@ def prepare_session(
     stack.callback(feed.close)
     programs = Programs(experiment, splits.train, feed, Ledger(), clock, layout)
     check_examples(programs, splits)
-    check_alike_on_devices(programs)
+    fingerprint = _fingerprint(programs, splits) if options.record or process_count() > 1 else {}
+    check_alike_on_devices(programs, splits)
     plan = make_plan(options, config.num_steps)
     given = options.steps_per_call or steps_per_call
     with clock.span("measure"):
@@ -189,11 +192,26 @@ def prepare_session(
     plan = with_tails(plan._replace(steps_per_call=choice.steps_per_call))
     for length in plan.call_lengths():
         programs.compile_train(length, "start" if length == choice.steps_per_call else "window's end")
-    session = Session(experiment, options, splits, plan, programs, programs.init(), choice, allocation, clock, started)
+    state = programs.init()
+    session = Session(
+        experiment, options, splits, plan, programs, state, choice, allocation, clock, fingerprint, started
+    )
     _prepare_evaluation(session)
     session.placement().check(platform())
     session.ready_seconds = time.perf_counter() - started
     return session
+
+
+def _fingerprint(programs: Programs, splits: Splits) -> dict[str, str | None]:
+    """What tells a run from others, once all processes are known to have the same.
+
+    Raises:
+        ConfigError: some process computes something else, or on other data.
+    """
+    fingerprint = programs.fingerprint(splits)
+    named = {told: str(fingerprint[part])[:8] for part, told in {**PARTS, "data": "the data"}.items()}
+    all_agree("code or data", named | describe_devices()["versions"] | jax_flags())
+    return fingerprint
 
 
 def _prepare_evaluation(session: Session) -> None:

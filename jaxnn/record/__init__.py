@@ -8,10 +8,13 @@ from jaxnn.record.directory import json_line as json_line
 from jaxnn.record.directory import jsonable as jsonable
 from jaxnn.record.directory import new_run_dir as new_run_dir
 from jaxnn.record.directory import write_text as write_text
+from jaxnn.record.provenance import PARTS as PARTS
+from jaxnn.record.provenance import changed_parts as changed_parts
 from jaxnn.record.provenance import config_from_json as config_from_json
 from jaxnn.record.provenance import config_json as config_json
 from jaxnn.record.provenance import data_fingerprint as data_fingerprint
 from jaxnn.record.provenance import jax_flags as jax_flags
+from jaxnn.record.provenance import program_fingerprint as program_fingerprint
 from jaxnn.record.provenance import script as script
 from jaxnn.record.provenance import text_fingerprint as text_fingerprint
 from jaxnn.record.reader import final_metrics as final_metrics

@@ -100,7 +100,7 @@ class Workshop:
         feed = make_feed(splits, experiment.config.seed, case.batch_size, resident=False, layout=layout)
         programs = Programs(experiment, splits.train, feed, Ledger(), Clock(), layout)
         if not case.alone:
-            check_alike_on_devices(programs)
+            check_alike_on_devices(programs, splits)
         return programs
 
     def _layout(self, num_devices: int) -> Layout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,11 @@ class GroupRun:
     def num_members(self) -> int:
         """How many members there are."""
         return len(self.group.members)
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, str | None]:
+        """Digests of the data and of what its first member computes with them alone, by part."""
+        return self.programs.solo.fingerprint(self.splits)
 
     @property
     def monitored(self) -> str:

@@ -13,7 +13,7 @@ from jaxnn.loop.options import recorded_options
 from jaxnn.loop.saving import FOLDER
 from jaxnn.observe import describe_devices
 from jaxnn.parallel import SINGLE
-from jaxnn.record import config_json, data_fingerprint, jax_flags, metrics_of, open_record, text_fingerprint
+from jaxnn.record import config_json, jax_flags, metrics_of, open_record, text_fingerprint
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.layout import member_state
 
@@ -78,8 +78,8 @@ def _common_facts(run: GroupRun, facts: Mapping[str, Any]) -> dict[str, Any]:
         "data": run.splits.name,
         # The program of a whole population: one that goes on alone is equal to it to rounding, and is told so.
         "fingerprint": {
-            "program": text_fingerprint(f"{run.width} {run.group.traced}"),
-            "data": data_fingerprint(run.splits),
+            **run.fingerprint,
+            "program": text_fingerprint(f"{run.fingerprint['program']} {run.width} {run.group.traced}"),
         },
         "precision": run.programs.solo.product_dtypes,
         "implementations": run.programs.solo.implementations,

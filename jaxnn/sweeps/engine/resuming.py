@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.loop.recorded_layout import recorded_layout
-from jaxnn.record import config_from_json, config_json, is_sweep, read_metrics, write_text
+from jaxnn.record import changed_parts, config_from_json, config_json, is_sweep, read_metrics, write_text
 from jaxnn.record.directory import METRICS_FILE, RUN_FILE, json_line, jsonable
 from jaxnn.record.reader import SHARDS, SWEEP_FILE, read_facts
 from jaxnn.sweeps.design.halving import Halving
@@ -150,6 +150,26 @@ def recall(plan: SweepPlan, before: Mapping[str, Any]) -> None:
         if (width := facts.get("width")) is not None:
             trials = tuple(Trial(**trial) for trial in width["trials"])
             plan.widths[group.number] = WidthPlan(**{**width, "trials": trials})
+
+
+def changes_of(run: GroupRun, store: Store) -> list[str]:
+    """What to tell the user of a group whose programs are others than when it was begun; ``sweep.json`` keeps it.
+
+    Raises:
+        RecordError: its data are others; nothing of it was changed.
+    """
+    facts = store.facts["groups"][run.group.number]
+    before = facts.get("fingerprint")
+    if before is None:  # it was not begun
+        return []
+    if before["data"] != run.fingerprint["data"]:
+        raise RecordError(
+            f"the data are not those that the sweep in {run.options.resume} was begun with: restore the data, or start "
+            "a new sweep."
+        )
+    changed = changed_parts(before, run.fingerprint)
+    facts["changed"] = [*facts.get("changed", []), *changed]
+    return [f"goes on, not bit for bit, since these changed: {'; '.join(changed)}"] if changed else []
 
 
 def restore_group(run: GroupRun, store: Store) -> list[str]:

@@ -24,7 +24,7 @@ from jaxnn.sweeps.engine.leader import Leader
 from jaxnn.sweeps.engine.member_runs import write_member_runs
 from jaxnn.sweeps.engine.plan import SweepPlan
 from jaxnn.sweeps.engine.report import SweepReport, count_statuses
-from jaxnn.sweeps.engine.resuming import restore_group
+from jaxnn.sweeps.engine.resuming import changes_of, restore_group
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.engine.training import GroupReport, train_group
 from jaxnn.sweeps.results.outcomes import LOST
@@ -116,11 +116,11 @@ def _ready_group(running: Running, group: Group) -> GroupRun:
     if group.number not in running.told:
         running.told.add(group.number)
         say_rows(running.words, group_rows(run, len(plan.groups)))
-        store.tell_width(run)
         if plan.options.resume is not None:
-            for told in restore_group(run, store):
+            for told in [*changes_of(run, store), *restore_group(run, store)]:
                 running.words.say(f"  {told}")
             running.see(group)
+        store.tell_group(run)
     return run
 
 

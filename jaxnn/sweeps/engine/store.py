@@ -62,11 +62,13 @@ class Store:
         if self.record is not None:
             self.record.write(SWEEP_FILE, self.facts)
 
-    def tell_width(self, run: GroupRun) -> None:
-        """Notes how wide a group is, so that it goes on alike when it is resumed."""
+    def tell_group(self, run: GroupRun) -> None:
+        """Notes what a group computes and how wide, so that it goes on alike when it is resumed."""
+        if self.record is None:
+            return
         width = run.width._asdict() | {"trials": [trial._asdict() for trial in run.width.trials]}
         groups = list(self.facts["groups"])
-        groups[run.group.number] = {**groups[run.group.number], "width": width}
+        groups[run.group.number] = {**groups[run.group.number], "width": width, "fingerprint": run.fingerprint}
         self.describe(groups=groups)
 
     def tell_members(self, plan: SweepPlan) -> None:
