@@ -95,8 +95,8 @@ def test_two_processes_that_stream_train_as_one_does_and_read_only_their_rows(st
         shown = set(range(BATCH_SIZE))
         assert {*order[:NUM_STEPS, own].flat} <= {*train} <= {*order[:, own].flat} | shown
         assert {*test} - shown == {*batches[:, own].flat} - shown
-        # They are read twice before, and may come again; nothing else does.
-        assert len(train) - len({*train}) <= 2 * BATCH_SIZE
+        # They are read twice before, under pmap once more to compare devices, and may come again; nothing else does.
+        assert len(train) - len({*train}) <= (3 if strategy == "pmap" else 2) * BATCH_SIZE
 
 
 @pytest.mark.slow

@@ -206,17 +206,21 @@ CLASSES = jn.tasks.classification(several.MODEL)
 
 def fit(**other):
     mine = dataclasses.replace(several.experiment, **other if rank else {})
+    jn.fit(mine, strategy="data", run_dir=RUN, progress="none")
+
+def tell(**other):
     try:
-        jn.fit(mine, strategy="data", run_dir=RUN, progress="none")
+        fit(**other)
     except jn.ConfigError as error:
         say(error)
-        return error
 """
-    calls = "".join(f"\nerror = fit({difference})" for difference in DIFFERENCES.values())
-    done = processes.run(f"RUN = {str(tmp_path / 'run')!r}" + code + calls + "\nraise error", seconds=SECONDS)
+    *first, last = DIFFERENCES.values()
+    code += "".join(f"\ntell({difference})" for difference in first) + f"\nfit({last})"
+    done = processes.run(f"RUN = {str(tmp_path / 'run')!r}" + code, seconds=SECONDS)
     assert [process.status for process in done] == [2, 2], done
     for process in done:
-        for name, line in zip(DIFFERENCES, processes.words(process.out), strict=True):
+        # One that ends before the other has heard of it says so for it.
+        for name, line in zip(DIFFERENCES, [*processes.words(process.out), process.err], strict=True):
             assert f"process 1 was started with another code or data ({name} is" in line
             assert line.count(" in process 0") == 1, "what is the same is not listed"
     assert not (tmp_path / "run").exists()
