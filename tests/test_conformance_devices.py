@@ -190,7 +190,8 @@ def test_own_draws_and_coupled_losses_are_those_of_one_device() -> None:
     def loss(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
         return (denoised(params, batch.inputs, key) + matched(params, batch.inputs)).mean()
 
-    example = tiny.experiment(task=lambda config: with_loss(loss))
+    train_only = jn.data.arrays(train=tiny.points(tiny.NUM_TRAIN))
+    example = tiny.experiment(data=train_only, task=lambda config: with_loss(loss))
     alone, *split = (tiny.fit(example, **options).final for options in ({}, {"strategy": "data"}, {"strategy": "fsdp"}))
     assert split == [pytest.approx(alone, rel=1e-5)] * 2
 

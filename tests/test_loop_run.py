@@ -174,7 +174,7 @@ def test_fingerprints_tell_programs_and_data_apart(run: jn.Run, tmp_path: Path) 
     mine = tiny.read(run.dir)["fingerprint"]
     same = tiny.experiment(learning_rate=3.0, num_steps=1)
     assert fingerprint("how", same, steps_per_call=1, resident=False) == mine, "how it is run is no part of it"
-    assert fingerprint("where", same, devices=4, strategy="pmap") == mine
+    assert fingerprint("where", same, devices=4, strategy="data") == mine
     other_rate = fingerprint("rate", same.replace(learning_rate=2.0))
     assert other_rate == mine | {"program": other_rate["program"]} != mine
 
