@@ -277,11 +277,12 @@ def test_an_error_of_the_users_code_is_recorded_and_passed_on(finished: jn.Run, 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_window_saves_and_can_be_resumed(
-    finished: jn.Run, tmp_path: Path, signum: signal.Signals
+    finished: jn.Run, tmp_path: Path, signum: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     interrupting = breaking(7, lambda: os.kill(os.getpid(), signum))
     run = tiny.fit(interrupting, tmp_path / "run", resident=False)
+    assert "stopping after the current window" in capsys.readouterr().err
     assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "interrupted"
     assert int(run.state.step) == run.summary.step == 10
     assert (tmp_path / "run" / "checkpoints" / "10").is_dir()

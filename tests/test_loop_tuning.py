@@ -115,7 +115,7 @@ def test_the_first_probe_is_a_power_of_four_within_bounds() -> None:
 
 
 def test_the_first_signal_is_a_wish_and_the_second_stops_at_once() -> None:
-    with interruptible() as interruption:
+    with interruptible() as interruption, interruption.finishing("the window"):
         assert interruption.signum is None
         signal.raise_signal(signal.SIGTERM)
         assert interruption.signum == signal.SIGTERM

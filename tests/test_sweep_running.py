@@ -461,7 +461,7 @@ def test_how_many_devices_are_used_is_told(
 ) -> None:
     how = {"plan_only": True, "width": 1, "steps_per_call": 1, "progress": "plain", **options}
     jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1, 2]), **how)
-    assert f", {num_devices} of 4 devices" in capsys.readouterr().out
+    assert f" {num_devices} of 4 devices" in capsys.readouterr().out
 
 
 def test_members_are_computed_on_the_kind_of_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

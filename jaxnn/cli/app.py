@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "compare": compare,
         "bench": bench,
     }
-    with sentences():
+    with sentences(owns_process=argv is None):
         tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="jaxnn",

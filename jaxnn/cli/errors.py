@@ -1,26 +1,63 @@
-"""How a command line ends when something is wrong: one sentence on standard error, and a status."""
+"""How a command line ends when something is wrong or it is interrupted: one line on standard error, and a status."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+from jaxnn.loop.signals import Farewell, interruptible
 from jaxnn.types import JaxnnError, TrainingError
 
 BAD_INPUT = 2
 FAILED = 1
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+# sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
+RESUMABLE = 75
+STOPPED_AT_ONCE = "interrupted at once; what was saved before is kept, see `jaxnn runs`"
 
 
 @contextlib.contextmanager
-def sentences() -> Iterator[None]:
-    """Turns the errors that jaxnn means for its user into a sentence and an exit; a defect keeps its traceback."""
-    try:
-        yield
-    except JaxnnError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(FAILED if isinstance(error, TrainingError) else BAD_INPUT) from None
-    except KeyboardInterrupt:
-        print("interrupted at once; what was saved before is kept, see `jaxnn runs`", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
+def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Iterator[None]:
+    """Turns the errors that jaxnn means for its user into one line and an exit; a defect keeps its traceback.
+
+    Args:
+        resumed: the record that the command resumes, which is as it was after an interruption before training.
+        owns_process: whether an interruption may end the process from outside of Python code, which compilers and
+            computations in C++ keep from running.
+
+    Raises:
+        SystemExit: 2 for input that cannot be used, 1 after training failed; after a signal 130, or 75 if nothing was
+            trained since ``resumed`` was saved.
+    """
+    early = INTERRUPTED, "interrupted before anything was trained"
+    if resumed is not None:
+        early = RESUMABLE, f"interrupted before the first step; to resume: --resume {resumed}"
+    farewell = Farewell(*early, INTERRUPTED, STOPPED_AT_ONCE)
+    with interruptible(farewell if owns_process else None) as interruption:
+        try:
+            yield
+        except BaseException as error:
+            if interruption.at_once or isinstance(error, KeyboardInterrupt):
+                # Also where another exception took the place of KeyboardInterrupt on its way through C++ code.
+                status, text = farewell.after(interruption)
+                end(text, status)
+            if isinstance(error, JaxnnError):
+                end(f"error: {error}", FAILED if isinstance(error, TrainingError) else BAD_INPUT)
+            raise
+
+
+def end(text: str, status: int) -> None:
+    """Prints ``text`` on standard error, without control characters, and ends the command.
+
+    Raises:
+        SystemExit: always, with ``status``.
+    """
+    print(visible(text), file=sys.stderr)
+    raise SystemExit(status) from None
+
+
+def visible(text: str) -> str:
+    r"""``text`` with control characters, and what is no character, as escapes: names are anybody's, ``\x1b[2J`` too."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -13,7 +13,7 @@ from jaxnn.advise import Advice, AdviseOptions, advise
 from jaxnn.cli.cache import enable_compile_cache
 from jaxnn.cli.cluster import ClusterOptions, check_alone, processes
 from jaxnn.cli.cores import use_all_cores
-from jaxnn.cli.errors import INTERRUPTED, sentences
+from jaxnn.cli.errors import INTERRUPTED, RESUMABLE, sentences
 from jaxnn.cli.scaling import TOLD, run_scaling
 from jaxnn.cli.sweeping import flag_fields, parse_values, run_sweep
 from jaxnn.loop import Run, fit
@@ -24,8 +24,6 @@ from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size
 from jaxnn.sweeps.design.members import with_fields
 from jaxnn.types import ConfigError, Experiment
 
-# sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
-RESUMABLE = 75
 # What may be asked of a script, by its first word, and what --help says of all but the first.
 COMMANDS = ("run", "sweep", "plan", "scaling", "advise")
 MORE = (
@@ -64,7 +62,7 @@ def main(
             with one sentence on standard error; 75 after an interruption that can be resumed, 130 after another.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with sentences():
+    with sentences(_resumed(arguments), owns_process=argv is None):
         command, arguments = _command(arguments, command or ("run" if points is None else "sweep"))
         if command == "scaling":
             return _scaling(experiment, arguments)

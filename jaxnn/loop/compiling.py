@@ -62,7 +62,7 @@ class Programs:
     def __post_init__(self) -> None:
         size = self.experiment.config.batch_size
         self.first_examples = self.layout.place(self.source.read(np.arange(size)))
-        with self.clock.span("compile"):
+        with self.clock.span("compile", "tracing the model"):
             init = make_init(self.experiment, self.source)
             self.shapes = jax.eval_shape(init, self.first_examples)
             self.layout = self.layout.settled(self.shapes)
@@ -184,7 +184,7 @@ class Programs:
 
     def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
         """Compiles ``function`` as `compile_ahead` does, on the clock and in the ledger."""
-        with self.clock.span("compile"):
+        with self.clock.span("compile", f"compiling the program to {name}"):
             program, entry = compile_ahead(function, name, cause, *arguments, **jit)
         self.ledger.append(entry)
         return program

@@ -19,6 +19,7 @@ from jaxnn.loop.run import Run, run_of
 from jaxnn.loop.saving import save_due, save_state
 from jaxnn.loop.session import Session
 from jaxnn.loop.signals import Interruption, interruptible
+from jaxnn.loop.startup import starting
 from jaxnn.loop.training import train_session
 from jaxnn.loop.watchdog import watching
 from jaxnn.parallel import computing_on, is_leader
@@ -30,7 +31,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
     """Trains ``experiment``, reporting where it runs and how fast, and leaves a record.
 
     SIGINT and SIGTERM end the run after the window under way, saved and ready to resume; the run says so in
-    ``run.summary.status``.
+    ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
 
     Args:
         experiment: what to compute.
@@ -46,10 +47,13 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
     progress = options.progress if is_leader() else "none"
     lines = "none" if progress == "none" else "plain"
     with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
-        with open_session(experiment, options) as session:
+        with contextlib.ExitStack() as opened:
+            with starting(options.progress) as startup:
+                session = opened.enter_context(open_session(experiment, options, startup))
+                # From here on there is something to save, and its record to complete.
+                around.enter_context(interruption.finishing("the current window"))
+                startup.rows(introduction(session))
             _watch(session, around, aloud=options.progress != "none")
-            with open_display(lines, session.plan.num_steps) as display:
-                say_rows(display, introduction(session))
             with open_display(progress, session.plan.num_steps) as display:
                 for report in train_session(session, interruption):
                     display.report(report)

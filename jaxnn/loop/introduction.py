@@ -1,4 +1,4 @@
-"""What a run says before its first step: where it computes, with what, what was chosen, and what to change."""
+"""What a run reports before its first step: what was placed where, what was chosen, and what to change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import jax
 
 from jaxnn.loop.session import Session
 from jaxnn.nn.implementations import platform
-from jaxnn.observe import cpu_count, missing_gpu
 from jaxnn.parallel import find_devices
 
 # A loop this much slower than a step alone is worth a word.
@@ -16,10 +15,7 @@ SLOW_LOOP = 1.5
 def introduction(session: Session) -> list[tuple[str, str]]:
     """Rows of what and value, for a table."""
     choice = session.choice
-    layout = session.programs.layout
     rows: list[tuple[str, str | None]] = [
-        ("device", describe_device(layout.num_devices)),
-        ("warning", missing_gpu()),
         ("strategy", _strategy(session)),
     ]
     rows += [("placement", line) for line in session.placement().lines()]
@@ -54,16 +50,6 @@ def convolution_hint(session: Session) -> str | None:
         f"{subject} not jaxnn's, and slow in a loop on a CPU ({cost}): use jn.nn.Conv, which has the same parameters, "
         "or flax.linen.Conv(…, conv_general_dilated=jn.nn.conv_general_dilated)"
     )
-
-
-def describe_device(num_used: int = 1) -> str:
-    """Where is computed: the first device, how many are used of how many, and with how many CPU cores."""
-    devices = find_devices()
-    device, num_devices = devices[0], len(devices)
-    place = f"{device.platform}:{device.id} ({device.device_kind})"
-    among = f", {num_used} of {num_devices} devices" if num_devices > 1 else ""
-    processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{place}{among}{processes}; {cpu_count()} CPU cores; jax {jax.__version__}"
 
 
 def _strategy(session: Session) -> str | None:

@@ -153,7 +153,7 @@ def open_display(kind: str, num_steps: int) -> Iterator[Display]:
 
         handle = display(HTML("<progress></progress>"), display_id=True)
         yield Notebook(handle, Throttle(SECONDS_BETWEEN_UPDATES))
-    elif kind == "bar" or (kind == "auto" and sys.stdout.isatty()):
+    elif shows_bar(kind):
         from rich.live import Live
 
         progress = _rich_progress()
@@ -164,9 +164,14 @@ def open_display(kind: str, num_steps: int) -> Iterator[Display]:
         yield Plain(Throttle(SECONDS_BETWEEN_LINES))
 
 
-def say_rows(display: Display, rows: Sequence[tuple[str, str]]) -> None:
-    """A table of two columns, line by line."""
-    for line in aligned(rows):
+def shows_bar(kind: str) -> bool:
+    """Whether the display is the bar of a terminal."""
+    return kind == "bar" or (kind == "auto" and sys.stdout.isatty() and not _in_notebook())
+
+
+def say_rows(display: Display, rows: Sequence[tuple[str, str]], name_width: int = 0) -> None:
+    """A table of two columns, line by line; the first is at least ``name_width`` characters wide."""
+    for line in aligned(rows, name_width):
         display.say(f"  {line}")
 
 

@@ -14,6 +14,7 @@ from jaxnn.loop.options import RunOptions, recorded_options
 from jaxnn.loop.report import Summary
 from jaxnn.loop.resuming import continued_options, restored_facts
 from jaxnn.loop.session import Session, prepare_session
+from jaxnn.loop.startup import Startup
 from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.parallel import all_agree, from_leader, is_leader, process_count, when_lost
 from jaxnn.record import (
@@ -35,8 +36,13 @@ from jaxnn.types import Experiment, RecordError, Splits, TrainingError
 
 
 @contextlib.contextmanager
-def open_session(experiment: Experiment[Any], options: RunOptions) -> Iterator[Session]:
+def open_session(experiment: Experiment[Any], options: RunOptions, startup: Startup | None = None) -> Iterator[Session]:
     """A session ready to train, with its record open; the record is completed on the way out, come what may.
+
+    Args:
+        experiment: what to run.
+        options: how.
+        startup: where the start is reported; None: nowhere.
 
     Raises:
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
@@ -52,11 +58,12 @@ def open_session(experiment: Experiment[Any], options: RunOptions) -> Iterator[S
             options = continued_options(experiment, options, before)
         if (run_dir := options.run_dir) is not None:
             from_leader(lambda: check_vacant(run_dir))
-        session = prepare_session(experiment, options, stack, before["steps_per_call"] if before else None)
+        session = prepare_session(experiment, options, stack, before["steps_per_call"] if before else None, startup)
         if options.record:
+            # Before there is a directory: an interruption meanwhile leaves none.
+            facts = _facts(session)
             session.record = record or stack.enter_context(_new_record(session))
             when_lost(f"resume with --resume {session.record.path}")
-            facts = _facts(session)
             if before is not None:
                 facts = restored_facts(session, before, facts)
             # A run that is over is loaded, not run: its record stays as it is.

@@ -138,9 +138,9 @@ class Summary:
         return f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"
 
 
-def aligned(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """A table of two columns, as lines."""
-    width = max(len(name) for name, _ in rows)
+def aligned(rows: Sequence[tuple[str, str]], name_width: int = 0) -> list[str]:
+    """A table of two columns, as lines; the first is at least ``name_width`` characters wide."""
+    width = max(name_width, *(len(name) for name, _ in rows))
     return [f"{name:<{width}}  {value}" for name, value in rows]
 
 

@@ -29,6 +29,7 @@ from jaxnn.loop.feed import make_feed
 from jaxnn.loop.options import RunOptions, check_config, make_plan, resolve_cadences
 from jaxnn.loop.plan import Plan, with_tails
 from jaxnn.loop.programs import make_predict
+from jaxnn.loop.startup import Startup
 from jaxnn.loop.trials import try_out
 from jaxnn.loop.tuning import Choice
 from jaxnn.loop.watchdog import Flight
@@ -153,6 +154,7 @@ def prepare_session(
     options: RunOptions,
     stack: contextlib.ExitStack,
     steps_per_call: int | None = None,
+    startup: Startup | None = None,
 ) -> Session:
     """Loads data, compiles, and chooses the steps per call: all that precedes the first step.
 
@@ -161,11 +163,13 @@ def prepare_session(
         options: how; cadences may be open.
         stack: gets what is to be undone when the run ends.
         steps_per_call: a length chosen before, by the run that is being resumed.
+        startup: where the start is reported; None: nowhere.
 
     Raises:
         ConfigError, DataError: what is asked for cannot be run; nothing was written.
     """
-    started, clock = time.perf_counter(), Clock()
+    startup = startup or Startup()
+    started, clock = time.perf_counter(), startup.clock
     config = experiment.config
     check_config(config)
     options = resolve_cadences(options, config.num_steps)
@@ -173,8 +177,9 @@ def prepare_session(
     check_divides(config.batch_size, layout.data_size)
     if options.eval_batch_size is not None:
         check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
+    startup.device(layout.num_devices)
     keep_from_the_start(options.allocator, stack)
-    with clock.span("load"):
+    with clock.span("load", "loading the data"):
         splits = experiment.data(config)
         check_data(splits)
         check_parts(experiment)
@@ -187,7 +192,7 @@ def prepare_session(
     check_alike_on_devices(programs, splits)
     plan = make_plan(options, config.num_steps)
     given = options.steps_per_call or steps_per_call
-    with clock.span("measure"):
+    with clock.span("measure", "measuring steps per call"):
         allocation, choice = try_out(programs, plan, given, options.allocator, stack)
     plan = with_tails(plan._replace(steps_per_call=choice.steps_per_call))
     for length in plan.call_lengths():
@@ -221,5 +226,5 @@ def _prepare_evaluation(session: Session) -> None:
     if held_out is None:
         return
     check_monitor(session.options.monitor, session.programs.evaluation_metrics())
-    with session.clock.span("compile"):
+    with session.clock.span("compile", f"compiling the program to evaluate {held_out}"):
         session.evaluators[held_out] = session.compile_evaluator(held_out)

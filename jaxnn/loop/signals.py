@@ -1,42 +1,210 @@
-"""SIGINT and SIGTERM as a wish to stop at the end of the window; a second one stops at once."""
+"""SIGINT and SIGTERM: the first is acknowledged at once and ends training after its window, the second at once."""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import gc
+import math
+import os
 import signal
+import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import NamedTuple, NoReturn
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# How long Python code may take to clean up before a process that ends at once is ended from outside of it.
+GRACE_SECONDS = 1.0
+# How long the main thread waits for the one that takes in signals, which is a matter of microseconds.
+TAKEN_SECONDS = 0.5
+RETRY_SECONDS = 0.01
+# What the thread is sent besides the numbers of signals.
+OVER, AGAIN = 0, 255
+SHOW_CURSOR = "\x1b[?25h"
+
+
+class Farewell(NamedTuple):
+    """How a process ends that is stopped at once.
+
+    Attributes:
+        early_status: its exit status before training started.
+        early_text: what it then prints on standard error.
+        second_status: its exit status after a second signal.
+        second_text: what it then prints.
+    """
+
+    early_status: int
+    early_text: str
+    second_status: int
+    second_text: str
+
+    def after(self, interruption: Interruption) -> tuple[int, str]:
+        """The status and the text after ``interruption``."""
+        early = interruption.signum is None
+        return (self.early_status, self.early_text) if early else (self.second_status, self.second_text)
 
 
 class Interruption:
     """Whether, and by which signal, the run was asked to stop.
 
+    Signals are taken in by a thread, which Python wakes from C: the main thread may be inside XLA's compiler for
+    minutes, where Python calls no handler.
+
+    Args:
+        farewell: how the process ends if the main thread does not end it in time; None: it is not ours to end.
+
     Attributes:
-        signum: the signal's number, or None.
+        signum: the number of the signal that asked to stop after what is under way; None: no signal did.
+        at_once: whether everything is to end at once: after a second signal, or one before training started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, farewell: Farewell | None = None) -> None:
         self.signum: int | None = None
+        self.at_once = False
+        self.farewell = farewell
+        self._finishes: str | None = None
+        self._breaks_off = False
+        self._taken = self._handled = self._repeated = 0
+        self._outbox: socket.socket | None = None
+        self._deadline = math.inf
+
+    @contextlib.contextmanager
+    def finishing(self, what: str, *, breaks_off: bool = False) -> Iterator[None]:
+        """Within the block the first signal is a wish; outside of it, it raises KeyboardInterrupt.
+
+        Args:
+            what: what is still finished after the first signal, in words.
+            breaks_off: raise KeyboardInterrupt at the first signal too, once Python code runs; ``at_once`` stays False.
+        """
+        if self.at_once:  # whoever called Python from C swallowed the exception
+            raise KeyboardInterrupt
+        before = self._finishes, self._breaks_off
+        self._finishes, self._breaks_off = what, breaks_off
+        try:
+            yield
+        finally:
+            self._finishes, self._breaks_off = before
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Notes the first signal; raises KeyboardInterrupt at the second."""
-        if self.signum is not None:
-            raise KeyboardInterrupt
-        self.signum = signum
+        """Python's handler, in the main thread: raises KeyboardInterrupt unless the signal is a wish."""
+        late = time.monotonic() + TAKEN_SECONDS
+        while self._taken == self._handled and time.monotonic() < late:
+            time.sleep(1e-4)
+        self._handled = self._taken
+        if not (self.at_once or self._breaks_off):
+            return
+        if self._outbox is not None and _is_ignored_in(frame):
+            self._outbox.send(bytes([AGAIN]))
+            return
+        raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Has a thread take in the signals of the block."""
+        inbox, self._outbox = socket.socketpair()
+        thread = threading.Thread(target=self._listen, args=(inbox,), name="signals", daemon=True)
+        with inbox, self._outbox:
+            self._outbox.setblocking(False)
+            thread.start()
+            before = signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before)
+                self._outbox.send(bytes([OVER]))
+                thread.join()
+
+    def _listen(self, inbox: socket.socket) -> None:
+        """Takes in signals until `OVER`; ends the process that does not end at once by itself."""
+        while True:
+            left = self._deadline - time.monotonic()
+            inbox.settimeout(None if left == math.inf else max(left, 1e-3))
+            try:
+                number = inbox.recv(1)[0]
+            except TimeoutError:
+                self._leave()
+            if number == OVER:
+                return
+            if number == AGAIN:
+                time.sleep(RETRY_SECONDS)
+                self._repeated += 1
+                _thread.interrupt_main()
+            elif number in SIGNALS:
+                self._take(number)
+
+    def _take(self, signum: int) -> None:
+        if self._repeated:
+            self._repeated -= 1
+            self._taken += 1
+            return
+        wish = self.signum is None and self._finishes is not None
+        if wish:
+            self.signum = signum
+        elif self.at_once and self.farewell:
+            self._leave()
+        else:
+            self.at_once = True
+            self._deadline = time.monotonic() + GRACE_SECONDS if self.farewell else math.inf
+        self._taken += 1
+        if wish:
+            _say(f"stopping after {self._finishes} …; press Ctrl-C again to stop at once")
+
+    def _leave(self) -> NoReturn:
+        """Ends the process where it stands: C++ code cannot be interrupted, and a record is whole at any time."""
+        assert self.farewell is not None
+        status, text = self.farewell.after(self)
+        with contextlib.suppress(OSError, ValueError):
+            if sys.stdout.isatty():
+                sys.stdout.write(SHOW_CURSOR)
+            sys.stdout.flush()
+        _say(text)
+        os._exit(status)
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Interruption]:
-    """Catches SIGINT and SIGTERM within the block, where Python allows it: in the main thread."""
-    interruption = Interruption()
+def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
+    """Catches SIGINT and SIGTERM within the block, if Python allows it: in the main thread.
+
+    A block within another one shares its `Interruption`.
+
+    Args:
+        farewell: how the process ends if it is stopped at once; None: by KeyboardInterrupt alone.
+    """
+    outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if isinstance(outer, Interruption) and threading.current_thread() is threading.main_thread():
+        yield outer
+        return
+    interruption = Interruption(farewell)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {signum: signal.signal(signum, interruption.handle) for signum in signals}
-    try:
-        yield interruption
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    with interruption.listening():
+        before = {signum: signal.signal(signum, interruption.handle) for signum in SIGNALS}
+        try:
+            yield interruption
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _is_ignored_in(frame: FrameType | None) -> bool:
+    """Whether Python would report and drop an exception raised in ``frame``: in a callback of the garbage collector.
+
+    JAX has one, and signals that arrive during a collection are handled in it.
+    """
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()

@@ -12,6 +12,7 @@ from jaxnn.observe.compiles import compile_ahead as compile_ahead
 from jaxnn.observe.compiles import temporary_bytes as temporary_bytes
 from jaxnn.observe.devices import cpu_count as cpu_count
 from jaxnn.observe.devices import describe_devices as describe_devices
+from jaxnn.observe.devices import device_kind as device_kind
 from jaxnn.observe.devices import device_name as device_name
 from jaxnn.observe.devices import missing_gpu as missing_gpu
 from jaxnn.observe.kernels import implementations as implementations

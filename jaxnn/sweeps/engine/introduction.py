@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import jax
 
-from jaxnn.loop.introduction import describe_device
-from jaxnn.observe import cpu_count, format_bytes, missing_gpu
+from jaxnn.observe import cpu_count, format_bytes
 from jaxnn.parallel import choose_devices, find_devices, parse_mesh
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.plan import SweepPlan, describe_members
@@ -18,9 +17,9 @@ def introduction(plan: SweepPlan) -> list[tuple[str, str]]:
     """Rows of what and value for the whole sweep."""
     num_groups, failed = len(plan.groups), [member for member in plan.members.values() if member.error is not None]
     groups = "1 group, one compilation" if num_groups == 1 else f"{num_groups} groups, a compilation each"
+    num_devices = len(find_devices(plan.options.device))
     rows: list[tuple[str, str | None]] = [
-        ("device", describe_device(_num_devices(plan))),
-        ("warning", missing_gpu()),
+        ("spread over", f"{_num_devices(plan)} of {num_devices} devices" if num_devices > 1 else None),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
         ("one program for", _told({name for group in plan.groups for name in group.traced})),
         ("a program each", _told({name for group in plan.groups for name in group.static if name in _varying(plan)})),

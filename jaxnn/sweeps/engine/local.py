@@ -16,6 +16,7 @@ from jaxnn.loop.allocating import keep_from_the_start
 from jaxnn.loop.progress import Display, open_display, say_rows
 from jaxnn.loop.report import format_metrics, format_rate, format_split
 from jaxnn.loop.signals import Interruption, interruptible
+from jaxnn.loop.startup import Startup, announcing, starting
 from jaxnn.loop.watchdog import watching
 from jaxnn.parallel import computing_on
 from jaxnn.record import Record, check_vacant, create_run_dir, metrics_of, new_run_dir, open_record
@@ -66,23 +67,27 @@ def sweep_here(
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
         check_devices(experiment, points, options)
-        plan = plan_sweep(experiment, points, options, numbers)
-        if before is not None and options.resume is not None:
-            check_same(plan, before, options.resume)
-            recall(plan, before)
-        check_siblings(plan)
-        lines = "none" if options.progress == "none" else "plain"
-        words = stack.enter_context(open_display(lines, plan.num_left))
-        say_rows(words, introduction(plan))
-        if options.plan_only:
-            return _plan_only(plan, words)
-        if before is not None and options.resume is not None and _all_over(plan, before):
-            # A sweep that is over is loaded, not run: its record stays as it is.
-            with open_record(options.resume) as record:
-                results = _results(plan, before, record)
-            say_rows(words, _closing(results))
-            return results
-        return _run(plan, before, origin or origin_of(experiment), interruption, words)
+        with starting(options.progress) as startup:
+            startup.device()
+            plan = plan_sweep(experiment, points, options, numbers, startup.clock)
+            if before is not None and options.resume is not None:
+                check_same(plan, before, options.resume)
+                recall(plan, before)
+            check_siblings(plan)
+            startup.rows(introduction(plan))
+            if options.plan_only:
+                return _plan_only(plan, startup.display)
+            if before is not None and options.resume is not None and _all_over(plan, before):
+                # A sweep that is over is loaded, not run: its record stays as it is.
+                with open_record(options.resume) as record:
+                    results = _results(plan, before, record)
+                say_rows(startup.display, _closing(results))
+                return results
+            # Before anything is written: what is wrong with the options is found when a group is opened.
+            facts = before or sweep_facts(plan, _first_group(plan), origin or origin_of(experiment))
+        # From here on there is something to save, and its record to complete.
+        with interruption.finishing("the current window"):
+            return _run(plan, facts, interruption, startup)
 
 
 def _all_over(plan: SweepPlan, before: Mapping[str, Any]) -> bool:
@@ -102,20 +107,17 @@ def _plan_only(plan: SweepPlan, words: Display) -> Sweep:
 
 def _run(
     plan: SweepPlan,
-    before: dict[str, Any] | None,
-    origin: Mapping[str, Any],
+    facts: dict[str, Any],
     interruption: Interruption,
-    words: Display,
+    startup: Startup,
 ) -> Sweep:
-    # Before anything is written: what is wrong with the options is found when a group is opened.
-    facts = before or sweep_facts(plan, _first_group(plan), origin)
     with _open_store(plan, facts) as store:
         leader = Leader(facts["monitor"], higher_is_better=facts["higher_is_better"])
-        running = Running(plan, store, interruption, words, leader)
+        running = Running(plan, store, interruption, startup.display, leader)
         for group in plan.groups:
             running.see(group)
         progress, stall_after = plan.options.progress, plan.options.stall_after
-        with watching(plan.clock, running.flight, stall_after, aloud=progress != "none"):
+        with watching(plan.clock, running.flight, stall_after, aloud=progress != "none"), announcing(startup):
             with _described(running), open_display(progress, plan.num_left) as display:
                 for report in train_sweep(running):
                     display.report(report)
@@ -123,7 +125,7 @@ def _run(
         # The parts of a sweep that one process hands out are drawn together.
         if store.record is not None and plan.numbers is None and results.monitor in results.metric_names():
             store.record.draw("sweep.png", results.plot())
-    say_rows(words, _closing(results))
+    say_rows(startup.display, _closing(results))
     return results
 
 

@@ -104,6 +104,7 @@ def plan_sweep(
     points: Points | Halving,
     options: SweepOptions,
     numbers: Collection[int] | None = None,
+    clock: Clock | None = None,
 ) -> SweepPlan:
     """Builds the members of this process and groups those that one program can train.
 
@@ -112,6 +113,7 @@ def plan_sweep(
         points: those of all members.
         options: how it is run; its shard chooses among all members by their groups.
         numbers: the members to choose; default: all.
+        clock: where the time goes; default: one of its own.
 
     Raises:
         ConfigError: no points, a field the config does not have, no member that can be run, or more shards than these.
@@ -119,9 +121,10 @@ def plan_sweep(
     check_alone(points, options)
     halving = points if isinstance(points, Halving) else None
     points = plain_points(points)
-    load = Loader()
+    load, clock = Loader(), clock or Clock()
     chosen = [member for member in plan_members(experiment, points) if numbers is None or member.number in numbers]
-    groups, failed = plan_groups(chosen, load)
+    with clock.span("load", "loading the data and grouping the members"):
+        groups, failed = plan_groups(chosen, load)
     if not groups:
         raise ConfigError(f"no member of the sweep can be run; the first, {_told(failed[0])}")
     groups, failed = _shard(groups, failed, options.shard)
@@ -131,7 +134,7 @@ def plan_sweep(
     for member in failed:
         logs[member.number] = Log(status="failed", error=member.error)
     told = None if numbers is None else tuple(sorted(numbers))
-    return SweepPlan(experiment, points, halving, options, members, groups, logs, load, Clock(), told)
+    return SweepPlan(experiment, points, halving, options, members, groups, logs, load, clock, told)
 
 
 def plain_points(points: Points | Halving) -> Points:

@@ -92,18 +92,24 @@ def train_sweep(running: Running) -> Iterator[SweepReport]:
 
 def _train_group(running: Running, group: Group, share: float) -> Iterator[SweepReport]:
     plan, store = running.plan, running.store
+    until = plan.rung_end(group, share)
     try:
-        run = _ready_group(running, group)
-        until = plan.rung_end(group, share)
         with contextlib.ExitStack() as stack:
-            if any(run.logs[row].step < until for row in run.running()):
-                make_ready(run, stack)
+            with running.interruption.finishing("the current compilation", breaks_off=True):
+                run = _ready_group(running, group)
+                if any(run.logs[row].step < until for row in run.running()):
+                    make_ready(run, stack)
             saves = functools.partial(_saves, run, store)
             with plan.clock.span("train"):
                 for report in train_group(run, until, running.interruption, running.flight, saves):
                     yield _process(running, report)
     except FAILURES as error:
         _fail(running, group, error)
+        return
+    except KeyboardInterrupt:
+        # The first signal breaks off what precedes a group's training: those before it are saved.
+        if running.interruption.at_once:
+            raise
         return
     if share == 1.0 and not run.running():
         close_group(running, run)
@@ -127,7 +133,7 @@ def _ready_group(running: Running, group: Group) -> GroupRun:
 def opened_group(plan: SweepPlan, group: Group) -> GroupRun:
     """The group with its data loaded and its width planned, opened if it was not yet."""
     if group.number not in plan.open:
-        with plan.clock.span("load"):
+        with plan.clock.span("load", "loading the data"):
             splits, _ = plan.load(group.members[0])
         logs = [plan.logs[member.number] for member in group.members]
         width = plan.widths.get(group.number)

@@ -52,7 +52,7 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
         planned: Planned = cluster.ask(plan_there, sent, before)
         for text in planned.warnings:
             warnings.warn(text, stacklevel=3)
-        with _opened(options, planned, cluster) as driver:
+        with interruption.finishing("the current windows"), _opened(options, planned, cluster) as driver:
             tasks = plan_tasks(driver.path, planned.groups, cluster.num_workers)
             driver.introduce(tasks)
             calls = {task: (sent, task.numbers, task.folder) for task in tasks}
