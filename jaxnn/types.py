@@ -22,6 +22,26 @@ type ModelState = Mapping[str, Any]
 type Metrics = dict[str, jax.Array]
 
 
+# What fields and options are called elsewhere. A run's length is given in updates, so that epochs are among them.
+USUAL_NAMES = {
+    "learning_rate": ("lr", "eta", "step_size"),
+    "num_steps": ("epochs", "num_epochs", "n_epochs", "max_epochs", "steps", "max_steps", "iterations", "num_iters"),
+    "batch_size": ("bs", "batch", "minibatch_size"),
+    "seed": ("random_state", "random_seed", "rng"),
+    "weight_decay": ("wd", "l2"),
+    "features": ("hidden", "hidden_sizes", "layers", "units"),
+    "run_dir": ("out", "out_dir", "output", "output_dir", "log_dir", "save_dir"),
+    "resume": ("restore", "ckpt", "checkpoint", "continue"),
+    "progress": ("verbose", "quiet"),
+    "patience": ("early_stopping",),
+    "device": ("platform", "backend", "accelerator"),
+    "devices": ("gpus", "num_gpus", "num_devices"),
+    "report_every": ("log_every", "log_interval"),
+    "eval_every": ("eval_interval", "val_every", "validate_every"),
+    "checkpoint_every": ("save_every", "save_interval"),
+}
+
+
 class JaxnnError(ValueError):
     """Input that cannot be used: one sentence that says what is wrong, where, and what to do.
 
@@ -226,6 +246,13 @@ class Experiment[Config]:
 def suggest(word: object, known: Iterable[str]) -> str:
     """``did you mean 'x'? Known are 'x', 'y'``: the nearest of ``known`` to ``word``, then all of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(word), known, n=1)
+    near = nearest(word, known)
     listed = ", ".join(map(repr, known)) or "none"
-    return (f"did you mean {near[0]!r}? " if near else "") + f"Known are {listed}"
+    return (f"did you mean {near!r}? " if near else "") + f"Known are {listed}"
+
+
+def nearest(word: object, known: Iterable[str]) -> str | None:
+    """That of ``known`` which ``word`` usually means elsewhere, or is most like; None: nothing is like it."""
+    known = sorted(known)
+    usual = (name for name in known if word in USUAL_NAMES.get(name.rpartition(".")[2], ()))
+    return next(usual, None) or next(iter(difflib.get_close_matches(str(word), known, n=1)), None)

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import jaxnn as jn
+from jaxnn.loop.options import check_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +136,15 @@ def test_bad_data_from_the_shell(case: str, tmp_path: Path, capsys: pytest.Captu
 
 
 @dataclasses.dataclass(frozen=True)
+class Typed(Config):
+    rate: float = 0.1
+    name: str = "a"
+    widths: tuple[int, ...] = (4,)
+    limit: float | None = None
+    verbose: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class NoSeed:
     batch_size: int = 4
     num_steps: int = 2
@@ -148,12 +158,45 @@ class NoSeed:
         ({"seed": 0.5}, "seed is 0.5"),
         ({"seed": 2**32}, "below 2"),
         ({"sed": 1}, "did you mean 'seed'"),
+        ({"epochs": 1}, "did you mean 'num_steps'"),
+        ({"num_steps": 2**31}, "num_steps is 2147483648, and must be below 2**31"),
+        ({"batch_size": "4"}, "batch_size is '4', of type str"),
+        ({"rate": "0.1"}, "rate is '0.1', of type str"),
+        ({"rate": True}, "rate is True, of type bool"),
+        ({"name": 3}, "name is 3, of type int"),
+        ({"widths": 3}, "widths is 3, of type int"),
+        ({"limit": "none"}, "limit is 'none', of type str"),
+        ({"verbose": 1}, "verbose is 1, of type int"),
     ],
 )
 def test_bad_config_is_named(change: dict[str, Any], words: str) -> None:
-    digits = experiment(lambda config: jn.data.digits())
+    typed = dataclasses.replace(experiment(lambda config: jn.data.digits()), config=Typed())
     with pytest.raises(jn.ConfigError, match=re.escape(words)):
-        jn.fit(digits.replace(**change), record=False, progress="none")
+        jn.fit(typed.replace(**change), record=False, progress="none")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rate": 1}, {"rate": np.float32(0.5)}, {"limit": 3}, {"widths": [4, 5]}, {"batch_size": np.int64(4)}]
+)
+def test_a_value_that_serves_as_its_field_is_no_mistake(fields: dict[str, Any]) -> None:
+    check_config(Typed(**fields))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 3}, r"'num_steps' is a field of the config.*experiment\.replace"),
+        ({"rate": 3}, "'rate' is a field of the config"),
+        ({"out_dir": "x"}, "did you mean 'run_dir'"),
+        ({"patients": 1}, "did you mean 'patience'"),
+    ],
+)
+def test_the_option_or_field_that_is_meant_is_named(options: dict[str, Any], words: str) -> None:
+    typed = dataclasses.replace(experiment(lambda config: jn.data.digits()), config=Typed())
+    with pytest.raises(jn.ConfigError, match=words):
+        jn.fit(typed, **options)
+    with pytest.raises(jn.ConfigError, match=words):
+        jn.sweep(typed, jn.grid(seed=[0, 1]), **options)
 
 
 def test_a_config_without_what_the_loop_reads_is_named() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli.cluster import ClusterOptions
-from jaxnn.cli.script import parse
+from jaxnn.cli.script import COMMANDS, parse
 from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> jn.Run:
     """A script's run in this process."""
-    return jn.main(experiment or tiny.experiment(), [*QUICK, *map(str, arguments)])
+    words = list(map(str, arguments))
+    how = [] if words and words[0] in COMMANDS else QUICK
+    return jn.main(experiment or tiny.experiment(), [*how, *words])
 
 
 def fails(
@@ -89,6 +91,16 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
     ("arguments", "words"),
     [
         (["--learning-rate", "fast"], "--learning-rate.*'fast'"),
+        (["--lr", "0.1"], "^error: there is no flag --lr: did you mean --learning-rate"),
+        (["--epochs=3"], "^error: there is no flag --epochs: did you mean --num-steps"),
+        (["sweep", "--lr", "0.1", "0.2"], "^error: .*--learning-rate"),
+        (["plan", "--bs", "8"], "^error: .*--batch-size"),
+        (["scaling", "--gpus", "2"], "^error: .*--devices"),
+        (["advise", "--lr", "1"], "^error: .*--learning-rate"),
+        (["--num-steps", "9" * 20], "^error: num_steps is 9+, and must be below"),
+        (["--resume", "x" * 300], "^error: x+.*: File name too long"),
+        (["--run-dir", "a\udcffb"], r"^error: a\\udcffb is not UTF-8"),
+        (["--resume", "a\x1b[2J\nb"], r"^error: a\\x1b\[2J\\nb holds no run"),
         (["--batch-size", "3.5"], r"--batch-size.*'3\.5'"),
         (["--monitor-mode", "up"], "'up'.*--monitor-mode.*auto.*min.*max"),
         (["--num-steps", "0"], "^error: num_steps is 0, and must be a whole number of at least 1.$"),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxnn.loop.signals import Farewell, interruptible
-from jaxnn.types import JaxnnError, TrainingError
+from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 BAD_INPUT = 2
 FAILED = 1
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 # sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
 RESUMABLE = 75
+# What the system refuses of a path that a user gave; a file that is missing may as well be a defect.
+UNUSABLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 STOPPED_AT_ONCE = "interrupted at once; what was saved before is kept, see `jaxnn runs`"
 
 
@@ -45,7 +48,22 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
                 end(text, status)
             if isinstance(error, JaxnnError):
                 end(f"error: {error}", FAILED if isinstance(error, TrainingError) else BAD_INPUT)
+            if isinstance(error, OSError) and error.errno in UNUSABLE:
+                end(f"error: {error.filename or 'a file'}: {error.strerror}: choose another path.", BAD_INPUT)
             raise
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Refuses words that are not in the encoding of file names: JAX and the files of a record take text alone.
+
+    Raises:
+        ConfigError: one is; it is named with its bytes as escapes.
+    """
+    for word in arguments:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{word} is not UTF-8: use another name.") from None
 
 
 def end(text: str, status: int) -> None:

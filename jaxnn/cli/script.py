@@ -13,9 +13,9 @@ from jaxnn.advise import Advice, AdviseOptions, advise
 from jaxnn.cli.cache import enable_compile_cache
 from jaxnn.cli.cluster import ClusterOptions, check_alone, processes
 from jaxnn.cli.cores import use_all_cores
-from jaxnn.cli.errors import INTERRUPTED, RESUMABLE, sentences
+from jaxnn.cli.errors import INTERRUPTED, RESUMABLE, check_text, sentences
 from jaxnn.cli.scaling import TOLD, run_scaling
-from jaxnn.cli.sweeping import flag_fields, parse_values, run_sweep
+from jaxnn.cli.sweeping import check_flags, parse_values, run_sweep
 from jaxnn.loop import Run, fit
 from jaxnn.loop.options import DEFAULTS
 from jaxnn.record import config_from_json, is_sweep, read_run
@@ -63,6 +63,7 @@ def main(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     with sentences(_resumed(arguments), owns_process=argv is None):
+        check_text(arguments)
         command, arguments = _command(arguments, command or ("run" if points is None else "sweep"))
         if command == "scaling":
             return _scaling(experiment, arguments)
@@ -149,7 +150,7 @@ def parse(
     import tyro
 
     default = experiment.config
-    flag_fields(default, type(options), ClusterOptions)
+    check_flags(arguments, default, type(options), ClusterOptions)
     if (directory := _resumed(arguments)) is not None:
         default = config_from_json(read_run(directory)["config"], default)
     # Made here because the config's type is only known here.

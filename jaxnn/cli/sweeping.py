@@ -17,7 +17,7 @@ from jaxnn.sweeps import Halving, Points, Sweep, SweepOptions, grid, halving, sw
 from jaxnn.sweeps.design.members import field_names, field_value, with_fields
 from jaxnn.sweeps.design.points import override
 from jaxnn.sweeps.engine.resuming import recorded_points
-from jaxnn.types import ConfigError, Experiment
+from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 # Types whose values are words of a command line each; those of all others are given as one word a value.
 WORDS = (int, float, str, bool)
@@ -88,6 +88,7 @@ def _parse(
 
     config = experiment.config
     flags = flag_fields(config, Design, SweepOptions)
+    check_flags(arguments, config, *map(type, options.values()))
     fields = {name: _type_of(config, name) for name in flags.values()}
     axes: type = dataclasses.make_dataclass(
         "Axes",
@@ -155,6 +156,27 @@ def flag_fields(config: Any, *forms: type) -> dict[str, str]:
             )
         flags[flag] = name
     return flags
+
+
+def check_flags(arguments: Sequence[str], config: Any, *forms: type) -> None:
+    """Refuses a flag that goes by another name here; those that are merely misspelt are answered by the parser.
+
+    Args:
+        arguments: the command line.
+        config: whose fields are flags.
+        forms: dataclasses whose fields are flags beside them.
+
+    Raises:
+        ConfigError: two fields would be one flag, or a flag is called otherwise.
+    """
+    known = {*flag_fields(config, *forms), *(field.name for form in forms for field in dataclasses.fields(form))}
+    for word in arguments:
+        flag = word.partition("=")[0]
+        name = flag.removeprefix("--").replace("-", "_")
+        usual = next((target for target in known if name in USUAL_NAMES.get(target, ())), None)
+        if flag.startswith("--") and name not in known and usual is not None:
+            steps = " (updates, not epochs)" if "epoch" in name else ""
+            raise ConfigError(f"there is no flag {flag}: did you mean --{usual.replace('_', '-')}{steps}?")
 
 
 def _type_of(config: Any, name: str) -> Any:

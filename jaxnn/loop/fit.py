@@ -42,7 +42,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
-    options = with_changes(options or RunOptions(), changes)
+    options = with_changes(options or RunOptions(), changes, experiment.config)
     # Of several processes one tells of the run.
     progress = options.progress if is_leader() else "none"
     lines = "none" if progress == "none" else "plain"
@@ -124,7 +124,7 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
     one wait a window; ``break`` ends the run, saved. Signals are the caller's: Ctrl-C raises as ever, and what was
     saved until then is kept.
     """
-    return Iteration(experiment, with_changes(options or RunOptions(), changes))
+    return Iteration(experiment, with_changes(options or RunOptions(), changes, experiment.config))
 
 
 def _watch(session: Session, around: contextlib.ExitStack, *, aloud: bool) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxnn.loop.field_types import check_types
 from jaxnn.loop.plan import Plan, near_divisor
 from jaxnn.parallel import STRATEGIES, parse_mesh
-from jaxnn.types import ConfigError, suggest
+from jaxnn.types import ConfigError, nearest, suggest
 
 # A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
 NUM_EVALUATIONS = 10
@@ -148,8 +149,13 @@ def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None
 DEFAULTS = RunOptions()
 
 
-def with_changes[Options](options: Options, changes: Mapping[str, Any]) -> Options:
+def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
     """The options, of a run or of a sweep, with other values for some of them.
+
+    Args:
+        options: those to change.
+        changes: values by name.
+        config: the experiment's, whose fields may be meant.
 
     Raises:
         ConfigError: an option that there is not; the message names those there are.
@@ -157,16 +163,29 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any]) -> Optio
     known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
     for name in changes:
         if name not in known:
+            _check_no_field(name, known, config)
             raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
     return dataclasses.replace(options, **changes)  # type: ignore[type-var]
 
 
+def _check_no_field(name: str, options: Iterable[str], config: Any) -> None:
+    """Raises ConfigError if ``name``, which is none of ``options``, means a field of ``config`` rather than one."""
+    fields = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
+    field = nearest(name, fields)
+    if field is not None and nearest(name, [*options, *fields]) == field:
+        raise ConfigError(
+            f"there is no run option {name!r}, and {field!r} is a field of the config: set it with "
+            f"experiment.replace({field}=…)."
+        )
+
+
 def check_config(config: Any) -> None:
-    """Checks the three config fields that the loop itself reads, and the sign of every ``learning_rate``.
+    """Checks the types of a config's fields, the three that the loop itself reads, and every ``learning_rate``.
 
     Raises:
         ConfigError: one is missing or cannot be used.
     """
+    check_types(config)
     for name, least in (("batch_size", 1), ("num_steps", 1), ("seed", 0)):
         if not hasattr(config, name):
             raise ConfigError(
@@ -174,8 +193,9 @@ def check_config(config: Any) -> None:
                 "and seed."
             )
         check_count(name, getattr(config, name), least)
-    if config.seed >= 2**32:
-        raise ConfigError(f"seed is {config.seed}, and must be below 2**32.")
+    for name, bits in (("seed", 32), ("num_steps", 31)):
+        if (value := getattr(config, name)) >= 2**bits:
+            raise ConfigError(f"{name} is {value}, and must be below 2**{bits}.")
     _check_learning_rates(config)
 
 

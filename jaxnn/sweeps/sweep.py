@@ -38,7 +38,7 @@ def sweep(
         ConfigError, DataError, RecordError: the sweep cannot start; nothing was written. A point that cannot be run is
             no such error: its member has the status ``failed`` and says why.
     """
-    options = with_changes(options or SweepOptions(), changes)
+    options = with_changes(options or SweepOptions(), changes, experiment.config)
     if points is None:
         if options.resume is None:
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
