@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import resource
 import sys
 
 import jax
@@ -71,6 +72,18 @@ def test_available_bytes_of_the_host() -> None:
     page = os.sysconf("SC_PAGE_SIZE")
     unused, installed = (os.sysconf(name) * page for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"))
     assert on_host is not None and unused / 2 < on_host <= installed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the address space")
+def test_a_limit_on_the_address_space_leaves_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = os.sysconf("SC_PAGE_SIZE")
+    taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * page
+    limit = taken + 2**26
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    left = available_bytes(jax.devices("cpu")[0])
+    assert left is not None and left <= 2**27
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (taken // 2, resource.RLIM_INFINITY))
+    assert available_bytes(jax.devices("cpu")[0]) == 0
 
 
 @pytest.mark.parametrize(

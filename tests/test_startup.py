@@ -128,6 +128,29 @@ def interrupted(
             process.kill()
 
 
+MEMORY = """
+import resource, sys
+import jax
+import jaxnn as jn
+from tests import tiny
+
+jax.config.update("jax_num_cpu_devices", 2)
+jax.devices()
+taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 2**29, resource.RLIM_INFINITY))
+model = jn.models.MLP((2_000, 2_000, 3))
+jn.main(tiny.experiment(model=model), ["sweep", "--seed", *map(str, range(16)), "--no-record"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
+def test_a_sweep_that_does_not_fit_in_the_address_space_ends_with_one_line() -> None:
+    done = shell.python("-c", MEMORY, JAX_ENABLE_COMPILATION_CACHE="false")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("error: ") and "member" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [[], ["sweep", "--seed", "0", "1", "--devices", "1"]])
 def test_a_signal_during_a_long_compilation_ends_a_script_at_once(command: list[str], tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
                 end(f"error: {error}", FAILED if isinstance(error, TrainingError) else BAD_INPUT)
             if isinstance(error, OSError) and error.errno in UNUSABLE:
                 end(f"error: {error.filename or 'a file'}: {error.strerror}: choose another path.", BAD_INPUT)
+            if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                end(f"error: memory ran out ({error}): make the batch or the model smaller.", FAILED)
             raise
 
 

@@ -44,14 +44,17 @@ def peak_memory_bytes() -> tuple[int, str]:
 
 
 def available_bytes(device: jax.Device) -> int | None:
-    """Bytes that may still be taken on ``device``; for a CPU the host's free memory; None: unknown.
+    """Bytes that may still be taken on ``device``; None: unknown.
 
-    A limit set on a container, below the host's memory, is not seen.
+    For a CPU the host's free memory, or what a limit on this process's address space or its container leaves of it.
     """
     stats = device.memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-    return _available_host_bytes() if device.platform == "cpu" else None
+    if device.platform != "cpu":
+        return None
+    known = [left for left in (_available_host_bytes(), _address_space_left(), _container_left()) if left is not None]
+    return max(0, min(known)) if known else None
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -69,6 +72,28 @@ def _peak_resident_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _address_space_left() -> int | None:
+    """Beyond a limit on the address space XLA does not fail but waits for ever: its threads cannot allocate."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    taken = pathlib.Path("/proc/self/statm")
+    if limit == resource.RLIM_INFINITY or not taken.exists():
+        return None
+    return limit - int(taken.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_left(root: str = "/sys/fs/cgroup") -> int | None:
+    """What the limit of a container (cgroup v2) leaves; files that are cached there can be dropped."""
+    folder = pathlib.Path(root)
+    try:
+        limit, taken = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return None
+    return None if limit == "max" else int(limit) - taken + int(counts.get("inactive_file", 0))
 
 
 def _available_host_bytes() -> int | None:

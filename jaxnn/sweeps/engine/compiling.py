@@ -13,7 +13,7 @@ import numpy as np
 from jaxnn.loop.compiling import Programs, for_one_call
 from jaxnn.loop.evaluating import evaluation_pieces, mean_metrics
 from jaxnn.loop.programs import Totals, TrainProgram
-from jaxnn.observe import available_bytes, nbytes, temporary_bytes
+from jaxnn.observe import available_bytes, format_bytes, nbytes, temporary_bytes
 from jaxnn.parallel import shardings_of
 from jaxnn.sweeps.engine.layout import HostStates, key_words, lay_out, member_state, to_host
 from jaxnn.sweeps.engine.population import (
@@ -26,7 +26,7 @@ from jaxnn.sweeps.engine.population import (
     population_sharding,
     totals_sharding,
 )
-from jaxnn.types import Array, PyTree, Source, Task, TrainState
+from jaxnn.types import Array, PyTree, Source, Task, TrainingError, TrainState
 
 # States are made so many at a time, at the most: one after another, whatever their number.
 MOST_AT_ONCE = 64
@@ -55,6 +55,7 @@ class GroupPrograms:
     @functools.cached_property
     def initial(self) -> HostStates:
         """The states of all members before the first step, on the host; made a few at a time by one program."""
+        self._check_host()
         count, parts = self._init_count, []
         for first in range(0, self.num_members, count):
             # The last few are filled up with the last member.
@@ -159,6 +160,15 @@ class GroupPrograms:
     def member_bytes(self) -> int:
         """What the state of one member takes."""
         return nbytes(self.solo.shapes)
+
+    def _check_host(self) -> None:
+        """Raises TrainingError if the host has no room for the states of all members, and again as they are made."""
+        needed, free = 2 * self.num_members * self.member_bytes, available_bytes(jax.local_devices(backend="cpu")[0])
+        if free is not None and needed > free:
+            raise TrainingError(
+                f"the states of {self.num_members} members take {format_bytes(needed)} of the host's memory while they "
+                f"are made, and {format_bytes(free)} are free: sweep fewer at a time, as with shard='1/4'."
+            )
 
     @functools.cached_property
     def _init(self) -> Any:

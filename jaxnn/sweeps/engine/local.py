@@ -139,7 +139,7 @@ def _first_group(plan: SweepPlan) -> GroupRun:
     for group in plan.groups:
         try:
             return opened_group(plan, group)
-        except (DataError, TrainingError, jax.errors.JaxRuntimeError) as error:
+        except (DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError) as error:
             failure = error
     raise TrainingError(f"no group of the sweep can be trained; the last, {reason(failure)}") from failure
 

@@ -31,7 +31,7 @@ from jaxnn.sweeps.results.outcomes import LOST
 from jaxnn.types import ConfigError, DataError, TrainingError
 
 # What may befall one group and leaves the others as they are; a disk that is full is not among it.
-FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError)
+FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError)
 
 
 @dataclasses.dataclass
