@@ -1,5 +1,6 @@
 """jaxnn: functional deep learning on JAX. An experiment is a value; transformations fill the machine."""
 
+from jaxnn import _importing
 from jaxnn import data as data
 from jaxnn import models as models
 from jaxnn import nn as nn
@@ -55,3 +56,5 @@ from jaxnn.types import TrainingError as TrainingError
 from jaxnn.types import TrainState as TrainState
 
 __version__ = "0.1.0"
+
+_importing.done()

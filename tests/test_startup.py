@@ -86,9 +86,8 @@ def test_a_resumed_script_that_is_interrupted_early_can_be_resumed_again(
     assert f"--resume {tmp_path / 'run'}" in said
 
 
-# A network that XLA compiles for many seconds, and calls that take as long as is asked for.
+# A network that XLA compiles for the longer the deeper it is, and computes for the longer the more loops it has.
 SLOW = """
-import time
 import jax, jax.numpy as jnp
 import jaxnn as jn
 from tests import tiny
@@ -97,20 +96,18 @@ def apply(params, inputs):
     values = inputs
     for _ in range({depth}):
         values = jnp.sort(jnp.sin(values @ params["kernel"]), axis=-1)[:, ::-1]
-    if {seconds}:
-        jax.debug.callback(lambda: time.sleep({seconds}), ordered=False)
-    return tiny.apply(params, values)
+    start = jax.lax.stop_gradient(values)
+    again = jax.lax.fori_loop(0, {loops}, lambda _, value: jnp.sort(jnp.sin(value), axis=-1), start)
+    return tiny.apply(params, values + 0.0 * again)
 
 if __name__ == "__main__":
     jn.main(tiny.experiment(model=(tiny.init, apply), num_steps=1_000_000))
 """
 
 
-def interrupted(
-    folder: Path, flags: list[str], wait_for: str, *pauses: float, depth: int = 0, seconds: float = 0
-) -> Any:
+def interrupted(folder: Path, flags: list[str], wait_for: str, *pauses: float, depth: int = 0, loops: int = 0) -> Any:
     """A script that gets SIGINT after each pause once it prints ``wait_for``: status, seconds to its end, errors."""
-    (folder / "slow.py").write_text(SLOW.format(depth=depth, seconds=seconds))
+    (folder / "slow.py").write_text(SLOW.format(depth=depth, loops=loops))
     variables = {**os.environ, "PYTHONPATH": str(shell.ROOT), "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, str(folder / "slow.py"), *flags, "--progress", "plain"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -143,6 +140,24 @@ jn.main(tiny.experiment(model=model), ["sweep", "--seed", *map(str, range(16)), 
 """
 
 
+def test_a_script_that_is_interrupted_while_it_imports_jaxnn_says_so(tmp_path: Path) -> None:
+    # A stand-in for JAX's own modules, which are imported for seconds.
+    (tmp_path / "optax.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = shell.python("-c", "import jaxnn", PYTHONPATH=f"{tmp_path}{os.pathsep}{shell.ROOT}")
+    assert (done.returncode, done.stderr) == (130, "interrupted while importing jaxnn\n")
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_a_script_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.format(depth=0, loops=0))
+    command = (
+        f"{sys.executable} slow.py --no-record --progress plain --steps-per-call 100 --report-every 100 | head -n 3"
+    )
+    variables = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=120)
+    assert done.stderr == "error: standard output was closed, as by `head`.\n"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
 def test_a_sweep_that_does_not_fit_in_the_address_space_ends_with_one_line() -> None:
@@ -163,6 +178,6 @@ def test_a_signal_during_a_long_compilation_ends_a_script_at_once(command: list[
 @pytest.mark.slow
 def test_a_second_signal_ends_a_script_at_once_while_a_call_is_computed(tmp_path: Path) -> None:
     flags = ["--no-record", "--steps-per-call", "1000", "--report-every", "1000", "--eval-every", "0"]
-    status, seconds, errors = interrupted(tmp_path, flags, "steps per call", 5.0, 1.0, seconds=0.5)
+    status, seconds, errors = interrupted(tmp_path, flags, "steps per call", 5.0, 1.0, loops=100_000)
     assert status == 130 and "Traceback" not in errors and seconds < 10, errors
     assert "stopping after the current window" in errors and "interrupted at once" in errors

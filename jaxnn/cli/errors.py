@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxnn.loop.signals import Farewell, interruptible
+from jaxnn.loop.signals import Farewell, interruptible, leave
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 BAD_INPUT = 2
@@ -45,9 +46,18 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
             if interruption.at_once or isinstance(error, KeyboardInterrupt):
                 # Also where another exception took the place of KeyboardInterrupt on its way through C++ code.
                 status, text = farewell.after(interruption)
-                end(text, status)
+                if not isinstance(error, SystemExit):  # which has said why
+                    print(visible(text), file=sys.stderr)
+                if owns_process:
+                    # Python's own way waits for what is still computed.
+                    leave(status)
+                raise SystemExit(status) from None
             if isinstance(error, JaxnnError):
                 end(f"error: {error}", FAILED if isinstance(error, TrainingError) else BAD_INPUT)
+            if isinstance(error, BrokenPipeError):
+                # Python would try again to write what is left, and fail, when it ends.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                end("error: standard output was closed, as by `head`.", FAILED)
             if isinstance(error, OSError) and error.errno in UNUSABLE:
                 end(f"error: {error.filename or 'a file'}: {error.strerror}: choose another path.", BAD_INPUT)
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):

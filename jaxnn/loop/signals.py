@@ -157,12 +157,8 @@ class Interruption:
         """Ends the process where it stands: C++ code cannot be interrupted, and a record is whole at any time."""
         assert self.farewell is not None
         status, text = self.farewell.after(self)
-        with contextlib.suppress(OSError, ValueError):
-            if sys.stdout.isatty():
-                sys.stdout.write(SHOW_CURSOR)
-            sys.stdout.flush()
         _say(text)
-        os._exit(status)
+        leave(status)
 
 
 @contextlib.contextmanager
@@ -202,6 +198,16 @@ def _is_ignored_in(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process without waiting for anything; what was printed is seen, and a terminal has its cursor."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stdout.isatty():
+            sys.stdout.write(SHOW_CURSOR)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
 
 
 def _say(text: str) -> None:
