@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Sequence
 
@@ -59,19 +60,20 @@ class ClusterOptions:
 
 
 @contextlib.contextmanager
-def processes(options: ClusterOptions, device: str | None = None) -> Iterator[None]:
+def processes(options: ClusterOptions, device: str | None = None, *, interrupted: int = INTERRUPTED) -> Iterator[None]:
     """One process of several within the block, where it is one; see ``jaxnn.parallel.processes.joined``.
 
     Args:
         options: which, and what of the machine is opened.
         device: the kind that the run asks for; a CPU's run opens nothing else.
+        interrupted: the status that the others end with where this one is interrupted at once.
     """
     _open_machine(options, device)
     if (place := options.place()) is None:
         yield
         return
     _keep_off_proxies()
-    with joined(place, _status_of):
+    with joined(place, functools.partial(_status_of, interrupted=interrupted)):
         yield
 
 
@@ -103,12 +105,12 @@ def check_alone(arguments: Sequence[str], command: str) -> None:
             raise ConfigError(f"{flag} makes one run of several processes, and {command} is for one process: {others}.")
 
 
-def _status_of(error: BaseException) -> int:
+def _status_of(error: BaseException, interrupted: int) -> int:
     """The exit status that ``error`` ends a script with."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return interrupted
     return BAD_INPUT if isinstance(error, JaxnnError) and not isinstance(error, TrainingError) else FAILED
 
 

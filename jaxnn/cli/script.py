@@ -77,7 +77,8 @@ def main(
             return _advise(experiment, arguments)
         config, options, cluster = parse(experiment, arguments)
         enable_compile_cache()
-        with processes(cluster, options.device):
+        interrupted = INTERRUPTED if options.resume is None else RESUMABLE
+        with processes(cluster, options.device, interrupted=interrupted):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
