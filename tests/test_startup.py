@@ -66,13 +66,21 @@ def test_a_signal_before_the_first_step_stops_at_once_and_leaves_nothing(
     assert not (tmp_path / "run").exists() and signal.getsignal(signum) == handler
 
 
-@pytest.mark.parametrize("command", [[], ["sweep", "--seed", "0", "1"]])
+# SIGTERM is a scheduler's: it may start the run again.
+@pytest.mark.parametrize(
+    ("command", "signum", "status"),
+    [
+        ([], signal.SIGINT, 130),
+        ([], signal.SIGTERM, 75),
+        (["sweep", "--seed", "0", "1"], signal.SIGINT, 130),
+    ],
+)
 def test_a_script_that_is_interrupted_before_its_first_step_says_so(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    command: list[str], signum: signal.Signals, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    experiment = loading(lambda: signal.raise_signal(signal.SIGINT))
+    experiment = loading(lambda: signal.raise_signal(signum))
     words = [*command, "--no-record", "--progress", "none"]
-    said = shell.fails(capsys, lambda arguments: jn.main(experiment, arguments), *words, status=130)
+    said = shell.fails(capsys, lambda arguments: jn.main(experiment, arguments), *words, status=status)
     assert said.startswith("interrupted before")
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Sequence
 
 import jax
 
-from jaxnn.cli.errors import BAD_INPUT, FAILED, INTERRUPTED
+from jaxnn.cli.errors import BAD_INPUT, FAILED, RESUMABLE
 from jaxnn.loop.options import check_count
 from jaxnn.parallel.processes import Place, detect_place, joined
 from jaxnn.parallel.processes.place import EXPLICIT, LOST_AFTER, START_TIMEOUT
@@ -60,20 +59,19 @@ class ClusterOptions:
 
 
 @contextlib.contextmanager
-def processes(options: ClusterOptions, device: str | None = None, *, interrupted: int = INTERRUPTED) -> Iterator[None]:
+def processes(options: ClusterOptions, device: str | None = None) -> Iterator[None]:
     """One process of several within the block, where it is one; see ``jaxnn.parallel.processes.joined``.
 
     Args:
         options: which, and what of the machine is opened.
         device: the kind that the run asks for; a CPU's run opens nothing else.
-        interrupted: the status that the others end with where this one is interrupted at once.
     """
     _open_machine(options, device)
     if (place := options.place()) is None:
         yield
         return
     _keep_off_proxies()
-    with joined(place, functools.partial(_status_of, interrupted=interrupted)):
+    with joined(place, _status_of):
         yield
 
 
@@ -105,12 +103,12 @@ def check_alone(arguments: Sequence[str], command: str) -> None:
             raise ConfigError(f"{flag} makes one run of several processes, and {command} is for one process: {others}.")
 
 
-def _status_of(error: BaseException, interrupted: int) -> int:
-    """The exit status that ``error`` ends a script with."""
+def _status_of(error: BaseException) -> int:
+    """The exit status that the other processes end with after ``error`` in this one."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, KeyboardInterrupt):
-        return interrupted
+        return RESUMABLE  # they lost a process, as if it had been killed
     return BAD_INPUT if isinstance(error, JaxnnError) and not isinstance(error, TrainingError) else FAILED
 
 

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxnn.loop.signals import RESUMABLE as RESUMABLE
 from jaxnn.loop.signals import Farewell, interruptible, leave
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 BAD_INPUT = 2
 FAILED = 1
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
-# sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, is saved, and can be resumed.
-RESUMABLE = 75
 # What the system refuses of a path that a user gave; a file that is missing may as well be a defect.
 UNUSABLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 STOPPED_AT_ONCE = "interrupted at once; what was saved before is kept, see `jaxnn runs`"

@@ -77,8 +77,7 @@ def main(
             return _advise(experiment, arguments)
         config, options, cluster = parse(experiment, arguments)
         enable_compile_cache()
-        interrupted = INTERRUPTED if options.resume is None else RESUMABLE
-        with processes(cluster, options.device, interrupted=interrupted):
+        with processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)

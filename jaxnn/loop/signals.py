@@ -24,6 +24,8 @@ TAKEN_SECONDS = 0.5
 RETRY_SECONDS = 0.01
 # What the thread is sent besides the numbers of signals.
 OVER, AGAIN = 0, 255
+# sysexits' EX_TEMPFAIL, "try again later": the run was interrupted, and can be resumed or started again.
+RESUMABLE = 75
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -31,7 +33,7 @@ class Farewell(NamedTuple):
     """How a process ends that is stopped at once.
 
     Attributes:
-        early_status: its exit status before training started.
+        early_status: its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again.
         early_text: what it then prints on standard error.
         second_status: its exit status after a second signal.
         second_text: what it then prints.
@@ -44,8 +46,9 @@ class Farewell(NamedTuple):
 
     def after(self, interruption: Interruption) -> tuple[int, str]:
         """The status and the text after ``interruption``."""
-        early = interruption.signum is None
-        return (self.early_status, self.early_text) if early else (self.second_status, self.second_text)
+        if interruption.signum is not None:
+            return self.second_status, self.second_text
+        return (RESUMABLE if interruption.ended_by == signal.SIGTERM else self.early_status), self.early_text
 
 
 class Interruption:
@@ -59,18 +62,23 @@ class Interruption:
 
     Attributes:
         signum: the number of the signal that asked to stop after what is under way; None: no signal did.
-        at_once: whether everything is to end at once: after a second signal, or one before training started.
+        ended_by: the number of the signal that ends everything at once, a second one or one before training started.
     """
 
     def __init__(self, farewell: Farewell | None = None) -> None:
         self.signum: int | None = None
-        self.at_once = False
+        self.ended_by: int | None = None
         self.farewell = farewell
         self._finishes: str | None = None
         self._breaks_off = False
         self._taken = self._handled = self._repeated = 0
         self._outbox: socket.socket | None = None
         self._deadline = math.inf
+
+    @property
+    def at_once(self) -> bool:
+        """Whether everything is to end at once."""
+        return self.ended_by is not None
 
     @contextlib.contextmanager
     def finishing(self, what: str, *, breaks_off: bool = False) -> Iterator[None]:
@@ -147,7 +155,7 @@ class Interruption:
         elif self.at_once and self.farewell:
             self._leave()
         else:
-            self.at_once = True
+            self.ended_by = signum
             self._deadline = time.monotonic() + GRACE_SECONDS if self.farewell else math.inf
         self._taken += 1
         if wish:
