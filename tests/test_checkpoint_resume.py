@@ -1,5 +1,7 @@
 """A run or a sweep whose newest checkpoint is damaged goes on from the one before it, says so, and loses nothing."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,7 @@ def test_a_sweep_goes_on_from_the_checkpoint_before_too(
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(running, "_process", process)
         jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **how)
+    shutil.copytree(tmp_path / "sweep", tmp_path / "lost")
     group = tmp_path / "sweep" / "groups" / "0"
     newest = max((path for path in group.iterdir()), key=lambda path: int(path.name))
     flip(newest / "default" / "_METADATA")
@@ -145,3 +148,12 @@ def test_a_sweep_goes_on_from_the_checkpoint_before_too(
     assert told in " ".join(capsys.readouterr().out.split())
     assert rest.status == "finished"
     assert [member.final for member in rest.members] == [member.final for member in whole.members]
+
+    # Metrics that are lost of what its checkpoint holds, before it is over and after.
+    for lost in ((1, 5), (1, 10)):
+        lines = tiny.lines(tmp_path / "lost")
+        kept = [line for line in lines if (line["member"], line["step"]) != lost]
+        (tmp_path / "lost" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+        jn.sweep(tiny.experiment(), resume=tmp_path / "lost", progress="plain", devices=1)
+        assert "metrics.jsonl is damaged" in " ".join(capsys.readouterr().out.split())
+        assert [line for line in tiny.lines(tmp_path / "lost") if line in kept] == kept

@@ -108,24 +108,6 @@ def test_no_metrics_yet(tmp_path: Path) -> None:
     assert record.read_metrics(tmp_path) == []
 
 
-def test_rewinding_drops_what_will_be_written_again(tmp_path: Path) -> None:
-    with record.open_record(tmp_path) as opened:
-        for step in (5, 10, 15):
-            opened.report({"step": step})
-    with record.open_record(tmp_path) as opened:
-        assert record.rewind_metrics(tmp_path, 10) == [{"step": 5}, {"step": 10}]
-        opened.report({"step": 16})
-    assert [line["step"] for line in record.read_metrics(tmp_path)] == [5, 10, 16]
-
-
-def test_rewinding_mends_a_torn_line(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n{"st')
-    with record.open_record(tmp_path) as opened:
-        record.rewind_metrics(tmp_path, 5)
-        opened.report({"step": 10})
-    assert [line["step"] for line in record.read_metrics(tmp_path)] == [5, 10]
-
-
 # --- one directory, one writer ---
 
 

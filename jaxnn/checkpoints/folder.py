@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 # What a step's folder is called besides while it is written, and while it is taken away.
 UNFINISHED = ".unfinished"
@@ -15,6 +16,25 @@ REMOVED = ".removed"
 DAMAGED = "damaged"
 # A step's metrics in its folder, as Orbax writes them.
 METRICS = Path("metrics", "metrics")
+# A run's folder of checkpoints, and in one of them that of its arrays.
+FOLDER = "checkpoints"
+ITEM = "default"
+# The step whose state it is, and how much of the log of metrics had been written by then.
+ABOUT_FILE = "checkpoint.json"
+
+
+class Log(NamedTuple):
+    """The part of a log of metrics that had been written when a state was saved.
+
+    Attributes:
+        file: the log, synced to the disk before the checkpoint is complete.
+        lines: the number of lines that belong to the checkpoint.
+        sha256: the SHA-256 of those lines, in hexadecimal.
+    """
+
+    file: Path
+    lines: int
+    sha256: str
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -40,6 +60,28 @@ def metrics_of_step(folder: Path, step: int) -> dict[str, float]:
         return {name: float(value) for name, value in metrics.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def write_about(folder: Path, step: int, log: Log | None) -> None:
+    """Notes in the unfinished checkpoint whose state it is, and syncs the log of metrics that belongs to it."""
+    about: dict[str, Any] = {"step": step, "log": None}
+    if log is not None:
+        about["log"] = {"lines": log.lines, "sha256": log.sha256}
+        with log.file.open("rb") as file:
+            os.fsync(file.fileno())
+        # The names of the log and of the checkpoints' folder.
+        _sync(log.file.parent)
+    (unfinished_path(folder, step) / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+
+
+def read_about(folder: Path, step: int) -> dict[str, Any]:
+    """What `write_about` noted, in a checkpoint that is as it was saved.
+
+    Raises:
+        OSError: it is missing.
+    """
+    about: dict[str, Any] = json.loads((step_path(folder, step) / ABOUT_FILE).read_text())
+    return about
 
 
 def finish(folder: Path, step: int) -> None:

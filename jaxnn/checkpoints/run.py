@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnn.checkpoints import folder as folders
-from jaxnn.checkpoints.sums import find_damage
+from jaxnn.checkpoints.sums import step_damage
 from jaxnn.checkpoints.team import ALONE, Team
 from jaxnn.checkpoints.trees import UNREADABLE, first_line, read_tree
 from jaxnn.checkpoints.writer import Writer
@@ -34,11 +34,13 @@ class Restored[State](NamedTuple):
     Attributes:
         step: whose it is.
         state: the state.
+        log: the ``lines`` and ``sha256`` of the log of metrics that belong to it, or None.
         damaged: the newer checkpoints, newest first, which are not.
     """
 
     step: int
     state: State
+    log: Mapping[str, Any] | None
     damaged: tuple[Damage, ...]
 
 
@@ -63,10 +65,16 @@ class Checkpoints:
     team: Team = ALONE
     _writer: Writer | None = None
 
-    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float]) -> None:
+    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: folders.Log | None = None) -> None:
         """Starts saving ``state``, such as a `TrainState`; returns once the arrays are copied, before they are written.
 
         A step that has a checkpoint keeps the one it has.
+
+        Args:
+            step: its number.
+            state: what is saved.
+            metrics: what was measured of it, by name.
+            log: what of the run's metrics belongs to it.
 
         Raises:
             RecordError: the disk refused, in this save or the one before it.
@@ -75,7 +83,7 @@ class Checkpoints:
             self._writer = Writer(self.folder, self._remove_superfluous, self.team)
         if step not in self.steps():
             known = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-            self._writer.start(step, state._asdict(), known)
+            self._writer.start(step, state._asdict(), known, log)
 
     def wait(self) -> None:
         """Blocks until the save under way is on the disk."""
@@ -116,7 +124,7 @@ class Checkpoints:
         """
         if step not in (there := self.steps()):
             raise RecordError(f"there is no checkpoint of step {step} in {self.folder}: there are those of {there}.")
-        if (what := find_damage(folders.step_path(self.folder, step))) is not None:
+        if (what := step_damage(self.folder, step)) is not None:
             raise RecordError(
                 f"the checkpoint of step {step} in {self.folder} is damaged, {what}: bring it back from a copy, or "
                 "take another one."
@@ -129,10 +137,10 @@ class Checkpoints:
         Raises:
             RecordError: all are damaged, or the newest that is not is no state like ``like``.
         """
-        step, found = self.team.from_leader(self._newest_whole)
+        step, log, found = self.team.from_leader(self._newest_whole)
         damaged = tuple(Damage(*one) for one in found)
         if step is not None:
-            return Restored(step, self._read(step, like), damaged)
+            return Restored(step, self._read(step, like), log, damaged)
         if not damaged:
             return None
         first = damaged[0]
@@ -141,15 +149,15 @@ class Checkpoints:
             "one back from a copy, or start a new run."
         )
 
-    def _newest_whole(self) -> tuple[int | None, list[Damage]]:
-        """The newest step whose checkpoint is as it was saved, and the newer ones that are not."""
+    def _newest_whole(self) -> tuple[int | None, dict[str, Any] | None, list[Damage]]:
+        """The newest step whose checkpoint is as it was saved, its log, and the newer ones that are not."""
         damaged: list[Damage] = []
         for step in reversed(folders.steps_in(self.folder)):
-            what = find_damage(folders.step_path(self.folder, step))
+            what = step_damage(self.folder, step)
             if what is None:
-                return step, damaged
+                return step, folders.read_about(self.folder, step)["log"], damaged
             damaged.append(Damage(step, what))
-        return None, damaged
+        return None, None, damaged
 
     def set_aside(self, damage: Damage) -> str:
         """Moves a damaged checkpoint to where it is not taken for one; returns what to tell the user.
@@ -172,7 +180,7 @@ class Checkpoints:
 
     def _read[State: tuple[Any, ...]](self, step: int, like: State) -> State:
         try:
-            path = folders.step_path(self.folder, step) / "default"
+            path = folders.step_path(self.folder, step) / folders.ITEM
             fields: PyTree = read_tree(path, like._asdict())  # type: ignore[attr-defined]
         except UNREADABLE as error:
             raise RecordError(

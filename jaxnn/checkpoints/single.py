@@ -7,11 +7,20 @@ from pathlib import Path
 
 import jax
 
-from jaxnn.checkpoints.folder import UNFINISHED, clear_unfinished, give_name
+from jaxnn.checkpoints.folder import (
+    ABOUT_FILE,
+    FOLDER,
+    ITEM,
+    UNFINISHED,
+    clear_unfinished,
+    give_name,
+    step_path,
+    steps_in,
+)
 from jaxnn.checkpoints.quiet import tame_orbax
-from jaxnn.checkpoints.sums import SUMS_FILE, find_damage, write_sums
+from jaxnn.checkpoints.sums import SUMS_FILE, find_damage, step_damage, write_sums
 from jaxnn.checkpoints.team import Team
-from jaxnn.checkpoints.trees import UNREADABLE, UNWRITABLE, all_processes, detached, first_line, read_tree
+from jaxnn.checkpoints.trees import UNREADABLE, UNWRITABLE, all_processes, detached, first_line, read_arrays, read_tree
 from jaxnn.types import PyTree, RecordError
 
 
@@ -38,12 +47,17 @@ def save(path: Path | str, state: PyTree, team: Team) -> None:
         raise _refusal(target, failure) from failure
 
 
-def load(path: Path | str, like: PyTree) -> PyTree:
-    """Reads back what :func:`save` wrote.
+def load(path: Path | str, like: PyTree | None = None) -> PyTree:
+    """Reads a saved state: of `jn.save`, or of a run, without the run's script and data.
+
+    >>> jn.load("runs/digits/…")["params"]  # doctest: +SKIP
+    {'dense_0': {'bias': array([...], dtype=float32), ...
 
     Args:
-        path: the directory.
-        like: a pytree of the same structure, shapes and dtypes (``jax.eval_shape`` of its maker will do).
+        path: a directory that `jn.save` wrote, the checkpoint of a step (``runs/…/checkpoints/4000``), or the directory
+            of a run, whose newest checkpoint is read; its best is that of `Run.best_state`.
+        like: a pytree of the same structure, shapes, dtypes and placement (``jax.eval_shape`` of its maker will do);
+            default: NumPy arrays in dicts and lists, wherever they were saved, with a typed key as its data.
 
     Raises:
         RecordError: nothing is there, it is damaged, or it does not fit ``like``.
@@ -51,15 +65,24 @@ def load(path: Path | str, like: PyTree) -> PyTree:
     target = Path(path).absolute()
     if not target.is_dir():
         raise RecordError(f"there is no checkpoint at {target}: check the path.")
+    if steps := steps_in(target / FOLDER):
+        target = step_path(target / FOLDER, steps[-1])
+    in_run = (target / ABOUT_FILE).is_file()
     if not (target / SUMS_FILE).is_file():
         raise RecordError(
-            f"{target} does not hold a state that jn.save wrote (it has no {SUMS_FILE}): check the path, or bring "
-            "it back from a copy."
+            f"{target} holds no state (it has neither {SUMS_FILE} nor complete {FOLDER}): give what jn.save wrote, "
+            "the directory of a run, or a checkpoint in it."
         )
-    if (what := find_damage(target)) is not None:
+    what = step_damage(target.parent, int(target.name)) if in_run and target.name.isdecimal() else find_damage(target)
+    if what is not None:
         raise RecordError(f"{target} is damaged, {what}: bring it back from a copy.")
+    folder = target / ITEM if in_run else target
     try:
-        return read_tree(target, like)
+        if like is None:
+            return read_arrays(folder)
+        if in_run and isinstance(like, tuple) and hasattr(like, "_asdict"):
+            return type(like)(**read_tree(folder, like._asdict()))
+        return read_tree(folder, like)
     except UNREADABLE as error:
         raise RecordError(
             f"{target} does not hold a state like the one asked for ({first_line(error)}): load it with the model "

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from jaxnn.checkpoints.folder import files_below
+from jaxnn.checkpoints.folder import ABOUT_FILE, files_below, read_about, step_path
 
 SUMS_FILE = "SHA256SUMS"
 # A line as `sha256sum` writes it: the sum, two spaces, the name.
@@ -52,6 +52,18 @@ def find_damage(folder: Path) -> str | None:
         if changed:
             return f"its file {name} has other bytes than were saved"
     return None
+
+
+def step_damage(folder: Path, step: int) -> str | None:
+    """What is wrong with the checkpoint in ``folder`` that has the name of ``step``; None if it is as it was saved."""
+    if (what := find_damage(step_path(folder, step))) is not None:
+        return what
+    try:
+        saved = read_about(folder, step)["step"]
+    except OSError:
+        return f"its file {ABOUT_FILE} is missing"
+    # A copy of another step's, or a link to it, is whole in itself.
+    return None if saved == step else f"it holds the state of step {saved}"
 
 
 def _files(folder: Path) -> list[str]:

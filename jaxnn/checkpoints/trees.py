@@ -32,6 +32,23 @@ def read_tree(folder: Path, like: PyTree) -> PyTree:
         return checkpointer.restore(folder, like)
 
 
+def read_arrays(folder: Path) -> PyTree:
+    """The tree in ``folder`` as NumPy arrays, whatever devices it was saved on.
+
+    Raises:
+        ValueError, KeyError, TypeError, OSError: it holds no tree.
+    """
+    import orbax.checkpoint as ocp
+
+    tame_orbax()
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(), multiprocessing_options=all_processes()) as checkpointer:
+        metadata = checkpointer.metadata(folder).item_metadata
+        if metadata is None:
+            raise ValueError("it holds no arrays")
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
+        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+
 def all_processes() -> Any:
     """Orbax's word for every process, said outright.
 

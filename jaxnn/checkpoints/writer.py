@@ -50,7 +50,7 @@ class Writer:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
-    def start(self, step: int, state: PyTree, metrics: Mapping[str, float]) -> None:
+    def start(self, step: int, state: PyTree, metrics: Mapping[str, float], log: folders.Log | None) -> None:
         """Starts saving ``state``; returns once its arrays are copied, before they are written.
 
         Raises:
@@ -66,7 +66,7 @@ class Writer:
             self._checkpointer.save(folders.unfinished_path(self._folder, step), args=arguments, force=True)
         except UNWRITABLE as error:
             raise self._failure(step, error) from error
-        self._pending = self._thread.submit(self._finish, step)
+        self._pending = self._thread.submit(self._finish, step, log)
 
     def settle(self) -> None:
         """Blocks until the save under way is over, however it went."""
@@ -95,12 +95,13 @@ class Writer:
             self._thread.shutdown()
             self._checkpointer.close()
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, step: int, log: folders.Log | None) -> None:
         """Waits for Orbax, adds the sums, gives the checkpoint its name: from then on it is there."""
         try:
             self._checkpointer.wait_until_finished()
             if not self._team.leads:
                 return
+            folders.write_about(self._folder, step, log)
             write_sums(folders.unfinished_path(self._folder, step))
             folders.finish(self._folder, step)
             self._tidy()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.loop.options import RunOptions, recorded_options
 from jaxnn.loop.report import Summary
 from jaxnn.loop.resuming import continued_options, restored_facts
@@ -153,7 +154,8 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, alone:
     if refused:
         session.status = "failed"
     summary = summarise(session).as_json()
-    attempt(lambda: record.describe({**facts, "status": session.status, "summary": summary}))
+    kept = open_checkpoints(record.path / FOLDER).steps()
+    attempt(lambda: record.describe({**facts, "status": session.status, "summary": summary, "checkpoints": kept}))
     attempt(lambda: record.write("compiles.json", session.programs.ledger.as_json()))
     if session.lines and record.writes:
         figure = draw_curves(session.lines, f"{facts['name']} · {facts['data']}")

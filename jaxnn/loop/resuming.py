@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jaxnn.checkpoints import FOLDER, Restored
 from jaxnn.loop.options import RunOptions
 from jaxnn.loop.recorded_layout import recorded_layout
 from jaxnn.loop.saving import recorded_checkpoints, restore_newest
@@ -12,7 +13,7 @@ from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import status_after
 from jaxnn.parallel import format_mesh, from_leader
 from jaxnn.record import changed_parts, config_from_json, config_json, rewind_metrics
-from jaxnn.types import ConfigError, Experiment, RecordError
+from jaxnn.types import ConfigError, Experiment, RecordError, TrainState
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.
 KEPT_OPTIONS = (
@@ -70,6 +71,11 @@ def restored_facts(session: Session, before: dict[str, Any], facts: dict[str, An
     step = restored.step if restored is not None else 0
     if restored is None and before["options"]["checkpoint_every"] == 0:
         raise RecordError(f"the run in {path} kept no checkpoints, so there is nothing to go on from: start a new run.")
+    if restored is None and (saved := _last_saved(before)) > 0:
+        raise RecordError(
+            f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from a "
+            "copy, or start a new run."
+        )
     if step > session.plan.num_steps:
         raise RecordError(
             f"the run in {path} has done {step} steps already, more than num_steps = {session.plan.num_steps}: resume "
@@ -77,13 +83,28 @@ def restored_facts(session: Session, before: dict[str, Any], facts: dict[str, An
         )
     # Out of the way before the run comes to their steps again.
     damaged = [recorded_checkpoints(session).set_aside(damage) for damage in restored.damaged] if restored else []
-    session.lines = from_leader(lambda: rewind_metrics(path, step))
+    session.lines, lost = from_leader(lambda: _rewind(session, restored))
+    damaged += [lost] if lost is not None else []
     session.status = status_after(session, step)
     changed = _changes(before, facts)
     session.resumed = {"step": step, "time": facts["started"], "changed": changed, "damaged": damaged}
     told = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
     kept = {name: before[name] for name in ("started", "seconds_per_step_measured")}
     return {**facts, **kept, "resumed": [*before.get("resumed", []), session.resumed | {"before": told}]}
+
+
+def _last_saved(before: dict[str, Any]) -> int:
+    """The newest step that the record says there was a checkpoint of; 0 if it says nothing, as of a killed run."""
+    return max([*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))], default=0)
+
+
+def _rewind(session: Session, restored: Restored[TrainState] | None) -> tuple[list[dict[str, Any]], str | None]:
+    """Cuts the metrics to those of the checkpoint; returns them, and what to tell the user of damage to them."""
+    assert session.record is not None
+    step, noted = (restored.step, restored.log) if restored is not None else (0, None)
+    where = f"step {step}" if restored is not None else "the run"
+    lines, session.reported, told = rewind_metrics(session.record.path, lambda line: step, noted, where)
+    return lines, told
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxnn.checkpoints import open_checkpoints
+from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.loop.report import Summary, aligned
-from jaxnn.loop.saving import FOLDER
 from jaxnn.loop.session import Session
 from jaxnn.record import draw_curves
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState

@@ -7,7 +7,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from jaxnn.checkpoints import Checkpoints, Restored, Team, open_checkpoints
+from jaxnn.checkpoints import FOLDER, Checkpoints, Restored, Team, open_checkpoints
 from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import is_best
 from jaxnn.parallel import from_leader, is_leader
@@ -15,7 +15,6 @@ from jaxnn.types import PyTree, TrainingError, TrainState
 
 # Unless told otherwise a run saves at evaluations, and no more often than this.
 SECONDS_BETWEEN_SAVES = 60.0
-FOLDER = "checkpoints"
 
 
 def open_session_checkpoints(session: Session) -> Checkpoints | None:
@@ -89,8 +88,8 @@ def save_state(session: Session, step: int, metrics: dict[str, float]) -> None:
             session.status = "diverged"
             raise TrainingError(f"the parameters are no longer finite after step {step}: {advice(session)}.")
         checkpoints = open_session_checkpoints(session)
-        if checkpoints is not None:
-            checkpoints.save(step, session.state, metrics)
+        if checkpoints is not None and session.record is not None:
+            checkpoints.save(step, session.state, metrics, session.record.log(session.reported))
             session.saved_at = time.perf_counter()
 
 

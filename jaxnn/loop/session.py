@@ -36,7 +36,7 @@ from jaxnn.loop.watchdog import Flight
 from jaxnn.nn.implementations import platform
 from jaxnn.observe import Clock, Ledger, Placement, Window, describe_devices, observe_placement
 from jaxnn.parallel import all_agree, check_divides, make_layout, process_count
-from jaxnn.record import PARTS, Record, jax_flags
+from jaxnn.record import PARTS, LogDigest, Record, jax_flags
 from jaxnn.types import ConfigError, Experiment, Splits, TrainState
 
 
@@ -59,6 +59,7 @@ class Session:
         ready_seconds: from there to the moment the first step could run.
         evaluators: compiled evaluations by split; added to when asked for.
         lines: what was reported so far, oldest first, as in ``metrics.jsonl``.
+        reported: the digest of those lines as they were written.
         windows: the speed of each window of this process.
         status: ``running``, then how it ended.
         record: the open run directory, or None.
@@ -83,6 +84,7 @@ class Session:
     ready_seconds: float = 0.0
     evaluators: dict[str, Evaluator] = dataclasses.field(default_factory=dict)
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    reported: LogDigest = dataclasses.field(default_factory=LogDigest)
     windows: list[Window] = dataclasses.field(default_factory=list)
     status: str = "running"
     record: Record | None = None

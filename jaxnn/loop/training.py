@@ -68,7 +68,7 @@ def _process(session: Session, closed: Closed, *, interrupted: bool) -> Report:
     session.lines.append(report.line())
     if session.record is not None:
         with session.clock.span("record"):
-            session.record.report(report.line())
+            session.reported.add(session.record.report(report.line()))
     if closed.bad_step >= 0:
         session.status = "diverged"
         raise TrainingError(

@@ -8,6 +8,9 @@ from jaxnn.record.directory import json_line as json_line
 from jaxnn.record.directory import jsonable as jsonable
 from jaxnn.record.directory import new_run_dir as new_run_dir
 from jaxnn.record.directory import write_text as write_text
+from jaxnn.record.log import LogDigest as LogDigest
+from jaxnn.record.log import check_metrics as check_metrics
+from jaxnn.record.log import rewind_metrics as rewind_metrics
 from jaxnn.record.provenance import PARTS as PARTS
 from jaxnn.record.provenance import changed_parts as changed_parts
 from jaxnn.record.provenance import config_from_json as config_from_json
@@ -26,4 +29,3 @@ from jaxnn.record.reader import read_metrics as read_metrics
 from jaxnn.record.reader import read_run as read_run
 from jaxnn.record.writer import Record as Record
 from jaxnn.record.writer import open_record as open_record
-from jaxnn.record.writer import rewind_metrics as rewind_metrics

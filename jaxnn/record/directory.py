@@ -160,7 +160,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def append_lines(path: Path, lines: Iterable[str]) -> None:
+def append_lines(path: Path, lines: Iterable[bytes]) -> None:
     """Adds whole lines to ``path`` and hands them to the system.
 
     Raises:
@@ -169,7 +169,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
     # Unbuffered: a buffer that could not be written would be written again when it is closed.
     with refusals(path), path.open("ab", buffering=0) as file:
         before = file.tell()
-        content = "".join(lines).encode()
+        content = b"".join(lines)
         try:
             while content:
                 content = content[file.write(content) :]

@@ -66,13 +66,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [numbers(line) for line in read_lines(path / METRICS_FILE)]
 
 
+def read_bytes(file: Path) -> bytes:
+    """What a file of the record holds; nothing if there is none.
+
+    Raises:
+        RecordError: the system refuses to read it.
+    """
+    try:
+        return file.read_bytes() if file.exists() else b""
+    except OSError as error:
+        raise RecordError(f"{file} cannot be read ({error.strerror or error}): the record is damaged.") from error
+
+
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """The mappings in a file of JSON lines, oldest first; a torn last line is dropped, and no file holds none.
 
     Raises:
         RecordError: a line is no mapping.
     """
-    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    lines = read_bytes(file).splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxnn.checkpoints import Log
 from jaxnn.record.directory import (
     METRICS_FILE,
     RUN_FILE,
@@ -16,9 +17,8 @@ from jaxnn.record.directory import (
     locked,
     write_bytes,
     write_json,
-    write_text,
 )
-from jaxnn.record.reader import read_metrics
+from jaxnn.record.log import LogDigest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,12 +37,17 @@ class Record(NamedTuple):
     path: Path
     writes: bool = True
 
-    def report(self, *lines: Mapping[str, Any]) -> None:
-        """Appends lines to ``metrics.jsonl`` and hands them to the system at once."""
-        if not self.writes:
-            return
-        # Opened anew each time: resuming replaces the file, and a handle would keep writing to the old one.
-        append_lines(self.path / METRICS_FILE, map(json_line, lines))
+    def report(self, *lines: Mapping[str, Any]) -> list[bytes]:
+        """Appends lines to ``metrics.jsonl`` and hands them to the system at once; returns them as written."""
+        written = [json_line(line).encode() for line in lines]
+        if self.writes:
+            # Opened anew each time: resuming replaces the file, and a handle would keep writing to the old one.
+            append_lines(self.path / METRICS_FILE, written)
+        return written
+
+    def log(self, digest: LogDigest) -> Log:
+        """What of ``metrics.jsonl`` belongs to a checkpoint that is saved now."""
+        return Log(self.path / METRICS_FILE, digest.lines, digest.sha256)
 
     def describe(self, run: Mapping[str, Any]) -> None:
         """Replaces ``run.json``."""
@@ -75,10 +80,3 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
     """
     with locked(path) if writes else contextlib.nullcontext():
         yield Record(path, writes)
-
-
-def rewind_metrics(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drops the lines of ``metrics.jsonl`` after ``step``, which a resumed run will write again; returns the rest."""
-    kept = [line for line in read_metrics(path) if line["step"] <= step]
-    write_text(path / METRICS_FILE, "".join(map(json_line, kept)))
-    return kept

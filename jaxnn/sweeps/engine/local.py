@@ -69,12 +69,12 @@ def sweep_here(
         check_devices(experiment, points, options)
         with starting(options.progress) as startup:
             startup.device()
-            plan = plan_sweep(experiment, points, options, numbers, startup.clock)
+            plan, damaged = plan_sweep(experiment, points, options, numbers, startup.clock), []
             if before is not None and options.resume is not None:
                 check_same(plan, before, options.resume)
-                recall(plan, before)
+                damaged = recall(plan, before)
             check_siblings(plan)
-            startup.rows(introduction(plan))
+            startup.rows([*introduction(plan), *(("damaged", told) for told in damaged)])
             if options.plan_only:
                 return _plan_only(plan, startup.display)
             if before is not None and options.resume is not None and _all_over(plan, before):

@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.checkpoints import open_checkpoints
+from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.loop.options import recorded_options
-from jaxnn.loop.saving import FOLDER
 from jaxnn.observe import describe_devices
 from jaxnn.parallel import SINGLE
-from jaxnn.record import config_json, jax_flags, metrics_of, open_record, text_fingerprint
+from jaxnn.record import (
+    LogDigest,
+    config_json,
+    jax_flags,
+    metrics_of,
+    open_record,
+    text_fingerprint,
+)
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.layout import member_state
 
@@ -48,13 +54,15 @@ def _write(run: GroupRun, row: int, path: Path, facts: dict[str, Any]) -> None:
     state = member_state(run.host, run.programs.solo.shapes, row)
     with open_record(path) as record:
         record.describe(facts)
-        record.report(*_with_rates(log.lines, batch_size))
+        lines = _with_rates(log.lines, batch_size)
+        written = record.report(*lines)
         mode = "max" if run.options.higher_is_better else "min"
         folder = open_checkpoints(path / FOLDER, monitor=run.monitored, mode=mode)
         with contextlib.closing(folder) as checkpoints:
             step = int(state.step)
-            at: dict[str, Any] = next((line for line in reversed(log.lines) if line["step"] <= step), {})
-            checkpoints.save(step, state, metrics_of(at))
+            at: dict[str, Any] = next((line for line in reversed(lines) if line["step"] <= step), {})
+            count = sum(line["step"] <= step for line in lines)
+            checkpoints.save(step, state, metrics_of(at), record.log(LogDigest(written[:count])))
 
 
 def _with_rates(lines: list[dict[str, Any]], batch_size: int) -> list[dict[str, Any]]:

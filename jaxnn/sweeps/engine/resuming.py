@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxnn.loop.recorded_layout import recorded_layout
-from jaxnn.record import changed_parts, config_from_json, config_json, is_sweep, read_metrics, write_text
-from jaxnn.record.directory import METRICS_FILE, RUN_FILE, json_line, jsonable
+from jaxnn.record import (
+    changed_parts,
+    check_metrics,
+    config_from_json,
+    config_json,
+    is_sweep,
+    read_metrics,
+    rewind_metrics,
+)
+from jaxnn.record.directory import RUN_FILE, jsonable
 from jaxnn.record.reader import SHARDS, SWEEP_FILE, read_facts
 from jaxnn.sweeps.design.halving import Halving
 from jaxnn.sweeps.design.points import Points
@@ -125,8 +133,11 @@ def check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
             )
 
 
-def recall(plan: SweepPlan, before: Mapping[str, Any]) -> None:
+def recall(plan: SweepPlan, before: dict[str, Any]) -> list[str]:
     """Puts into ``plan`` what became of the members that are over, and how wide their groups were.
+
+    Returns:
+        What to tell the user of damage to what they reported, which is noted in ``before``.
 
     Raises:
         ConfigError: the experiment's code, or its data, make other groups of them than they did.
@@ -150,6 +161,11 @@ def recall(plan: SweepPlan, before: Mapping[str, Any]) -> None:
         if (width := facts.get("width")) is not None:
             trials = tuple(Trial(**trial) for trial in width["trials"])
             plan.widths[group.number] = WidthPlan(**{**width, "trials": trials})
+    over = [(number, facts) for number, facts in enumerate(before["groups"], 1) if "log" in facts]
+    checks = (check_metrics(plan.options.resume, f["log"], f"group {n}", f["members"]) for n, f in over)
+    if damaged := [told for told in checks if told is not None]:
+        before["damaged"] = [*before.get("damaged", []), *damaged]
+    return damaged
 
 
 def changes_of(run: GroupRun, store: Store) -> list[str]:
@@ -176,38 +192,43 @@ def restore_group(run: GroupRun, store: Store) -> list[str]:
     """Puts the members of a group where its newest whole checkpoint left them, and their reports with them.
 
     Returns:
-        What to tell the user of damaged ones.
+        What to tell the user of damaged checkpoints and metrics.
     """
     assert store.record is not None
-    run.host, damaged = store.restore(run)
-    lines = _lines_by_member(store.record.path)
-    for row, (member, log) in enumerate(zip(run.group.members, run.logs, strict=True)):
+    run.host, noted, damaged = store.restore(run)
+    before = _lines_by_member(store.record.path)
+    ends = {}
+    for row, member in enumerate(run.group.members):
         if run.host is None:
             # Nothing was saved: whatever it reported will be reported again.
-            run.logs[row].status, run.logs[row].lines = "waiting", []
+            run.logs[row].status, ends[member.number] = "waiting", 0
             continue
         step, bad_step = int(run.host.states.step[row]), int(run.host.bad_step[row])
-        reported = lines.get(member.number, [])
         if bad_step >= 0:
             # Its state is that before the call that went wrong; its last report tells of that.
-            step = min((line["step"] for line in reported if line["step"] >= bad_step), default=step)
-        log.lines = [line for line in reported if line["step"] <= step]
-        if log.status != "pruned":
-            log.status = status_of(run, row, diverged=bad_step >= 0)
-    pairs = zip(run.group.members, run.logs, strict=True)
-    _rewind(store.record.path, {member.number: log.lines for member, log in pairs})
+            reported = (line["step"] for line in before.get(member.number, []))
+            step = min((reported_at for reported_at in reported if reported_at >= bad_step), default=step)
+        ends[member.number] = step
+    where = f"group {run.group.number + 1}" if run.host is None else f"the checkpoint of group {run.group.number + 1}"
+    path, numbers = store.record.path, list(ends)
+    lines, digest, told = rewind_metrics(path, lambda line: ends[line["member"]], noted, where, numbers)
+    store.reported[run.group.number] = digest
+    kept = _by_member(lines)
+    for row, (member, log) in enumerate(zip(run.group.members, run.logs, strict=True)):
+        log.lines = kept.get(member.number, [])
+        if run.host is not None and log.status != "pruned":
+            log.status = status_of(run, row, diverged=int(run.host.bad_step[row]) >= 0)
+    damaged += [told] if told is not None else []
+    store.tell_damage(damaged)
     return damaged
 
 
 def _lines_by_member(path: Path) -> dict[int, list[dict[str, Any]]]:
+    return _by_member(read_metrics(path))
+
+
+def _by_member(reported: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
     lines: dict[int, list[dict[str, Any]]] = {}
-    for line in read_metrics(path):
+    for line in reported:
         lines.setdefault(line["member"], []).append({name: value for name, value in line.items() if name != "member"})
     return lines
-
-
-def _rewind(path: Path, kept: Mapping[int, list[dict[str, Any]]]) -> None:
-    """Drops what these members reported after their checkpoint, which they will report again."""
-    others = [line for line in read_metrics(path) if line["member"] not in kept]
-    own = [{"member": index, **line} for index, lines in kept.items() for line in lines]
-    write_text(path / METRICS_FILE, "".join(map(json_line, [*others, *own])))

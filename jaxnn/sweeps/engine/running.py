@@ -152,6 +152,7 @@ def close_group(running: Running, run: GroupRun) -> None:
             assert store.record is not None
             write_member_runs(run, store.record.path, store.facts)
     # Before the checkpoints go: whoever reads the record after a crash must find one or the other.
+    store.tell_reported(run)
     store.tell_members(plan)
     with plan.clock.span("checkpoint"):
         store.close(run, forget=runs)

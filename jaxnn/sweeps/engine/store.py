@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxnn.loop.options import recorded_options
 from jaxnn.loop.recording import file_name_of
 from jaxnn.observe import describe_devices
 from jaxnn.record import (
+    LogDigest,
     Record,
     config_json,
     jax_flags,
@@ -43,18 +45,20 @@ class Store:
         facts: what ``sweep.json`` says.
         saved_at: when the last checkpoint was saved, on ``time.perf_counter``'s clock.
         checkpoints: those of the groups under way, by number.
+        reported: the digests of what their members reported, by number.
     """
 
     record: Record | None
     facts: dict[str, Any]
     saved_at: float = dataclasses.field(default_factory=time.perf_counter)
     checkpoints: dict[int, Checkpoints] = dataclasses.field(default_factory=dict)
+    reported: dict[int, LogDigest] = dataclasses.field(default_factory=lambda: collections.defaultdict(LogDigest))
 
     def report(self, plan: SweepPlan, run: GroupRun, lines: Mapping[int, Mapping[str, Any]]) -> None:
         """Appends what members reported, by row of their group, to ``metrics.jsonl``."""
         if self.record is not None:
             numbered = ({"member": run.group.members[row].number, **line} for row, line in lines.items())
-            self.record.report(*numbered)
+            self.reported[run.group.number].add(self.record.report(*numbered))
 
     def describe(self, **facts: Any) -> None:
         """Replaces ``sweep.json``, with these facts changed."""
@@ -63,12 +67,18 @@ class Store:
             self.record.write(SWEEP_FILE, self.facts)
 
     def tell_group(self, run: GroupRun) -> None:
-        """Notes what a group computes and how wide, so that it goes on alike when it is resumed."""
-        if self.record is None:
-            return
+        """Notes what a group computes and how wide, so that it resumes alike."""
         width = run.width._asdict() | {"trials": [trial._asdict() for trial in run.width.trials]}
+        self._tell_group(run, width=width, fingerprint=run.fingerprint)
+
+    def tell_reported(self, run: GroupRun) -> None:
+        """Notes what the members of a group that is over reported, as its checkpoints did before."""
+        digest = self.reported[run.group.number]
+        self._tell_group(run, log={"lines": digest.lines, "sha256": digest.sha256})
+
+    def _tell_group(self, run: GroupRun, **facts: Any) -> None:
         groups = list(self.facts["groups"])
-        groups[run.group.number] = {**groups[run.group.number], "width": width, "fingerprint": run.fingerprint}
+        groups[run.group.number] = {**groups[run.group.number], **facts}
         self.describe(groups=groups)
 
     def tell_members(self, plan: SweepPlan) -> None:
@@ -88,32 +98,35 @@ class Store:
         checkpoints = self._checkpoints(run)
         # Some member has done a step since the last one, so that the sum of them is a number that grows.
         number = int(run.host.states.step.sum(dtype=np.int64))
-        checkpoints.save(number, run.host, {})
+        checkpoints.save(number, run.host, {}, self.record.log(self.reported[run.group.number]))
         self.saved_at = time.perf_counter()
 
-    def restore(self, run: GroupRun) -> tuple[HostStates | None, list[str]]:
+    def restore(self, run: GroupRun) -> tuple[HostStates | None, Mapping[str, Any] | None, list[str]]:
         """The newest states that an earlier process saved of a group and are as they were saved, or None.
 
-        Newer ones that are damaged are moved out of the way; ``sweep.json`` tells of them.
+        Newer ones that are damaged are moved out of the way.
 
         Returns:
-            The states, and what to tell the user of damaged ones.
+            The states, what of the sweep's metrics belongs to them, and what to tell the user of damaged ones.
 
         Raises:
             RecordError: all are damaged, or they cannot be read.
         """
         if self.record is None:
-            return None, []
+            return None, None, []
         checkpoints = open_checkpoints(self._folder(run))
         restored = checkpoints.restore_newest(run.programs.abstract_host())
         if restored is None:
-            return None, []
+            return None, None, []
         damaged = [checkpoints.set_aside(damage) for damage in restored.damaged]
-        if damaged:
-            self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
         # Copies, as rows are on the host, whatever the checkpoint hands out.
         states: HostStates = jax.tree.map(np.array, restored.state)
-        return states, damaged
+        return states, restored.log, damaged
+
+    def tell_damage(self, damaged: Sequence[str]) -> None:
+        """Notes in ``sweep.json`` what is damaged of what an earlier process left."""
+        if damaged:
+            self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
 
     def close(self, run: GroupRun, *, forget: bool) -> None:
         """Waits for a group's checkpoints; drops them where its members' own take their place."""
