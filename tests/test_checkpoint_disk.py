@@ -245,6 +245,40 @@ def test_what_ended_a_sweep_is_told_whatever_the_disk_refuses_after_it(
 
 # --- a real one ---
 
+UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
+# Trains and saves on disks on which the file or folder is refused that comes after so many.
+WITHOUT_INODES = """
+import subprocess, sys
+from pathlib import Path
+import jaxnn as jn
+from tests import tiny
+disk = Path(sys.argv[1])
+for count in map(int, sys.argv[2:]):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"nr_inodes={count}", "tmpfs", disk], check=True)
+    for number, save in enumerate([
+        lambda: jn.save(disk / "state", {"w": jn.Batch(1.0, 2.0, 3.0)}),
+        lambda: tiny.fit(tiny.experiment(), disk / "run", checkpoint_every=5),
+    ]):
+        try:
+            save()
+        except jn.RecordError as error:
+            print("error", error)
+print("the end", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_whose_saves_failed_ends_at_once(tmp_path: Path) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here: `unshare --user --map-root-user --mount` is not permitted")
+    counts = map(str, range(6, 13))
+    command = [*UNSHARE, sys.executable, "-c", WITHOUT_INODES, str(tmp_path), *counts]
+    # Threads that wait for a folder do so for 300 s after the end.
+    done = subprocess.run(command, capture_output=True, text=True, cwd=shell.ROOT, timeout=150)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("No space left on device") == done.stdout.count("free disk space") == 14, done.stdout
+    assert done.stdout.endswith("the end\n") and "Traceback" not in done.stderr
+
 
 @pytest.mark.slow
 def test_a_disk_that_is_filled_under_a_run() -> None:

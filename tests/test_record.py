@@ -20,10 +20,11 @@ RUN = {
     "status": "finished",
     "started": "2026-01-02T03:04:05+0000",
     "config": {"num_steps": 10},
-    "options": {},
+    "options": {"monitor": "loss", "monitor_mode": "auto"},
     "steps_per_call": 1,
     "seconds_per_step_measured": {},
     "jax_flags": {},
+    "layout": {"strategy": "one device", "mesh": None},
     "fingerprint": {"program": "p", "data": "d"},
     "devices": {"devices": [{"kind": "cpu"}], "versions": {"jax": "1"}},
 }

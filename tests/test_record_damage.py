@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxnn as jn
-from tests import tiny
+from jaxnn.cli.app import main
+from tests import shell, swept, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -145,3 +150,134 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_and_keeps_what_it
     (aside,) = halved.glob("metrics.damaged*")
     assert aside.read_bytes() == reported
     assert [line["step"] for line in tiny.lines(halved)] == [*range(5, 41, 5)]
+
+
+# --- run.json and sweep.json ---
+
+
+@pytest.fixture(scope="module")
+def swept_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lines = [swept.member(0, {"seed": 0}, 0.5), swept.member(1, {"seed": 1}, 0.6)]
+    return swept.write(tmp_path_factory.mktemp("swept") / "sweep", lines)
+
+
+JUNK: list[Any] = [None, -1.5, "x", [1]]
+RUN_KEYS = [
+    *("name", "status", "started", "config", "options", "options.monitor", "options.monitor_mode", "steps_per_call"),
+    *("fingerprint", "layout", "devices", "devices.devices", "devices.devices.0", "devices.devices.0.kind"),
+    *("jax_flags", "seconds_per_step_measured", "summary", "summary.throughput", "checkpoints", "resumed"),
+    "summary.throughput.steps_per_second",
+]
+SWEEP_KEYS = ["status", "config", "axes", "axes.0", "axes.0.name", "axes.0.values", "monitor", "summary", "groups"]
+MEMBER_KEYS = ["member", "point", "config", "config.seed", "status", "step", "final", "final.test_loss", "best", "dir"]
+TABLE = [("run.json", key) for key in RUN_KEYS]
+TABLE += [("sweep.json", key) for key in SWEEP_KEYS] + [("members.jsonl", key) for key in MEMBER_KEYS]
+
+
+def test_facts_that_cannot_be_end_no_command_in_a_traceback(
+    halved: Path, swept_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a key holds, and without it, `show`, `runs` and `compare` print what they can, or one line."""
+    sweep = Path(shutil.copytree(swept_once, tmp_path / "sweep"))
+    refused = 0
+    for file, key in TABLE:
+        path = (halved if file == "run.json" else sweep) / file
+        text = path.read_text()
+        first, *others = [text] if file != "members.jsonl" else text.splitlines()
+        *heads, last = [int(word) if word.isdecimal() else word for word in key.split(".")]
+        for junk in [*JUNK, KeyError]:
+            facts = json.loads(first)
+            holder = functools.reduce(lambda value, head: value[head], heads, facts)
+            holder[last] = junk
+            if junk is KeyError:
+                del holder[last]
+            path.write_text("\n".join([json.dumps(facts), *others]) + "\n")
+            for command in (["show", path.parent], ["compare", path.parent, path.parent]):
+                try:
+                    main(list(map(str, command)))
+                except SystemExit as ended:
+                    assert ended.code == 2 and capsys.readouterr().err.count("\n") == 1, (key, junk)
+                    refused += 1
+        main(["runs", str(tmp_path)])
+        path.write_text(text)
+    assert refused > 200
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"NaN", b"[" * 100_000], ids=range(6))
+def test_facts_that_are_no_mapping_are_named(halved: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (halved / "run.json").write_bytes(content)
+    assert "run.json cannot be read" in shell.fails(capsys, main, "show", halved)
+
+
+@pytest.mark.parametrize("steps", [2.5, -1, 0, True, "8", 10**12])
+def test_steps_per_call_that_cannot_be_are_not_resumed_with(halved: Path, steps: Any) -> None:
+    facts = tiny.read(halved) | {"steps_per_call": steps}
+    (halved / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(jn.RecordError, match="steps_per_call"):
+        resume(halved)
+
+
+def test_a_recorded_option_that_is_missing_is_named(halved: Path) -> None:
+    facts = tiny.read(halved)
+    del facts["options"]["keep_last"]
+    (halved / "run.json").write_text(json.dumps(facts))
+    with pytest.raises(jn.RecordError, match="keep_last"):
+        resume(halved)
+
+
+def test_control_characters_of_a_record_are_escaped(
+    halved: Path, swept_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = tiny.read(halved)
+    evil = "\x1b]0;mine\x07\x1b[2J\u202e"
+    for holder, key in ((facts, "name"), (facts["config"], evil), (facts["devices"]["devices"][0], "kind")):
+        holder[key] = evil
+    (halved / "run.json").write_text(json.dumps(facts | {"status": evil}))
+    lines = tiny.lines(halved)
+    (halved / "metrics.jsonl").write_text("".join(json.dumps(line | {f"test_{evil}": 1}) + "\n" for line in lines))
+    sweep = Path(shutil.copytree(swept_once, tmp_path / "sweep"))
+    (sweep / "sweep.json").write_text(json.dumps(tiny.read(sweep, "sweep.json") | {"status": evil}))
+    for words in (["show", halved], ["show", sweep], ["runs", tmp_path], ["compare", halved, sweep], ["show", evil]):
+        with contextlib.suppress(SystemExit):
+            main(list(map(str, words)))
+        said = "".join(capsys.readouterr())
+        assert said and not set(said) & {"\x1b", "\x07", "\u202e"}, words
+
+
+# --- the directory itself ---
+
+
+GONE: dict[str, Callable[[Path], Any]] = {
+    "renamed": lambda run: run.rename(run.with_name("new")),
+    "removed": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+def test_a_run_directory_that_goes_under_its_run_ends_it(tmp_path: Path, gone: Callable[[Path], Any]) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(jn.RecordError, match="removed or renamed"):
+        for report in jn.iterate(tiny.experiment(), run_dir=path, checkpoint_every=0, **tiny.HOW):
+            if report.step == 10:
+                gone(path)
+    assert not path.exists(), "half a record was left"
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "x/" * 3000, "\udcff", "\ud800", "nul\0"], ids=range(5))
+@pytest.mark.parametrize("option", ["run_dir", "resume"])
+def test_a_run_directory_that_cannot_be_is_named(tmp_path: Path, name: str, option: str) -> None:
+    with pytest.raises(jn.RecordError, match="cannot be a run directory") as caught:
+        jn.fit(tiny.experiment(), **{option: tmp_path / name})
+    assert len(str(caught.value)) < 300 and str(caught.value).isprintable()
+
+
+def test_a_run_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(jn.RecordError, match="is a file"):
+        jn.fit(tiny.experiment(), run_dir=tmp_path / "file")
+
+
+def test_a_state_is_saved_without_orbaxs_private_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint._src.serialization.tensorstore_utils", None)
+    jn.save(tmp_path / "state", {"w": np.arange(3.0)})
+    assert jn.load(tmp_path / "state")["w"].tolist() == [0, 1, 2]

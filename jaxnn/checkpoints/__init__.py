@@ -12,3 +12,4 @@ from jaxnn.checkpoints.run import open_checkpoints as open_checkpoints
 from jaxnn.checkpoints.single import load as load
 from jaxnn.checkpoints.single import save as save
 from jaxnn.checkpoints.team import Team as Team
+from jaxnn.checkpoints.trees import refusal as refusal

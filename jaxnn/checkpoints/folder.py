@@ -124,7 +124,7 @@ def clear_remnants(folder: Path) -> None:
 
 def clear_unfinished(path: Path) -> None:
     """Takes away ``path``, and what Orbax calls it while it writes it."""
-    for remnant in path.parent.iterdir():
+    for remnant in path.parent.iterdir() if path.parent.is_dir() else ():
         if remnant.name.startswith(path.name):
             shutil.rmtree(remnant, ignore_errors=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import sys
@@ -21,13 +20,16 @@ def tame_orbax() -> None:
     _stop_counting()
 
 
-@functools.cache
 def _stop_counting() -> None:
     """Has Orbax not ask TensorStore, twice a save, how much was ever written: a monitor that nobody runs would read it.
 
-    TensorStore (0.1.86 and before) never frees its answer: 16 KiB a checkpoint.
+    TensorStore (0.1.86 and before) never frees its answer: 16 KiB a checkpoint. Orbax's name for it is private, and may
+    be gone: then it asks.
     """
-    utilities: Any = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
+    try:
+        utilities: Any = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
+    except ImportError:
+        return
     if hasattr(utilities, "get_tensorstore_raw_bytes"):
         utilities.get_tensorstore_raw_bytes = lambda *_, **__: 0
 

@@ -20,7 +20,17 @@ from jaxnn.checkpoints.folder import (
 from jaxnn.checkpoints.quiet import tame_orbax
 from jaxnn.checkpoints.sums import SUMS_FILE, find_damage, step_damage, write_sums
 from jaxnn.checkpoints.team import Team
-from jaxnn.checkpoints.trees import UNREADABLE, UNWRITABLE, all_processes, detached, first_line, read_arrays, read_tree
+from jaxnn.checkpoints.trees import (
+    UNREADABLE,
+    UNWRITABLE,
+    all_processes,
+    detached,
+    first_line,
+    folders_first,
+    read_arrays,
+    read_tree,
+    refusal,
+)
 from jaxnn.types import PyTree, RecordError
 
 
@@ -121,7 +131,8 @@ def _write(unfinished: Path, state: PyTree) -> BaseException | None:
 
     tame_orbax()
     try:
-        with ocp.StandardCheckpointer(multiprocessing_options=all_processes()) as checkpointer:
+        everyone, in_order = all_processes(), folders_first()
+        with ocp.StandardCheckpointer(multiprocessing_options=everyone, async_options=in_order) as checkpointer:
             checkpointer.save(unfinished, detached(state), force=True)
     except UNWRITABLE as error:
         return error
@@ -142,5 +153,5 @@ def _finish(unfinished: Path, target: Path, failure: BaseException | None) -> No
 
 
 def _refusal(target: Path, error: BaseException) -> RecordError:
-    reason = getattr(error, "strerror", None) or first_line(error)
-    return RecordError(f"{target} cannot be written ({reason}): choose another path.")
+    reason, cure = refusal(error)
+    return RecordError(f"{target} cannot be written ({reason}): {cure}, or choose another path.")

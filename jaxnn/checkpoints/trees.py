@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from jaxnn.types import PyTree
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 # What it raises where it cannot write one.
 UNWRITABLE = (OSError, ValueError)
+# What the system says of a disk, or of a user's share of it, that is full.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def read_tree(folder: Path, like: PyTree) -> PyTree:
@@ -60,6 +64,17 @@ def all_processes() -> Any:
     return ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
 
 
+def folders_first() -> Any:
+    """Orbax's word for making a checkpoint's folders before anything is written into them.
+
+    Left out, other threads wait for the folders: if the disk refuses one, they wait for it, and keep the process from
+    ending, for five minutes.
+    """
+    import orbax.checkpoint as ocp
+
+    return ocp.AsyncOptions(create_directories_asynchronously=False)
+
+
 def detached(state: PyTree) -> PyTree:
     """A copy whose buffers nobody donates.
 
@@ -80,6 +95,16 @@ def detached(state: PyTree) -> PyTree:
 def first_line(error: BaseException) -> str:
     """What an error says, or its name where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def refusal(error: BaseException) -> tuple[str, str]:
+    """Why a state could not be written, in the system's words, and what to do; Orbax's own words are long."""
+    for number in FULL:
+        if (words := os.strerror(number)) in str(error):
+            return words, "free disk space"
+    # TensorStore's words end in a page on how it opens files.
+    words = getattr(error, "strerror", None) or first_line(error).partition(" [tensorstore_spec=")[0]
+    return words, "see that the disk is there, may be written, and is written there by nobody else"
 
 
 def _check_fit(metadata: Any, like: PyTree) -> None:

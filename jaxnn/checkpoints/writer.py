@@ -13,7 +13,7 @@ from jaxnn.checkpoints import folder as folders
 from jaxnn.checkpoints.quiet import tame_orbax
 from jaxnn.checkpoints.sums import write_sums
 from jaxnn.checkpoints.team import Team
-from jaxnn.checkpoints.trees import UNWRITABLE, all_processes, detached, first_line
+from jaxnn.checkpoints.trees import UNWRITABLE, all_processes, detached, folders_first, refusal
 from jaxnn.observe import format_bytes, nbytes
 from jaxnn.types import PyTree, RecordError
 
@@ -41,12 +41,13 @@ class Writer:
         team.from_leader(self._make_folder)
         # The names and layout of Orbax's CheckpointManager, so that it reads them.
         everyone = all_processes()
+        in_order = folders_first()
         handler = ocp.CompositeCheckpointHandler(
-            composite_options=ocp.CompositeOptions(multiprocessing_options=everyone),
+            composite_options=ocp.CompositeOptions(multiprocessing_options=everyone, async_options=in_order),
             default=ocp.StandardCheckpointHandler(multiprocessing_options=everyone),
             metrics=ocp.JsonCheckpointHandler(filename=folders.METRICS.name, multiprocessing_options=everyone),
         )
-        self._checkpointer = ocp.AsyncCheckpointer(handler, multiprocessing_options=everyone)
+        self._checkpointer = ocp.AsyncCheckpointer(handler, multiprocessing_options=everyone, async_options=in_order)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -112,8 +113,9 @@ class Writer:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
+            reason, _ = refusal(error)
             raise RecordError(
-                f"the checkpoints' folder {self._folder} cannot be made ({_reason(error)}): choose another --run-dir."
+                f"the checkpoints' folder {self._folder} cannot be made ({reason}): choose another --run-dir."
             ) from error
         folders.clear_remnants(self._folder)
 
@@ -126,8 +128,9 @@ class Writer:
         free = folders.free_bytes(self._folder)
         if free is not None and free < needed:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            about = f"{_reason(full)}: it takes {format_bytes(needed)}, {format_bytes(free)} are free"
-            raise RecordError(self._sentence(step, about))
+            reason, cure = refusal(full)
+            about = f"{reason}: it takes {format_bytes(needed)}, {format_bytes(free)} are free"
+            raise RecordError(self._sentence(step, about, cure))
 
     def _failure(self, step: int, error: BaseException) -> RecordError:
         """The sentence for a save that failed, once what it left is taken away: others need the room."""
@@ -135,18 +138,10 @@ class Writer:
             self._checkpointer.wait_until_finished()
         if self._team.leads:
             folders.clear_unfinished(folders.unfinished_path(self._folder, step))
-        return RecordError(self._sentence(step, _reason(error)))
+        return RecordError(self._sentence(step, *refusal(error)))
 
-    def _sentence(self, step: int, reason: str) -> str:
+    def _sentence(self, step: int, reason: str, cure: str) -> str:
         return (
-            f"the checkpoint of step {step} could not be written to {self._folder} ({reason}): free disk space or "
-            "choose another --run-dir; older checkpoints are intact."
+            f"the checkpoint of step {step} could not be written to {self._folder} ({reason}): {cure} or choose "
+            "another --run-dir; older checkpoints are intact."
         )
-
-
-def _reason(error: BaseException) -> str:
-    """Why the system refused, in its words; Orbax's own are long and say much besides."""
-    full = os.strerror(errno.ENOSPC)
-    if full in str(error):
-        return full
-    return getattr(error, "strerror", None) or first_line(error)

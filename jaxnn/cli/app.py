@@ -13,7 +13,7 @@ import tyro
 from jaxnn.cli.bench import bench
 from jaxnn.cli.errors import sentences
 from jaxnn.cli.tables import print_table
-from jaxnn.observe import describe_devices, format_bytes, missing_gpu
+from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable
 from jaxnn.record import final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
 from jaxnn.record.reader import age
 from jaxnn.sweeps.results.comparing import compare as compare_sides
@@ -89,18 +89,18 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
         groups = sweep.group()
         # Without repeats a group is a member, and the best of many are what one looks for.
         alone = all(len(row.members) == 1 for row in groups.rows)
-        print(f"{sweep}\n\n{sweep.table() if alone else groups}")
+        print(printable(f"{sweep}\n\n{sweep.table() if alone else groups}"))
         return
     facts = read_run(run)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
     for name in (*sections, "precision", "steps_per_call", "command", "resumed"):
         if facts.get(name) is not None:
             print(f"{name:<15} {_brief(facts[name])}")
-    print(f"{'devices':<15} {', '.join(d['kind'] for d in facts['devices']['devices'])}")
+    print(f"{'devices':<15} {_brief([d['kind'] for d in facts['devices']['devices']])}")
     print(f"{'versions':<15} {_brief(facts['devices']['versions'])}")
     print(f"{'final':<15} {_brief(_rounded(final_metrics(read_metrics(run))))}")
     if (run / "curves.png").exists():
-        print(f"{'curves':<15} {run / 'curves.png'}")
+        print(f"{'curves':<15} {_brief(run / 'curves.png')}")
 
 
 def compare(
@@ -122,7 +122,7 @@ def compare(
     sides = [open_sweep(path) if is_sweep(path) else path for path in (a, b)]
     for choice in select:
         sides = _selected(sides, *_field_and_value(choice))
-    print(compare_sides(sides[0], sides[1], metric))
+    print(printable(compare_sides(sides[0], sides[1], metric)))
 
 
 def _field_and_value(choice: str) -> tuple[str, Any]:
@@ -159,7 +159,13 @@ def _row(path: Path) -> tuple[str, ...]:
     throughput = (facts.get("summary") or {}).get("throughput") or {}
     rate = throughput.get("steps_per_second")
     of = f"{step}/{facts['config'].get('num_steps', '?')}"
-    return (str(path), facts["status"], of, f"{rate:,.0f}" if rate else "", _brief(_rounded(final_metrics(lines))))
+    return (
+        str(path),
+        _brief(facts["status"]),
+        of,
+        f"{rate:,.0f}" if rate else "",
+        _brief(_rounded(final_metrics(lines))),
+    )
 
 
 def _sweep_row(path: Path) -> tuple[str, ...]:
@@ -185,10 +191,10 @@ def _rounded(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _brief(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_brief(v)}" for k, v in value.items() if v is not None)
+        return ", ".join(f"{printable(k, lines=False)} {_brief(v)}" for k, v in value.items() if v is not None)
     if isinstance(value, list):
         return " ".join(map(_brief, value))
-    return str(value)
+    return printable(value, lines=False)
 
 
 def _print_json(content: Any) -> None:

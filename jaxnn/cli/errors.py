@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxnn.loop.signals import RESUMABLE as RESUMABLE
 from jaxnn.loop.signals import Farewell, interruptible, leave
+from jaxnn.observe import printable
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 BAD_INPUT = 2
@@ -46,7 +47,7 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
                 # Also where another exception took the place of KeyboardInterrupt on its way through C++ code.
                 status, text = farewell.after(interruption)
                 if not isinstance(error, SystemExit):  # which has said why
-                    print(visible(text), file=sys.stderr)
+                    print(printable(text), file=sys.stderr)
                 if owns_process:
                     # Python's own way waits for what is still computed.
                     leave(status)
@@ -83,10 +84,6 @@ def end(text: str, status: int) -> None:
     Raises:
         SystemExit: always, with ``status``.
     """
-    print(visible(text), file=sys.stderr)
+    print(printable(text), file=sys.stderr)
     raise SystemExit(status) from None
 
-
-def visible(text: str) -> str:
-    r"""``text`` with control characters, and what is no character, as escapes: names are anybody's, ``\x1b[2J`` too."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

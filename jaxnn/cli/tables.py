@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
+from jaxnn.observe import printable
+
 # A width, in characters, that no row reaches.
 UNFOLDED = 10_000
 
@@ -18,5 +20,5 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], title: str
     table = Table(*header, box=None, title=title, title_justify="left")
     for row in rows:
         # As text: brackets are no markup.
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else UNFOLDED).print(table)

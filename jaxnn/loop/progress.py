@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jaxnn.loop.report import aligned
+from jaxnn.observe import printable
 
 # Plain output goes to files and logs: a line now and then, not one a window.
 SECONDS_BETWEEN_LINES = 1.0
@@ -87,12 +88,12 @@ class Plain(NamedTuple):
 
     def say(self, text: str) -> None:
         """Prints the line."""
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
     def report(self, report: Shown) -> None:
         """Prints the report, now and then."""
         if self.throttle.passes(important=report.is_milestone):
-            print(report, flush=True)
+            print(printable(report), flush=True)
 
 
 class Bar(NamedTuple):
@@ -105,7 +106,7 @@ class Bar(NamedTuple):
 
     def say(self, text: str) -> None:
         """Prints the line above the bar."""
-        self.live.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.live.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
     def report(self, report: Shown) -> None:
         """Moves the bar."""
@@ -116,7 +117,7 @@ class Bar(NamedTuple):
             from rich.text import Text
 
             self.progress.update(self.task, total=report.num_steps, completed=report.step, rates=report.rates)
-            self.live.update(Group(self.progress, Text(report.numbers)))
+            self.live.update(Group(self.progress, Text(printable(report.numbers))))
 
 
 class Notebook(NamedTuple):
@@ -127,7 +128,7 @@ class Notebook(NamedTuple):
 
     def say(self, text: str) -> None:
         """Prints the line above or below the bar."""
-        print(text)
+        print(printable(text))
 
     def report(self, report: Shown) -> None:
         """Redraws the bar."""

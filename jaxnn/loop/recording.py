@@ -157,7 +157,7 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, alone:
     kept = open_checkpoints(record.path / FOLDER).steps()
     attempt(lambda: record.describe({**facts, "status": session.status, "summary": summary, "checkpoints": kept}))
     attempt(lambda: record.write("compiles.json", session.programs.ledger.as_json()))
-    if session.lines and record.writes:
+    if session.lines and record.lock is not None:
         figure = draw_curves(session.lines, f"{facts['name']} · {facts['data']}")
         attempt(lambda: record.draw("curves.png", figure))
     return refused[0] if refused else None

@@ -49,6 +49,9 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
                 f"with experiment.replace({name}={value!r}), or start a new run."
             )
     given = options.explicit()
+    for name in (*KEPT_OPTIONS, "devices", "strategy", "mesh"):
+        if name not in before["options"]:
+            raise RecordError(f"run.json in {options.resume} lacks the option {name!r}: the record is damaged.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
     kept |= recorded_layout(before["options"], given, options.device, f"the run in {options.resume}")
     return dataclasses.replace(options, **kept | given)

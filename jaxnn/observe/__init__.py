@@ -25,6 +25,7 @@ from jaxnn.observe.placement import Placement as Placement
 from jaxnn.observe.placement import TreePlacement as TreePlacement
 from jaxnn.observe.placement import observe_placement as observe_placement
 from jaxnn.observe.precision import product_dtypes as product_dtypes
+from jaxnn.observe.printable import printable as printable
 from jaxnn.observe.throughput import Throughput as Throughput
 from jaxnn.observe.throughput import Window as Window
 from jaxnn.observe.throughput import steady_throughput as steady_throughput

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import json
 import math
@@ -17,14 +17,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxnn.checkpoints import refusal
 from jaxnn.types import RecordError
 
 RUN_FILE = "run.json"
 SWEEP_FILE = "sweep.json"
 METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
-# What the system says of a disk, or of a user's share of it, that is full.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
@@ -55,6 +54,7 @@ def check_vacant(path: Path) -> None:
     Raises:
         RecordError: it is a file, another process is writing it, or it holds something already.
     """
+    check_name(path)
     if is_locked(path):
         raise _busy(path)
     check_unused(path)
@@ -68,11 +68,29 @@ def check_unused(path: Path) -> None:
     """
     if path.is_dir() and all(map(_stillborn, path.iterdir())):
         return
+    if path.exists() and not path.is_dir():
+        raise RecordError(f"the run directory {path} is a file: choose another --run-dir.")
     if path.exists():
         raise RecordError(
             f"the run directory {path} is not empty: choose another --run-dir, or continue the run in it with "
             f"--resume {path}."
         )
+
+
+def check_name(path: Path) -> None:
+    """Confirms that there can be a file or a directory of that name.
+
+    Raises:
+        RecordError: it is too long, or no text.
+    """
+    try:
+        str(path).encode()  # what is not UTF-8 can neither be printed nor kept in a record
+        os.stat(path)
+    except (FileNotFoundError, PermissionError):
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise RecordError(f"{str(path)!r:.80} cannot be a run directory ({reason}): choose another name.") from error
 
 
 def _stillborn(file: Path) -> bool:
@@ -83,8 +101,8 @@ def _stillborn(file: Path) -> bool:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds the run directory ``path`` for this process; the system lets go of it if the process dies.
+def locked(path: Path) -> Iterator[IO[str]]:
+    """Holds the run directory ``path`` for this process, by its open lock; the system lets go if the process dies.
 
     Raises:
         RecordError: another process holds it, or it cannot be written.
@@ -94,7 +112,22 @@ def locked(path: Path) -> Iterator[None]:
     with lock:
         if not _try_lock(lock):
             raise _busy(path)
-        yield
+        yield lock
+
+
+def check_held(path: Path, lock: IO[str]) -> None:
+    """Confirms that ``path`` still is the directory that was locked.
+
+    Raises:
+        RecordError: it was removed or renamed.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.stat(path / LOCK_FILE), os.fstat(lock.fileno())):
+            return
+    raise RecordError(
+        f"the run directory {path} was removed or renamed, or its {LOCK_FILE} deleted, while its run was writing it: "
+        "leave it where it is until the run is over."
+    )
 
 
 def _busy(path: Path) -> RecordError:
@@ -188,9 +221,9 @@ def refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cure = "free disk space" if error.errno in FULL else "see that the disk is there and may be written"
+        reason, cure = refusal(error)
         raise RecordError(
-            f"{path} cannot be written ({error.strerror or error}): {cure}; what was recorded before is intact."
+            f"{path} cannot be written ({reason}): {cure}; what was recorded before is intact."
         ) from error
 
 

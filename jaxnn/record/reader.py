@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.record.directory import METRICS_FILE, RUN_FILE, is_locked
+from jaxnn.record.directory import METRICS_FILE, RUN_FILE, check_name, is_locked
 from jaxnn.record.directory import SWEEP_FILE as SWEEP_FILE
+from jaxnn.record.schema import RUN, SWEEP, check_facts
 from jaxnn.types import RecordError
 
 # What makes a directory that of a sweep besides the file itself: shards that have it.
@@ -25,6 +26,7 @@ FACTS = (
     "steps_per_call",
     "seconds_per_step_measured",
     "fingerprint",
+    "layout",
     "devices",
     "jax_flags",
 )
@@ -38,6 +40,7 @@ def read_run(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: there is no record, or it is damaged.
     """
+    check_name(path)
     file = path / RUN_FILE
     if not file.is_file():
         raise RecordError(
@@ -46,14 +49,15 @@ def read_run(path: Path) -> dict[str, Any]:
     return read_facts(file, FACTS)
 
 
-def read_facts(file: Path, needed: Sequence[str]) -> dict[str, Any]:
+def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
     """What ``run.json`` or ``sweep.json`` says; ``running`` reads ``interrupted`` where no process holds its directory.
 
     Raises:
-        RecordError: it is damaged, as where it lacks one of ``needed``.
+        RecordError: it is damaged: not JSON, without one of ``needed``, or with a value that cannot be.
     """
+    schema = RUN if file.name == RUN_FILE else SWEEP
     try:
-        facts = _whole(json.loads(file.read_text()), needed)
+        facts = check_facts(parse_json(file.read_bytes()), schema, needed)
     except (OSError, ValueError) as error:
         raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
     if facts["status"] == "running" and not is_locked(file.parent):
@@ -61,9 +65,36 @@ def read_facts(file: Path, needed: Sequence[str]) -> dict[str, Any]:
     return facts
 
 
+def parse_json(text: bytes) -> Any:
+    """What JSON says.
+
+    Raises:
+        ValueError: it is not JSON, or holds NaN or infinities, which have names in records.
+    """
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` in ``path``, oldest first; a torn last line, left by a crash, is dropped."""
-    return [numbers(line) for line in read_lines(path / METRICS_FILE)]
+    """The lines of ``metrics.jsonl`` in ``path``, oldest first; a torn last line, left by a crash, is dropped.
+
+    Raises:
+        RecordError: a line is no mapping of names to numbers with a step.
+    """
+    lines = [numbers(line) for line in read_lines(path / METRICS_FILE)]
+    for line in lines:
+        values = [line.get("step"), *metrics_of(line).values()]
+        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+            raise RecordError(
+                f"{path / METRICS_FILE} holds {str(line)[:60]!r}, which is no step with its metrics: delete that line."
+            )
+    return lines
 
 
 def read_bytes(file: Path) -> bytes:
@@ -88,7 +119,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     if lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     try:
-        return [_mapping(json.loads(line)) for line in lines]
+        return [_mapping(parse_json(line)) for line in lines]
     except ValueError as error:
         raise RecordError(f"{file} holds a line that is not JSON ({error}): delete that line.") from error
 
@@ -108,7 +139,10 @@ def find_sweeps(folder: Path) -> Iterator[Path]:
 
 def is_sweep(path: Path) -> bool:
     """Whether the directory ``path`` holds a sweep, or shards of one."""
-    return (path / SWEEP_FILE).is_file() or any(path.glob(SHARDS))
+    try:
+        return (path / SWEEP_FILE).is_file() or any(path.glob(SHARDS))
+    except OSError:  # a name that is too long, say
+        return False
 
 
 def _outside_sweeps(folder: Path) -> Iterator[Path]:
@@ -127,15 +161,6 @@ def age(path: Path) -> tuple[str, str]:
         except RecordError:
             continue
     return "", path.name
-
-
-def _whole(facts: Any, needed: Sequence[str]) -> dict[str, Any]:
-    """``facts``, once they are known to be all there."""
-    missing = [name for name in needed if not isinstance(facts, dict) or name not in facts]
-    if missing:
-        raise ValueError(f"it lacks {missing[0]!r}")
-    whole: dict[str, Any] = facts
-    return whole
 
 
 def _mapping(line: Any) -> dict[str, Any]:

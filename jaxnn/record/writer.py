@@ -6,13 +6,14 @@ import contextlib
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jaxnn.checkpoints import Log
 from jaxnn.record.directory import (
     METRICS_FILE,
     RUN_FILE,
     append_lines,
+    check_held,
     json_line,
     locked,
     write_bytes,
@@ -30,12 +31,23 @@ class Record(NamedTuple):
     All that writes raises RecordError where the disk refuses, and leaves what was there as it was.
 
     Attributes:
-        path: the directory; its lock is held.
-        writes: whether this process is the one of several that writes it; what others write comes to nothing.
+        path: the directory.
+        lock: its lock, held; None in all but one of the processes of a run, whose writing comes to nothing.
     """
 
     path: Path
-    writes: bool = True
+    lock: IO[str] | None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the directory.
+
+        Raises:
+            RecordError: it is no longer the one that was locked.
+        """
+        if self.lock is not None:
+            check_held(self.path, self.lock)
+        return self.lock is not None
 
     def report(self, *lines: Mapping[str, Any]) -> list[bytes]:
         """Appends lines to ``metrics.jsonl`` and hands them to the system at once; returns them as written."""
@@ -46,7 +58,13 @@ class Record(NamedTuple):
         return written
 
     def log(self, digest: LogDigest) -> Log:
-        """What of ``metrics.jsonl`` belongs to a checkpoint that is saved now."""
+        """What of ``metrics.jsonl`` belongs to a checkpoint that is saved now.
+
+        Raises:
+            RecordError: the directory is no longer the one that was locked.
+        """
+        if self.lock is not None:
+            check_held(self.path, self.lock)
         return Log(self.path / METRICS_FILE, digest.lines, digest.sha256)
 
     def describe(self, run: Mapping[str, Any]) -> None:
@@ -78,5 +96,5 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
     Raises:
         RecordError: another process is writing it, or it cannot be written.
     """
-    with locked(path) if writes else contextlib.nullcontext():
-        yield Record(path, writes)
+    with locked(path) if writes else contextlib.nullcontext() as lock:
+        yield Record(path, lock)

@@ -62,7 +62,13 @@ def read_before(path: Path) -> dict[str, Any]:
     if not is_sweep(path):
         raise RecordError(f"{path} holds no sweep (no {SWEEP_FILE} in it): `jaxnn runs` lists those there are.")
     needed = ("config", "axes", "points", "halving", "numbers", "options", "groups", "started")
-    return read_facts(path / SWEEP_FILE, needed)
+    facts = read_facts(path / SWEEP_FILE, needed)
+    swept, count = {axis["name"] for axis in facts["axes"]}, len(facts["points"])
+    if any(set(point) - swept for point in facts["points"]) or any(n >= count for n in facts["numbers"] or ()):
+        raise RecordError(f"{path / SWEEP_FILE} has points that do not fit its axes or numbers: the record is damaged.")
+    if lacking := {*KEPT_OPTIONS, "engine", "devices", "strategy", "mesh"} - facts["options"].keys():
+        raise RecordError(f"{path / SWEEP_FILE} lacks the option {min(lacking)!r}: the record is damaged.")
+    return facts
 
 
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
@@ -159,8 +165,11 @@ def recall(plan: SweepPlan, before: dict[str, Any]) -> list[str]:
     planned_anew = any(before["options"][name] != getattr(now, name) for name in ("width", "steps_per_call"))
     for group, facts in zip(plan.groups, before["groups"] if not planned_anew else [], strict=not planned_anew):
         if (width := facts.get("width")) is not None:
-            trials = tuple(Trial(**trial) for trial in width["trials"])
-            plan.widths[group.number] = WidthPlan(**{**width, "trials": trials})
+            try:
+                trials = tuple(Trial(**trial) for trial in width["trials"])
+                plan.widths[group.number] = WidthPlan(**{**width, "trials": trials})
+            except TypeError as error:
+                raise RecordError(f"{plan.options.resume / SWEEP_FILE} has a width that is none ({error}).") from error
     over = [(number, facts) for number, facts in enumerate(before["groups"], 1) if "log" in facts]
     checks = (check_metrics(plan.options.resume, f["log"], f"group {n}", f["members"]) for n, f in over)
     if damaged := [told for told in checks if told is not None]:

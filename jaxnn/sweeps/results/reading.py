@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jaxnn.record.directory import METRICS_FILE
 from jaxnn.record.reader import SHARDS, SWEEP_FILE, numbers, read_facts, read_lines, read_metrics
 from jaxnn.record.reader import is_sweep as is_sweep
+from jaxnn.record.schema import MEMBER, check_facts
 from jaxnn.sweeps.results.outcomes import Axis, Member
 from jaxnn.sweeps.results.sweep import Sweep
 from jaxnn.types import Experiment, RecordError
@@ -79,13 +80,16 @@ def _read_part(path: Path) -> Part:
     facts = read_facts(path / SWEEP_FILE, FACTS)
     file = path / MEMBERS_FILE
     lines = read_metrics(path)
-    if not all({"member", "step"} <= line.keys() for line in lines):
+    if not all(isinstance(line.get("member"), int) for line in lines):
         raise RecordError(f"{path / METRICS_FILE} holds a line without member or step: the record is damaged.")
     try:
         axes = {axis["name"]: axis["values"] for axis in facts["axes"]}
-        members = [_member(line, path, axes, killed=facts["status"] == "interrupted") for line in read_lines(file)]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{file} or {path / SWEEP_FILE} lacks {error}: the record is damaged.") from error
+        members = [
+            _member(check_facts(line, MEMBER, MEMBER_FACTS), path, axes, killed=facts["status"] == "interrupted")
+            for line in read_lines(file)
+        ]
+    except ValueError as error:
+        raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
     return Part(facts, {member.index: member for member in members}, lines)
 
 

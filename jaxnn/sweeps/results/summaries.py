@@ -12,7 +12,7 @@ import numpy as np
 from jaxnn.sweeps.results.outcomes import SEED, At, Member, Outcomes
 from jaxnn.sweeps.results.statistics import bootstrap_interval
 from jaxnn.sweeps.results.tables import Table, show_point, show_spread, show_value
-from jaxnn.types import ConfigError, suggest
+from jaxnn.types import ConfigError, RecordError, suggest
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -206,6 +206,8 @@ def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[
     groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
     for position, member in enumerate(members):
         fields = member.fields
+        if lacking := [name for name in names if name not in fields]:
+            raise RecordError(f"the config of member {member.index} lacks {lacking[0]!r}: the record is damaged.")
         point = {name: fields[name] for name in names}
         # By its text, since a value may be a nested config, which has no hash.
         groups.setdefault(repr(point), (point, []))[1].append(position)
