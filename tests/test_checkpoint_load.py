@@ -56,7 +56,7 @@ def test_what_cannot_be_loaded_is_named(run: jn.Run, tmp_path: Path) -> None:
     with pytest.raises(jn.RecordError, match="checkpoints/20 is damaged"):
         jn.load(copy)
     shutil.rmtree(copy / "checkpoints")
-    with pytest.raises(jn.RecordError, match="holds no state"):
+    with pytest.raises(jn.RecordError, match="does not hold a state"):
         jn.load(copy)
 
 

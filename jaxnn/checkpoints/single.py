@@ -80,8 +80,8 @@ def load(path: Path | str, like: PyTree | None = None) -> PyTree:
     in_run = (target / ABOUT_FILE).is_file()
     if not (target / SUMS_FILE).is_file():
         raise RecordError(
-            f"{target} holds no state (it has neither {SUMS_FILE} nor complete {FOLDER}): give what jn.save wrote, "
-            "the directory of a run, or a checkpoint in it."
+            f"{target} does not hold a state (it has neither {SUMS_FILE} nor complete {FOLDER}): give what jn.save "
+            "wrote, the directory of a run, or a checkpoint in it."
         )
     what = step_damage(target.parent, int(target.name)) if in_run and target.name.isdecimal() else find_damage(target)
     if what is not None:

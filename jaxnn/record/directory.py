@@ -86,7 +86,7 @@ def check_name(path: Path) -> None:
     try:
         str(path).encode()  # what is not UTF-8 can neither be printed nor kept in a record
         os.stat(path)
-    except (FileNotFoundError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
