@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,9 +125,12 @@ def clear_remnants(folder: Path) -> None:
 
 def clear_unfinished(path: Path) -> None:
     """Takes away ``path``, and what Orbax calls it while it writes it."""
-    for remnant in path.parent.iterdir() if path.parent.is_dir() else ():
-        if remnant.name.startswith(path.name):
-            shutil.rmtree(remnant, ignore_errors=True)
+    # Of a save that failed at its start, threads that Orbax does not wait for may write for a moment still.
+    for seconds in (0.0, 0.1, 0.4):
+        time.sleep(seconds)
+        for remnant in path.parent.iterdir() if path.parent.is_dir() else ():
+            if remnant.name.startswith(path.name):
+                shutil.rmtree(remnant, ignore_errors=True)
 
 
 def bytes_on_disk(folder: Path) -> int:

@@ -113,9 +113,9 @@ class Writer:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            reason, _ = refusal(error)
+            reason, cure = refusal(error)
             raise RecordError(
-                f"the checkpoints' folder {self._folder} cannot be made ({reason}): choose another --run-dir."
+                f"the checkpoints' folder {self._folder} cannot be made ({reason}): {cure} or choose another --run-dir."
             ) from error
         folders.clear_remnants(self._folder)
 
