@@ -21,6 +21,7 @@ from jaxnn.checkpoints.quiet import tame_orbax
 from jaxnn.checkpoints.sums import SUMS_FILE, find_damage, step_damage, write_sums
 from jaxnn.checkpoints.team import Team
 from jaxnn.checkpoints.trees import (
+    FREE_SPACE,
     UNREADABLE,
     UNWRITABLE,
     all_processes,
@@ -154,4 +155,5 @@ def _finish(unfinished: Path, target: Path, failure: BaseException | None) -> No
 
 def _refusal(target: Path, error: BaseException) -> RecordError:
     reason, cure = refusal(error)
-    return RecordError(f"{target} cannot be written ({reason}): {cure}, or choose another path.")
+    room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
+    return RecordError(f"{target} cannot be written ({reason}): {room}choose another path.")

@@ -20,6 +20,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
 # What the system says of a disk, or of a user's share of it, that is full.
 FULL = (errno.ENOSPC, errno.EDQUOT)
+FREE_SPACE = "free disk space"
 
 
 def read_tree(folder: Path, like: PyTree) -> PyTree:
@@ -101,7 +102,7 @@ def refusal(error: BaseException) -> tuple[str, str]:
     """Why a state could not be written, in the system's words, and what to do; Orbax's own words are long."""
     for number in FULL:
         if (words := os.strerror(number)) in str(error):
-            return words, "free disk space"
+            return words, FREE_SPACE
     # TensorStore's words end in a page on how it opens files.
     words = getattr(error, "strerror", None) or first_line(error).partition(" [tensorstore_spec=")[0]
     return words, "see that the disk is there, may be written, and is written there by nobody else"
