@@ -266,6 +266,7 @@ def test_what_two_processes_cannot_save_is_one_sentence_in_both(tmp_path: Path) 
             f"RecordError: {tmp_path}/file/state cannot be written (File exists): choose another path.",
             f"RecordError: {tmp_path}/new is to hold a.b, which is on the devices of process {rank} alone: spread it "
             "over those of all 2 processes, or save it as a NumPy array, which process 0 writes.",
-            f"RecordError: {tmp_path}/late cannot be written (No space left on device): choose another path.",
+            f"RecordError: {tmp_path}/late cannot be written (No space left on device): free disk space, or choose "
+            "another path.",
         ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
