@@ -47,7 +47,7 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
                 # Also where another exception took the place of KeyboardInterrupt on its way through C++ code.
                 status, text = farewell.after(interruption)
                 if not isinstance(error, SystemExit):  # which has said why
-                    print(printable(text), file=sys.stderr)
+                    print(printable(text, lines=False), file=sys.stderr)
                 if owns_process:
                     # Python's own way waits for what is still computed.
                     leave(status)
@@ -84,6 +84,5 @@ def end(text: str, status: int) -> None:
     Raises:
         SystemExit: always, with ``status``.
     """
-    print(printable(text), file=sys.stderr)
+    print(printable(text, lines=False), file=sys.stderr)
     raise SystemExit(status) from None
-
