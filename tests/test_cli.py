@@ -98,7 +98,7 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
         (["scaling", "--gpus", "2"], "^error: .*--devices"),
         (["advise", "--lr", "1"], "^error: .*--learning-rate"),
         (["--num-steps", "9" * 20], "^error: num_steps is 9+, and must be below"),
-        (["--resume", "x" * 300], "^error: x+.*: File name too long"),
+        (["--resume", "x" * 300], "^error: .?x+.*File name too long"),
         (["--run-dir", "a\udcffb"], r"^error: a\\udcffb is not UTF-8"),
         (["--resume", "a\x1b[2J\nb"], r"^error: a\\x1b\[2J\\nb holds no run"),
         (["--batch-size", "3.5"], r"--batch-size.*'3\.5'"),

@@ -141,8 +141,8 @@ def test_a_failure_is_shown_with_its_reason(tmp_path: Path, capsys: pytest.Captu
     [
         (["show", "nowhere"], "^error: nowhere holds no run"),
         (["show"], "(?i)required|missing"),
-        (["show", "x" * 300], "^error: x+.*: File name too long"),
-        (["compare", "x" * 300, "y"], "^error: x+.*: File name too long"),
+        (["show", "x" * 300], "^error: .?x+.*File name too long"),
+        (["compare", "x" * 300, "y"], "^error: .?x+.*File name too long"),
         (["show", "a\x1b[2J"], r"^error: a\\x1b\[2J holds no run"),
         (["runs", "nowhere"], "^error: no runs below nowhere"),
         (["device"], "devices"),

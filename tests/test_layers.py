@@ -18,13 +18,14 @@ FLOORS = {
     2: {"models"},
     3: {"tasks"},
     4: {"steps"},
-    5: {"parallel", "checkpoints", "record"},
-    6: {"loop"},
-    7: {"sweeps", "scaling", "verify", "profile"},
-    8: {"bench", "advise"},
-    9: {"cli"},
-    10: {"__init__"},
-    11: {"__main__"},
+    5: {"parallel", "checkpoints"},
+    6: {"record"},
+    7: {"loop"},
+    8: {"sweeps", "scaling", "verify", "profile"},
+    9: {"bench", "advise"},
+    10: {"cli"},
+    11: {"__init__"},
+    12: {"__main__"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 MODULES = {
