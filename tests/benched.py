@@ -1,4 +1,4 @@
-"""Studies in tests: quickly run through the whole bench, and rows made up."""
+"""Studies in tests: measured quickly, through the harness's front door, and rows made by hand."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import pytest
 
-from jaxnn.bench import bench
-from jaxnn.bench.rows import Plain, Row, Rows
-from jaxnn.bench.study import Bench, Case, Study
+from jaxnn.bench import Bench, Case, Plain, Row, Rows, Study, bench, measure_group
 
 
-def page_of(study: Study, settings: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The page of a quick run with these settings, by the way that users go; its picture is there."""
-    alone = (dataclasses.replace(study, quick=settings),)
-    monkeypatch.setattr("jaxnn.bench.studies.STUDIES", alone)
-    monkeypatch.setattr("jaxnn.bench.measuring.STUDIES", alone)
-    bench([study.name], devices=("cpu",), quick=True, out=folder, say=lambda line: None)
+def page_of(study: Study, settings: Any, folder: Path) -> str:
+    """The page of a quick run with these settings; its picture is there."""
+    bench(dataclasses.replace(study, quick=settings), devices=("cpu",), quick=True, out=folder, say=lambda line: None)
     assert (folder / f"{study.name}.png").read_bytes().startswith(b"\x89PNG")
     return (folder / "results.md").read_text()
+
+
+def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:
+    """The rows of a study by kind of device."""
+    pairs = [
+        (case.device, row)
+        for group in study.cases(context)
+        for case, row in zip(group, measure_group(group, context.settings), strict=True)
+    ]
+    return {device: Rows(row for owner, row in pairs if owner == device) for device in context.devices}
 
 
 def two_devices(settings: Any) -> Bench:

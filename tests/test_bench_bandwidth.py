@@ -5,9 +5,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from articles.studies.bandwidth import OPERATIONS, STUDY, Settings, make_call
 
-from jaxnn.bench.rows import Row, Rows
-from jaxnn.bench.studies.bandwidth import OPERATIONS, STUDY, Settings, make_call
+from jaxnn.bench import Row, Rows
 from tests.benched import cases_of, page_of, row, two_devices
 
 TINY = Settings((64, 256), largest_on_cpu=256, rounds=2, seconds=0.0)
@@ -71,8 +71,8 @@ def test_memories_are_compared_by_their_largest_vectors() -> None:
     assert STUDY.conclude({"CPU, a": cpu}) == []
 
 
-def test_the_page_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = page_of(STUDY, TINY, tmp_path, monkeypatch)
+def test_the_page_tells_it(tmp_path: Path) -> None:
+    page = page_of(STUDY, TINY, tmp_path)
     assert "## bandwidth (A19)" in page and "| A19 | peak: the best of all | – | " in page
     for name in OPERATIONS:
         assert f"| A19 | {name} of the largest vector | – | " in page

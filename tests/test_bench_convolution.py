@@ -5,12 +5,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from articles.studies import convolution
+from articles.studies.convolution import FILTER, FORMS, STUDY, Settings
 
-from jaxnn.bench.rows import Row, Rows
-from jaxnn.bench.running import run_study
-from jaxnn.bench.studies import convolution
-from jaxnn.bench.studies.convolution import FILTER, FORMS, STUDY, Settings
-from tests.benched import cases_of, page_of, row, two_devices
+from jaxnn.bench import Row, Rows
+from tests.benched import cases_of, measured_rows, page_of, row, two_devices
 
 TINY = Settings((5, 12), largest_loop=5, largest_on_cpu=12, compared_size=12, rounds=2, seconds=0.0)
 
@@ -50,7 +49,7 @@ def test_positions_are_counted_and_loops_and_large_pictures_left_to_those_who_ca
 
 
 def test_the_error_is_told_where_sizes_are_compared() -> None:
-    rows = run_study(STUDY, two_devices(TINY), lambda line: None)["gpu"]
+    rows = measured_rows(STUDY, two_devices(TINY))["gpu"]
     errors = {row.what["form"]: row.observed["error"] for row in rows if row.observed}
     assert list(errors) == list(FORMS[1:]) and all(0 < float(error or 0) < 1e-6 for error in errors.values())
     assert all("off by" in finding.note for finding in STUDY.findings(rows))
@@ -74,8 +73,8 @@ def test_each_column_is_compared_with_the_one_loop() -> None:
     assert STUDY.conclude({"GPU, b": gpu}) == []
 
 
-def test_the_page_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = page_of(STUDY, TINY, tmp_path, monkeypatch)
+def test_the_page_tells_it(tmp_path: Path) -> None:
+    page = page_of(STUDY, TINY, tmp_path)
     assert "## convolution (A2)" in page and "positions a second over those of the Python loop: vmap" in page
     for form in FORMS:
         assert f"| A2 | {form}, at its best size | – | " in page

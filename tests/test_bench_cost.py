@@ -8,14 +8,24 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from articles.studies import cost
+from articles.studies.study_training import network
 
-from jaxnn.bench import bench
-from jaxnn.bench.machine import Column
-from jaxnn.bench.page import columns_of, findings_table
-from jaxnn.bench.results import Measured, Part, Results, merge_results
-from jaxnn.bench.rows import Quantity, Row, Rows
-from jaxnn.bench.studies import cost
-from jaxnn.bench.study import NotMeasured
+from jaxnn.bench import (
+    Machine,
+    Measured,
+    NotMeasured,
+    Part,
+    Quantity,
+    Results,
+    Row,
+    Rows,
+    bench,
+    findings_table,
+    machines_of,
+    merge,
+    write_results,
+)
 from jaxnn.cli.app import main
 from jaxnn.types import ConfigError
 
@@ -29,7 +39,7 @@ def row(script: str, seconds: tuple[float, ...], dollars: float | None, share: f
 
 
 def results(device: str, kind: str, rows: Rows) -> Results:
-    column = Column(device, kind, 2, None, {}, None, "2026-11-21")
+    column = Machine(device, kind, 2, None, {}, None, "2026-11-21")
     return {"cost": Measured(cost.STUDY.definition(cost.QUICK), True, {column.label: Part(column, rows)})}
 
 
@@ -46,8 +56,8 @@ def test_a_run_costs_its_calls_times_the_price_of_an_hour() -> None:
 def test_data_have_the_shape_of_the_article_s() -> None:
     counts = {}
     for name, make in cost.DATA.items():
-        source, experiment = make().train, cost.WORKLOADS[name].experiment()
-        assert source.num_examples == cost.WORKLOADS[name].examples
+        source, experiment = make().train, network(name)
+        assert source.num_examples == cost.EXAMPLES[name]
         batch = jax.eval_shape(source.as_batch, source.read(np.arange(2)))
         params, _ = jax.eval_shape(experiment.task(experiment.config).init, jax.random.key(0), batch)
         counts[name] = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
@@ -78,13 +88,11 @@ def test_each_price_has_its_date() -> None:
     assert all("2026" in price.source for price in (cost.CORE, *cost.GPUS.values()))
 
 
-def test_the_price_stays_with_the_figure_when_results_are_merged() -> None:
-    parts = [
-        ("a", results("cpu", "Chip", Rows([row("mnist_cnn", (3.6,), 0.5)]))),
-        ("b", results("gpu", "H100", Rows([row("mnist_cnn", (0.36,), 4.0)]))),
-    ]
-    merged = merge_results(parts)
-    _, table = findings_table(cost.STUDY, merged["cost"].rows, columns_of(merged))
+def test_the_price_stays_with_the_figure_when_results_are_merged(tmp_path: Path) -> None:
+    write_results(results("cpu", "Chip", Rows([row("mnist_cnn", (3.6,), 0.5)])), tmp_path / "a")
+    write_results(results("gpu", "H100", Rows([row("mnist_cnn", (0.36,), 4.0)])), tmp_path / "b")
+    merged = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    _, table = findings_table(cost.STUDY, merged["cost"].rows, machines_of(merged))
     assert table[0][3:] == ("6 min", "36 s, 10×")
     # 360 s of $0.50 an hour are 5 cents, 36 s of $4 are 4.
     assert table[1][1:] == (
@@ -115,27 +123,27 @@ def test_without_a_gpu_it_says_what_one_of_a_given_price_must_be_worth() -> None
 @pytest.mark.parametrize(
     ("prices", "told"),
     [
-        ({"gpus": 1.0}, "prices has 'gpus', and there is no such kind of device: did you mean 'gpu'"),
-        ({"gpu": 0}, r"prices\['gpu'\] is 0, and must be dollars an hour, more than 0"),
-        ({"gpu": math.inf}, r"prices\['gpu'\] is inf, and must be"),
-        ({"cpu": "much"}, r"prices\['cpu'\] is 'much', and must be"),
+        ({"gpus": 1.0}, "prices has 'gpus', which is no kind of device: did you mean 'gpu'"),
+        ({"gpu": 0}, r"prices\['gpu'\] is 0, but must be dollars per hour, more than 0"),
+        ({"gpu": math.inf}, r"prices\['gpu'\] is inf, but must be"),
+        ({"cpu": "much"}, r"prices\['cpu'\] is 'much', but must be"),
     ],
 )
 def test_what_is_no_price_is_refused(prices: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        bench("cost", prices=prices)
+        bench(cost.STUDY, prices=prices)
 
 
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_this_machine_has_its_cost_on_the_page(tmp_path: Path) -> None:
     quick = dataclasses.replace(cost.QUICK, scripts=("mnist_mlp",), steps=1, seconds=0.0)
-    fast = dataclasses.replace(cost.STUDY, quick=quick)
-    monkeypatch.setattr("jaxnn.bench.studies.STUDIES", (fast,))
-    monkeypatch.setattr("jaxnn.bench.measuring.STUDIES", (fast,))
-
-
-def test_a_run_on_this_machine_has_its_cost_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small(monkeypatch)
-    found = bench("cost", devices=("cpu",), quick=True, out=tmp_path, prices={"cpu": 3.0}, say=lambda line: None)
+    found = bench(
+        dataclasses.replace(cost.STUDY, quick=quick),
+        devices=("cpu",),
+        quick=True,
+        out=tmp_path,
+        prices={"cpu": 3.0},
+        say=lambda line: None,
+    )
     (rows,) = found["cost"].rows.values()
     assert rows.one(script="mnist_mlp").work == pytest.approx(1 / 9380)
     page = (tmp_path / "results.md").read_text()
@@ -145,10 +153,10 @@ def test_a_run_on_this_machine_has_its_cost_on_the_page(tmp_path: Path, monkeypa
 
 def test_prices_are_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("jaxnn.cli.bench.run_bench", lambda names, **options: asked.update(options) or {})
+    monkeypatch.setattr("jaxnn.cli.bench.measure", lambda *studies, **options: asked.update(options) or {})
     main(["bench", "cost", "--prices", "cpu=0.12, gpu=2.5", "--out", str(tmp_path)])
     assert asked["prices"] == {"cpu": 0.12, "gpu": 2.5}
     with pytest.raises(SystemExit) as exit_:
         main(["bench", "cost", "--prices", "cpu", "--out", str(tmp_path)])
     assert exit_.value.code == 2
-    assert "prices has 'cpu': give dollars an hour by kind, as in cpu=0.12,gpu=2.5." in capsys.readouterr().err
+    assert "prices has 'cpu': give dollars per hour by kind, as in cpu=0.12,gpu=2.5." in capsys.readouterr().err

@@ -8,12 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from articles.studies import inference
 from flax import linen
 
-from jaxnn.bench import bench
-from jaxnn.bench.rows import Row, Rows
-from jaxnn.bench.studies import inference
-from jaxnn.bench.study import Bench
+from jaxnn.bench import Bench, Row, Rows, bench
 from jaxnn.models import BottleneckResNet, MobileNetV2
 from jaxnn.nn import Policy
 
@@ -127,9 +125,7 @@ def test_the_page_has_both_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     }
     monkeypatch.setattr(inference, "NETWORKS", small)
     study = dataclasses.replace(inference.STUDY, quick=TINY)
-    monkeypatch.setattr("jaxnn.bench.studies.STUDIES", (study,))
-    monkeypatch.setattr("jaxnn.bench.measuring.STUDIES", (study,))
-    found = bench("inference", devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
+    found = bench(study, devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
     (rows,) = found["inference"].rows.values()
     assert [(one.what["network"], one.what["batch"]) for one in rows] == [
         ("ResNet-50", 1),

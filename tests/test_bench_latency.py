@@ -5,9 +5,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from articles.studies.latency import NETWORKS, STUDY, Settings, knee, make_call
 
-from jaxnn.bench.rows import Quantity, Row, Rows
-from jaxnn.bench.studies.latency import NETWORKS, STUDY, Settings, knee, make_call
+from jaxnn.bench import Quantity, Row, Rows
 from jaxnn.models import num_parameters
 from tests.benched import cases_of, page_of, row, two_devices
 
@@ -103,8 +103,8 @@ def test_it_says_what_a_gpu_buys_and_costs() -> None:
     assert bought.endswith("comes sooner at no batch that both ran.")
 
 
-def test_the_page_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = page_of(STUDY, TINY, tmp_path, monkeypatch)
+def test_the_page_tells_it(tmp_path: Path) -> None:
+    page = page_of(STUDY, TINY, tmp_path)
     assert "## latency (A4)" in page and ", MLP: " in page
     for network in NETWORKS:
         assert f"| A4 | {network}, latency of one example | – | " in page

@@ -2,15 +2,15 @@
 
 import dataclasses
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from articles.studies import pipeline
 from PIL import Image
 
-from jaxnn.bench import bench
-from jaxnn.bench.rows import Quantity, Row, Rows
-from jaxnn.bench.studies import pipeline
+from jaxnn.bench import Quantity, Row, Rows, bench
 from jaxnn.data import cats_vs_dogs
 from jaxnn.types import ConfigError, DataError
 
@@ -18,7 +18,7 @@ TINY = pipeline.Settings(8, (2,), batch_size=4, num_workers=0, steps=3, rounds=2
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A data directory with ten pictures of noise, five of them of cats."""
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for split in ("train", "val"):
@@ -26,7 +26,9 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file = folder / "cats_vs_dogs" / split / ("cats" if number < 5 else "dogs") / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(random.integers(0, 256, (12, 10, 3), np.uint8)).save(file)
-    return folder
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("JAXNN_DATA", str(folder))
+        yield folder
 
 
 def row(form: str, seconds: float, waited: float | None, workers: int = 0) -> Row:
@@ -38,7 +40,7 @@ def row(form: str, seconds: float, waited: float | None, workers: int = 0) -> Ro
 def test_every_form_trains_on_the_same_batches(photographs: Path) -> None:
     losses = {}
     for form in pipeline.FORMS:
-        training = pipeline.FedTraining(form, TINY, "cpu", photographs)
+        training = pipeline.FedTraining(form, TINY, "cpu")
         training()
         training()
         losses[form] = training.losses
@@ -50,7 +52,7 @@ def test_every_form_trains_on_the_same_batches(photographs: Path) -> None:
 
 
 def test_it_tells_the_share_waited_and_the_workers(photographs: Path) -> None:
-    training = pipeline.FedTraining("naive", TINY, "cpu", photographs)
+    training = pipeline.FedTraining("naive", TINY, "cpu")
     for _ in range(2):
         training()
     told = training.end()
@@ -59,7 +61,7 @@ def test_it_tells_the_share_waited_and_the_workers(photographs: Path) -> None:
 
 def test_what_is_decoded_in_the_loop_is_what_threads_decode(photographs: Path) -> None:
     source = cats_vs_dogs(photographs, (8, 8), num_workers=0).train
-    naive = pipeline.open_feed("naive", TINY, photographs)[0]
+    naive = pipeline.open_feed("naive", TINY)[0]
     indices = np.array([7, 0, 3])
     for found, expected in zip(naive.read(indices), source.read(indices), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -69,8 +71,8 @@ def test_without_grain_resident_photographs_are_left(photographs: Path, monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for form in ("prefetched", "naive"):
         with pytest.raises(ConfigError, match="Grain, which is not installed"):
-            pipeline.open_feed(form, TINY, photographs)
-    assert pipeline.open_feed("resident", TINY, photographs)[1].resident
+            pipeline.open_feed(form, TINY)
+    assert pipeline.open_feed("resident", TINY)[1].resident
 
 
 def test_a_tenth_of_the_time_is_the_verdict() -> None:
@@ -91,15 +93,11 @@ def test_forms_are_compared_with_resident_data() -> None:
     ]
 
 
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    study = dataclasses.replace(pipeline.STUDY, quick=TINY)
-    monkeypatch.setattr("jaxnn.bench.studies.STUDIES", (study,))
-    monkeypatch.setattr("jaxnn.bench.measuring.STUDIES", (study,))
+STUDY = dataclasses.replace(pipeline.STUDY, quick=TINY)
 
 
-def test_the_page_has_every_form(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_turn(monkeypatch)
-    found = bench("pipeline", devices=("cpu",), quick=True, out=tmp_path, data_dir=photographs, say=lambda line: None)
+def test_the_page_has_every_form(photographs: Path, tmp_path: Path) -> None:
+    found = bench(STUDY, devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
     (rows,) = found["pipeline"].rows.values()
     assert [one.what["form"] for one in rows] == list(pipeline.FORMS)
     assert all(len(one.seconds) == 2 and one.work == 12 and not one.missing for one in rows)
@@ -109,10 +107,10 @@ def test_the_page_has_every_form(photographs: Path, tmp_path: Path, monkeypatch:
 
 
 def test_without_photographs_the_page_says_where_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_turn(monkeypatch)
+    monkeypatch.setenv("JAXNN_DATA", str(tmp_path))
     with pytest.raises(DataError, match="the photographs of cats_vs_dogs are not in"):
-        pipeline.open_feed("resident", TINY, tmp_path)
-    bench("pipeline", devices=("cpu",), quick=True, out=tmp_path, data_dir=tmp_path, say=lambda line: None)
+        pipeline.open_feed("resident", TINY)
+    bench(STUDY, devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
     page = (tmp_path / "results.md").read_text()
     assert "| A11 | photographs on the device | – | not measured |" in page
     assert "resident, prefetched, naive (the photographs of cats_vs_dogs are not in" in page

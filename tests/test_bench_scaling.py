@@ -5,12 +5,10 @@ from pathlib import Path
 
 import jax
 import pytest
+from articles.studies import scaling
 
-from jaxnn.bench import bench
-from jaxnn.bench.rows import Quantity, Row, Rows
-from jaxnn.bench.running import run_study
-from jaxnn.bench.studies import scaling
-from jaxnn.bench.study import Bench
+from jaxnn.bench import Bench, Quantity, Row, Rows, bench
+from tests.benched import measured_rows
 
 TINY = scaling.Settings(("shared",), shared=8, each=2, blocks=((2,),), dense=(), size=4, steps=2, rounds=2, seconds=0.0)
 
@@ -57,11 +55,9 @@ def test_it_says_how_far_losses_are_off_and_that_simulated_devices_are_not_fast(
     assert scaling.STUDY.conclude({"GPU, H100": rows[:1] and Rows(rows[:1])}) == []
 
 
-def test_all_devices_of_a_kind_are_used_and_train_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_devices_of_a_kind_are_used_and_train_alike(tmp_path: Path) -> None:
     study = dataclasses.replace(scaling.STUDY, quick=TINY)
-    monkeypatch.setattr("jaxnn.bench.studies.STUDIES", (study,))
-    monkeypatch.setattr("jaxnn.bench.measuring.STUDIES", (study,))
-    found = bench("scaling", devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
+    found = bench(study, devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
     (rows,) = found["scaling"].rows.values()
     assert [one.what["devices"] for one in rows] == [1, 2, 4] and {one.work for one in rows} == {16}
     losses = [float(one.observed["loss"]) for one in rows]  # type: ignore[arg-type]
@@ -75,7 +71,7 @@ def test_all_devices_of_a_kind_are_used_and_train_alike(tmp_path: Path, monkeypa
 def test_one_device_alone_is_told_how_to_be_several(monkeypatch: pytest.MonkeyPatch) -> None:
     first = jax.devices()[0]
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: [first])
-    rows = run_study(dataclasses.replace(scaling.STUDY), Bench({"cpu": first}, TINY), lambda line: None)["cpu"]
+    rows = measured_rows(scaling.STUDY, Bench({"cpu": first}, TINY))["cpu"]
     alone, several = rows
     assert alone.seconds and several.what["devices"] == 2 and not several.seconds
     assert several.missing.startswith("JAX has one CPU device here, and makes several of it with JAX_NUM_CPU_DEVICES=4")
@@ -85,5 +81,5 @@ def test_one_device_alone_is_told_how_to_be_several(monkeypatch: pytest.MonkeyPa
 
 def test_a_batch_that_devices_cannot_share_is_not_measured() -> None:
     odd = dataclasses.replace(TINY, shared=6)
-    rows = run_study(scaling.STUDY, Bench({"cpu": jax.devices()[0]}, odd), lambda line: None)["cpu"]
+    rows = measured_rows(scaling.STUDY, Bench({"cpu": jax.devices()[0]}, odd))["cpu"]
     assert [one.missing for one in rows] == ["", "", "4 devices cannot share 6 examples evenly"]

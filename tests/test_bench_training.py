@@ -1,7 +1,6 @@
 """The networks of the articles: those of the bench are the scripts', of the published sizes; so are their figures."""
 
 import dataclasses
-import importlib.util
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,33 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from articles import news_bag
+from articles.studies import cats_vs_dogs, keras_scripts, networks, text
+from articles.studies.study_training import network, run_time, step_time, training_cases
 
 from jaxnn import data
-from jaxnn.bench import training_study
-from jaxnn.bench.rows import Quantity, Row, Rows
-from jaxnn.bench.studies import cats_vs_dogs, keras_scripts, networks, text
-from jaxnn.bench.study import Begun, Bench
-from jaxnn.bench.training_study import run_time, step_time, training_cases
-from jaxnn.bench.workloads import WORKLOADS
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import make_feed
+from jaxnn.bench import Bench, Prepared, Quantity, Row, Rows
 from jaxnn.nn.partitioning import unboxed
-from jaxnn.observe import Clock, Ledger
-from jaxnn.types import DataError, Experiment, Splits
+from jaxnn.types import DataError, Splits
 from tests import shell
 
+# Parameters of each network, as published or as its own code says.
+PARAMETERS = {
+    "mnist_mlp": 669_706,
+    "mnist_cnn": 1_199_882,
+    "cifar10_cnn": 1_250_858,
+    "imdb_lstm": 2_658_945,
+    "imdb_fasttext": 60_151_751,
+    "lstm_text_generation": 91_047,
+    "text_generator": 444_546,
+    "fcn5": 14_205_962,
+    "alexnet_r": 85_098,
+    "resnet56": 855_770,
+    "ptb_lstm": 6_180_624,
+    "cats_and_dogs": 1_994_305,
+    "news_bag": 1_280_260,
+    "news_lstm": 2_659_332,
+}
 SCRIPTS = shell.ROOT / "experiments" / "articles"
 # Sequences and their targets, or pictures and their labels, in the shape of a workload's own.
 SHAPES: dict[str, tuple[tuple[int, ...], int, int]] = {
@@ -53,58 +64,28 @@ def made_up(name: str, num_examples: int) -> Splits:
     return data.arrays(train=(inputs, labels), name=name)
 
 
-def script(name: str) -> Experiment[Any]:
-    """The experiment that a script writes out."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Experiment[Any] = module.experiment
-    return found
+def test_each_script_of_an_article_has_its_size_checked() -> None:
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(PARAMETERS) == set(SHAPES)
 
 
-def program_of_step(experiment: Experiment[Any], splits: Splits) -> Any:
-    config = experiment.config
-    feed = make_feed(splits, config.seed, config.batch_size)
-    return Programs(experiment, splits.train, feed, Ledger(), Clock()).fingerprint(splits)["program"]
-
-
-def test_each_script_of_an_article_is_a_workload_and_each_workload_a_script() -> None:
-    assert {path.stem for path in SCRIPTS.glob("*.py")} == set(WORKLOADS) == set(SHAPES)
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_a_script_fits_a_page_and_says_what_it_claims(name: str) -> None:
     lines = (SCRIPTS / f"{name}.py").read_text().splitlines()
     assert len(lines) <= 40
     assert [line.split()[0] for line in lines[2:5]] == ["Claim", "Command", "Seen"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_computes_what_its_script_does(name: str) -> None:
-    theirs, ours = script(name), WORKLOADS[name].experiment()
-    assert (theirs.config.batch_size, theirs.config.num_steps, theirs.config.seed) == tuple(
-        getattr(ours.config, field) for field in ("batch_size", "num_steps", "seed")
-    )
-    splits = made_up(name, theirs.config.batch_size)
-    # Schedules, models, losses and optimizers, as one program.
-    assert program_of_step(theirs, splits) == program_of_step(ours, splits)
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_has_the_published_number_of_parameters(name: str) -> None:
-    workload = WORKLOADS[name]
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_network_has_the_published_number_of_parameters(name: str) -> None:
+    task = network(name).task(network(name).config)
     source = made_up(name, 2).train
     batch = source.as_batch(source.read(np.arange(2)))
-    params, _ = jax.eval_shape(lambda key: workload.task().init(key, batch), jax.random.key(0))
-    assert sum(leaf.size for leaf in jax.tree.leaves(unboxed(params))) == workload.parameters
+    params, _ = jax.eval_shape(lambda key: task.init(key, batch), jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(unboxed(params))) == PARAMETERS[name]
 
 
 def test_the_photographs_are_of_the_articles_size() -> None:
-    assert WORKLOADS["cats_and_dogs"].parameters == pytest.approx(2.0e6, rel=0.01)
-    assert WORKLOADS["cats_and_dogs"].epochs == pytest.approx(20, abs=0.1)
-    assert WORKLOADS["imdb_fasttext"].epochs == pytest.approx(5, abs=0.1)
+    assert PARAMETERS["cats_and_dogs"] == pytest.approx(2.0e6, rel=0.01)
 
 
 # 4 steps of 128 examples took half a second: 1024 examples a second, an eighth of a second each.
@@ -123,7 +104,7 @@ def test_a_script_stands_beside_what_its_article_says() -> None:
     assert time.article == "K80 64.5 s, P100 55.3 s, 16 CPUs 79.2 s, 32 CPUs 66 s"
     assert time.quantity == run_time(ROW) and time.note == "a run from start to end took 25 min"
     assert accuracy.quantity == Quantity(0.98, 0.98, 0.98, "") and accuracy.article == "accuracy 0.982"
-    assert set(keras_scripts.SCRIPTS) <= set(WORKLOADS) and set(networks.BATCH_SIZES) <= set(WORKLOADS)
+    assert set(keras_scripts.SCRIPTS) <= set(PARAMETERS) and set(networks.BATCH_SIZES) <= set(PARAMETERS)
 
 
 def test_a_script_that_was_only_timed_reached_nothing() -> None:
@@ -154,8 +135,8 @@ def test_all_are_timed_before_the_first_is_trained_to_its_end() -> None:
 
 def test_a_whole_run_tells_what_it_reached_and_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     train = made_up("news_bag", 64).train
-    short = WORKLOADS["news_bag"]._replace(data=lambda _: Splits(train=train, test=train), num_steps=3)
-    monkeypatch.setattr(training_study, "WORKLOADS", {**WORKLOADS, "news_bag": short})
+    short = dataclasses.replace(network("news_bag").replace(num_steps=3), data=lambda _: Splits(train, train))
+    monkeypatch.setattr(news_bag, "experiment", short)
     bench = Bench({"cpu": jax.devices()[0]}, dataclasses.replace(text.STUDY.full, networks=("news_bag",)))
     _, (whole,) = training_cases(bench)
     assert whole.observe is not None
@@ -164,13 +145,14 @@ def test_a_whole_run_tells_what_it_reached_and_how_long_it_took(monkeypatch: pyt
 
 
 def test_an_interrupted_run_reached_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def data_of(_: Path | None) -> Splits:
+    def data_of(_: Any) -> Splits:
         # Taken by the run, which ends at its next window as if it were over.
         signal.raise_signal(signal.SIGTERM)
         return made_up("news_bag", 64)
 
-    short = WORKLOADS["news_bag"]._replace(data=data_of, num_steps=30)
-    monkeypatch.setattr(training_study, "WORKLOADS", {**WORKLOADS, "news_bag": short})
+    monkeypatch.setattr(
+        news_bag, "experiment", dataclasses.replace(network("news_bag").replace(num_steps=30), data=data_of)
+    )
     bench = Bench({"cpu": jax.devices()[0]}, dataclasses.replace(text.STUDY.full, networks=("news_bag",)))
     _, (whole,) = training_cases(bench)
     assert whole.observe is not None
@@ -178,8 +160,9 @@ def test_an_interrupted_run_reached_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         whole.observe()
 
 
-def test_data_that_are_not_there_are_a_reason_and_not_the_end(tmp_path: Path) -> None:
-    bench = Bench({"cpu": jax.devices()[0]}, cats_vs_dogs.QUICK, tmp_path)
+def test_data_that_are_not_there_are_a_reason_and_not_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXNN_DATA", str(tmp_path))
+    bench = Bench({"cpu": jax.devices()[0]}, cats_vs_dogs.QUICK)
     ((case,),) = training_cases(bench)
     with pytest.raises(DataError, match="cats_vs_dogs"):
         assert case.begin is not None
@@ -187,10 +170,11 @@ def test_data_that_are_not_there_are_a_reason_and_not_the_end(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_text_classifiers_are_timed_on_the_real_news(data_dir: Path) -> None:
-    bench = Bench({"cpu": jax.devices()[0]}, text.QUICK, data_dir)
+def test_text_classifiers_are_timed_on_the_real_news(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXNN_DATA", str(data_dir))
+    bench = Bench({"cpu": jax.devices()[0]}, text.QUICK)
     for (case,) in training_cases(bench):
         assert case.begin is not None
         begun = case.begin()
-        assert isinstance(begun, Begun) and begun.work == 2 * 32
+        assert isinstance(begun, Prepared) and begun.work == 2 * 32
         begun.call()

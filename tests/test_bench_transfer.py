@@ -5,11 +5,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-
-from jaxnn.bench.comparing import cpus_with_gpus, faster_from, shared_sizes
-from jaxnn.bench.rows import Row, Rows
-from jaxnn.bench.running import run_study
-from jaxnn.bench.studies.transfer import (
+from articles.studies.study_devices import cpus_with_gpus, faster_from, shared_sizes
+from articles.studies.transfer import (
     DIRECTIONS,
     IN_PLACE,
     OPERATIONS,
@@ -25,7 +22,9 @@ from jaxnn.bench.studies.transfer import (
     unpinnable,
     unread,
 )
-from tests.benched import cases_of, page_of, row, sized, two_devices
+
+from jaxnn.bench import Row, Rows
+from tests.benched import cases_of, measured_rows, page_of, row, sized, two_devices
 
 TINY = Settings((64, 256), (8, 16), (2, 4), (1, 2), rounds=2, seconds=0.0)
 
@@ -167,15 +166,15 @@ def test_a_cpu_stands_in_both_rows_of_the_table_with_its_time_in_place() -> None
 
 
 def test_of_two_devices_all_is_measured_and_compared() -> None:
-    rows = run_study(STUDY, two_devices(TINY), lambda line: None)
+    rows = measured_rows(STUDY, two_devices(TINY))
     assert [row.missing for row in rows["gpu"] if row.missing] == []
     assert len(STUDY.findings(rows["gpu"])) == len(STUDY.findings(rows["cpu"])) == 12
     told = STUDY.conclude({"CPU, a": rows["cpu"], "GPU, b": rows["gpu"]})
     assert [sentence.partition(":")[0] for sentence in told] == ["ReLU", "matrix product", "convolution"]
 
 
-def test_the_page_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = page_of(STUDY, TINY, tmp_path, monkeypatch)
+def test_the_page_tells_it(tmp_path: Path) -> None:
+    page = page_of(STUDY, TINY, tmp_path)
     assert "## transfer (A16, A17)" in page and "| A16, A17 | host to device, pageable: at its best size | – | " in page
     assert (
         "host to device, pinned, device to host, pinned (a CPU's memory is the host's: there is nothing to pin)."

@@ -1,4 +1,4 @@
-"""What a table's column says of the device that was measured."""
+"""The machine that figures were measured on."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.observe import cpu_count, describe_devices
-from jaxnn.observe.devices import device_kind, name_device
-from jaxnn.record.provenance import git_state
+from jaxnn.observe import cpu_count, describe_devices, device_kind, name_device
+from jaxnn.record import git_state
 
 
-class Column(NamedTuple):
-    """A device of a machine, as a column of a table.
+class Machine(NamedTuple):
+    """A device, the software that measured on it, and when: one column of a table.
 
     Attributes:
         device: ``cpu``, ``gpu`` or ``tpu``.
-        kind: what it calls itself.
-        cores: CPU cores of the process.
-        load: how many programs wanted them before, on average of a minute; None: unknown.
-        versions: of Python, JAX, …
-        commit: of jaxnn's work tree, with ``+`` where it was changed; None: it is none.
+        kind: model name of the device.
+        cores: CPU cores available to the process.
+        load: load average of the last minute before the measurement; None: unknown.
+        versions: of Python, JAX, jaxlib and jaxnn.
+        commit: of the work tree, with ``+`` if it has changes; None: no work tree.
         date: of the measurement, ``YYYY-MM-DD``.
     """
 
@@ -38,19 +37,19 @@ class Column(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What tells it from others: ``CPU, AMD EPYC, 2 cores``."""
+        """Name of the column: ``CPU, AMD EPYC, 2 cores``."""
         return name_device(self.device, self.kind, self.cores)
 
-    def runs_the_same(self, other: Column) -> bool:
-        """Whether both were measured with the same code, as far as that is known."""
+    def runs_the_same(self, other: Machine) -> bool:
+        """Whether both measured with the same committed code and versions."""
         return (self.versions, self.commit) == (other.versions, other.commit) and not (self.commit or "").endswith("+")
 
 
-def describe_column(device: jax.Device) -> Column:
-    """What the column of ``device`` says."""
+def describe_machine(device: jax.Device) -> Machine:
+    """Describes ``device`` and what runs on it now."""
     described: dict[str, Any] = describe_devices()
     git = git_state(Path(__file__).parent, tracked=True)
-    return Column(
+    return Machine(
         device=device.platform,
         kind=device_kind(device),
         cores=cpu_count() or 1,

@@ -1,48 +1,52 @@
-"""What a study is: cases to measure, and what of the figures is shown beside an article's."""
+"""A study: cases to measure, and which of the figures a table shows."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from jaxnn.bench.rows import Plain, Quantity, Rows
-from jaxnn.record.directory import jsonable
+from jaxnn.bench.figures import Plain, Quantity, Rows
+from jaxnn.record import jsonable
+from jaxnn.types import ConfigError, suggest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# The studies of a checkout, below its folder of experiments.
+STUDIES = Path("articles/studies")
+
 
 class NotMeasured(Exception):
-    """A case that cannot be measured here; its message says why. It ends in a row: users never meet it."""
+    """A case cannot be measured here; the message says why. It becomes a row without figures, never an error."""
 
 
 class Bench(NamedTuple):
-    """What a study is given.
+    """What the cases of a study are made from.
 
     Attributes:
-        devices: those to measure, ``{"cpu": …, "gpu": …}``, of each kind the first.
-        settings: the study's, quick or full.
-        data_dir: where the data sets lie; None: where they always do.
-        prices: dollars an hour by kind of device, where they are other than a study's own.
+        devices: devices to measure, ``{"cpu": …, "gpu": …}``, the first of each kind.
+        settings: the study's settings, quick or full.
+        prices: dollars per hour by kind of device, overriding a study's own.
     """
 
     devices: Mapping[str, jax.Device]
     settings: Any
-    data_dir: Path | None = None
     prices: Mapping[str, float] = {}
 
 
-class Begun(NamedTuple):
-    """A call to be timed whose work was found out when it was made.
+class Prepared(NamedTuple):
+    """A call to be timed whose amount of work is known only once it is made.
 
     Attributes:
-        call: waits for its result.
-        work: how much it does.
-        observed: what else was found out, as in `Case.observe`.
+        call: waits for its own result.
+        work: amount of work of one call.
+        observed: further figures, as from `Case.observe`.
     """
 
     call: Callable[[], object]
@@ -54,33 +58,33 @@ class Case(NamedTuple):
     """One thing to measure on one device.
 
     Attributes:
-        device: the key in `Bench.devices`; what the host does by itself is the CPU's.
-        what: tells it from the study's other cases, ``{"operation": "relu", "size": 1000}``.
-        begin: puts what is needed on the device and gives a call to be timed, which waits for its result. It and the
-            first call, which is not timed, may raise `NotMeasured`.
-        work: how much one call does, unless ``begin`` gives it.
+        device: key in `Bench.devices`; work of the host itself belongs to ``cpu``.
+        what: identifies the case within its study, ``{"operation": "relu", "size": 1000}``.
+        begin: puts arrays on the device, compiles, and returns the call to be timed. It and the first call, which is
+            not timed, may raise `NotMeasured`.
+        work: amount of work of one call, unless ``begin`` returns `Prepared`.
         unit: of ``work``, such as ``elements``.
-        observe: gives figures that are not times, such as an error or an accuracy, from JSON's plain values.
+        observe: returns figures that are not times, such as an error or an accuracy.
     """
 
     device: str
     what: Mapping[str, Plain]
-    begin: Callable[[], Callable[[], object] | Begun] | None = None
+    begin: Callable[[], Callable[[], object] | Prepared] | None = None
     work: float = 1.0
     unit: str = "call"
     observe: Callable[[], Mapping[str, Plain]] | None = None
 
 
 class Finding(NamedTuple):
-    """A figure that stands in the table, of one device.
+    """One cell of the table: a figure of one device.
 
     Attributes:
-        claim: the article's, such as ``A1``.
-        what: what was measured, the same words on every device.
-        quantity: what came of it; None: it was not measured there.
-        article: what the article says, if it gives a figure.
-        note: why there is none, or what is peculiar about it.
-        comparable: whether one device's is to be divided by another's.
+        claim: the claim it belongs to, such as ``A1``.
+        what: what was measured, in the same words for every device.
+        quantity: the figure; None: not measured there.
+        article: the published figure, if there is one.
+        note: why there is no figure, or what is special about it.
+        comparable: whether figures of two devices may be divided by each other.
     """
 
     claim: str
@@ -93,25 +97,25 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """A claim of the articles as something to measure.
+    """Something to measure on one or more devices.
 
     Attributes:
-        name: by which it is asked for.
-        claims: those of the articles, such as ``("A1", "A3")``.
-        title: what is asked, in a line.
-        method: what is timed, what is in the times and what is not.
-        full: its settings, a frozen dataclass of plain values with ``rounds`` and ``seconds``.
-        quick: the same, for minutes.
-        cases: what to measure, in groups: a group is begun together, timed in turn, and its memory freed.
-        findings: the rows of the table that the figures of one device make.
+        name: by which it is called.
+        title: the question, in one line.
+        method: what is timed, and what the times include.
+        full: settings, a frozen dataclass of plain values with ``rounds`` and ``seconds``, optionally ``precision``
+            (see `interleaved`).
+        quick: settings for a run of a few minutes at most.
+        cases: the cases, in groups; a group is prepared together, timed in alternation, and its memory freed.
+        findings: the rows of the table, from the figures of one device.
         draw: draws all columns, ``{label: rows}``, into an empty figure.
-        conclude: sentences that need the figures of several devices.
-        goes_on: whether what was measured before an interruption is kept; not where it depends on the bench's prices.
-        version: of the definition: raised where figures from before are no longer to be compared.
+        conclude: statements that need the figures of several devices.
+        claims: the published claims it is about, such as ``("A1", "A3")``.
+        resumable: whether figures of an interrupted run are kept; not if they depend on `Bench.prices`.
+        version: raised whenever the definition changes so that earlier figures do not compare.
     """
 
     name: str
-    claims: tuple[str, ...]
     title: str
     method: str
     full: Any
@@ -120,9 +124,57 @@ class Study:
     findings: Callable[[Rows], Sequence[Finding]]
     draw: Callable[[Mapping[str, Rows], Figure], None]
     conclude: Callable[[Mapping[str, Rows]], Sequence[str]] = lambda _: ()
-    goes_on: bool = True
+    claims: tuple[str, ...] = ()
+    resumable: bool = True
     version: int = 1
 
     def definition(self, settings: Any) -> dict[str, Any]:
-        """What must be equal for figures to be compared, in JSON's types."""
+        """What must be equal for figures to be comparable, as JSON values."""
         return {"study": self.name, "version": self.version, **jsonable(dataclasses.asdict(settings))}
+
+
+def find_studies() -> dict[str, Study]:
+    """The studies of the checkout in the working directory, else of the one jaxnn is imported from, by claim."""
+    roots = (Path.cwd() / "experiments", Path(__file__).parents[2] / "experiments")
+    root = next((root for root in roots if (root / STUDIES).is_dir()), None)
+    if root is None:
+        return {}
+    if str(root) not in sys.path:  # studies import the scripts of the networks that they measure
+        sys.path.append(str(root))
+    found = [_study_in(path) for path in sorted((root / STUDIES).glob("*.py")) if not path.stem.startswith("study_")]
+    return {study.name: study for study in sorted(found, key=lambda study: int(study.claims[0].strip("A")))}
+
+
+def load_study(name: str, known: Mapping[str, Study]) -> Study:
+    """A study by name, or the ``STUDY`` of a Python file by its path.
+
+    Raises:
+        ConfigError: there is no such study or file, or the file defines none.
+    """
+    if name in known:
+        return known[name]
+    if name.endswith(".py"):
+        return _study_in(Path(name))
+    if not known:
+        raise ConfigError(f"no study {name!r}: run in a checkout of jaxnn, or give the path of a file with a STUDY.")
+    raise ConfigError(f"no study {name!r}: {suggest(name, known)}; or give the path of a file with a STUDY.")
+
+
+def _study_in(path: Path) -> Study:
+    path = path.resolve()
+    if not path.is_file():
+        raise ConfigError(f"no study at {path}: there is no such file.")
+    name = f"articles.studies.{path.stem}" if path.parts[-3:-1] == STUDIES.parts else path.stem
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    study = getattr(sys.modules[name], "STUDY", None)
+    if not isinstance(study, Study):
+        raise ConfigError(f"{path} defines no STUDY: assign a jaxnn.bench.Study to that name.")
+    return study

@@ -1,4 +1,4 @@
-"""Training an experiment as a call to be timed: steps on data that lie on the device, without reports."""
+"""Training steps of an experiment as a call to be timed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.feed import make_feed
 from jaxnn.loop.trials import fastest_steps, make_calls
-from jaxnn.loop.tuning import CALL_SECONDS, Call, seconds_per_step
+from jaxnn.loop.tuning import CALL_SECONDS, seconds_per_step
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import SINGLE, computing_on
 from jaxnn.types import Experiment, Splits
@@ -19,41 +19,35 @@ from jaxnn.types import Experiment, Splits
 def training_call(
     experiment: Experiment[Any], splits: Splits, kind: str, num_steps: int | None = None
 ) -> tuple[Callable[[], Any], int, dict[str, list[str]]]:
-    """A call that trains some steps, from where the call before left off, and waits for the last.
+    """A call that trains for some steps, continuing where the call before ended, and waits for the result.
 
     Args:
         experiment: what is trained; its ``data`` is not called.
         splits: its data, read once for all devices.
-        kind: the device's, ``cpu``, ``gpu`` or ``tpu``.
-        num_steps: compiled into one program, as the loop does; None: as many as a run would have there, by measuring.
+        kind: kind of device, ``cpu``, ``gpu`` or ``tpu``.
+        num_steps: steps per call; None: as many as a run would use there, chosen by measuring.
 
     Returns:
-        The call, the number of its steps, and the implementations of operations that they compute with.
+        The call, its number of steps, and the implementations of operations that are used.
     """
     config = experiment.config
     with computing_on(kind):
         feed = make_feed(splits, config.seed, config.batch_size, layout=SINGLE)
         programs = Programs(experiment, splits.train, feed, Ledger(), Clock(), SINGLE)
         make_call = make_calls(programs, "start")
-        num_steps = num_steps or _enough_steps(programs, make_call, config.num_steps)
-        call = make_call(num_steps)
-        implementations = programs.implementations
-    return called_on(kind, call), num_steps, implementations
+        if num_steps is None:
+            # Steps this long need no company: compiling many takes minutes.
+            long = seconds_per_step(make_call(1), 1) >= CALL_SECONDS
+            num_steps = 1 if long else fastest_steps(programs, make_call, config.num_steps).steps_per_call
+        call, implementations = make_call(num_steps), programs.implementations
+    return call_on(kind, call), num_steps, implementations
 
 
-def _enough_steps(programs: Programs, make_call: Callable[[int], Call], most: int) -> int:
-    """So many that a call's own cost, which on a fast device is more than a small step's, hardly matters."""
-    # Steps this long need no company; to compile many in vain takes minutes.
-    if seconds_per_step(make_call(1), 1) >= CALL_SECONDS:
-        return 1
-    return fastest_steps(programs, make_call, most).steps_per_call
+def call_on(kind: str, call: Callable[[], Any]) -> Callable[[], Any]:
+    """``call`` on a kind of device; waits for the result."""
 
-
-def called_on(kind: str, call: Callable[[], Any]) -> Callable[[], Any]:
-    """``call`` on a kind of device, waited for."""
-
-    def waited_for() -> Any:
+    def wait() -> Any:
         with computing_on(kind):
             return jax.block_until_ready(call())
 
-    return waited_for
+    return wait

@@ -15,6 +15,7 @@ from jaxnn.observe.devices import describe_devices as describe_devices
 from jaxnn.observe.devices import device_kind as device_kind
 from jaxnn.observe.devices import device_name as device_name
 from jaxnn.observe.devices import missing_gpu as missing_gpu
+from jaxnn.observe.devices import name_device as name_device
 from jaxnn.observe.kernels import implementations as implementations
 from jaxnn.observe.kernels import plain_convolutions as plain_convolutions
 from jaxnn.observe.memory import available_bytes as available_bytes

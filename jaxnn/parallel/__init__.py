@@ -1,5 +1,6 @@
 """Devices, meshes and strategies: how one program is spread over many devices, and many processes over machines."""
 
+from jaxnn.parallel.devices import PLATFORMS as PLATFORMS
 from jaxnn.parallel.devices import choose_devices as choose_devices
 from jaxnn.parallel.devices import computing_on as computing_on
 from jaxnn.parallel.devices import find_devices as find_devices

@@ -6,7 +6,10 @@ from jaxnn.record.directory import check_vacant as check_vacant
 from jaxnn.record.directory import create_run_dir as create_run_dir
 from jaxnn.record.directory import json_line as json_line
 from jaxnn.record.directory import jsonable as jsonable
+from jaxnn.record.directory import make_room as make_room
 from jaxnn.record.directory import new_run_dir as new_run_dir
+from jaxnn.record.directory import write_bytes as write_bytes
+from jaxnn.record.directory import write_json as write_json
 from jaxnn.record.directory import write_text as write_text
 from jaxnn.record.log import LogDigest as LogDigest
 from jaxnn.record.log import check_metrics as check_metrics
@@ -16,6 +19,7 @@ from jaxnn.record.provenance import changed_parts as changed_parts
 from jaxnn.record.provenance import config_from_json as config_from_json
 from jaxnn.record.provenance import config_json as config_json
 from jaxnn.record.provenance import data_fingerprint as data_fingerprint
+from jaxnn.record.provenance import git_state as git_state
 from jaxnn.record.provenance import jax_flags as jax_flags
 from jaxnn.record.provenance import program_fingerprint as program_fingerprint
 from jaxnn.record.provenance import script as script

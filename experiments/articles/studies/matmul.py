@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from articles.studies.study_pictures import draw_dots, draw_lines, panels
 from jax import lax
 
-from jaxnn.bench.pictures import draw_dots, draw_lines, panels
-from jaxnn.bench.rows import Plain, Rows, exactly
-from jaxnn.bench.study import Bench, Case, Finding, NotMeasured, Study
+from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, exactly
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from articles.studies.study_devices import cpus_with_gpus, faster_from, shared_sizes
+from articles.studies.study_pictures import draw_lines, panels
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
-from jaxnn.bench.comparing import cpus_with_gpus, faster_from, shared_sizes
-from jaxnn.bench.pictures import draw_lines, panels
-from jaxnn.bench.rows import Rows
-from jaxnn.bench.study import Bench, Case, Finding, NotMeasured, Study
+from jaxnn.bench import Bench, Case, Finding, NotMeasured, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from articles.studies.study_pictures import draw_lines, panels
 from jax import lax
 
-from jaxnn.bench.numbers import format_ratio
-from jaxnn.bench.pictures import draw_lines, panels
-from jaxnn.bench.rows import Plain, Rows
-from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

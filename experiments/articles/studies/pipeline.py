@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optax
+from articles.studies.study_pictures import draw_dots, panels
 
-from jaxnn.bench.numbers import format_ratio
-from jaxnn.bench.pictures import draw_dots, panels
-from jaxnn.bench.rows import Plain, Quantity, Row, Rows, exactly, relative
-from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, exactly, format_ratio, relative
 from jaxnn.data import StreamSource, cats_vs_dogs
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.feed import Feed, resident_feed, sent_feed, streamed_feed
@@ -76,11 +73,11 @@ class FedTraining:
     device where it is too far ahead.
     """
 
-    def __init__(self, form: str, settings: Settings, kind: str, data_dir: Path | None) -> None:
+    def __init__(self, form: str, settings: Settings, kind: str) -> None:
         self._kind, self._steps, self._clock = kind, settings.steps, Clock()
         self.losses: list[float] = []
         with computing_on(kind):
-            self._source, self._feed = open_feed(form, settings, data_dir)
+            self._source, self._feed = open_feed(form, settings)
             self._programs = Programs(_experiment(settings, self._source), self._source, self._feed, Ledger(), Clock())
             self._programs.compile_train(1, "start")
             self._state = self._programs.init()
@@ -112,7 +109,7 @@ class FedTraining:
         return {"waited": waited, "workers": getattr(self._source, "num_workers", 0)}
 
 
-def open_feed(form: str, settings: Settings, data_dir: Path | None) -> tuple[Source, Feed]:
+def open_feed(form: str, settings: Settings) -> tuple[Source, Feed]:
     """The photographs to train on, and how they reach the device; the batches of all `FORMS` are the same.
 
     Raises:
@@ -121,9 +118,9 @@ def open_feed(form: str, settings: Settings, data_dir: Path | None) -> tuple[Sou
     """
     size = (settings.size, settings.size)
     if form == "resident":
-        held: Any = cats_vs_dogs(data_dir, size, stream=False).train
+        held: Any = cats_vs_dogs(image_size=size, stream=False).train
         return held, resident_feed(held, SEED, settings.batch_size)
-    source: Any = cats_vs_dogs(data_dir, size, num_workers=settings.num_workers).train
+    source: Any = cats_vs_dogs(image_size=size, num_workers=settings.num_workers).train
     if form == "prefetched":
         return source, streamed_feed(source, SEED, settings.batch_size)
     source = InTheLoop(source.reading, source.like, source.targets, num_workers=0)
@@ -143,14 +140,14 @@ def _experiment(settings: Settings, source: Source) -> Experiment[TrainConfig]:
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     # Workers work ahead while another form is timed, and in its way, but soon stop: a turn is long compared with that.
     for kind in bench.devices:
-        yield [_case(form, kind, bench.settings, bench.data_dir) for form in FORMS]
+        yield [_case(form, kind, bench.settings) for form in FORMS]
 
 
-def _case(form: str, kind: str, settings: Settings, data_dir: Path | None) -> Case:
+def _case(form: str, kind: str, settings: Settings) -> Case:
     begun: list[FedTraining] = []
 
     def begin() -> Callable[[], None]:
-        begun.append(FedTraining(form, settings, kind, data_dir))
+        begun.append(FedTraining(form, settings, kind))
         return begun[0]
 
     work = settings.steps * settings.batch_size

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from articles.studies.study_devices import cpus_with_gpus
+from articles.studies.study_pictures import DASHES, draw_lines, panels
 
-from jaxnn.bench.comparing import cpus_with_gpus
-from jaxnn.bench.numbers import format_ratio
-from jaxnn.bench.pictures import DASHES, draw_lines, panels
-from jaxnn.bench.rows import Plain, Quantity, Rows
-from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Rows, Study, format_ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.bench.rows import Plain, Quantity, Row, Rows
+from jaxnn.bench import Plain, Quantity, Row, Rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

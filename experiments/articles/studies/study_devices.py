@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jaxnn.bench.numbers import format_ratio
-from jaxnn.bench.rows import Plain, Rows
+from jaxnn.bench import Plain, Rows, format_ratio
 
 
 def is_cpu(label: str) -> bool:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from articles.studies.study_pictures import draw_lines, panels
 
-from jaxnn.bench.pictures import draw_lines, panels
-from jaxnn.bench.rows import Plain, Rows
-from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxnn.bench.rows import Rows
-from jaxnn.bench.study import Finding, Study
-from jaxnn.bench.training_study import draw_rates, reached, run_finding, training_cases
+from articles.studies.study_training import draw_rates, reached, run_finding, training_cases
+
+from jaxnn.bench import Finding, Rows, Study
 
 
 class Published(NamedTuple):

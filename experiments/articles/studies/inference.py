@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from articles.studies.study_devices import cpus_with_gpus
+from articles.studies.study_pictures import draw_lines, panels
 from flax import linen
 
-from jaxnn.bench.comparing import cpus_with_gpus
-from jaxnn.bench.pictures import draw_lines, panels
-from jaxnn.bench.rows import Plain, Rows
-from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study
 from jaxnn.models import BottleneckResNet, MobileNetV2
 from jaxnn.nn import Policy
 from jaxnn.types import PyTree

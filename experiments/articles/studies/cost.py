@@ -9,15 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
+from articles.studies.keras_scripts import SCRIPTS as PUBLISHED
+from articles.studies.study_devices import cpus_with_gpus, is_cpu
+from articles.studies.study_pictures import draw_dots, panels
+from articles.studies.study_training import network
 
-from jaxnn.bench.comparing import cpus_with_gpus, is_cpu
-from jaxnn.bench.numbers import format_ratio
-from jaxnn.bench.pictures import draw_dots, panels
-from jaxnn.bench.rows import Plain, Quantity, Row, Rows
-from jaxnn.bench.studies.keras_scripts import SCRIPTS as PUBLISHED
-from jaxnn.bench.study import Begun, Bench, Case, Finding, NotMeasured, Study
-from jaxnn.bench.training import training_call
-from jaxnn.bench.workloads import WORKLOADS
+from jaxnn.bench import (
+    Bench,
+    Case,
+    Finding,
+    NotMeasured,
+    Plain,
+    Prepared,
+    Quantity,
+    Row,
+    Rows,
+    Study,
+    format_ratio,
+    training_call,
+)
 from jaxnn.data import arrays
 from jaxnn.observe import cpu_count
 from jaxnn.types import Splits
@@ -83,6 +93,7 @@ def _reviews() -> Splits:
 
 
 DATA: Mapping[str, Callable[[], Splits]] = {"mnist_mlp": _digits, "mnist_cnn": _digits, "imdb_lstm": _reviews}
+EXAMPLES = {"mnist_mlp": 60_000, "mnist_cnn": 60_000, "imdb_lstm": 25_000}
 
 
 def price_of(kind: str, name: str, cores: int, given: Mapping[str, float]) -> Price:
@@ -124,9 +135,10 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
         ]
 
 
-def _begin(name: str, data: Callable[[], Splits], kind: str, steps: int | None) -> Begun:
-    call, steps, _ = training_call(WORKLOADS[name].experiment(), data(), kind, steps)
-    return Begun(call, steps / WORKLOADS[name].num_steps)
+def _begin(name: str, data: Callable[[], Splits], kind: str, steps: int | None) -> Prepared:
+    experiment = network(name)
+    call, steps, _ = training_call(experiment, data(), kind, steps)
+    return Prepared(call, steps / experiment.config.num_steps)
 
 
 def _observe(kind: str, device: jax.Device, prices: Mapping[str, float]) -> dict[str, Plain]:
@@ -167,7 +179,9 @@ def _findings(rows: Rows) -> list[Finding]:
         time = ", ".join(f"{device} {seconds:g} s" for device, (seconds, _) in runs.items())
         cost = ", ".join(f"{device} {cents:.2g} cents" for device, (_, cents) in runs.items())
         price = f"at ${_dollars(row):.3g} an hour" if _dollars(row) else "no price is known"
-        told = f"{name}, {WORKLOADS[name].epochs:.0f} epochs"
+        config = network(name).config
+        epochs = config.batch_size * config.num_steps / EXAMPLES[name]
+        told = f"{name}, {epochs:.0f} epochs"
         found += [
             Finding("A18", f"{told}: time", run_time(row), time),
             Finding("A18", f"{told}: cost", run_cost(row), cost, price),
@@ -241,5 +255,5 @@ STUDY = Study(
     findings=_findings,
     draw=_draw,
     conclude=_conclude,
-    goes_on=False,
+    resumable=False,
 )

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from articles.studies.study_devices import cpus_with_gpus, faster_from
+from articles.studies.study_pictures import draw_lines, panels
 from flax import linen
 
-from jaxnn.bench.comparing import cpus_with_gpus, faster_from
-from jaxnn.bench.numbers import format_ratio
-from jaxnn.bench.pictures import draw_lines, panels
-from jaxnn.bench.rows import Plain, Row, Rows, exactly
-from jaxnn.bench.study import Bench, Case, Finding, Study
+from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, exactly, format_ratio
 from jaxnn.models import CNN, MLP
 
 if TYPE_CHECKING:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 import optax
+from articles.studies.study_pictures import draw_lines, panels
 
-from jaxnn.bench.pictures import draw_lines, panels
-from jaxnn.bench.rows import Plain, Quantity, Row, Rows, relative
-from jaxnn.bench.study import Bench, Case, Finding, NotMeasured, Study
-from jaxnn.bench.training import called_on
+from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study, call_on, relative
 from jaxnn.data import arrays
 from jaxnn.loop.quick import TrainConfig
 from jaxnn.models import CNN
@@ -112,7 +110,7 @@ def _make(batch: str, shared: int, step: Step, workshop: Callable[[], Workshop])
 def _begin(kind: str, made: Callable[[], Contender]) -> Callable[[], Any]:
     with computing_on(kind):
         call = made().begin()
-    return called_on(kind, call)
+    return call_on(kind, call)
 
 
 def _observe(kind: str, made: Callable[[], Contender]) -> dict[str, Plain]:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.bench.numbers import format_quantity
-from jaxnn.bench.pictures import draw_dots
-from jaxnn.bench.rows import Plain, Quantity, Row, Rows, exactly
-from jaxnn.bench.study import Begun, Bench, Case, Finding
-from jaxnn.bench.training import training_call
-from jaxnn.bench.workloads import WORKLOADS, read_data
-from jaxnn.loop import fit
+from articles.studies.study_pictures import draw_dots
+
+import jaxnn as jn
+from jaxnn.bench import Bench, Case, Finding, Plain, Prepared, Quantity, Row, Rows, exactly, training_call
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def network(name: str) -> jn.Experiment[Any]:
+    """The experiment of the script ``experiments/articles/NAME.py``."""
+    experiment: jn.Experiment[Any] = importlib.import_module(f"articles.{name}").experiment
+    return experiment
+
+
+@functools.lru_cache(maxsize=1)
+def _data(name: str) -> jn.Splits:
+    """The data of a network, kept until another network's are read, since a study measures it on several devices."""
+    experiment = network(name)
+    return experiment.data(experiment.config)
 
 
 def training_group(bench: Bench, name: str, batch_size: int) -> Sequence[Case]:
@@ -25,14 +35,14 @@ def training_group(bench: Bench, name: str, batch_size: int) -> Sequence[Case]:
 
     Args:
         bench: the devices; ``settings.steps`` are compiled into one call, None: as many as a run would have there.
-        name: of the workload.
+        name: of the network.
         batch_size: examples a step.
     """
     return [
         Case(
             device=kind,
             what={"network": name, "batch_size": batch_size},
-            begin=functools.partial(_begin, name, batch_size, kind, bench.settings.steps, bench.data_dir),
+            begin=functools.partial(_begin, name, batch_size, kind, bench.settings.steps),
             unit="examples",
         )
         for kind in bench.devices
@@ -46,32 +56,25 @@ def training_cases(bench: Bench) -> Iterator[Sequence[Case]]:
     """
     settings = bench.settings
     for name in settings.networks:
-        yield training_group(bench, name, WORKLOADS[name].batch_size)
+        yield training_group(bench, name, network(name).config.batch_size)
     if settings.whole_runs:
         for name in settings.networks:
-            yield [
-                Case(kind, _whole(name), observe=functools.partial(_train, name, kind, bench.data_dir))
-                for kind in bench.devices
-            ]
+            yield [Case(kind, _whole(name), observe=functools.partial(_train, name, kind)) for kind in bench.devices]
 
 
 def _whole(name: str) -> dict[str, Plain]:
     return {"network": name, "run": "whole"}
 
 
-def _begin(name: str, batch_size: int, kind: str, steps: int | None, data_dir: Path | None) -> Begun:
-    experiment = WORKLOADS[name].experiment(data_dir, batch_size)
-    call, steps, used = training_call(experiment, experiment.data(experiment.config), kind, steps)
-    return Begun(call, steps * batch_size, {name: ", ".join(found) for name, found in used.items()})
+def _begin(name: str, batch_size: int, kind: str, steps: int | None) -> Prepared:
+    call, steps, used = training_call(network(name).replace(batch_size=batch_size), _data(name), kind, steps)
+    return Prepared(call, steps * batch_size, {name: ", ".join(found) for name, found in used.items()})
 
 
-def _train(name: str, kind: Any, data_dir: Path | None) -> dict[str, Plain]:
+def _train(name: str, kind: Any) -> dict[str, Plain]:
     """What a whole run reaches, evaluated at its end alone, and how long it takes."""
-    experiment = WORKLOADS[name].experiment(data_dir)
-    # Each run reads its own data: that is counted.
-    read_data.cache_clear()
-    steps, started = experiment.config.num_steps, time.perf_counter()
-    run = fit(experiment, device=kind, record=False, progress="none", eval_every=steps)
+    experiment, started = network(name), time.perf_counter()
+    run = jn.fit(experiment, device=kind, record=False, progress="none", eval_every=experiment.config.num_steps)
     seconds = time.perf_counter() - started
     if run.summary.status == "interrupted":
         # The run took the signal for itself; what it reached by then is no figure.
@@ -81,13 +84,13 @@ def _train(name: str, kind: Any, data_dir: Path | None) -> dict[str, Plain]:
 
 def timed(rows: Rows, name: str) -> Row:
     """The steps of a network with its own batch size."""
-    return rows.one(network=name, batch_size=WORKLOADS[name].batch_size)
+    return rows.one(network=name, batch_size=network(name).config.batch_size)
 
 
 def run_finding(rows: Rows, name: str, claim: str, article: str = "") -> Finding:
     """The steps of a whole run of a network, by those that were timed; beside it how long the run took in all."""
     took = rows.one(**_whole(name)).observed.get("run_seconds")
-    told = [] if took is None else [f"a run from start to end took {format_quantity(exactly(took, 's'))}"]
+    told = [] if took is None else [f"a run from start to end took {exactly(took, 's')}"]
     # cuDNN's LSTM is what a GPU's figure may hang on.
     told += [f"recurrence {form}" for form in (timed(rows, name).observed.get("recurrence"),) if form]
     note = "; ".join(told)
@@ -96,7 +99,7 @@ def run_finding(rows: Rows, name: str, claim: str, article: str = "") -> Finding
 
 def run_time(row: Row) -> Quantity | None:
     """The seconds of a whole run of a network, by the steps that were timed."""
-    return _scaled(row, WORKLOADS[str(row.what["network"])].num_steps)
+    return _scaled(row, network(str(row.what["network"])).config.num_steps)
 
 
 def step_time(row: Row) -> Quantity | None:

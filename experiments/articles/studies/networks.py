@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from jaxnn.bench.rows import Rows
-from jaxnn.bench.study import Bench, Case, Finding, Study
-from jaxnn.bench.training_study import draw_rates, step_time, training_group
+from articles.studies.study_training import draw_rates, step_time, training_group
+
+from jaxnn.bench import Bench, Case, Finding, Rows, Study
 
 # Theirs, but for ResNet-56's: smallest first.
 BATCH_SIZES: Mapping[str, tuple[int, ...]] = {
