@@ -20,9 +20,6 @@ from jaxnn.loop import save as save
 from jaxnn.loop import train as train
 from jaxnn.nn import Policy as Policy
 from jaxnn.optim import schedules as schedules
-from jaxnn.scaling import Link as Link
-from jaxnn.scaling import ScalingStudy as ScalingStudy
-from jaxnn.scaling import scaling as scaling
 from jaxnn.steps import init_train_state as init_train_state
 from jaxnn.steps import make_evaluate_step as make_evaluate_step
 from jaxnn.steps import make_train_step as make_train_step

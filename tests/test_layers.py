@@ -21,7 +21,7 @@ FLOORS = {
     5: {"parallel", "checkpoints"},
     6: {"record"},
     7: {"loop"},
-    8: {"sweeps", "scaling", "verify", "profile"},
+    8: {"sweeps", "verify", "profile"},
     9: {"bench", "advise"},
     10: {"cli"},
     11: {"__init__"},

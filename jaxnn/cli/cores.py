@@ -14,17 +14,12 @@ MOST_DEVICES = 16
 
 
 def use_all_cores() -> None:
-    """Has JAX make a device of each CPU core, unless it was told of another number or runs already.
+    """Has JAX make a device of each CPU core, unless another number is configured or a backend runs already.
 
     XLA computes small operations on one core, whatever there are; members on several devices use several. A
     process-wide setting of JAX, which is why only command lines make it.
     """
-    simulate_devices(min(cpu_count() or 1, MOST_DEVICES))
-
-
-def simulate_devices(count: int) -> None:
-    """Has JAX make ``count`` devices of the CPU, unless it was told of another number or runs already."""
-    told = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not told:
+    configured = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not configured:
         with contextlib.suppress(RuntimeError):  # a backend runs already
-            jax.config.update("jax_num_cpu_devices", count)
+            jax.config.update("jax_num_cpu_devices", min(cpu_count() or 1, MOST_DEVICES))

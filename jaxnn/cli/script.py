@@ -14,21 +14,19 @@ from jaxnn.cli.cache import enable_compile_cache
 from jaxnn.cli.cluster import ClusterOptions, check_alone, processes
 from jaxnn.cli.cores import use_all_cores
 from jaxnn.cli.errors import INTERRUPTED, RESUMABLE, check_text, sentences
-from jaxnn.cli.scaling import TOLD, run_scaling
 from jaxnn.cli.sweeping import check_flags, parse_values, run_sweep
 from jaxnn.loop import Run, fit
 from jaxnn.loop.options import DEFAULTS
 from jaxnn.record import config_from_json, is_sweep, read_run
-from jaxnn.scaling import ScalingOptions, ScalingStudy
 from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size
 from jaxnn.sweeps.design.members import with_fields
 from jaxnn.types import ConfigError, Experiment
 
 # What may be asked of a script, by its first word, and what --help says of all but the first.
-COMMANDS = ("run", "sweep", "plan", "scaling", "advise")
+COMMANDS = ("run", "sweep", "plan", "advise")
 MORE = (
-    "`sweep` as the first word trains many runs together, `plan` measures batch sizes, `scaling` numbers of devices, "
-    "`advise` says which device to use: see `sweep --help`."
+    "`sweep` as the first word trains many runs together, `plan` measures batch sizes, `advise` says which device to "
+    "use: see `sweep --help`."
 )
 
 
@@ -37,8 +35,7 @@ def main(
     argv: Sequence[str] | None = None,
     *,
     points: Points | Halving | None = None,
-    command: str | None = None,
-) -> Run | Sweep | BatchSizePlan | ScalingStudy | Advice:
+) -> Run | Sweep | BatchSizePlan | Advice:
     """Runs ``experiment`` as a script: flags change its config and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -48,14 +45,12 @@ def main(
     | ``run``, or none | one run |
     | ``sweep`` | many: each field's flag takes several values, ``--learning-rate 1e-4 1e-3 --seed 0 1 2 3`` |
     | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
-    | ``scaling`` | how fast it would train on several numbers of devices: ``--devices 1 2 4 8`` |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
 
     Args:
         experiment: what the script defines; its config's defaults are the flags' defaults.
         argv: the command line without the program's name; default: the process's.
         points: for a script whose claim is about many runs: it sweeps these where no command says otherwise.
-        command: for a script whose claim is another command's: that one, where none is given.
 
     Raises:
         SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
@@ -64,9 +59,7 @@ def main(
     arguments = list(sys.argv[1:] if argv is None else argv)
     with sentences(_resumed(arguments), owns_process=argv is None):
         check_text(arguments)
-        command, arguments = _command(arguments, command or ("run" if points is None else "sweep"))
-        if command == "scaling":
-            return _scaling(experiment, arguments)
+        command, arguments = _command(arguments, "run" if points is None else "sweep")
         if command != "run":
             check_alone(arguments, command)
         if command == "sweep":
@@ -114,13 +107,6 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
     plan = plan_batch_size(planned, values.get("batch_size"))
     print(plan)
     return plan
-
-
-def _scaling(experiment: Experiment[Any], arguments: Sequence[str]) -> ScalingStudy:
-    config, options, cluster = parse(experiment, arguments, ScalingOptions(), TOLD)
-    enable_compile_cache()
-    with processes(cluster, options.device):
-        return run_scaling(dataclasses.replace(experiment, config=config), options)
 
 
 def _advise(experiment: Experiment[Any], arguments: Sequence[str]) -> Advice:
