@@ -7,8 +7,6 @@ Command   python experiments/benchmarks/layers.py
 
 import dataclasses
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,10 @@ import jax.numpy as jnp
 import optax
 import tyro
 from flax import linen
-from provenance import about
 
 import jaxnn as jn
 from jaxnn import models, nn
+from jaxnn.bench import describe_machine, interleaved, per_call, quantity, ratios
 
 type Call = Callable[[], Any]
 # Makes both sides of a comparison, whose memory is free again once they are measured.
@@ -209,17 +207,16 @@ def population(step: Any, state: Any, batch: Any, members: int, length: int, wid
     return stepping(at_once if width is None else in_turn, states, batch, length, scan=length > 1)
 
 
-def compare(ours: Call, theirs: Call, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, called in turn after a call to compile and warm up."""
-    seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for call in (ours, theirs):
+def compare(ours: Call, theirs: Call, rounds: int) -> dict[str, tuple[float, ...]]:
+    """Seconds of each per round, after a call to compile and warm up."""
+    calls = {"ours": ours, "theirs": theirs}
+    for call in calls.values():
         jax.block_until_ready(call())
-    for _ in range(rounds):
-        for name, call in (("ours", ours), ("theirs", theirs)):
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+
+    def measure(call: Call) -> Callable[[], float]:
+        return per_call(lambda: jax.block_until_ready(call()), 0.0)
+
+    return interleaved({name: measure(call) for name, call in calls.items()}, rounds=rounds)
 
 
 def main(options: Options) -> None:
@@ -230,16 +227,12 @@ def main(options: Options) -> None:
         if options.only and not any(word in name for word in options.only):
             continue
         seconds = results[name] = compare(*make(), options.rounds)
-        ratios = [other / own for own, other in zip(*seconds.values(), strict=True)]
-        own, other = (1e3 * statistics.median(values) for values in seconds.values())
-        print(
-            f"{name:<40}{own:>10.3g} ms{other:>10.3g} ms{statistics.median(ratios):>8.2f}x"
-            f"  ({min(ratios):.2f} to {max(ratios):.2f})",
-            flush=True,
-        )
+        own, other = (quantity(values, "s") for values in seconds.values())
+        ratio = ratios(seconds["theirs"], seconds["ours"])
+        print(f"{name:<40}{own!s:>26}{other!s:>26}   {ratio} times as long", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     backend = jax.default_backend()
-    written = json.dumps({**about(backend), "seconds": results}, indent=1)
+    written = json.dumps({**describe_machine()._asdict(), "seconds": results}, indent=1)
     (options.out / f"layers_{backend}.json").write_text(written)
 
 

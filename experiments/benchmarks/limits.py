@@ -16,7 +16,6 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,9 @@ import numpy as np
 import optax
 import tyro
 from jax.extend import core
-from provenance import about
 
 import jaxnn as jn
+from jaxnn.bench import describe_machine, interleaved, per_call
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 import flax_networks
@@ -52,12 +51,7 @@ class Options:
 def fastest(call: Callable[[], Any], repeats: int = 10) -> float:
     """Seconds of the fastest of some calls, after one to warm up."""
     jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(interleaved({0: per_call(lambda: jax.block_until_ready(call()), 0.0)}, rounds=repeats)[0])
 
 
 def product_rate() -> float:
@@ -133,12 +127,7 @@ def seconds_per_step(problem: Any, steps: int, rounds: int) -> list[float]:
         problem, dropout=True, steps=steps, options=problem_files.Options("jaxnn", "", "float32", print)
     )
     train()
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        train()
-        seconds.append((time.perf_counter() - start) / steps)
-    return seconds
+    return [seconds / steps for seconds in interleaved({0: per_call(train, 0.0)}, rounds=rounds)[0]]
 
 
 def main(options: Options) -> None:
@@ -165,7 +154,7 @@ def main(options: Options) -> None:
     device = {"products_flops_per_second": rate, "memory_bytes_per_second": bandwidth}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"limits_{jax.default_backend()}.json"
-    path.write_text(json.dumps({**about(jax.default_backend()), **device, "networks": results}, indent=1))
+    path.write_text(json.dumps({**describe_machine()._asdict(), **device, "networks": results}, indent=1))
 
 
 if __name__ == "__main__":

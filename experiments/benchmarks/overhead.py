@@ -7,7 +7,6 @@ Command   python experiments/benchmarks/overhead.py
 """
 
 import functools
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 import optax
 
 import jaxnn as jn
+from jaxnn.bench import interleaved, quantity, ratios
 from jaxnn.types import Examples
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -109,16 +109,10 @@ def compare(name: str, experiment: jn.Experiment) -> None:
     """Runs the three in turn and prints the ratios of each round: median, least and most."""
     loop, scan = hand_written(experiment)
     contenders = {"fit": fitted(experiment), "loop": loop, "scan": scan}
-    rates: dict[str, list[float]] = {key: [] for key in contenders}
-    for _ in range(ROUNDS):
-        for key, rate in contenders.items():
-            rates[key].append(rate())
+    rates = interleaved(contenders, rounds=ROUNDS)
     for other in ("loop", "scan"):
-        ratios = [fit / hand for fit, hand in zip(rates["fit"], rates[other], strict=True)]
-        print(
-            f"{name:<7} fit / {other}: {statistics.median(ratios):5.2f}  ({min(ratios):.2f} to {max(ratios):.2f})"
-            f"   {statistics.median(rates['fit']):8,.0f} / {statistics.median(rates[other]):8,.0f} steps/s"
-        )
+        ours, theirs = quantity(rates["fit"], "steps/s"), quantity(rates[other], "steps/s")
+        print(f"{name:<7} fit / {other}: {ratios(rates['fit'], rates[other])}   {ours} / {theirs}")
 
 
 def compare_imports() -> None:
@@ -130,11 +124,9 @@ def compare_imports() -> None:
         return time.perf_counter() - began
 
     seconds("import jaxnn")
-    pairs = [(seconds("import jaxnn"), seconds("import jax, flax, optax")) for _ in range(ROUNDS)]
-    ratios = [ours / theirs for ours, theirs in pairs]
-    print(
-        f"import  jaxnn / jax, flax, optax: {statistics.median(ratios):.2f}  ({min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    statements = ("import jaxnn", "import jax, flax, optax")
+    ours, theirs = interleaved({each: functools.partial(seconds, each) for each in statements}, rounds=ROUNDS).values()
+    print(f"import  jaxnn / jax, flax, optax: {ratios(ours, theirs)}")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ named ``+malloc`` run with glibc's allocator keeping its memory, as jaxnn's run 
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import statistics
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from provenance import about
+
+from jaxnn.bench import interleaved, ratios
 
 HERE = Path(__file__).parent
 CONTENDERS = HERE / "contenders"
@@ -54,7 +56,9 @@ class Options:
     networks: tuple[str, ...] = NETWORKS
     contenders: tuple[str, ...] = ALL
     rounds: int = 5
-    """Timed rounds of each contender."""
+    """Timed rounds of each contender, at least."""
+    precision: float | None = None
+    """Continue until the 95 % interval of each median is within this share of it."""
     check_steps: int = 10
     """Steps whose losses must agree."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -133,14 +137,19 @@ def measure(problem: Path, steps: int, options: Options) -> dict[str, dict[str, 
     with working(options.contenders, problem, options) as workers:
         results: dict[str, dict[str, Any]] = {}
         for name, worker in workers.items():
-            results[name] = {**worker.ask("start", steps=steps), "steps_per_second": []}
-        for index in range(options.rounds):
-            first = index % len(workers)
-            for name in [*options.contenders[first:], *options.contenders[:first]]:
-                time.sleep(0.3)  # the threads of the one before may still spin
-                results[name]["steps_per_second"].append(steps / workers[name].ask("run")["seconds"])
+            results[name] = worker.ask("start", steps=steps)
+
+        def rate(worker: Worker) -> float:
+            time.sleep(0.3)  # the threads of the one before may still spin
+            return steps / worker.ask("run")["seconds"]
+
+        rates = interleaved(
+            {name: functools.partial(rate, worker) for name, worker in workers.items()},
+            rounds=options.rounds,
+            precision=options.precision,
+        )
         for name, worker in workers.items():
-            results[name] |= worker.ask("quit")
+            results[name] |= {"steps_per_second": rates[name], **worker.ask("quit")}
     return results
 
 
@@ -151,20 +160,14 @@ def show(network: str, results: dict[str, dict[str, Any]]) -> None:
     )
     for name, result in results.items():
         rates = result["steps_per_second"]
-        ratio = ratios(results, name)
+        ratio = ratios(results["jaxnn"]["steps_per_second"], rates)
         spread = (max(rates) - min(rates)) / statistics.median(rates)
         print(
-            f"  {name:<20}{statistics.median(rates):>10.4g}{spread:>8.0%} {statistics.median(ratio):>8.2f}x"
-            f"  ({min(ratio):.2f} to {max(ratio):.2f}){result['compile_seconds']:>8.1f}s"
+            f"  {name:<20}{statistics.median(rates):>10.4g}{spread:>8.0%} {ratio.median:>8.2f}x"
+            f"  ({ratio.low:.2f} to {ratio.high:.2f}){result['compile_seconds']:>8.1f}s"
             f"{result['peak_bytes'] / 2**20:>6.0f} MiB{result['loss_difference']:>10.1e}",
             flush=True,
         )
-
-
-def ratios(results: dict[str, dict[str, Any]], name: str) -> list[float]:
-    """jaxnn's speed over that of ``name``, round by round."""
-    pairs = zip(results["jaxnn"]["steps_per_second"], results[name]["steps_per_second"], strict=True)
-    return [ours / theirs for ours, theirs in pairs]
 
 
 def best_peer(results: dict[str, dict[str, Any]]) -> str:
@@ -179,9 +182,9 @@ def conclude(networks: dict[str, dict[str, dict[str, Any]]]) -> None:
     medians = []
     for network, results in networks.items():
         peer = best_peer(results)
-        ratio = ratios(results, peer)
-        medians.append(statistics.median(ratio))
-        print(f"  {network:<14}{medians[-1]:>6.2f}  ({min(ratio):.2f} to {max(ratio):.2f})  {peer}")
+        ratio = ratios(results["jaxnn"]["steps_per_second"], results[peer]["steps_per_second"])
+        medians.append(ratio.median)
+        print(f"  {network:<14}{ratio.median:>6.2f}  ({ratio.low:.2f} to {ratio.high:.2f})  {peer}")
     print(f"  {'geometric mean':<14}{statistics.geometric_mean(medians):>6.2f}", flush=True)
 
 
@@ -227,7 +230,7 @@ def main(options: Options) -> None:
         networks[network] = results
         show(network, results)
         stem.with_suffix(".json").write_text(
-            json.dumps({**about(options.device), "dtype": options.dtype, "networks": networks}, indent=1)
+            json.dumps({**results["jaxnn"].pop("machine"), "dtype": options.dtype, "networks": networks}, indent=1)
         )
     conclude(networks)
     draw(networks, stem.with_suffix(".png"))

@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 import optax
 import tyro
-from provenance import about
 
 import jaxnn as jn
+from jaxnn.bench import describe_machine
 
 KIB = 1024
 WARM_UP = 0.1
@@ -105,10 +105,10 @@ def main(options: Options) -> None:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         samples = list(sampled(options, Path(folder) / "run"))
-    facts, last, growth = about("cpu"), samples[-1], 1000 * slope(samples)
+    facts, last, growth = describe_machine(), samples[-1], 1000 * slope(samples)
     share = growth * options.num_steps / 1000 / last.resident
     saves = options.num_steps // options.checkpoint_every if options.checkpoint_every else 0
-    print(f"{facts['date']}, {facts['device']}, {facts['cpu_count']} cores, jax {facts['versions']['jax']}")
+    print(f"{facts.date}, {facts.label}, jax {facts.versions['jax']}")
     done = f"{len(samples):,} reports, {options.num_steps // options.eval_every:,} evaluations, {saves:,} checkpoints"
     print(f"{last.step:,} steps, {done}, {time.perf_counter() - began:,.0f} s")
     print(f"resident memory  {samples[0].resident / KIB**2:.1f} MiB first, {last.resident / KIB**2:.1f} MiB last")

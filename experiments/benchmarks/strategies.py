@@ -5,25 +5,24 @@ Command   python experiments/benchmarks/strategies.py
 Seen      0.998 to 1.005 for four networks: docs/devices.md; three minutes on two cores
 """
 
-import itertools
-import math
+import dataclasses
 import statistics
 
-import jax
 import numpy as np
 import optax
 
 import jaxnn as jn
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import make_feed
-from jaxnn.loop.quick import TrainConfig
-from jaxnn.loop.trials import make_calls
-from jaxnn.loop.tuning import timed_round
-from jaxnn.observe import Clock, Ledger
-from jaxnn.parallel import SINGLE, make_layout
+from jaxnn.bench import interleaved, median_interval, per_call
 
 # Many short calls, one of each strategy a round: the machine's moods fall on all alike and average out.
 ROUNDS, CALL_SECONDS = 200, 0.06
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: int
+    num_steps: int = 100_000_000  # more than are ever trained
+    seed: int = 0
 
 
 def images(size, channels=1):
@@ -47,41 +46,30 @@ def experiments():
         yield name, pair, batch_size, task(model)
 
 
-def caller(pair, batch_size, task, layout):
-    """From a number of steps to a call that trains so many under ``layout``."""
-    config = TrainConfig(batch_size=batch_size, num_steps=1000, seed=0)
-    splits = jn.data.arrays(train=pair)
-    experiment = jn.Experiment(config, lambda _: splits, lambda _: task, lambda _: optax.adam(1e-3))
-    feed = make_feed(splits, 0, batch_size, layout=layout)
-    return make_calls(Programs(experiment, splits.train, feed, Ledger(), Clock(), layout), "start")
-
-
-def median_interval(values):
-    """The 95 % confidence interval of a median, from the order of the values alone (Conover, 1999, section 3.2)."""
-    ordered, spread = sorted(values), 0.98 * len(values) ** 0.5
-    return ordered[int(len(values) / 2 - spread)], ordered[math.ceil(len(values) / 2 + spread)]
-
-
 def compare(name, pair, batch_size, task):
-    """Prints the ratio of each strategy to none: the median of the rounds, and where that of more rounds would lie."""
-    layouts = {"none": SINGLE} | {strategy: make_layout(strategy, 1) for strategy in ("data", "fsdp", "pmap")}
-    makers = {strategy: caller(pair, batch_size, task, layout) for strategy, layout in layouts.items()}
-    first = makers["none"](1)
-    jax.block_until_ready(first())
-    steps = max(1, round(CALL_SECONDS / timed_round(first, 1, 20)))
-    calls = {strategy: make(steps) for strategy, make in makers.items()}
-    for call in calls.values():
-        jax.block_until_ready(call())
-    seconds = {strategy: [] for strategy in calls}
-    orders = itertools.cycle(itertools.permutations(calls))
-    for order in itertools.islice(orders, ROUNDS):
-        for strategy in order:
-            seconds[strategy].append(timed_round(calls[strategy], steps, 1))
-    for strategy in list(calls)[1:]:
-        ratios = [mine / plain for mine, plain in zip(seconds[strategy], seconds["none"], strict=True)]
-        low, high = median_interval(ratios)
-        median = statistics.median(ratios)
-        print(f"{name:<11} {strategy} / none: {median:.3f}  (95 %: {low:.3f} to {high:.3f}), {steps} steps a call")
+    """Prints the ratio of each strategy to none: median of the rounds and its 95 % interval."""
+
+    def reports(**layout):
+        """A run that goes on from one report to the next, in windows of about `CALL_SECONDS`."""
+        config = Config(batch_size)
+        experiment = jn.Experiment(config, lambda _: splits, lambda _: task, lambda _: optax.adam(1e-3))
+        how = {"steps_per_call": steps, "report_every": steps, "eval_every": 0, "record": False}
+        return iter(jn.iterate(experiment, **how, **layout))
+
+    splits, steps = jn.data.arrays(train=pair), 16
+    first = reports()
+    next(first)
+    steps = max(1, round(CALL_SECONDS * next(first).steps_per_second))
+    first.close()
+    runs = {"none": reports(), **{each: reports(devices=1, strategy=each) for each in ("data", "fsdp", "pmap")}}
+    for run in runs.values():
+        next(run)
+    seconds = interleaved({each: per_call(lambda run=run: next(run), 0.0) for each, run in runs.items()}, rounds=ROUNDS)
+    for strategy in list(runs)[1:]:
+        found = [mine / plain for mine, plain in zip(seconds[strategy], seconds["none"], strict=True)]
+        low, high = median_interval(found)
+        median = statistics.median(found)
+        print(f"{name:<11} {strategy} / none: {median:.3f}  (95 %: {low:.3f} to {high:.3f}), {steps} steps per call")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ time given, and two processes at once one each. Its Adam is the fused one, the f
 
 import contextlib
 import dataclasses
+import functools
 import json
-import operator
 import statistics
 import subprocess
 import sys
@@ -29,13 +29,13 @@ import flax
 import jax
 import numpy as np
 import tyro
-from provenance import about
 from sweep_picture import draw
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 from sweep_contenders import Measure, Measured, first_losses, fitted, looped, opened, population, swept
 from sweep_networks import NETWORKS, Network
 
+from jaxnn.bench import describe_machine, interleaved, ratios
 from jaxnn.loop.report import format_rate
 from jaxnn.sweeps.engine.layout import member_state
 
@@ -183,22 +183,19 @@ def make_contenders(
 def measure(contenders: dict[str, Measure], options: Options) -> dict[str, list[Measured]]:
     """Measures the contenders in turn, another one first each round."""
     results: dict[str, list[Measured]] = {name: [] for name in contenders}
-    names = list(contenders)
-    for index in range(options.rounds):
-        first = index * len(names) // options.rounds
-        for name in [*names[first:], *names[:first]]:
-            time.sleep(0.3)  # the threads of the one before may still spin
-            results[name].append(contenders[name](options.seconds))
+
+    def rate(name: str) -> float:
+        time.sleep(0.3)  # the threads of the one before may still spin
+        results[name].append(contenders[name](options.seconds))
+        return results[name][-1].rate
+
+    interleaved({name: functools.partial(rate, name) for name in contenders}, rounds=options.rounds)
     return results
 
 
 def told(rates: dict[str, list[float]], name: str, other: str) -> str:
     """How many times as fast as ``other`` in the same round: median, least and most."""
-    ratios = list(map(operator.truediv, rates[name], rates[other]))
-    middle, least, most = (
-        f"{ratio:.{2 if ratio < 10 else 1}f}" for ratio in (statistics.median(ratios), *ends(ratios))
-    )
-    return f"{middle} ({least}–{most})"
+    return str(ratios(rates[name], rates[other]))
 
 
 def ends(values: list[float]) -> tuple[float, float]:
@@ -216,8 +213,8 @@ def show(facts: dict[str, Any], rates: dict[str, list[float]], walls: dict[str, 
     print(f"  {'':<10}{'member-steps/s':>16}{'spread':>8}" + "".join(f"{'/ ' + PEERS[peer]:>21}" for peer in peers))
     for name, values in rates.items():
         median, (least, most) = statistics.median(values), ends(values)
-        ratios = "".join(f"{'' if peer == name else told(rates, name, peer):>21}" for peer in peers)
-        print(f"  {name:<10}{format_rate(median):>16}{(most - least) / median:>8.0%}{ratios}")
+        columns = "".join(f"{'' if peer == name else told(rates, name, peer):>21}" for peer in peers)
+        print(f"  {name:<10}{format_rate(median):>16}{(most - least) / median:>8.0%}{columns}")
     each = ", ".join(f"{name} {statistics.median(seconds):.3g} s" for name, seconds in walls.items())
     print(f"  a member of {config['num_steps']:,} steps, from call to result: {each}", flush=True)
 
@@ -257,7 +254,12 @@ def main(options: Options) -> None:
     networks: dict[str, dict[str, Any]] = {}
     for name in options.only:
         networks[name] = run_network(name, options)
-        written = {**about(options.device), "rounds": options.rounds, "devices": options.devices, "networks": networks}
+        written = {
+            **describe_machine()._asdict(),
+            "rounds": options.rounds,
+            "devices": options.devices,
+            "networks": networks,
+        }
         stem.with_suffix(".json").write_text(json.dumps(written, indent=1))
         draw(written, stem.with_suffix(".png"))
     conclude(networks)

@@ -50,7 +50,7 @@ def draw(written: Mapping[str, Any], path: Path) -> None:
     for axes in panels[len(networks) :]:
         axes.set_visible(False)
     devices = f", {written['devices']} devices" if written["devices"] > 1 else ""
-    where = f"{written['device']}{devices}, jax {written['versions']['jax']}"
+    where = f"{written['kind']}{devices}, jax {written['versions']['jax']}"
     how = f"median of {written['rounds']}, bands and bars from least to most"
     title = f"Member-steps per second by the width of a population\n{where}, {how}"
     figure.suptitle(title, fontsize="medium", color=INK)

@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tyro
-from provenance import about
 from torture_corruption import corrupt
 from torture_disk import fill_disks
 from torture_kills import Kills, kill_runs
 from torture_run import Broken, Victim
+
+from jaxnn.bench import describe_machine
 
 
 def kills(num_kills: int = 50, seed: int = 0, num_steps: int = 1_000) -> None:
@@ -74,9 +75,9 @@ def _rows(found: Kills) -> dict[str, object]:
 
 
 def _tell(rows: Mapping[str, object]) -> None:
-    facts = about("cpu")
+    facts = describe_machine()
     width = max(map(len, rows))
-    print(f"{facts['date']}, {facts['device']}, {facts['cpu_count']} cores, jax {facts['versions']['jax']}")
+    print(f"{facts.date}, {facts.label}, jax {facts.versions['jax']}")
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
 

@@ -1,6 +1,17 @@
 """A benchmark harness: cases, an interleaved timer, statistics, and results as JSON and Markdown."""
 
-from jaxnn.bench.figures import Plain, Quantity, Row, Rows, exactly, format_ratio, median_interval, quantity, relative
+from jaxnn.bench.figures import (
+    Plain,
+    Quantity,
+    Row,
+    Rows,
+    exactly,
+    format_ratio,
+    median_interval,
+    quantity,
+    ratios,
+    relative,
+)
 from jaxnn.bench.machine import Machine, describe_machine
 from jaxnn.bench.results import (
     FILE,
@@ -52,6 +63,7 @@ __all__ = [
     "merge",
     "per_call",
     "quantity",
+    "ratios",
     "read_results",
     "relative",
     "training_call",

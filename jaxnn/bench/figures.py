@@ -121,6 +121,13 @@ def relative(row: Row, base: Row) -> Quantity | None:
     return quantity([row.work / base.work * theirs / ours for theirs, ours in pairs], "")
 
 
+def ratios(values: Sequence[float], base: Sequence[float]) -> Quantity:
+    """``values`` over ``base``, round by round: both from one call of `interleaved`."""
+    found = quantity([value / other for value, other in zip(values, base, strict=True)], "")
+    assert found is not None, "no rounds"
+    return found
+
+
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Distribution-free confidence interval of a median, from order statistics (`scipy.stats.quantile_test`).
 

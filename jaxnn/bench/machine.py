@@ -45,8 +45,9 @@ class Machine(NamedTuple):
         return (self.versions, self.commit) == (other.versions, other.commit) and not (self.commit or "").endswith("+")
 
 
-def describe_machine(device: jax.Device) -> Machine:
-    """Describes ``device`` and what runs on it now."""
+def describe_machine(device: jax.Device | None = None) -> Machine:
+    """Describes ``device``, by default the first one of this process, and what runs on it now."""
+    device = device or jax.devices()[0]
     described: dict[str, Any] = describe_devices()
     git = git_state(Path(__file__).parent, tracked=True)
     return Machine(

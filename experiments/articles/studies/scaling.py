@@ -39,7 +39,7 @@ WHOLE, SPLIT = PartitionSpec(), PartitionSpec(None, "data")
 class Settings:
     """``batch_size`` examples shared by all devices (strong scaling), ``batch_per_device`` on each (weak scaling).
 
-    One call trains for ``steps``; ``predict`` are larger numbers of devices; ``messages`` sizes of all-reduces are timed.
+    One call trains for ``steps``; ``predict`` are larger numbers of devices; all-reduces have ``messages`` sizes.
     """
 
     batch_size: int = 384

@@ -69,7 +69,12 @@ def describe(notes: list[str]) -> dict[str, Any]:
     unit = 1 if sys.platform == "darwin" else 1024
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return {"peak_bytes": peak, "versions": {"python": sys.version.split()[0], **versions}, "notes": notes}
+    machine = {}
+    if "jaxnn" in sys.modules:
+        from jaxnn.bench import describe_machine
+
+        machine = {"machine": describe_machine()._asdict()}
+    return {**machine, "peak_bytes": peak, "versions": {"python": sys.version.split()[0], **versions}, "notes": notes}
 
 
 def answers(requests: Iterable[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
