@@ -95,7 +95,6 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixt
         (["--epochs=3"], "^error: there is no flag --epochs: did you mean --num-steps"),
         (["sweep", "--lr", "0.1", "0.2"], "^error: .*--learning-rate"),
         (["plan", "--bs", "8"], "^error: .*--batch-size"),
-        (["scaling", "--gpus", "2"], "^error: .*--devices"),
         (["advise", "--lr", "1"], "^error: .*--learning-rate"),
         (["--num-steps", "9" * 20], "^error: num_steps is 9+, and must be below"),
         (["--resume", "x" * 300], "^error: .?x+.*File name too long"),

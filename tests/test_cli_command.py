@@ -170,5 +170,5 @@ def test_every_experiment_states_its_claim_and_command_and_is_short(path: Path) 
     text = path.read_text()
     claim = ast.get_docstring(ast.parse(text)) or ""
     assert re.search(r"^Claim +\S", claim, re.MULTILINE), "its docstring lacks a line 'Claim …'"
-    assert re.search(rf"^Command +python experiments/{path.name}", claim, re.MULTILINE)
+    assert re.search(rf"^Command .*(python|jaxnn bench) experiments/{path.name}", claim, re.MULTILINE)
     assert len(text.splitlines()) <= 40
