@@ -8,7 +8,7 @@ Result    SEEN
 import dataclasses
 
 import optax
-from articles.studies.scaling import Settings, make_study
+from articles.studies.study_scaling import Settings, make_study
 
 import jaxnn as jn
 

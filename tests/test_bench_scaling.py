@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from articles.studies import scaling
-from articles.studies.scaling import PictureSettings, make_step, picture_cnn
+from articles.studies import study_scaling as scaling
+from articles.studies.scaling import STUDY, PictureSettings, picture_cnn
 from articles.studies.study_collectives import (
     Collective,
     Link,
@@ -75,7 +75,7 @@ def test_a_step_sums_as_many_bytes_as_there_are_parameters() -> None:
     batch = splits.train.as_batch(splits.train.read(np.arange(2)))
     params, _ = jax.eval_shape(experiment.task(experiment.config).init, jax.random.key(0), batch)
     steps = {
-        (count, alone): make_step(experiment, splits, jax.devices()[:count], 8 // count, 2, alone)
+        (count, alone): scaling.make_step(experiment, splits, jax.devices()[:count], 8 // count, 2, alone)
         for count, alone in ((1, False), (4, False), (4, True))
     }
     (found,) = steps[4, False].collectives
@@ -167,7 +167,7 @@ def test_a_prediction_is_the_step_of_one_device_and_the_collectives() -> None:
 
 
 def test_findings_name_efficiency_collectives_and_the_error_of_the_prediction() -> None:
-    one, two, four = scaling.STUDY.findings(measured(shared_cores=2, busy_cores=1.0))
+    one, two, four = STUDY.findings(measured(shared_cores=2, busy_cores=1.0))
     assert (one.what, one.note) == ("1 device, one batch for all", "simulated on 2 cores")
     # 56 over 40 ms on two devices; 32 ms without collectives; predicted 32 + 2 + 8 ms.
     assert two.note == "efficiency 70%, 20% in collectives, predicted time +5%, simulated on 2 cores"
@@ -175,12 +175,12 @@ def test_findings_name_efficiency_collectives_and_the_error_of_the_prediction() 
 
 
 def test_conclusions_name_losses_collectives_link_and_predictions() -> None:
-    off, collectives, link, ahead = scaling.STUDY.conclude({"GPU, H100": measured()})
+    off, collectives, link, ahead = STUDY.conclude({"GPU, H100": measured()})
     assert "off that on one by 1.0e-03" in off and "1 all-reduce of 7.63 MiB" in collectives
     assert "off by 0% (median)" in link and "8: 1.33" in ahead  # 56 / 42
-    *_, simulated = scaling.STUDY.conclude({"CPU, Chip": measured(shared_cores=2, busy_cores=1.9)})
+    *_, simulated = STUDY.conclude({"CPU, Chip": measured(shared_cores=2, busy_cores=1.9)})
     assert "share 2 cores, of which one device keeps 1.9 busy" in simulated
-    assert scaling.STUDY.conclude({"GPU, H100": Rows(measured()[:1])}) == []
+    assert STUDY.conclude({"GPU, H100": Rows(measured()[:1])}) == []
 
 
 # --- the study ---
@@ -202,7 +202,7 @@ def test_all_devices_of_a_kind_are_used_and_train_alike(tmp_path: Path) -> None:
 def test_one_device_alone_says_how_to_make_several(monkeypatch: pytest.MonkeyPatch) -> None:
     first = jax.devices()[0]
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: [first])
-    rows = measured_rows(scaling.STUDY, Bench({"cpu": first}, TINY))["cpu"]
+    rows = measured_rows(STUDY, Bench({"cpu": first}, TINY))["cpu"]
     assert rows[0].seconds and rows[-1].what["devices"] == 2 and not rows[-1].seconds
     assert "JAX_NUM_CPU_DEVICES=4" in rows[-1].missing
 
@@ -210,4 +210,4 @@ def test_one_device_alone_says_how_to_make_several(monkeypatch: pytest.MonkeyPat
 def test_a_batch_larger_than_the_data_is_not_measured() -> None:
     experiment = picture_cnn(TINY)
     with pytest.raises(scaling.NotMeasured, match="more than the 8 of the data"):
-        make_step(experiment, experiment.data(experiment.config), jax.devices()[:1], 9, 2, False)
+        scaling.make_step(experiment, experiment.data(experiment.config), jax.devices()[:1], 9, 2, False)

@@ -1,0 +1,370 @@
+"""How much faster do several devices train, each with a copy of the network and a share of the batch?
+
+``STUDY = make_study(experiment)`` in a file, then ``jaxnn bench FILE``. Each step is timed beside the same step without
+collectives, and all-reduces beside both; a step on more devices than there are is predicted as the step of one device
+with as many examples plus its collectives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from articles.studies.study_collectives import Collective, Link, Reduction, fit_link, read_collectives
+from articles.studies.study_pictures import draw_lines, panels
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxnn as jn
+from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study, relative
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ARTICLE = "3 GPUs 804 % faster than 5 CPU nodes (inference)"
+# This many all-reduces per call hide what the call itself costs.
+REDUCTIONS = 8
+WHOLE, SPLIT = PartitionSpec(), PartitionSpec(None, "data")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """``batch_size`` examples shared by all devices (strong scaling), ``batch_per_device`` on each (weak scaling).
+
+    One call trains for ``steps``; ``predict`` are larger numbers of devices; all-reduces have ``messages`` sizes.
+    """
+
+    batch_size: int = 384
+    batch_per_device: int = 128
+    predict: tuple[int, ...] = (16, 64, 256, 1024)
+    messages: int = 4
+    steps: int = 4
+    rounds: int = 5
+    seconds: float = 0.5
+
+
+class Step(NamedTuple):
+    """A training program, compiled, with what it is called on.
+
+    Attributes:
+        call: trains for some steps and waits.
+        losses: their losses of the first call.
+        collectives: those of one step.
+        cores: CPU cores kept busy.
+    """
+
+    call: Callable[[], Any]
+    losses: np.ndarray
+    collectives: tuple[Collective, ...]
+    cores: float
+
+
+def make_step(
+    experiment: jn.Experiment[Any], splits: jn.Splits, devices: Sequence[jax.Device], rows: int, steps: int, alone: bool
+) -> Step:
+    """Training on ``devices`` with ``rows`` examples each, on batches that are placed there already.
+
+    Args:
+        experiment: what is trained, with data parallelism.
+        splits: its data.
+        devices: where.
+        rows: examples per device and step.
+        steps: per call.
+        alone: each device trains its own copy on its own rows: the same step without collectives.
+    """
+    config, source = experiment.config, splits.train
+    task, optimizer = experiment.task(config), experiment.optimizer(config)
+    mesh = Mesh(np.array(devices), ("data",))
+    batch_size = rows * len(devices)
+    if batch_size > source.num_examples:
+        raise NotMeasured(f"{batch_size} examples per step are more than the {source.num_examples} of the data")
+    order = np.asarray(source.order(config.seed, np.arange(steps), batch_size))
+    batches = jax.vmap(lambda rows: source.as_batch(rows))(
+        jax.tree.map(lambda a: a.reshape(steps, batch_size, *a.shape[1:]), source.read(order.reshape(-1)))
+    )
+    batches = jax.device_put(batches, NamedSharding(mesh, SPLIT))
+    first = jax.tree.map(lambda a: a[0], batches)
+    init = functools.partial(jn.init_train_state, task, optimizer)
+    state = jax.jit(init, out_shardings=NamedSharding(mesh, WHOLE))(jax.random.key(config.seed), first)
+    step = jn.make_train_step(task, optimizer)
+
+    def train(state: Any, batches: Any) -> Any:
+        return jax.lax.scan(step, state, batches)
+
+    if alone:
+        train = jax.shard_map(train, mesh=mesh, in_specs=(WHOLE, SPLIT), out_specs=WHOLE, check_vma=False)
+    compiled = jax.jit(train, donate_argnums=0).lower(state, batches).compile()
+    state, metrics = compiled(state, batches)
+    losses = np.asarray(metrics["loss"])
+    wall, work = time.perf_counter(), time.process_time()
+    state, _ = jax.block_until_ready(compiled(state, batches))
+    cores = (time.process_time() - work) / (time.perf_counter() - wall)
+
+    def call() -> Any:
+        nonlocal state
+        state, metrics = jax.block_until_ready(compiled(state, batches))
+        return metrics
+
+    return Step(call, losses, read_collectives(compiled.as_text() or "", len(devices), steps), cores)
+
+
+def make_reduction(devices: Sequence[jax.Device], num_bytes: int) -> Callable[[], Any]:
+    """`REDUCTIONS` all-reduces of an array of ``num_bytes``, one after another."""
+    mesh = Mesh(np.array(devices), ("data",))
+
+    def reduce(array: jax.Array) -> jax.Array:
+        for _ in range(REDUCTIONS):
+            # XLA must not know that all devices hold the same: it would multiply instead.
+            own = 0.0 * jax.lax.axis_index("data").astype(jnp.float32)
+            array = jax.lax.psum(array.at[0].add(own), "data")
+        return array
+
+    program = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=WHOLE, out_specs=WHOLE, check_vma=False))
+    zeros = jax.device_put(np.zeros(max(1, num_bytes // 4), np.float32), NamedSharding(mesh, WHOLE))
+    return lambda: jax.block_until_ready(program(zeros))
+
+
+def counts_of(most: int) -> list[int]:
+    """1, 2, 4, … up to ``most``, which is included."""
+    return sorted({*(2**power for power in range(int(math.log2(most)) + 1)), most})
+
+
+def make_study(
+    experiment: jn.Experiment[Any] | Callable[[Settings], jn.Experiment[Any]],
+    *,
+    name: str = "scaling",
+    full: Settings = Settings(),  # noqa: B008
+    quick: Settings | None = None,
+    claims: tuple[str, ...] = (),
+) -> Study:
+    """A study of how fast an experiment trains on more and more devices, with data parallelism.
+
+    Args:
+        experiment: what is trained, or a function from the settings to it.
+        name: of the study.
+        full: sizes; by default a batch of 384.
+        quick: smaller ones.
+        claims: published claims that it is about.
+    """
+
+    return Study(
+        name=name,
+        claims=claims,
+        title="Several devices, each with the network and a share of the batch: how much faster do they train?",
+        method=(
+            "Training with data parallelism on 1, 2, 4 … devices of a kind: one batch that all share, or as many "
+            "examples on each. Examples are on the devices before; compilation is not timed, averaging gradients over "
+            "the devices is. Efficiency is the rate relative to one device in the same round, over the number of "
+            "devices; the share in collectives is what a step lacks when every device trains by itself."
+        ),
+        full=full,
+        quick=quick or dataclasses.replace(full, rounds=3, seconds=0.1),
+        cases=functools.partial(_cases, experiment),
+        findings=functools.partial(_findings, article=ARTICLE if claims else ""),
+        draw=_draw,
+        conclude=_conclude,
+    )
+
+
+def _cases(
+    experiment: jn.Experiment[Any] | Callable[[Settings], jn.Experiment[Any]], bench: Bench
+) -> Iterator[Sequence[Case]]:
+    settings: Settings = bench.settings
+    made = experiment(settings) if callable(experiment) else experiment
+    splits = functools.cache(lambda: made.data(made.config))
+    for kind in bench.devices:
+        devices = jax.local_devices(backend=kind)
+        counts = counts_of(len(devices))
+
+        def case(batch: str, count: int, rows: int, alone: bool = False, *, kind: Any = kind) -> Case:
+            found = functools.cache(
+                lambda: make_step(made, splits(), jax.local_devices(backend=kind)[:count], rows, settings.steps, alone)
+            )
+            what: dict[str, Plain] = {"batch": batch, "devices": count, "rows": rows, "alone": alone}
+            work = count * rows * settings.steps
+            return Case(kind, what, lambda: found().call, work, "examples", lambda: _observe(found(), kind))
+
+        batch, each = settings.batch_size, settings.batch_per_device
+        yield [
+            case("shared", count, batch // count, alone)
+            for count in counts
+            for alone in ((False, True) if count > 1 else (False,))
+            if batch % count == 0
+        ]
+        yield [case("each", count, each) for count in counts]
+        if len(devices) == 1:
+            yield [Case(kind, {"batch": "shared", "devices": 2}, functools.partial(_refuse, kind))]
+            continue
+        rows = {batch // count for count in (*counts, *settings.predict) if batch % count == 0}
+        yield [case("one", 1, each) for each in sorted(rows)]
+        sizes = np.geomspace(2**12, 2**22, settings.messages).astype(int) // 4 * 4
+        yield [
+            Case(
+                kind,
+                {"message": int(size), "devices": count},
+                functools.partial(make_reduction, devices[:count], int(size)),
+                REDUCTIONS * int(size),
+                "B",
+            )
+            for count in counts[1:]
+            for size in sizes
+        ]
+
+
+def _refuse(kind: str) -> Any:
+    message = f"JAX has one {kind.upper()} device here"
+    if kind == "cpu":
+        message += "; JAX_NUM_CPU_DEVICES=4 in the environment makes several of it, which share its cores"
+    raise NotMeasured(message)
+
+
+def _observe(step: Step, kind: str) -> dict[str, Plain]:
+    simulated = kind == "cpu" and len(jax.local_devices(backend=kind)) > 1
+    shared = {"shared_cores": jn.observe.cpu_count() or 1, "busy_cores": step.cores} if simulated else {}
+    found = {f"{one.kind} {name}": getattr(one, name) for one in step.collectives for name in ("runs", "num_bytes")}
+    return {"loss": float(step.losses.mean()), **shared, **found}
+
+
+def efficiency(rows: Rows, row: Row) -> Quantity | None:
+    """Rate relative to one device in the same round, over the number of devices; None for one device."""
+    count = float(row.what["devices"] or 1)
+    alone = rows.one(batch=row.what["batch"], devices=1)
+    found = None if count == 1 else relative(row, alone)
+    return None if found is None else found.scaled(1 / count, "")
+
+
+def in_collectives(rows: Rows, row: Row) -> float | None:
+    """Share of a step that is absent when each device trains by itself: median over rounds."""
+    alone = rows.one(batch=row.what["batch"], devices=row.what["devices"], alone=True).seconds
+    shares = [1 - mine / step for step, mine in zip(row.seconds, alone, strict=True)] if alone and row.seconds else []
+    return median(shares) if shares else None
+
+
+def link_of(rows: Rows) -> tuple[Link, list[float]] | None:
+    """α and β fitted to the all-reduces, and the relative error of each; None if there are none."""
+    cores = next((row.observed["shared_cores"] for row in rows if "shared_cores" in row.observed), None)
+    reductions = [
+        Reduction(count, int(row.what["message"] or 0), row.time.median / REDUCTIONS, _turns(count, cores))
+        for row in rows
+        if "message" in row.what and row.time is not None
+        for count in (int(row.what["devices"] or 1),)
+    ]
+    link = fit_link(reductions)
+    return None if link is None else (link, [one.predicted(link) / one.seconds - 1 for one in reductions])
+
+
+def _turns(devices: int, cores: Plain) -> float:
+    return 1.0 if cores is None else max(1.0, devices / float(cores))
+
+
+def predict(rows: Rows, devices: int, link: Link | None = None) -> float | None:
+    """Seconds per call on ``devices`` that share the batch: one device with as many examples, and its collectives.
+
+    Devices that share cores have the work of all of them to do.
+
+    Args:
+        rows: what was measured.
+        devices: how many.
+        link: of another network, between devices that share nothing; None: the one that was measured.
+    """
+    known = {int(row.what["rows"] or 0): row for row in rows.where(batch="one").measured()}
+    shared = [row for row in rows.where(batch="shared", alone=False).measured() if row.what["devices"] != 1]
+    measured = link_of(rows)
+    if not known or not shared or measured is None:
+        return None
+    batch = max(known)
+    one = known.get(batch // devices) if batch % devices == 0 else None
+    if one is None or one.time is None:
+        return None
+    most = shared[-1].observed
+    cores = None if link is not None else one.observed.get("shared_cores")
+    collectives = [
+        Collective(kind, float(most[f"{kind} runs"] or 0), float(most[f"{kind} num_bytes"] or 0))
+        for kind in sorted({name.partition(" ")[0] for name in most if name.endswith(" runs")})
+    ]
+    steps = shared[-1].work / batch
+    compute = one.time.median
+    if cores is not None:
+        compute = max(compute, devices * compute * float(one.observed["busy_cores"] or 1) / float(cores))
+    return compute + steps * (link or measured[0]).seconds(collectives, devices, _turns(devices, cores))
+
+
+def _findings(rows: Rows, article: str) -> list[Finding]:
+    found = []
+    for row in rows:
+        if row.what.get("batch") not in ("shared", "each") or row.what.get("alone"):
+            continue
+        count = int(row.what["devices"] or 1)
+        what = f"{count} device{'s' if count > 1 else ''}, " + (
+            "one batch for all" if row.what["batch"] == "shared" else "a batch for each"
+        )
+        notes = []
+        if (share := efficiency(rows, row)) is not None:
+            notes.append(f"efficiency {share.median:.0%}")
+        if (lost := in_collectives(rows, row)) is not None:
+            notes.append(f"{lost:.0%} in collectives")
+        if row.what["batch"] == "shared" and count > 1 and row.time and (expected := predict(rows, count)) is not None:
+            notes.append(f"predicted time {expected / row.time.median - 1:+.0%}")
+        if (cores := row.observed.get("shared_cores")) is not None:
+            notes.append(f"simulated on {cores} cores")
+        found.append(Finding("A13", what, row.rate, article if count == 3 else "", ", ".join(notes)))
+    return found
+
+
+def _conclude(columns: Mapping[str, Rows]) -> list[str]:
+    return [f"{label}: {sentence}" for label, rows in columns.items() for sentence in _of_a_column(rows)]
+
+
+def _of_a_column(rows: Rows) -> Iterator[str]:
+    shared = [row for row in rows.where(batch="shared", alone=False).measured() if "loss" in row.observed]
+    if len(shared) < 2:
+        return
+    first, last = shared[0], shared[-1]
+    off = max(abs(float(row.observed["loss"] or 0) / float(first.observed["loss"] or 1) - 1) for row in shared)
+    yield f"the loss of the first steps on several devices is off that on one by {off:.1e} of it at most."
+    kinds = [name.partition(" ")[0] for name in last.observed if name.endswith(" runs")]
+    listed = ", ".join(
+        f"{float(last.observed[f'{kind} runs'] or 0):.3g} {kind} of "
+        f"{float(last.observed[f'{kind} num_bytes'] or 0) / 2**20:.3g} MiB in all"
+        for kind in kinds
+    )
+    yield f"a step on {last.what['devices']} devices has {listed or 'no collectives'}."
+    if (fitted := link_of(rows)) is not None:
+        link, errors = fitted
+        yield f"link: {link}, fitted to {len(errors)} all-reduces, off by {median(map(abs, errors)):.0%} (median)."
+        ahead = sorted(int(first.what["rows"] or 0) // int(row.what["rows"] or 1) for row in rows.where(batch="one"))
+        speed = {count: predict(rows, count) for count in ahead if count > int(last.what["devices"] or 1)}
+        alone = first.time.median if first.time is not None else math.nan
+        told = ", ".join(f"{count}: {alone / seconds:.2f}" for count, seconds in speed.items() if seconds)
+        if told:
+            yield f"predicted speed-up on more devices that share the batch: {told}."
+    if "shared_cores" in last.observed:
+        yield (
+            f"these devices are simulated and share {last.observed['shared_cores']} cores, of which one device keeps "
+            f"{float(first.observed['busy_cores'] or 0):.1f} busy: they show that the program is right, not that it is "
+            "fast."
+        )
+
+
+def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
+    steps = {label: Rows(row for row in rows if row.what.get("alone") is False) for label, rows in columns.items()}
+    steps = {label: Rows(row for row in rows if row.what["batch"] != "one") for label, rows in steps.items()}
+    rate, share = panels(figure, ("training", "efficiency"))
+    draw_lines(rate, steps, across="devices", lines="batch")
+    found = {id(row): efficiency(rows, row) for rows in steps.values() for row in rows}
+    draw_lines(share, steps, across="devices", lines="batch", quantity=lambda row: found[id(row)])
+    rate.set_ylabel("examples/s")
+    share.set_ylabel("speed-up / number of devices")
+    share.set_yscale("linear")
+    share.set_ylim(0, 1.2)
+    share.axhline(1.0, color="black", lw=0.8, ls=":")
+    for axes in (rate, share):
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("devices")
