@@ -185,6 +185,10 @@ def _checked(task: Task) -> Task:
                 )
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ConfigError(f"the task's loss gave {_described(value)}: return one float, the mean over the batch.")
+        _check_state(model_state, new_state)
+        _check_names("the metrics of the task's loss", metrics)
+        if "loss" in metrics:
+            raise ConfigError("a metric of the task's loss is named 'loss', as the loss itself is reported: rename it.")
         numbers = {name: _array(f"the metric {name!r} of the task's loss", one) for name, one in metrics.items()}
         for name, number in numbers.items():
             if number.shape != ():
@@ -201,12 +205,43 @@ def _checked(task: Task) -> Task:
                 "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
                 f"it gave {given}."
             )
+        _check_names("the sums of the task's evaluate", sums)
         arrays = {name: _array(f"the sum {name!r} of the task's evaluate", value) for name, value in sums.items()}
         if arrays["count"].shape != ():
             raise ConfigError(f"the count of the task's evaluate is {_described(arrays['count'])}: return one number.")
         return arrays
 
     return task._replace(loss=loss, evaluate=evaluate)
+
+
+def _check_state(before: ModelState, after: Any) -> None:
+    """Raises ConfigError unless the model state that a loss returns is made like the one it got."""
+
+    def made(tree: Any) -> dict[str, str]:
+        leaves = (
+            (jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in jax.tree.leaves_with_path(tree)
+        )
+        return {name: f"{getattr(x, 'dtype', None) or jnp.result_type(x)} {list(jnp.shape(x))}" for name, x in leaves}
+
+    old, new = made(before), made(after)
+    structure: Any = jax.tree.structure(before)
+    if old == new and structure == jax.tree.structure(after):
+        return
+    name = next((name for name in [*old, *new] if old.get(name) != new.get(name)), None)
+    if name is None:
+        difference = f"it is {_described(after)} instead of {_described(before)}"
+    else:
+        difference = f"{name or 'it'} is {new.get(name, 'not there')} instead of {old.get(name, 'nothing')}"
+    raise ConfigError(
+        "the task's loss must return (loss, (model_state, metrics)) with a model_state made like the one it got: "
+        f"{difference}."
+    )
+
+
+def _check_names(what: str, values: Mapping[Any, Any]) -> None:
+    for name in values:
+        if not isinstance(name, str):
+            raise ConfigError(f"{what} have the name {name!r}: names are strings.")
 
 
 def _array(what: str, value: Any) -> jax.Array:

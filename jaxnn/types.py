@@ -228,6 +228,12 @@ class Experiment[Config]:
                 f"an experiment's config must be an instance of a dataclass, not {self.config!r}: "
                 "decorate its class with @dataclasses.dataclass(frozen=True) and pass Config()."
             )
+        for name in ("data", "task", "optimizer"):
+            if not callable(value := getattr(self, name)):
+                raise ConfigError(
+                    f"an experiment's {name} must be a function of its config, not a {type(value).__name__}: pass "
+                    f"lambda config: ..., as a call of it is made for each config."
+                )
 
     def replace(self, **fields: Any) -> Experiment[Config]:
         """The same experiment with other values for some config fields.

@@ -94,7 +94,7 @@ GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))
         ({"train": GOOD, "test": (with_value(-np.inf), GOOD[1])}, "test inputs .* example 3"),
         ({"train": (with_value(1e300, float), GOOD[1])}, "infinity .as float32., .* example 3"),
         ({"train": (GOOD[0], [0.0, np.nan, 0, 0, 0])}, "train targets hold NaN .* example 1"),
-        ({"train": (GOOD[0], [0, 1, -1, 0, 0])}, "label -1 of example 2 in train .* at least 0"),
+        ({"train": (GOOD[0], [0, 1, -1, 0, 0]), "num_classes": 2}, "label -1 of example 2 in train .* 0 to 1"),
         ({"train": (with_value(2**31, int), GOOD[1])}, "train inputs .* beyond int32 in example 3"),
         ({"train": (GOOD[0], [0, 0, 0, 0, -(2**40)])}, "targets .* beyond int32 in example 4"),
         ({"train": (GOOD[0], list("abcde"))}, "train targets have dtype <U1"),

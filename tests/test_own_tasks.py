@@ -18,6 +18,7 @@ from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
+FIRST = tiny.points(tiny.NUM_TEST, 1)[0][0, 0]
 SIZES = np.arange(7.0, dtype=np.float32)
 
 
@@ -97,6 +98,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": lambda params, state, batch, key: (nats(params, batch), (state, {}))},
         r"loss.* shape \(8,\).* mean",
     ),
+    "a metric of the loss's name": (
+        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), (state, {"loss": 0.5}))},
+        "named 'loss'",
+    ),
+    "another model state": (
+        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), ({"half": 0.5}, state))},
+        r"model_state.* half",
+    ),
+    "no model state": (
+        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), (None, {}))},
+        r"model_state.* NoneType",
+    ),
+    "a name that is no string": (
+        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), (state, {1: 0.5}))},
+        "strings",
+    ),
     "an integer loss": ({"loss": lambda params, state, batch, key: (jnp.int32(1), (state, {}))}, "int32"),
     "a metric for each example": (
         {
@@ -111,14 +128,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"evaluate": lambda params, state, batch: {"loss": nats(params, batch).mean(), "count": batch.mask.sum()}},
         r"loss.* sum",
     ),
-    "means of those that count": (
-        {
-            "evaluate": lambda params, state, batch: {
-                "loss": (nats(params, batch) * batch.mask).sum() / batch.mask.sum(),
-                "count": batch.mask.sum(),
-            }
-        },
-        r"loss.* sum",
+    "means of those that count, of which one is 0": (
+        {"evaluate": sums(late=lambda batch: ((batch.inputs[:, 0] != FIRST) * batch.mask).sum() / batch.mask.sum())},
+        r"late.* sum",
     ),
     "a count that is constant": ({"evaluate": sums(count=lambda batch: 1.0)}, r"count.* mask"),
     "padding that counts": ({"evaluate": sums(count=lambda batch: len(batch.mask))}, r"count.* mask"),
@@ -151,7 +163,14 @@ def test_sums_that_do_not_double_with_their_examples_may_be_what_they_should_be(
         """As of a contrastive loss: nothing of one example alone, and more for each other one."""
         return batch.mask.sum() * jnp.log(jnp.maximum(batch.mask.sum(), 1.0))
 
-    run = tiny.fit(own(evaluate=sums(coupled=coupled, never=lambda batch: jnp.zeros(3)), finish=_without_never))
+    others = {
+        "coupled": coupled,
+        "never": lambda batch: jnp.zeros(3),
+        "endless": lambda batch: jnp.where(batch.mask > 0, jnp.inf, 0.0).sum(),
+        # Of a batch of two there are no five.
+        "ranked": lambda batch: jax.lax.top_k(batch.mask, 5)[0].min() * batch.mask.sum(),
+    }
+    run = tiny.fit(own(evaluate=sums(**others), finish=_without_never))
     # Two batches, of 16 and of 7 examples.
     assert run.final["test_coupled"] == pytest.approx((16 * np.log(16) + 7 * np.log(7)) / 23, rel=1e-6)
     assert run.final["train_half"] == 0.5

@@ -38,8 +38,8 @@ def arrays(
         validation: what is looked at while training, or None.
         name: the data set's name, for reports.
         class_names: one name a class.
-        num_classes: how many labels there are; by default as many as ``class_names``, and if
-            there are none, labels need only be at least 0.
+        num_classes: how many labels there are; by default as many as ``class_names``. If there are
+            neither, integer targets may be anything: the task checks what it learns from.
 
     Raises:
         DataError: not a pair, lengths that differ, an empty split, NaN or infinity, a dtype that
@@ -54,7 +54,7 @@ def arrays(
     check_alike(examples)
     for split, (_, targets) in examples.items():
         known = num_classes or len(class_names) or None
-        if np.issubdtype(targets.dtype, np.integer):
+        if known and np.issubdtype(targets.dtype, np.integer):
             check_label_range(split, np.asarray(targets), known)
         elif known:
             raise DataError(

@@ -66,22 +66,20 @@ def check_class_names(class_names: tuple[str, ...], num_classes: int | None) -> 
         )
 
 
-def check_label_range(split: str, targets: np.ndarray, num_classes: int | None, *, may_be_none: bool = True) -> None:
+def check_label_range(split: str, targets: np.ndarray, num_classes: int, *, may_be_none: bool = True) -> None:
     """Raises DataError for the first label that is negative or not below ``num_classes``.
 
     In sequences of them, ``[examples, time]``, a negative one may stand for none, unless ``may_be_none`` is False.
     """
-    bad = (targets < 0) & (targets.ndim == 1 or not may_be_none)
-    if num_classes is not None:
-        bad |= targets >= num_classes
+    bad = ((targets < 0) & (targets.ndim == 1 or not may_be_none)) | (targets >= num_classes)
     if not bad.any():
         return
     example = _first_example(bad)
     value = targets[bad][0]
-    known = "at least 0" if num_classes is None else f"0 to {num_classes - 1}"
+    ignored = "; a negative one is ignored." if targets.ndim > 1 and may_be_none else "."
     raise DataError(
-        f"the label {value} of example {example} in {split} is out of range: labels must be {known}"
-        + ("; targets to regress must be floats." if num_classes is None else ".")
+        f"the label {value} of example {example} in {split} is out of range: labels must be 0 to "
+        f"{num_classes - 1}{ignored}"
     )
 
 

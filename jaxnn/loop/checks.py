@@ -75,52 +75,57 @@ def check_examples(programs: Programs, splits: Splits) -> None:
     task.check(shapes.params, shapes.model_state, batch, splits)
 
 
-def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:
-    """Confirms that an evaluation gives masked sums: of an example twice, twice what it gives of it once.
+def check_sums(
+    programs: Programs, source: Source, make_state: Callable[[], TrainState], eval_batch_size: int | None
+) -> None:
+    """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
 
-    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled for two examples.
+    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch.
 
     Args:
         programs: those of the run.
-        source: the split that the example is taken from.
-        make_state: gives any state; called where there is something to check.
+        source: the split that the examples are taken from.
+        make_state: gives any state; called if there is something to check.
+        eval_batch_size: examples per batch; None: as a run has it by default.
 
     Raises:
         ConfigError: a sum or the count stays as it is, as that of a mean does.
     """
     task, layout = programs.experiment.task(programs.experiment.config), programs.layout
-    if getattr(task.evaluate, "__module__", "").startswith("jaxnn."):
+    size = eval_batch_size or 2 * programs.experiment.config.batch_size
+    if getattr(task.evaluate, "__module__", "").startswith("jaxnn.") or size % 2:
         return
     step = make_evaluate_step(task)
 
     def evaluate(state: TrainState, examples: Examples, mask: jax.Array) -> Metrics:
         return step(state, source.as_batch(examples, mask))
 
-    state = make_state()
-    masks = [layout.place(np.array([1, second], np.float32)) for second in (0, 1)]
-    examples = layout.place(source.read(np.zeros(2, np.int32)))
+    state, half = make_state(), np.arange(size // 2, dtype=np.int32) % source.num_examples
+    examples = layout.place(source.read(np.concatenate([half, half])))
+    masks = [layout.place(np.repeat(np.array([1, second], np.float32), size // 2)) for second in (0, 1)]
     jit = for_one_call()
     if programs.shardings is not None:
         jit |= {"in_shardings": (programs.shardings, layout.whole, layout.whole), "out_shardings": layout.whole}
-    program = programs.compile(evaluate, "evaluate two examples", "to check sums", state, examples, masks[0], **jit)
+    program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks[0], **jit)
     once, twice = (jax.device_get(program(state, examples, mask)) for mask in masks)
-    if not once["count"]:
-        # Such as a text of nothing but padding: it says nothing of its sums.
+    if not np.any(twice["count"]):  # such as labels that are all ignored: it says nothing of the sums
         return
     if _stays(once["count"], twice["count"]):
         raise ConfigError(
-            f"the count of the task's evaluate is {once['count']:g} for an example, and for two of it: sum the mask, "
-            "batch.mask.sum()."
+            f"the count of the task's evaluate is {once['count']:g} for {size // 2} examples, and {twice['count']:g} "
+            "when each stands twice in the batch: sum the mask, batch.mask.sum()."
         )
     for name in (name for name in once if name != "count" and _stays(once[name], twice[name])):
         raise ConfigError(
-            f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for an example, and for two of it, whose "
-            f"count is {twice['count']:g}: return the masked sum, not a mean: jnp.sum(values * batch.mask)."
+            f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for a count of {once['count']:g}, and for "
+            f"the same examples twice, a count of {twice['count']:g}: return the masked sum, not a mean: "
+            "jnp.sum(values * batch.mask)."
         )
 
 
 def _stays(once: np.ndarray, twice: np.ndarray) -> bool:
-    return bool(np.any(once) and np.allclose(once, twice, rtol=1e-3, atol=0.0))
+    known = np.isfinite(once) & np.isfinite(twice)
+    return bool(np.any(once[known]) and np.allclose(once[known], twice[known], rtol=1e-3, atol=0.0))
 
 
 class _Outcome(NamedTuple):

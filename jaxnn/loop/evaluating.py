@@ -63,8 +63,13 @@ def make_evaluator(
     return evaluate
 
 
-def finished(task: Task, means: dict[str, Any]) -> dict[str, float]:
+def finished(task: Task, means: dict[str, Any], what: str = "the means ") -> dict[str, float]:
     """What ``task.finish`` makes of the mean of each metric, numbers or arrays: the numbers that are reported.
+
+    Args:
+        task: whose ``finish`` it is.
+        means: of each metric.
+        what: what these are, for errors.
 
     Raises:
         ConfigError: it raises, or gives something else than numbers.
@@ -76,11 +81,12 @@ def finished(task: Task, means: dict[str, Any]) -> dict[str, float]:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
         text = (str(error).splitlines() or [""])[0]
         raise ConfigError(
-            f"the task's finish failed on the means of {given}: {type(error).__name__}: {text}"
+            f"the task's finish failed on {what}of {given}: {type(error).__name__}: {text}; let it "
+            "take any numbers, as NumPy's functions do."
         ) from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"the task's finish gave a {type(values).__name__}: return a dict of numbers from finish.")
-    return {name: _number(name, value) for name, value in values.items()}
+    return {str(name): _number(name, value) for name, value in values.items()}
 
 
 def evaluation_pieces(

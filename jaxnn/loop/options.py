@@ -97,6 +97,9 @@ class RunOptions:
             check_choice(name, getattr(self, name), choices)
         check_seconds("stall_after", self.stall_after)
         check_devices(self.devices)
+        for name in ("record", "resident"):
+            if getattr(self, name) not in (None, True, False):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}, and must be True or False.")
         if self.mesh is not None:
             parse_mesh(self.mesh)
         if self.resume is not None and self.run_dir is not None:

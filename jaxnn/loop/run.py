@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxnn.checkpoints import FOLDER, open_checkpoints
+from jaxnn.loop.options import check_count
 from jaxnn.loop.report import Summary, aligned
 from jaxnn.loop.session import Session
 from jaxnn.record import draw_curves
@@ -79,12 +80,10 @@ class Run:
         """
         trained_on = self._session.programs.first_examples.inputs
         inputs = _inputs_like(trained_on, inputs)
-        if batch_size < 1:
-            raise ConfigError(f"predict's batch_size is {batch_size}, and must be at least 1.")
+        check_count("predict's batch_size", batch_size, 1)
         batch_size = min(batch_size, len(inputs))
         predict = self._session.predict
-        if inputs.shape[1:] != trained_on.shape[1:]:
-            self._check_shape(inputs[:batch_size], trained_on.shape[1:])
+        self._check_shape(inputs[:batch_size], trained_on.shape[1:])
         padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
         outputs = [
             jax.device_get(predict(self.state, padded[start : start + batch_size]))
@@ -93,19 +92,24 @@ class Run:
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(inputs)], *outputs)
 
     def _check_shape(self, inputs: np.ndarray, trained_on: tuple[int, ...]) -> None:
-        """Confirms that the model takes examples shaped unlike the ``trained_on``, and gives an output for each."""
-        found = ""
+        """Confirms that the model takes examples of this shape, and gives an output for each."""
         try:
             outputs = jax.eval_shape(self._session.predict, self.state, inputs)
-            if all(leaf.shape[:1] == inputs.shape[:1] for leaf in jax.tree.leaves(outputs)):
-                return
         # A model refuses as it likes.
         except Exception as error:
-            found = f" ({(str(error).strip().splitlines() or [''])[0]})"
-        expected = ", ".join(map(str, ("examples", *trained_on)))
-        raise ConfigError(
-            f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs.shape)}{found}."
-        )
+            if inputs.shape[1:] == trained_on:
+                raise
+            expected = ", ".join(map(str, ("examples", *trained_on)))
+            raise ConfigError(
+                f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs.shape)} "
+                f"({(str(error).strip().splitlines() or [''])[0]})."
+            ) from error
+        shapes = [list(leaf.shape) for leaf in jax.tree.leaves(outputs)]
+        if not shapes or any(shape[:1] != [len(inputs)] for shape in shapes):
+            given = f"arrays {shapes}" if shapes else "nothing"
+            raise ConfigError(
+                f"the task's predict gave {given} for {len(inputs)} examples: return arrays [examples, ...]."
+            )
 
     def best_state(self) -> TrainState:
         """The state of the best checkpoint by the monitored metric; the newest where none was measured.

@@ -122,7 +122,7 @@ class Session:
         """The evaluation of ``split``, compiled anew."""
         source = self.splits.named()[split]
         if not self.evaluators:
-            check_sums(self.programs, source, lambda: self.state)
+            check_sums(self.programs, source, lambda: self.state, self.options.eval_batch_size)
         return make_evaluator(
             self.experiment,
             source,

@@ -22,7 +22,7 @@ def parse_mesh(text: str) -> dict[str, int]:
         ConfigError: it is no such list.
     """
     axes: dict[str, int] = {}
-    for part in text.split(","):
+    for part in str(text).split(","):
         name, _, size = part.strip().partition("=")
         if not (name.isidentifier() and size.isdecimal() and int(size) >= 1) or name in axes:
             raise ConfigError(

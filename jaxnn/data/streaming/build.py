@@ -120,7 +120,7 @@ def _targets(reading: Reading, first: Examples) -> np.ndarray:
     check_like(
         f"the first of the targets that {split} lists", targets[0], "that of example 0", np.asarray(first.targets)
     )
-    if np.issubdtype(targets.dtype, np.integer):
+    if reading.num_classes is not None and np.issubdtype(targets.dtype, np.integer):
         check_label_range(split, targets, reading.num_classes)
     return targets
 

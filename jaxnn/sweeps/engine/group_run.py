@@ -140,7 +140,7 @@ def open_group(
     plan = make_plan(run_options, first.config.num_steps)
     if width is None:
         if splits.held_out is not None:
-            check_sums(solo, splits.named()[splits.held_out], programs.first_state)
+            check_sums(solo, splits.named()[splits.held_out], programs.first_state, options.eval_batch_size)
         with clock.span("measure", "measuring how many members to train side by side"):
             width = _plan(programs, plan, len(group.members), options)
     plan = with_tails(plan._replace(steps_per_call=min(width.steps_per_call, plan.num_steps)))
