@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,6 +41,8 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
     if resumed is not None:
         early = RESUMABLE, f"interrupted before the first step; to resume: --resume {resumed}"
     farewell = Farewell(*early, INTERRUPTED, STOPPED_AT_ONCE)
+    if owns_process:
+        atexit.register(_ignore_signals)
     with interruptible(farewell if owns_process else None) as interruption:
         try:
             yield
@@ -63,6 +67,12 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
             if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
                 end(f"error: memory ran out ({error}): make the batch or the model smaller.", FAILED)
             raise
+
+
+def _ignore_signals() -> None:
+    """Keeps the status of a command that is over while JAX cleans up, which takes most of a second."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def check_text(arguments: Sequence[str]) -> None:

@@ -56,7 +56,11 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
             _watch(session, around, aloud=options.progress != "none")
             with open_display(progress, session.plan.num_steps) as display:
                 for report in train_session(session, interruption):
-                    display.report(report)
+                    try:
+                        display.report(report)
+                    except BrokenPipeError:
+                        # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
+                        interruption.wish("standard output was closed: stopping after the current window")
                 _settle(session)
         with open_display(lines, session.plan.num_steps) as display:
             return _conclude(session, display)

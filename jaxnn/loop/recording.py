@@ -114,7 +114,9 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         error = sys.exception()
-        if session.status == "running":
+        # Also where the last save of a run was broken off: its state is lost.
+        broken = error is not None and not isinstance(error, GeneratorExit)
+        if session.status == "running" or (broken and session.status in ("finished", "stopped early")):
             session.status = _status_of(error, session)
         refused = _complete(session, record, facts, alone=_fails_alone(error))
         # What ended the run is what its user hears of; one who left the loop by `break` heard of nothing yet.

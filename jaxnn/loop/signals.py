@@ -70,7 +70,7 @@ class Interruption:
         self.ended_by: int | None = None
         self.farewell = farewell
         self._finishes: str | None = None
-        self._breaks_off = False
+        self._breaks_off = self._over = False
         self._taken = self._handled = self._repeated = 0
         self._outbox: socket.socket | None = None
         self._deadline = math.inf
@@ -96,6 +96,13 @@ class Interruption:
             yield
         finally:
             self._finishes, self._breaks_off = before
+            self._over = self._finishes is None
+
+    def wish(self, text: str) -> None:
+        """Asks to stop as a first signal does, since standard output is closed; ``text`` goes to standard error."""
+        self.signum = self.signum or signal.SIGPIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say(text)
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
         """Python's handler, in the main thread: raises KeyboardInterrupt unless the signal is a wish."""
@@ -149,6 +156,9 @@ class Interruption:
             self._repeated -= 1
             self._taken += 1
             return
+        if self._over and self._finishes is None and not self.at_once:  # what there was to stop is done and saved
+            self._taken += 1
+            return
         wish = self.signum is None and self._finishes is not None
         if wish:
             self.signum = signum
@@ -186,13 +196,16 @@ def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    with interruption.listening():
-        before = {signum: signal.signal(signum, interruption.handle) for signum in SIGNALS}
-        try:
+    # A signal that is ignored stays so, as that of Ctrl-C is for what a shell starts in the background.
+    before = {signum: handler for signum in SIGNALS if (handler := signal.getsignal(signum)) != signal.SIG_IGN}
+    try:
+        for signum in before:
+            signal.signal(signum, interruption.handle)
+        with interruption.listening():
             yield interruption
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _is_ignored_in(frame: FrameType | None) -> bool:

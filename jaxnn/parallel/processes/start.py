@@ -175,4 +175,6 @@ def _leave_alone(status: int) -> None:
 
 def _one_line(error: BaseException) -> str:
     said = " ".join(str(error).split()) if isinstance(error, JaxnnError) else ""
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted"
     return said.rstrip(".") or type(error).__name__
