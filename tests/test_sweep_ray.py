@@ -356,13 +356,13 @@ def killed_once(folder: Path) -> Callable[[Any], jn.Splits]:
     """Data of which the first process to train with them dies when it would save its members for the third time."""
     save, saved = Checkpoints.save, []
 
-    def save_or_die(checkpoints: Checkpoints, step: int, state: Any, metrics: Any) -> None:
+    def save_or_die(checkpoints: Checkpoints, step: int, *others: Any) -> None:
         # The second save waited for the first, which is whole.
         if len(saved) == 2:
             (folder / "killed").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         saved.append(step)
-        save(checkpoints, step, state, metrics)
+        save(checkpoints, step, *others)
 
     def data(config: Any) -> jn.Splits:
         # Planning loads the data first, in a process that trains nothing.
