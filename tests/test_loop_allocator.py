@@ -181,7 +181,7 @@ def test_a_run_that_fails_or_never_starts_puts_it_back(
 ) -> None:
     monkeypatch.setattr(allocating, "MAPPED_BYTES", 1)
     monkeypatch.setattr(allocating, "page_faults", lambda: 0)
-    diverging = tiny.experiment(learning_rate=float("nan"))
+    diverging = tiny.experiment(learning_rate=1e38)
     with pytest.raises((TrainingError, ConfigError)):
         tiny.fit(diverging, **options)
     assert machine.told == ["keep", "usual"]
