@@ -2,7 +2,7 @@
 
 Claim     a step sums the parameters' bytes and at most 12 besides; devices that share cores are no faster than these
 Command   JAX_NUM_CPU_DEVICES=8 jaxnn bench experiments/scaling.py
-Result    SEEN
+Result    8 bytes more; 0.55 of one device's speed on eight, 0.71 predicted, two CPU cores: docs/scaling.md; 2 minutes
 """
 
 import dataclasses

@@ -111,6 +111,8 @@ SLOW = [
 ]
 
 
+# The language model smooths no labels.
+@pytest.mark.filterwarnings("ignore:nothing reads the swept field 'label_smoothing'")
 @pytest.mark.parametrize(("name", "devices"), [*CASES, *SLOW])
 def test_members_equal_their_solo_runs(name: str, devices: int) -> None:
     sweep = jn.sweep(experiment(name), POINTS, record=False, width=2, devices=devices, **HOW)
