@@ -186,6 +186,7 @@ def test_conclusions_name_losses_collectives_link_and_predictions() -> None:
 # --- the study ---
 
 
+@pytest.mark.slow
 def test_all_devices_of_a_kind_are_used_and_train_alike(tmp_path: Path) -> None:
     study = scaling.make_study(picture_cnn, full=TINY, claims=("A13",))
     (rows,) = bench(study, devices=("cpu",), out=tmp_path, say=lambda line: None)["scaling"].rows.values()
@@ -199,6 +200,7 @@ def test_all_devices_of_a_kind_are_used_and_train_alike(tmp_path: Path) -> None:
     assert "these devices are simulated and share" in page and "predicted speed-up" in page
 
 
+@pytest.mark.slow
 def test_one_device_alone_says_how_to_make_several(monkeypatch: pytest.MonkeyPatch) -> None:
     first = jax.devices()[0]
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: [first])
