@@ -105,7 +105,7 @@ def refusal(error: BaseException) -> tuple[str, str]:
             return words, FREE_SPACE
     # TensorStore's words end in a page on how it opens files.
     words = getattr(error, "strerror", None) or first_line(error).partition(" [tensorstore_spec=")[0]
-    return words, "see that the disk is there, may be written, and is written there by nobody else"
+    return words, "check that the folder exists, may be written, and that no other process writes there"
 
 
 def _check_fit(metadata: Any, like: PyTree) -> None:
