@@ -52,7 +52,7 @@ def _make_private(directory: Path) -> str | None:
     if {parent.st_uid, known.st_uid} != {os.getuid()}:
         return f"{directory} or its parent belongs to another user: set JAX_COMPILATION_CACHE_DIR to one of yours."
     if known.st_mode & 0o022 or parent.st_mode & 0o002:
-        return f"other users can write {directory} or its parent: delete it (it is created again), or restrict its permissions."
+        return f"other users can write {directory} or its parent: delete it, or restrict its permissions."
     return None
 
 
