@@ -62,7 +62,7 @@ def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_from_one_that_fails(tmp_path: Path) -> None:
-    for number, words in ((errno.ENOSPC, "free disk space"), (errno.EIO, "see that the disk is there")):
+    for number, words in ((errno.ENOSPC, "free disk space"), (errno.EIO, "check that the folder exists")):
         with pytest.raises(RecordError, match=words), directory.refusals(tmp_path):
             raise OSError(number, os.strerror(number))
 
