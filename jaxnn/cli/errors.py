@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxnn.loop.signals import RESUMABLE as RESUMABLE
-from jaxnn.loop.signals import Farewell, interruptible, leave
+from jaxnn.loop.signals import Farewell, drop_output, interruptible, leave
 from jaxnn.observe import printable
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
@@ -59,8 +58,7 @@ def sentences(resumed: Path | None = None, *, owns_process: bool = False) -> Ite
             if isinstance(error, JaxnnError):
                 end(f"error: {error}", FAILED if isinstance(error, TrainingError) else BAD_INPUT)
             if isinstance(error, BrokenPipeError):
-                # Python would try again to write what is left, and fail, when it ends.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                drop_output()
                 end("error: standard output was closed, as by `head`.", FAILED)
             if isinstance(error, OSError) and error.errno in UNUSABLE:
                 end(f"error: {error.filename or 'a file'}: {error.strerror}: choose another path.", BAD_INPUT)

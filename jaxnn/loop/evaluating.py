@@ -80,9 +80,11 @@ def finished(task: Task, means: dict[str, Any], what: str = "the means ") -> dic
     except Exception as error:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
         text = (str(error).splitlines() or [""])[0]
+        # A key that is not there is another mistake than a number that cannot be taken.
+        of_numbers = isinstance(error, ArithmeticError | ValueError)
+        advice = "; let it take any numbers, as NumPy's functions do" if of_numbers else ""
         raise ConfigError(
-            f"the task's finish failed on {what}of {given}: {type(error).__name__}: {text}; let it "
-            "take any numbers, as NumPy's functions do."
+            f"the task's finish failed on {what}of {given}: {type(error).__name__}: {text}{advice}."
         ) from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"the task's finish gave a {type(values).__name__}: return a dict of numbers from finish.")

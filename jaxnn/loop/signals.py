@@ -101,7 +101,7 @@ class Interruption:
     def wish(self, text: str) -> None:
         """Asks to stop as a first signal does, since standard output is closed; ``text`` goes to standard error."""
         self.signum = self.signum or signal.SIGPIPE
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         _say(text)
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
@@ -219,6 +219,11 @@ def _is_ignored_in(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def drop_output() -> None:
+    """Sends standard output, which is closed, to nowhere: Python would write what is left again, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def leave(status: int) -> NoReturn:
