@@ -90,6 +90,8 @@ def _plan_member(experiment: Experiment[Any], number: int, point: Mapping[str, A
 def reason(error: Exception) -> str:
     """An exception as the sentence that a record keeps."""
     text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, MemoryError):
+        return f"memory ran out ({text}): sweep fewer members at a time, as with shard='1/4'"
     return text if isinstance(error, JaxnnError) else f"{type(error).__name__}: {text}"
 
 
