@@ -9,12 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnn.nn.batch_axis import batch_split_over
-from jaxnn.nn.partitioning import unboxed
-from jaxnn.optim import evaluation_params
-from jaxnn.optim.lazy import LazyTransformation
-from jaxnn.optim.row_gradients import value_and_row_gradient
-from jaxnn.optim.rows import apply_updates, is_rows
+from jaxnn.nn import batch_split_over, unboxed
+from jaxnn.optim import LazyTransformation, apply_updates, evaluation_params, is_rows, value_and_row_gradient
 from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, PyTree, Task, TrainState
 
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]

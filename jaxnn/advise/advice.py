@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxnn.advise.parts import StepParts
-from jaxnn.sweeps.engine.batch_size import BatchSizePlan
-from jaxnn.sweeps.engine.probing import Trial
+from jaxnn.sweeps import BatchSizePlan, Trial
 
 # Devices this near to each other are alike.
 ALIKE = 1.1

@@ -8,14 +8,11 @@ from typing import Any
 from jaxnn.advise.advice import Advice, DeviceFigures
 from jaxnn.advise.options import AdviseOptions
 from jaxnn.advise.parts import measure_parts
-from jaxnn.data.arrays import check_batch_size
-from jaxnn.loop.checks import check_data, check_parts
-from jaxnn.loop.options import check_config, with_changes
+from jaxnn.data import check_batch_size
+from jaxnn.loop import check_config, check_data, check_parts, with_changes
 from jaxnn.observe import device_name, missing_gpu
 from jaxnn.parallel import first_devices
-from jaxnn.sweeps.engine.batch_size import plan_batch_size
-from jaxnn.sweeps.engine.members import plan_members
-from jaxnn.sweeps.engine.probing import Trial
+from jaxnn.sweeps import Trial, plan_batch_size, plan_members
 from jaxnn.types import ConfigError, Experiment
 
 # Batch sizes are tried in steps of a factor, so many down from the config's and up, so that a crossover is found.

@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import make_feed
-from jaxnn.loop.programs import make_step
+from jaxnn.loop import Programs, make_feed, make_step
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import computing_on
-from jaxnn.sweeps.engine.probing import try_size
+from jaxnn.sweeps import try_size
 from jaxnn.types import Batch, Experiment, Splits
 
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import make_feed
-from jaxnn.loop.trials import fastest_steps, make_calls
-from jaxnn.loop.tuning import CALL_SECONDS, seconds_per_step
+from jaxnn.loop import CALL_SECONDS, Programs, fastest_steps, make_calls, make_feed, seconds_per_step
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import SINGLE, computing_on
 from jaxnn.types import Experiment, Splits

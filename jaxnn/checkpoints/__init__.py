@@ -5,6 +5,7 @@ All that jaxnn asks of Orbax is in here.
 
 from jaxnn.checkpoints.folder import FOLDER as FOLDER
 from jaxnn.checkpoints.folder import Log as Log
+from jaxnn.checkpoints.folder import files_below as files_below
 from jaxnn.checkpoints.run import Checkpoints as Checkpoints
 from jaxnn.checkpoints.run import Damage as Damage
 from jaxnn.checkpoints.run import Restored as Restored

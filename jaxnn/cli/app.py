@@ -14,12 +14,9 @@ from jaxnn.cli.bench import bench
 from jaxnn.cli.errors import sentences
 from jaxnn.cli.tables import print_table
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable
-from jaxnn.record import final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
-from jaxnn.record.reader import age
-from jaxnn.sweeps.results.comparing import compare as compare_sides
-from jaxnn.sweeps.results.outcomes import count_by_status
-from jaxnn.sweeps.results.reading import open_sweep
-from jaxnn.sweeps.results.sweep import Sweep, best_label
+from jaxnn.record import age, final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
+from jaxnn.sweeps import Sweep, best_label, count_by_status, open_sweep
+from jaxnn.sweeps import compare as compare_sides
 from jaxnn.types import ConfigError, JaxnnError, RecordError, suggest
 
 

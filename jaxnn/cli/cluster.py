@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxnn.cli.errors import BAD_INPUT, FAILED, RESUMABLE
-from jaxnn.loop.options import check_count
-from jaxnn.parallel.processes import Place, detect_place, joined
-from jaxnn.parallel.processes.place import EXPLICIT, LOST_AFTER, START_TIMEOUT
+from jaxnn.loop import check_count
+from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxnn.loop.signals import RESUMABLE as RESUMABLE
-from jaxnn.loop.signals import Farewell, drop_output, interruptible, leave
+from jaxnn.loop import RESUMABLE as RESUMABLE
+from jaxnn.loop import Farewell, drop_output, interruptible, leave
 from jaxnn.observe import printable
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 

@@ -15,11 +15,9 @@ from jaxnn.cli.cluster import ClusterOptions, check_alone, processes
 from jaxnn.cli.cores import use_all_cores
 from jaxnn.cli.errors import INTERRUPTED, RESUMABLE, check_text, sentences
 from jaxnn.cli.sweeping import check_flags, parse_values, run_sweep
-from jaxnn.loop import Run, fit
-from jaxnn.loop.options import DEFAULTS
+from jaxnn.loop import DEFAULTS, Run, fit
 from jaxnn.record import config_from_json, is_sweep, read_run
-from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size
-from jaxnn.sweeps.design.members import with_fields
+from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size, with_fields
 from jaxnn.types import ConfigError, Experiment
 
 # What may be asked of a script, by its first word, and what --help says of all but the first.

@@ -13,10 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxnn.record import is_sweep
-from jaxnn.sweeps import Halving, Points, Sweep, SweepOptions, grid, halving, sweep, zipped
-from jaxnn.sweeps.design.members import field_names, field_value, with_fields
-from jaxnn.sweeps.design.points import override
-from jaxnn.sweeps.engine.resuming import recorded_points
+from jaxnn.sweeps import (
+    Halving,
+    Points,
+    Sweep,
+    SweepOptions,
+    field_names,
+    field_value,
+    grid,
+    halving,
+    override,
+    recorded_points,
+    sweep,
+    with_fields,
+    zipped,
+)
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 # Types whose values are words of a command line each; those of all others are given as one word a value.

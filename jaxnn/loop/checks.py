@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxnn.loop.compiling import Programs, for_one_call
-from jaxnn.nn.batch_axis import batch_split_over
-from jaxnn.observe.equations import equations
+from jaxnn.nn import batch_split_over
+from jaxnn.observe import equations
 from jaxnn.parallel import DATA, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
 from jaxnn.types import (

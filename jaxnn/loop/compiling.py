@@ -12,8 +12,7 @@ import numpy as np
 from jaxnn.loop.evaluating import finished
 from jaxnn.loop.feed import Feed
 from jaxnn.loop.programs import Totals, TrainProgram, make_init, make_names, make_step, make_train
-from jaxnn.nn.implementations import platform
-from jaxnn.nn.partitioning import partition_specs
+from jaxnn.nn import partition_specs, platform
 from jaxnn.observe import (
     Clock,
     Ledger,

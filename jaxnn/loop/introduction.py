@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from jaxnn.loop.session import Session
-from jaxnn.nn.implementations import platform
+from jaxnn.nn import platform
 from jaxnn.parallel import find_devices
 
 # A loop this much slower than a step alone is worth a word.

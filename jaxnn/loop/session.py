@@ -33,7 +33,7 @@ from jaxnn.loop.startup import Startup
 from jaxnn.loop.trials import try_out
 from jaxnn.loop.tuning import Choice
 from jaxnn.loop.watchdog import Flight
-from jaxnn.nn.implementations import platform
+from jaxnn.nn import platform
 from jaxnn.observe import Clock, Ledger, Placement, Window, describe_devices, observe_placement
 from jaxnn.parallel import all_agree, check_divides, make_layout, process_count
 from jaxnn.record import PARTS, LogDigest, Record, jax_flags

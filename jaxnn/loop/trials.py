@@ -9,7 +9,7 @@ from jaxnn.loop.allocating import Allocation, settle_allocation
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.plan import Plan, typical_window, with_tails
 from jaxnn.loop.tuning import Call, Choice, choose_steps_per_call
-from jaxnn.nn.implementations import platform
+from jaxnn.nn import platform
 from jaxnn.parallel import process_count
 from jaxnn.types import TrainState
 

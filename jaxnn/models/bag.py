@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from flax import linen
 
 from jaxnn.models.tokens import checked_tokens
-from jaxnn.nn.checks import positive_int
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.embed import Embed
+from jaxnn.nn import Dense, Embed, positive_int
 
 
 def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:

@@ -12,12 +12,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn.models.convolutions import check_images
-from jaxnn.nn.checks import positive_int, positive_ints
-from jaxnn.nn.conv import Conv
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.dropout import Dropout, check_rate
-from jaxnn.nn.normalization import BatchNorm
-from jaxnn.nn.pooling import max_pool
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_int, positive_ints
 from jaxnn.types import ConfigError, suggest
 
 _PADDINGS = ("SAME", "VALID")

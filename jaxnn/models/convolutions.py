@@ -8,9 +8,7 @@ from typing import Any
 import jax
 from flax import linen
 
-from jaxnn.nn.checks import positive_ints
-from jaxnn.nn.conv import Conv
-from jaxnn.nn.normalization import BatchNorm
+from jaxnn.nn import BatchNorm, Conv, positive_ints
 from jaxnn.types import ConfigError, DataError
 
 

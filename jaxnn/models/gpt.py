@@ -11,13 +11,7 @@ from jax import numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnn.models.tokens import checked_tokens
-from jaxnn.nn.attention import attention
-from jaxnn.nn.checks import positive_int
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.dropout import Dropout, check_rate
-from jaxnn.nn.embed import Embed
-from jaxnn.nn.normalization import LayerNorm
-from jaxnn.nn.partitioning import partitioned
+from jaxnn.nn import Dense, Dropout, Embed, LayerNorm, attention, check_rate, partitioned, positive_int
 from jaxnn.types import ConfigError, DataError
 
 _STDDEV = 0.02

@@ -10,9 +10,7 @@ import jax
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.nn.checks import positive_ints
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.dropout import Dropout, check_rate
+from jaxnn.nn import Dense, Dropout, check_rate, positive_ints
 from jaxnn.types import ConfigError, DataError
 
 

@@ -12,9 +12,7 @@ from jax import numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnn.models.convolutions import check_images, conv_norm
-from jaxnn.nn.checks import positive_int, positive_ints
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.dropout import Dropout, check_rate
+from jaxnn.nn import Dense, Dropout, check_rate, positive_int, positive_ints
 from jaxnn.types import ConfigError
 
 type Stage = tuple[int, int, int, int]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.nn.recurrent import Bidirectional, Recurrent
+from jaxnn.nn import Bidirectional, Recurrent
 from jaxnn.types import ConfigError
 
 

@@ -10,11 +10,7 @@ from jax.typing import ArrayLike
 
 from jaxnn.models.reading import check_layer, last_state, one_hot
 from jaxnn.models.tokens import checked_tokens, lengths
-from jaxnn.nn.checks import positive_int
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.dropout import Dropout, check_rate
-from jaxnn.nn.embed import Embed
-from jaxnn.nn.recurrent import LSTM, Recurrent
+from jaxnn.nn import LSTM, Dense, Dropout, Embed, Recurrent, check_rate, positive_int
 
 
 class RecurrentClassifier(linen.Module):

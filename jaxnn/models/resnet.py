@@ -9,8 +9,7 @@ from flax import linen
 from jax import numpy as jnp
 
 from jaxnn.models.convolutions import check_images, checked_stages, conv_norm, residual_stages
-from jaxnn.nn.checks import positive_int
-from jaxnn.nn.dense import Dense
+from jaxnn.nn import Dense, positive_int
 
 
 class ResNet(linen.Module):

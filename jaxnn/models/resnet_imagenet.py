@@ -9,9 +9,7 @@ from flax import linen
 from jax import numpy as jnp
 
 from jaxnn.models.convolutions import check_images, checked_stages, conv_norm, residual_stages
-from jaxnn.nn.checks import positive_int
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.pooling import max_pool
+from jaxnn.nn import Dense, max_pool, positive_int
 
 _WIDENING = 4  # of a bottleneck's last convolution
 

@@ -9,11 +9,7 @@ from flax import linen
 
 from jaxnn.models.reading import check_layer, last_state
 from jaxnn.models.tokens import checked_tokens
-from jaxnn.nn.checks import positive_int, positive_ints
-from jaxnn.nn.dense import Dense
-from jaxnn.nn.embed import Embed
-from jaxnn.nn.normalization import BatchNorm
-from jaxnn.nn.recurrent import LSTM, Recurrent
+from jaxnn.nn import LSTM, BatchNorm, Dense, Embed, Recurrent, positive_int, positive_ints
 
 
 class TextGenerator(linen.Module):

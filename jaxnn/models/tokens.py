@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxnn.nn.ids import widened
+from jaxnn.nn import widened
 from jaxnn.types import DataError
 
 

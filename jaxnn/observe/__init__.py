@@ -10,12 +10,14 @@ from jaxnn.observe.compiles import Compilation as Compilation
 from jaxnn.observe.compiles import Ledger as Ledger
 from jaxnn.observe.compiles import compile_ahead as compile_ahead
 from jaxnn.observe.compiles import temporary_bytes as temporary_bytes
+from jaxnn.observe.devices import UNOPENED as UNOPENED
 from jaxnn.observe.devices import cpu_count as cpu_count
 from jaxnn.observe.devices import describe_devices as describe_devices
 from jaxnn.observe.devices import device_kind as device_kind
 from jaxnn.observe.devices import device_name as device_name
 from jaxnn.observe.devices import missing_gpu as missing_gpu
 from jaxnn.observe.devices import name_device as name_device
+from jaxnn.observe.equations import equations as equations
 from jaxnn.observe.kernels import implementations as implementations
 from jaxnn.observe.kernels import plain_convolutions as plain_convolutions
 from jaxnn.observe.memory import available_bytes as available_bytes

@@ -14,11 +14,17 @@ from jaxnn.parallel.mesh import check_divides as check_divides
 from jaxnn.parallel.mesh import format_mesh as format_mesh
 from jaxnn.parallel.mesh import make_mesh as make_mesh
 from jaxnn.parallel.mesh import parse_mesh as parse_mesh
+from jaxnn.parallel.processes import Place as Place
 from jaxnn.parallel.processes import StopVote as StopVote
 from jaxnn.parallel.processes import all_agree as all_agree
 from jaxnn.parallel.processes import barrier as barrier
+from jaxnn.parallel.processes import detect_place as detect_place
 from jaxnn.parallel.processes import from_leader as from_leader
 from jaxnn.parallel.processes import is_leader as is_leader
+from jaxnn.parallel.processes import joined as joined
 from jaxnn.parallel.processes import process_count as process_count
 from jaxnn.parallel.processes import when_lost as when_lost
+from jaxnn.parallel.processes.place import EXPLICIT as EXPLICIT
+from jaxnn.parallel.processes.place import LOST_AFTER as LOST_AFTER
+from jaxnn.parallel.processes.place import START_TIMEOUT as START_TIMEOUT
 from jaxnn.parallel.shardings import shardings_of as shardings_of

@@ -9,8 +9,7 @@ from typing import Literal
 import jax
 
 from jaxnn.nn import implementations
-from jaxnn.observe import missing_gpu
-from jaxnn.observe.devices import UNOPENED
+from jaxnn.observe import UNOPENED, missing_gpu
 from jaxnn.types import ConfigError, suggest
 
 type Wanted = int | Literal["all"] | None

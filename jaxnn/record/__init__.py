@@ -1,9 +1,12 @@
 """The run directory: complete, plain, readable without jaxnn, and never half-written."""
 
 from jaxnn.record.curves import draw_curves as draw_curves
+from jaxnn.record.directory import METRICS_FILE as METRICS_FILE
+from jaxnn.record.directory import RUN_FILE as RUN_FILE
 from jaxnn.record.directory import check_unused as check_unused
 from jaxnn.record.directory import check_vacant as check_vacant
 from jaxnn.record.directory import create_run_dir as create_run_dir
+from jaxnn.record.directory import is_locked as is_locked
 from jaxnn.record.directory import json_line as json_line
 from jaxnn.record.directory import jsonable as jsonable
 from jaxnn.record.directory import make_room as make_room
@@ -11,6 +14,7 @@ from jaxnn.record.directory import new_run_dir as new_run_dir
 from jaxnn.record.directory import write_bytes as write_bytes
 from jaxnn.record.directory import write_json as write_json
 from jaxnn.record.directory import write_text as write_text
+from jaxnn.record.figure import ShownFigure as ShownFigure
 from jaxnn.record.log import LogDigest as LogDigest
 from jaxnn.record.log import check_metrics as check_metrics
 from jaxnn.record.log import rewind_metrics as rewind_metrics
@@ -24,12 +28,20 @@ from jaxnn.record.provenance import jax_flags as jax_flags
 from jaxnn.record.provenance import program_fingerprint as program_fingerprint
 from jaxnn.record.provenance import script as script
 from jaxnn.record.provenance import text_fingerprint as text_fingerprint
+from jaxnn.record.reader import SHARDS as SHARDS
+from jaxnn.record.reader import SWEEP_FILE as SWEEP_FILE
+from jaxnn.record.reader import age as age
 from jaxnn.record.reader import final_metrics as final_metrics
 from jaxnn.record.reader import find_runs as find_runs
 from jaxnn.record.reader import find_sweeps as find_sweeps
 from jaxnn.record.reader import is_sweep as is_sweep
 from jaxnn.record.reader import metrics_of as metrics_of
+from jaxnn.record.reader import numbers as numbers
+from jaxnn.record.reader import read_facts as read_facts
+from jaxnn.record.reader import read_lines as read_lines
 from jaxnn.record.reader import read_metrics as read_metrics
 from jaxnn.record.reader import read_run as read_run
+from jaxnn.record.schema import MEMBER as MEMBER
+from jaxnn.record.schema import check_facts as check_facts
 from jaxnn.record.writer import Record as Record
 from jaxnn.record.writer import open_record as open_record

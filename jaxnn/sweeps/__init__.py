@@ -2,8 +2,12 @@
 
 from jaxnn.sweeps.design.halving import Halving as Halving
 from jaxnn.sweeps.design.halving import halving as halving
+from jaxnn.sweeps.design.members import field_names as field_names
+from jaxnn.sweeps.design.members import field_value as field_value
+from jaxnn.sweeps.design.members import with_fields as with_fields
 from jaxnn.sweeps.design.points import Points as Points
 from jaxnn.sweeps.design.points import grid as grid
+from jaxnn.sweeps.design.points import override as override
 from jaxnn.sweeps.design.points import random as random
 from jaxnn.sweeps.design.points import zipped as zipped
 from jaxnn.sweeps.design.sampling import choice as choice
@@ -12,10 +16,16 @@ from jaxnn.sweeps.design.sampling import log_uniform as log_uniform
 from jaxnn.sweeps.design.sampling import uniform as uniform
 from jaxnn.sweeps.engine.batch_size import BatchSizePlan as BatchSizePlan
 from jaxnn.sweeps.engine.batch_size import plan_batch_size as plan_batch_size
+from jaxnn.sweeps.engine.members import plan_members as plan_members
+from jaxnn.sweeps.engine.probing import Trial as Trial
+from jaxnn.sweeps.engine.probing import try_size as try_size
+from jaxnn.sweeps.engine.resuming import recorded_points as recorded_points
 from jaxnn.sweeps.options import SweepOptions as SweepOptions
 from jaxnn.sweeps.results.comparing import Comparison as Comparison
 from jaxnn.sweeps.results.comparing import compare as compare
 from jaxnn.sweeps.results.outcomes import Member as Member
+from jaxnn.sweeps.results.outcomes import count_by_status as count_by_status
 from jaxnn.sweeps.results.reading import open_sweep as open_sweep
 from jaxnn.sweeps.results.sweep import Sweep as Sweep
+from jaxnn.sweeps.results.sweep import best_label as best_label
 from jaxnn.sweeps.sweep import sweep as sweep

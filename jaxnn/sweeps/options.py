@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxnn.loop.options import RunOptions, check_choice, check_count, check_devices, resolve_cadences
+from jaxnn.loop import RunOptions, check_choice, check_count, check_devices, resolve_cadences
 from jaxnn.parallel import parse_mesh
 from jaxnn.types import ConfigError
 

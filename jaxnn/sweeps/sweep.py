@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxnn.loop.options import with_changes
+from jaxnn.loop import with_changes
 from jaxnn.sweeps.design.halving import Halving
 from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.local import sweep_here

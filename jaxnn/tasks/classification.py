@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.nn import Policy
-from jaxnn.nn.cross_entropy import cross_entropy as softmax_cross_entropy
+from jaxnn.nn import cross_entropy as softmax_cross_entropy
 from jaxnn.tasks.data_checks import check_classes
 from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, ConfigError, Task

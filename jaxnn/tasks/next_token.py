@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn import Policy
-from jaxnn.nn.batch_axis import mean_over_batch_axis
-from jaxnn.nn.cross_entropy import cross_entropy
-from jaxnn.nn.ids import widened
+from jaxnn.nn import Policy, cross_entropy, mean_over_batch_axis, widened
 from jaxnn.tasks.data_checks import check_classes
 from jaxnn.tasks.supervised import supervised
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task

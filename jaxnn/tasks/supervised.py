@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnn.nn import Policy
-from jaxnn.nn.batch_axis import is_full, mean_over_batch_axis, rows_masked
+from jaxnn.nn import Policy, is_full, mean_over_batch_axis, rows_masked
 from jaxnn.tasks.adapter import as_model
 from jaxnn.tasks.data_checks import check_ids
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxnn.data import check_batch_size
-from jaxnn.loop.checks import check_data
+from jaxnn.loop import check_data
 from jaxnn.sweeps.design.members import Planned, field_value, reason
 from jaxnn.sweeps.design.tracing import check_traces, find_untraceable, is_traceable, watched
 from jaxnn.types import Splits

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxnn.loop.checks import check_parts
-from jaxnn.loop.options import check_config
+from jaxnn.loop import check_config, check_parts
 from jaxnn.record import config_json
 from jaxnn.sweeps.design.points import Points, check_fields
 from jaxnn.types import ConfigError, Experiment, JaxnnError

@@ -8,12 +8,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.loop.checks import check_data, check_parts
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import Feed, make_feed
-from jaxnn.loop.options import check_config, check_count
-from jaxnn.loop.trials import make_calls
-from jaxnn.loop.tuning import ENOUGH_STEPS, PROBE_SECONDS
+from jaxnn.loop import (
+    ENOUGH_STEPS,
+    PROBE_SECONDS,
+    Feed,
+    Programs,
+    check_config,
+    check_count,
+    check_data,
+    check_parts,
+    make_calls,
+    make_feed,
+)
 from jaxnn.observe import Clock, Ledger, available_bytes, format_bytes, temporary_bytes
 from jaxnn.parallel import computing_on, find_devices
 from jaxnn.sweeps.engine.probing import MEMORY_SHARE, Trial, try_size, widen

@@ -10,9 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.loop.compiling import Programs, for_one_call
-from jaxnn.loop.evaluating import evaluation_pieces, mean_metrics
-from jaxnn.loop.programs import Totals, TrainProgram
+from jaxnn.loop import Programs, Totals, TrainProgram, evaluation_pieces, for_one_call, mean_metrics
 from jaxnn.observe import available_bytes, format_bytes, nbytes, temporary_bytes
 from jaxnn.parallel import shardings_of
 from jaxnn.sweeps.engine.layout import HostStates, key_words, lay_out, member_state, to_host

@@ -11,13 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from jaxnn.loop.allocating import settle_allocation
-from jaxnn.loop.checks import check_examples, check_monitor, check_patience, check_sums
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import Feed, make_feed
-from jaxnn.loop.options import RunOptions, make_plan
-from jaxnn.loop.plan import Plan, typical_window, with_tails
-from jaxnn.loop.tuning import Call
+from jaxnn.loop import (
+    Call,
+    Feed,
+    Plan,
+    Programs,
+    RunOptions,
+    check_examples,
+    check_monitor,
+    check_patience,
+    check_sums,
+    make_feed,
+    make_plan,
+    settle_allocation,
+    typical_window,
+    with_tails,
+)
 from jaxnn.observe import Clock, Ledger, available_bytes
 from jaxnn.parallel import (
     DATA,

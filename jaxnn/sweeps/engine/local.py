@@ -12,12 +12,21 @@ from typing import Any
 
 import jax
 
-from jaxnn.loop.allocating import keep_from_the_start
-from jaxnn.loop.progress import Display, open_display, say_rows
-from jaxnn.loop.report import format_metrics, format_rate, format_split
-from jaxnn.loop.signals import Interruption, interruptible
-from jaxnn.loop.startup import Startup, announcing, starting
-from jaxnn.loop.watchdog import watching
+from jaxnn.loop import (
+    Display,
+    Interruption,
+    Startup,
+    announcing,
+    format_metrics,
+    format_rate,
+    format_split,
+    interruptible,
+    keep_from_the_start,
+    open_display,
+    say_rows,
+    starting,
+    watching,
+)
 from jaxnn.parallel import computing_on
 from jaxnn.record import Record, check_vacant, create_run_dir, metrics_of, new_run_dir, open_record
 from jaxnn.sweeps.design.halving import Halving

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxnn.loop.stopping import evaluations_since_best
+from jaxnn.loop import evaluations_since_best
 from jaxnn.record import final_metrics, metrics_of
 
 WAITING, RUNNING = "waiting", "running"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.checkpoints import FOLDER, open_checkpoints
-from jaxnn.loop.options import recorded_options
+from jaxnn.loop import recorded_options
 from jaxnn.observe import describe_devices
 from jaxnn.parallel import SINGLE
 from jaxnn.record import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxnn.loop.options import with_changes
+from jaxnn.loop import with_changes
 from jaxnn.parallel import computing_on
 from jaxnn.sweeps.design.points import grid
 from jaxnn.sweeps.engine.plan import plan_sweep

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from jaxnn.loop.plan import typical_window
+from jaxnn.loop import typical_window
 from jaxnn.observe import Clock
 from jaxnn.sweeps.design.grouping import Group, Loader, plan_groups
 from jaxnn.sweeps.design.halving import Halving, rung_step, rungs

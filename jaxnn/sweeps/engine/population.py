@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxnn.loop.feed import Feed
-from jaxnn.loop.programs import Totals, TrainProgram, make_evaluate, make_init, make_train
+from jaxnn.loop import Feed, Totals, TrainProgram, make_evaluate, make_init, make_train
 from jaxnn.parallel import Layout
 from jaxnn.sweeps.design.tracing import with_values
 from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState

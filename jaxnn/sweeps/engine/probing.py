@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from jaxnn.loop.tuning import Call, timed_round
+from jaxnn.loop import Call, timed_round
 from jaxnn.observe import format_bytes
 
 # A size that is so much slower than the best ends the search: wider ones were never seen to be faster again.

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 
-from jaxnn.loop.report import format_rate
+from jaxnn.loop import format_rate
 from jaxnn.sweeps.engine.logs import Log
 
 

@@ -7,18 +7,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.loop.recorded_layout import recorded_layout
+from jaxnn.loop import recorded_layout
 from jaxnn.record import (
+    RUN_FILE,
+    SHARDS,
+    SWEEP_FILE,
     changed_parts,
     check_metrics,
     config_from_json,
     config_json,
     is_sweep,
+    jsonable,
+    read_facts,
     read_metrics,
     rewind_metrics,
 )
-from jaxnn.record.directory import RUN_FILE, jsonable
-from jaxnn.record.reader import SHARDS, SWEEP_FILE, read_facts
 from jaxnn.sweeps.design.halving import Halving
 from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.group_run import GroupRun

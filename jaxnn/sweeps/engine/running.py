@@ -11,10 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.loop.progress import Display, say_rows
-from jaxnn.loop.saving import SECONDS_BETWEEN_SAVES
-from jaxnn.loop.signals import Interruption
-from jaxnn.loop.watchdog import Flight
+from jaxnn.loop import SECONDS_BETWEEN_SAVES, Display, Flight, Interruption, say_rows
 from jaxnn.sweeps.design.grouping import Group
 from jaxnn.sweeps.design.halving import survivors
 from jaxnn.sweeps.design.members import reason

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxnn.record import is_sweep
-from jaxnn.record.reader import SHARDS, SWEEP_FILE
+from jaxnn.record import SHARDS, SWEEP_FILE, is_sweep
 from jaxnn.sweeps.engine.plan import SweepPlan
 from jaxnn.sweeps.engine.resuming import check_same, read_before
 from jaxnn.sweeps.options import SweepOptions, parse_shard

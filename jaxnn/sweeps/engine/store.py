@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from jaxnn.checkpoints import Checkpoints, open_checkpoints
-from jaxnn.loop.options import recorded_options
-from jaxnn.loop.recording import file_name_of
+from jaxnn.loop import file_name_of, recorded_options
 from jaxnn.observe import describe_devices
 from jaxnn.record import (
+    SWEEP_FILE,
     LogDigest,
     Record,
     config_json,
@@ -27,7 +27,6 @@ from jaxnn.record import (
     script,
     write_text,
 )
-from jaxnn.record.reader import SWEEP_FILE
 from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.layout import HostStates

@@ -7,12 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnn.loop.evaluating import finished
-from jaxnn.loop.plan import with_tails
-from jaxnn.loop.signals import Interruption
-from jaxnn.loop.stopping import stops_early
-from jaxnn.loop.watchdog import Flight
-from jaxnn.loop.windows import Closed, run_windows
+from jaxnn.loop import Closed, Flight, Interruption, finished, run_windows, stops_early, with_tails
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.layout import EMPTY, arrange, bring_back
 from jaxnn.sweeps.engine.logs import RUNNING

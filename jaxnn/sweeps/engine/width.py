@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from jaxnn.loop.plan import near_divisor
-from jaxnn.loop.tuning import CALL_SECONDS, ENOUGH_STEPS, MOST_STEPS, Call
+from jaxnn.loop import CALL_SECONDS, ENOUGH_STEPS, MOST_STEPS, Call, near_divisor
 from jaxnn.observe import format_bytes
 from jaxnn.sweeps.engine.probing import Trial, try_size, widen
 from jaxnn.types import TrainingError

@@ -39,7 +39,7 @@ def draw_sweep(sweep: Outcomes, metric: str | None = None) -> Figure:
     Raises:
         ConfigError: no member has the metric.
     """
-    from jaxnn.record.figure import ShownFigure
+    from jaxnn.record import ShownFigure
 
     metric = sweep.check_metric(metric)
     panels = _panels(sweep, metric)

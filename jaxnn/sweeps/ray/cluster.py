@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxnn.loop.signals import Interruption
+from jaxnn.loop import Interruption
 from jaxnn.sweeps.design.members import reason
 from jaxnn.types import ConfigError
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.loop.progress import Display, Throttle, say_rows
-from jaxnn.loop.report import format_rate
+from jaxnn.loop import Display, Throttle, format_rate, say_rows
 from jaxnn.record import is_sweep, json_line, write_text
 from jaxnn.sweeps.design.members import reason
 from jaxnn.sweeps.engine.leader import Leader

@@ -7,8 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from jaxnn.loop.progress import open_display
-from jaxnn.loop.signals import interruptible
+from jaxnn.loop import interruptible, open_display
 from jaxnn.record import check_vacant, create_run_dir, open_record
 from jaxnn.sweeps.design.halving import Halving
 from jaxnn.sweeps.design.points import Points

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn.parallel import computing_on
-from jaxnn.record import is_sweep, jax_flags
-from jaxnn.record.directory import is_locked
+from jaxnn.record import is_locked, is_sweep, jax_flags
 from jaxnn.sweeps.design.halving import Halving
 from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.checks import check_devices

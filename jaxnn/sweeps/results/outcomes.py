@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxnn.loop.options import more_is_better
+from jaxnn.loop import more_is_better
 from jaxnn.record import metrics_of
 from jaxnn.types import ConfigError, suggest
 

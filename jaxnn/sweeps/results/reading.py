@@ -6,10 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxnn.record.directory import METRICS_FILE
-from jaxnn.record.reader import SHARDS, SWEEP_FILE, numbers, read_facts, read_lines, read_metrics
-from jaxnn.record.reader import is_sweep as is_sweep
-from jaxnn.record.schema import MEMBER, check_facts
+from jaxnn.record import (
+    MEMBER,
+    METRICS_FILE,
+    SHARDS,
+    SWEEP_FILE,
+    check_facts,
+    numbers,
+    read_facts,
+    read_lines,
+    read_metrics,
+)
+from jaxnn.record import is_sweep as is_sweep
 from jaxnn.sweeps.results.outcomes import Axis, Member
 from jaxnn.sweeps.results.sweep import Sweep
 from jaxnn.types import Experiment, RecordError

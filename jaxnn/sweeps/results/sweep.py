@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.loop import Run, fit
-from jaxnn.loop.report import aligned, format_rate
+from jaxnn.loop import Run, aligned, fit, format_rate
 from jaxnn.record import metrics_of
 from jaxnn.sweeps.design.members import with_fields
 from jaxnn.sweeps.results.member_table import first_line, member_table
