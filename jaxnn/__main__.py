@@ -1,5 +1,5 @@
 """``python -m jaxnn`` is the ``jaxnn`` command."""
 
-from jaxnn.cli import main
+from jaxnn.cli.app import main
 
 main()

@@ -14,7 +14,7 @@ from jaxnn.record.directory import new_run_dir as new_run_dir
 from jaxnn.record.directory import write_bytes as write_bytes
 from jaxnn.record.directory import write_json as write_json
 from jaxnn.record.directory import write_text as write_text
-from jaxnn.record.figure import ShownFigure as ShownFigure
+from jaxnn.record.figure import new_figure as new_figure
 from jaxnn.record.log import LogDigest as LogDigest
 from jaxnn.record.log import check_metrics as check_metrics
 from jaxnn.record.log import rewind_metrics as rewind_metrics

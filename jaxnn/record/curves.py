@@ -26,11 +26,11 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     Returns:
         A figure that belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
-    from jaxnn.record.figure import ShownFigure
+    from jaxnn.record.figure import new_figure
 
     names = sorted({_bare(key) for line in lines for key in line if key.startswith(METRIC_PREFIXES)})
     names.sort(key=lambda name: name != "loss")
-    figure = ShownFigure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
+    figure = new_figure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
     panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
     for name, axes in zip(names, panels, strict=False):
         _draw_metric(axes, lines, name)

@@ -39,7 +39,7 @@ def draw_sweep(sweep: Outcomes, metric: str | None = None) -> Figure:
     Raises:
         ConfigError: no member has the metric.
     """
-    from jaxnn.record import ShownFigure
+    from jaxnn.record import new_figure
 
     metric = sweep.check_metric(metric)
     panels = _panels(sweep, metric)
@@ -47,7 +47,7 @@ def draw_sweep(sweep: Outcomes, metric: str | None = None) -> Figure:
     columns = 2 if len(panels) == 4 else min(PANELS_A_ROW, len(panels))
     rows = -(-len(panels) // columns)
     height = rows + (1 if wide else 0)
-    figure = ShownFigure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * height), layout="constrained")
+    figure = new_figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * height), layout="constrained")
     grid = figure.add_gridspec(height, columns)
     for index, panel in enumerate(panels):
         row, column = divmod(index, columns)
