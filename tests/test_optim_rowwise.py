@@ -17,6 +17,7 @@ from tiny import fit, read
 import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn.embed import Embed
+from jaxnn.optim import value_and_grad_of
 from jaxnn.optim.lazy import lazy
 from jaxnn.optim.row_gradients import value_and_row_gradient
 from jaxnn.optim.rows import Rows, is_rows, summed
@@ -54,7 +55,10 @@ def start(task: jn.Task, optimizer: optax.GradientTransformation, key: jax.Array
 
 
 def trained(task: jn.Task, optimizer: Any, num_steps: int = 4) -> tuple[TrainState, TrainState]:
-    before, step = start(task, optimizer), jax.jit(make_train_step(task, optimizer))
+    before, step = (
+        start(task, optimizer),
+        jax.jit(make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer))),
+    )
     after = before
     for seed in range(num_steps):
         after, _ = step(after, texts(seed))
@@ -247,7 +251,10 @@ def test_untouched_rows_keep_their_bits_and_padding_touches_none() -> None:
 def test_a_row_with_moments_stays_where_padding_has_its_id() -> None:
     # Word 0 is learnt in the first step; in the second it is only padding, and its momentum must not carry it on.
     optimizer = lazy(optax.sgd(0.1, momentum=0.9))
-    step, state = jax.jit(make_train_step(TASK, optimizer)), start(TASK, optimizer)
+    step, state = (
+        jax.jit(make_train_step(TASK, optimizer, value_and_grad=value_and_grad_of(optimizer))),
+        start(TASK, optimizer),
+    )
     zeros = texts()._replace(inputs=np.zeros((5, 5), np.int32))
     state, _ = step(state, zeros)
     again, _ = step(state, texts())
@@ -259,7 +266,10 @@ def test_equals_adam_where_every_row_counts() -> None:
     batch = Batch(np.arange(NUM_WORDS, dtype=np.int32).reshape(5, 10), texts().targets, np.ones(5, np.float32))
     states = []
     for optimizer in (optax.adam(0.1), lazy(optax.adam(0.1))):
-        step, state = jax.jit(make_train_step(TASK, optimizer)), start(TASK, optimizer)
+        step, state = (
+            jax.jit(make_train_step(TASK, optimizer, value_and_grad=value_and_grad_of(optimizer))),
+            start(TASK, optimizer),
+        )
         for _ in range(5):
             state, _ = step(state, batch)
         states.append(state._replace(key=0))
@@ -301,7 +311,7 @@ def test_averages_and_accumulation_go_outside() -> None:
 
 def test_jit_scan_and_vmap_agree() -> None:
     optimizer = lazy(optim.clipped(optax.adam(0.1), 1.0))
-    step = make_train_step(TASK, optimizer)
+    step = make_train_step(TASK, optimizer, value_and_grad=value_and_grad_of(optimizer))
     batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(texts(seed) for seed in range(3)))
     members = jax.vmap(lambda key: start(TASK, optimizer, key))(jax.random.split(KEY))
 
@@ -331,7 +341,9 @@ def operations(program: Any) -> Iterator[tuple[str, set[tuple[int, ...]]]]:
 
 def on_tables(optimizer: optax.GradientTransformation) -> set[str]:
     state = start(TASK, optimizer)
-    program = jax.make_jaxpr(make_train_step(TASK, optimizer))(state, texts())
+    program = jax.make_jaxpr(make_train_step(TASK, optimizer, value_and_grad=value_and_grad_of(optimizer)))(
+        state, texts()
+    )
     return {name for name, shapes in operations(program) if (NUM_WORDS, FEATURES) in shapes}
 
 
@@ -347,7 +359,7 @@ def test_no_copy_of_a_table_in_a_scan() -> None:
             return nn.Dense(2)(Embed(100_000, 8, name="words")(ids).mean(axis=1))
 
     task, optimizer = tasks.classification(Large()), lazy(optax.adam(0.1))
-    step = make_train_step(task, optimizer)
+    step = make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer))
     train = jax.jit(
         lambda state: jax.lax.scan(lambda state, _: step(state, texts()), state, length=3), donate_argnums=0
     )

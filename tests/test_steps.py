@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxnn import Policy, nn, optim, tasks
 from jaxnn.models import MLP
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
+from jaxnn.tasks import averaged_over
 from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState
 from tests import tiny
 
@@ -130,7 +131,7 @@ def rows_alone() -> tuple[TrainState, Any]:
 )
 def test_padding_counts_in_no_batch_statistics(model: Normed, way: str) -> None:
     task = tasks.classification(model, policy=Policy(compute="bfloat16") if way == "bfloat16" else None)
-    step = make_train_step(task, optax.sgd(0.1), axis_name="data" if way == "pmap" else None)
+    step = make_train_step(averaged_over(task, "data" if way == "pmap" else None), optax.sgd(0.1))
     (state, expected), padded = rows_alone(), row_batches()[1]
     if way == "pmap":
         parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), padded)
@@ -191,7 +192,7 @@ def test_tokens_are_averaged_over_the_whole_batch() -> None:
     batch, optimizer = Batch(tokens, targets, np.ones(4, np.float32)), optax.sgd(0.1)
     state = jax.jit(lambda: start(task, optimizer, batch))()
     expected = jax.jit(make_train_step(task, optimizer))(state, batch)
-    step = make_train_step(task, optimizer, axis_name="data")
+    step = make_train_step(averaged_over(task, "data"), optimizer)
     parts = jax.tree.map(lambda rows: rows[:, None], batch)
     got = jax.jit(jax.vmap(step, axis_name="data", in_axes=(None, 0)))(state, parts)
     assert_near(jax.tree.map(lambda leaf: leaf[0], got), expected, 1e-6)
@@ -337,7 +338,7 @@ def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.
     batch = Batch(rng.normal(size=(8, 5)).astype(np.float32), rng.integers(0, 3, 8), mask)
     state = init_train_state(task, optimizer, jax.random.key(0), batch)
     expected = jax.jit(make_train_step(task, optimizer))(state, batch)
-    step = make_train_step(task, optimizer, axis_name="data")
+    step = make_train_step(averaged_over(task, "data"), optimizer)
     parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), batch)
     if way in ("pmap", "vmap"):
         mapped = {"pmap": jax.pmap, "vmap": jax.vmap}[way]

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.loop.feed import Feed
-from jaxnn.optim import evaluation_params
+from jaxnn.optim import evaluation_params, value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
+from jaxnn.tasks import averaged_over
 from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
 
 # Keeps the draws for augmentation apart from those for initialisation and dropout.
@@ -37,7 +38,9 @@ type TrainProgram = Callable[[TrainState, Totals, Examples], tuple[TrainState, T
 def make_step(experiment: Experiment[Any], axis_name: str | None = None) -> TrainStep:
     """One training step of ``experiment``, its task and optimizer made where this is called."""
     config = experiment.config
-    return make_train_step(experiment.task(config), experiment.optimizer(config), axis_name=axis_name)
+    optimizer = experiment.optimizer(config)
+    task = averaged_over(experiment.task(config), axis_name)
+    return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, axis_name))
 
 
 def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:
@@ -98,7 +101,7 @@ def make_evaluate(
     """
 
     def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array) -> Metrics:
-        step = make_evaluate_step(experiment.task(experiment.config), axis_name=layout.axis_name)
+        step = make_evaluate_step(averaged_over(experiment.task(experiment.config), layout.axis_name))
 
         def body(_: None, row: tuple[Any, jax.Array]) -> tuple[None, Metrics]:
             which, counts = row

@@ -1,0 +1,172 @@
+"""What a `Task` must return, checked while it is traced, and a task whose batch is split over a mapped axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxnn.nn import batch_split_over
+from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task
+
+
+def averaged_over(task: Task, axis_name: str | None) -> Task:
+    """Returns ``task`` for devices that compute with their own rows, as under ``jax.pmap``: losses are those of all.
+
+    Loss, metrics and gradients are averaged over the axis, and sums of an evaluation are added up, so that a step of
+    this task is the step of the whole batch for jaxnn's tasks, also if devices have unequal numbers of examples or
+    tokens that count, and for jaxnn's layers, whose dropout and batch statistics are global. A task's own loss must be
+    a mean over equally many numbers on each device: random numbers that it draws itself, for its rows or by Flax's own
+    ``Dropout``, repeat on every device, and what couples examples, as a contrastive loss or Flax's own ``BatchNorm``,
+    sees a part of the batch alone. Nothing checks that here; `fit` does.
+
+    Args:
+        task: the task of the whole batch.
+        axis_name: the mapped axis; all devices must hold equally many rows, padding included. None: ``task`` itself.
+    """
+    if axis_name is None:
+        return task
+    task = checked(task)
+
+    def loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+        with batch_split_over(axis_name):
+            params = jax.tree.map(lambda leaf: _gradient_averaged(leaf, axis_name), params)
+            value, (model_state, metrics) = task.loss(params, model_state, batch, key)
+        return _mean_value(value, axis_name), (model_state, jax.lax.pmean(metrics, axis_name))
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        sums: Metrics = jax.lax.psum(task.evaluate(params, model_state, batch), axis_name)
+        return sums
+
+    return task._replace(loss=loss, evaluate=evaluate)
+
+
+def _gradient_averaged(leaf: jax.Array, axis_name: str) -> jax.Array:
+    """``leaf``, whose gradient is the mean over the devices of an axis."""
+    return _with_gradient(
+        lambda leaf: _own_copy(leaf, axis_name), lambda gradient: jax.lax.pmean(gradient, axis_name), leaf
+    )
+
+
+def _mean_value(value: jax.Array, axis_name: str) -> jax.Array:
+    """The mean over the devices, with the gradient of this one's value: it is averaged on its way to the parameters."""
+    return _with_gradient(
+        lambda value: jax.lax.pmean(value, axis_name), lambda gradient: _own_copy(gradient, axis_name), value
+    )
+
+
+def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any], x: jax.Array) -> jax.Array:
+    function = jax.custom_vjp(forward)
+    function.defvjp(lambda x: (forward(x), None), lambda _, gradient: (backward(gradient),))
+    made: jax.Array = function(x)
+    return made
+
+
+def _own_copy(leaf: jax.Array, axis_name: str) -> jax.Array:
+    """``leaf`` as each device's own: `jax.shard_map` sums gradients of what all share, unless ``check_vma=False``."""
+    manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
+    if not manual or axis_name in jax.typeof(leaf).mat.varying:
+        return leaf
+    copied: jax.Array = jax.lax.pcast(leaf, axis_name, to="varying")
+    return copied
+
+
+def checked_batch(batch: Batch) -> None:
+    """Raises an error unless the parts of ``batch`` are of equally many examples."""
+    import chex  # traced code only: a user who never traces need not wait for the import
+
+    chex.assert_rank(batch.mask, 1)
+    chex.assert_equal_shape_prefix([batch.inputs, batch.targets, batch.mask], prefix_len=1)
+
+
+def checked(task: Task) -> Task:
+    """``task``, whose results are checked while it is traced: a wrong one would fail far from its cause."""
+
+    def loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+        made: Any = task.loss(params, model_state, batch, key)
+        match made:
+            case (value, (new_state, Mapping() as metrics)):
+                value = _array("the task's loss", value)
+            case _:
+                raise ConfigError(
+                    "the task's loss must return (loss, (model_state, metrics)), where metrics is a dict: it gave "
+                    f"{_described(made)}."
+                )
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ConfigError(f"the task's loss gave {_described(value)}: return one float, the mean over the batch.")
+        _check_state(model_state, new_state)
+        _check_names("the metrics of the task's loss", metrics)
+        if "loss" in metrics:
+            raise ConfigError("a metric of the task's loss is named 'loss', as the loss itself is reported: rename it.")
+        numbers = {name: _array(f"the metric {name!r} of the task's loss", one) for name, one in metrics.items()}
+        for name, number in numbers.items():
+            if number.shape != ():
+                raise ConfigError(
+                    f"the metric {name!r} of the task's loss is {_described(number)}: return its mean over the batch."
+                )
+        return value, (new_state, numbers)
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        sums: Any = task.evaluate(params, model_state, batch)
+        if not isinstance(sums, Mapping) or "count" not in sums:
+            given = f"a dict of {', '.join(sums) or 'nothing'}" if isinstance(sums, Mapping) else _described(sums)
+            raise ConfigError(
+                "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
+                f"it gave {given}."
+            )
+        _check_names("the sums of the task's evaluate", sums)
+        arrays = {name: _array(f"the sum {name!r} of the task's evaluate", value) for name, value in sums.items()}
+        if arrays["count"].shape != ():
+            raise ConfigError(f"the count of the task's evaluate is {_described(arrays['count'])}: return one number.")
+        return arrays
+
+    return task._replace(loss=loss, evaluate=evaluate)
+
+
+def _check_state(before: ModelState, after: Any) -> None:
+    """Raises ConfigError unless the model state that a loss returns is made like the one it got."""
+
+    def made(tree: Any) -> dict[str, str]:
+        leaves = (
+            (jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in jax.tree.leaves_with_path(tree)
+        )
+        return {name: f"{getattr(x, 'dtype', None) or jnp.result_type(x)} {list(jnp.shape(x))}" for name, x in leaves}
+
+    old, new = made(before), made(after)
+    structure: Any = jax.tree.structure(before)
+    if old == new and structure == jax.tree.structure(after):
+        return
+    name = next((name for name in [*old, *new] if old.get(name) != new.get(name)), None)
+    if name is None:
+        difference = f"it is {_described(after)} instead of {_described(before)}"
+    else:
+        difference = f"{name or 'it'} is {new.get(name, 'not there')} instead of {old.get(name, 'nothing')}"
+    raise ConfigError(
+        "the task's loss must return (loss, (model_state, metrics)) with a model_state made like the one it got: "
+        f"{difference}."
+    )
+
+
+def _check_names(what: str, values: Mapping[Any, Any]) -> None:
+    for name in values:
+        if not isinstance(name, str):
+            raise ConfigError(f"{what} have the name {name!r}: names are strings.")
+
+
+def _array(what: str, value: Any) -> jax.Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} is {_described(value)}: return a number or an array of numbers.") from error
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, jax.Array):
+        return f"{value.dtype} of shape {value.shape}"
+    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
