@@ -3,7 +3,7 @@
 from jaxnn.tasks.adapter import Model, as_model
 from jaxnn.tasks.binary_classification import binary_classification
 from jaxnn.tasks.classification import classification
-from jaxnn.tasks.contract import averaged_over, checked, checked_batch
+from jaxnn.tasks.contract import averaged_over, checked, checked_batch, derived_metrics
 from jaxnn.tasks.next_token import next_token
 from jaxnn.tasks.regression import regression
 from jaxnn.tasks.supervised import supervised
@@ -16,6 +16,7 @@ __all__ = [
     "checked",
     "checked_batch",
     "classification",
+    "derived_metrics",
     "next_token",
     "regression",
     "supervised",

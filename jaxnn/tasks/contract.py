@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxnn.nn import batch_split_over
 from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task
@@ -127,6 +128,45 @@ def checked(task: Task) -> Task:
         return arrays
 
     return task._replace(loss=loss, evaluate=evaluate)
+
+
+def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ") -> dict[str, float]:
+    """The numbers that ``task.finish`` derives from the mean of each metric over a split: those that are reported.
+
+    Args:
+        task: whose ``finish`` it is.
+        means: of each metric.
+        what: what these are, for errors.
+
+    Raises:
+        ConfigError: it raises, or gives something else than numbers.
+    """
+    try:
+        values: Any = task.finish(means)
+    # The user's own code: whatever it raises, only the user can change it.
+    except Exception as error:
+        given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
+        text = (str(error).splitlines() or [""])[0]
+        # A key that is not there is another mistake than a number that cannot be taken.
+        of_numbers = isinstance(error, ArithmeticError | ValueError)
+        advice = "; let it take any numbers, as NumPy's functions do" if of_numbers else ""
+        raise ConfigError(
+            f"the task's finish failed on {what}of {given}: {type(error).__name__}: {text}{advice}."
+        ) from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"the task's finish gave a {type(values).__name__}: return a dict of numbers from finish.")
+    return {str(name): _number(name, value) for name, value in values.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    shape = np.shape(value)
+    try:
+        if shape == ():
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    given = f"an array of shape {shape}" if shape else f"{value!r}"
+    raise ConfigError(f"the metric {name!r} of the task is {given} in the end: return numbers from finish.")
 
 
 def _check_state(before: ModelState, after: Any) -> None:

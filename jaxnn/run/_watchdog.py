@@ -17,8 +17,6 @@ from jaxnn.observe import Clock
 SECONDS_BETWEEN_LOOKS = 1.0
 # So that a stall is noticed in time where the bound is short.
 LOOKS_A_BOUND = 4
-# So many calls are remembered before those that are done are let go: looking whether they are costs the loop time.
-MANY_CALLS = 64
 # What a run waits for, by the span of its clock.
 WAITS = {
     "train": "for this process itself",
@@ -31,56 +29,6 @@ WAITS = {
 }
 # The caller's time is the caller's, and outside every span nothing is trained.
 NOT_WATCHED = ("caller", None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Stall:
-    """A time in which nothing got done.
-
-    Attributes:
-        where: what it waited for: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``.
-        step: the last step that was known to be done.
-        seconds: how long, as far as was seen.
-    """
-
-    where: str
-    step: int
-    seconds: float
-
-
-class Flight:
-    """The calls under way: written by the thread that trains, read by the one that looks on.
-
-    Attributes:
-        begun: the last step of the call that was dispatched last, or is being dispatched.
-        stalls: those that were seen, oldest first; written by the thread that looks on.
-    """
-
-    def __init__(self) -> None:
-        self.stalls: list[Stall] = []
-        self.start(0)
-
-    def start(self, step: int) -> None:
-        """Nothing is under way, and ``step`` is the last one done."""
-        self.begun = self._done = step
-        self._calls: deque[tuple[int, Any]] = deque()
-
-    def dispatched(self, step: int, result: Any) -> None:
-        """A call is under way whose last step is ``step``; ``result`` is an array that it gives."""
-        self._calls.append((step, result))
-        if len(self._calls) > MANY_CALLS:
-            while self._calls and self._calls[0][1].is_ready():
-                self._done, _ = self._calls.popleft()
-
-    @property
-    def done(self) -> int:
-        """The last step known to be done: that of the last call whose result is there."""
-        done, index = self._done, 0
-        # By index, for the other thread may add and take away meanwhile; whatever is ready is truly done.
-        with contextlib.suppress(IndexError):
-            while self._calls[index][1].is_ready():
-                done, index = self._calls[index][0], index + 1
-        return done
 
 
 class Watch:

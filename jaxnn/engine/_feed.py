@@ -16,7 +16,7 @@ from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits
 RESIDENT_SHARE = 0.5
 
 
-class Feed(NamedTuple):
+class DeviceFeed(NamedTuple):
     """Where the examples of a call come from; all kinds give the same batches.
 
     Attributes:
@@ -48,7 +48,7 @@ def fits_on_device(*sources: Source, layout: Layout = SINGLE_DEVICE) -> bool:
 
 def make_feed(
     splits: Splits, seed: int, batch_size: int, *, resident: bool | None = None, layout: Layout = SINGLE_DEVICE
-) -> Feed:
+) -> DeviceFeed:
     """The feed of the training split: resident if asked for, or if not told otherwise where all splits fit.
 
     Args:
@@ -62,14 +62,14 @@ def make_feed(
         return streamed_feed(splits.train, seed, batch_size, layout)
     if resident is None:
         resident = broadcast_from_primary(lambda: fits_on_device(*splits.named().values(), layout=layout))
-    make = resident_feed if resident else sent_feed
+    make = resident_feed if resident else host_feed
     return make(splits.train, seed, batch_size, layout)
 
 
-def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
+def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
     """All examples go to every device once; a batch is gathered there."""
     examples = layout.place(source.examples)
-    return Feed(
+    return DeviceFeed(
         resident=True,
         prepare=lambda step, num_steps: examples,
         sample=lambda num_steps: examples,
@@ -80,7 +80,7 @@ def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = S
     )
 
 
-def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
+def host_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
     """The host gathers the examples of a call in the order of ``seed`` and sends them while the call before runs."""
     own = layout.local_rows(batch_size)
 
@@ -92,7 +92,7 @@ def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGL
     return _rowwise_feed(source, prepare, lambda num_steps: prepare(0, num_steps), _nothing)
 
 
-def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
+def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
     """What the source reads, decodes and augments elsewhere is sent while the call before runs."""
     own = layout.local_rows(batch_size)
     batches: Iterator[Examples] = iter(())
@@ -127,9 +127,9 @@ def _rowwise_feed(
     prepare: Callable[[int, int], Examples],
     sample: Callable[[int], Examples],
     close: Callable[[], None],
-) -> Feed:
+) -> DeviceFeed:
     """Of examples ``[steps, batch, ...]``: a scan goes through them as they come."""
-    return Feed(
+    return DeviceFeed(
         resident=False,
         prepare=prepare,
         sample=sample,

@@ -5,16 +5,34 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jaxnn.loop.field_types import check_types
-from jaxnn.loop.plan import Plan, near_divisor
-from jaxnn.parallel import STRATEGIES, parse_mesh
+from jaxnn._importing import named_object
+from jaxnn.engine._windows import Plan, near_divisor
+from jaxnn.parallel import find_strategy, parse_mesh
 from jaxnn.types import ConfigError, nearest, suggest
 
-# A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
+type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
+"""From the lines that a run or member reported, oldest first, the last with an evaluation, to whether it stops.
+
+A function of these alone decides the same after a resume: ``lambda lines: lines[-1]["test_accuracy"] > 0.97``.
+"""
+
+if TYPE_CHECKING:
+    from jaxnn.parallel import Strategy
+    from jaxnn.record import MetricWriter
+
+    type StrategyOption = str | Strategy
+    type WritersOption = tuple[str | MetricWriter, ...]
+    type StopOption = str | StoppingRule | None
+else:  # what a command line can give
+    StrategyOption, WritersOption, StopOption = str, tuple[str, ...], str | None
+
+# By default a run is evaluated about ten times and reported fifty times.
 NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
 # The options that count something, and the least they may be.
@@ -32,9 +50,15 @@ LEAST = {
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
     "device": (None, "cpu", "gpu", "tpu"),
-    "strategy": STRATEGIES,
     "progress": ("auto", "bar", "plain", "none"),
-    "allocator": ("auto", "keep", "default"),
+}
+# What a field of a simple type takes; the numbers of NumPy are among them.
+SIMPLE: dict[Any, type | tuple[type, ...]] = {
+    int: numbers.Integral,
+    float: numbers.Real,
+    str: str,
+    tuple: (tuple, list),
+    types.NoneType: types.NoneType,
 }
 
 
@@ -43,27 +67,27 @@ class RunOptions:
     """How to run; flags of every script and keyword arguments of ``jn.fit``."""
 
     run_dir: Path | None = None
-    """Directory of this run's record; default runs/NAME/TIME-ID."""
+    """Directory of the record; default runs/NAME/TIME-ID."""
     resume: Path | None = None
-    """Continue the run in this directory, bit for bit, with its config and options."""
+    """Continue what is recorded in this directory, bit for bit, with its config and options."""
     record: bool = True
-    """Write a record (run.json, metrics.jsonl, checkpoints, curves.png)."""
+    """Write a record: facts, metrics.jsonl, checkpoints."""
     steps_per_call: int | None = None
     """Training steps compiled into one call; default: chosen by measuring."""
     report_every: int | None = None
-    """Steps between reports; default: about fifty reports a run."""
+    """Steps between reports; default: about fifty reports in all."""
     eval_every: int | None = None
-    """Steps between evaluations on held-out data; default: ten a run. 0: only at the end."""
+    """Steps between evaluations on the eval split; default: ten in all. 0: only at the end."""
     eval_batch_size: int | None = None
     """Examples per evaluation batch; default: twice the training batch size."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; default: at evaluations a minute apart, and at the end. 0: none at all."""
     keep_last: int = 2
-    """How many of the newest checkpoints to keep."""
+    """Number of newest checkpoints to keep."""
     keep_best: int = 1
-    """How many of the best checkpoints, by --monitor, to keep besides."""
+    """Number of best checkpoints (by `monitor`) to keep in addition; a sweep keeps none."""
     monitor: str = "loss"
-    """The held-out metric that says which checkpoint is best and when to stop early."""
+    """Evaluation metric that decides which checkpoint or member is best and when to stop early."""
     monitor_mode: Literal["auto", "min", "max"] = "auto"
     """Whether less or more of it is better; auto: less of a loss or an error, more of anything else."""
     patience: int | None = None
@@ -71,19 +95,21 @@ class RunOptions:
     resident: bool | None = None
     """Keep the whole training set on the device; default: if it fits."""
     device: Literal["cpu", "gpu", "tpu"] | None = None
-    """The kind of device to compute on; default: JAX's, a GPU where there is one."""
+    """Kind of device to compute on; default: JAX's, a GPU if there is one."""
     devices: int | Literal["all"] | None = None
-    """How many devices to use together, or all; default: one, or all where a strategy or mesh is given."""
-    strategy: Literal["auto", "data", "fsdp", "pmap"] = "auto"
-    """How: data splits batches, fsdp the state too, pmap is data's classic form; auto: data or fsdp, whichever fits."""
+    """Number of devices, or all; default: a run takes one, or all if a strategy or mesh is given; a sweep takes all."""
+    strategy: StrategyOption = "auto"
+    """auto, data (batches are sharded), fsdp (the state too), pmap (data in its classic form), or MODULE:NAME."""
     mesh: str | None = None
-    """Devices along named axes, such as data=2,model=2 for a model that splits its parameters over model."""
+    """Devices along named axes, such as data=2,model=2 for a model that shards its parameters over model."""
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
     """How to show progress; auto: a bar on a terminal or in a notebook, plain lines elsewhere."""
-    allocator: Literal["auto", "keep", "default"] = "auto"
-    """Whether glibc keeps freed memory for the next call; auto: where a call on a CPU frees 32 MiB or more."""
     stall_after: float = 300.0
-    """Say what is waited for when nothing got done for so many seconds; 0: never."""
+    """Warn if no step completes for this many seconds; 0 disables."""
+    writers: WritersOption = ()
+    """Further metric writers, or their names as MODULE:NAME, which get every line of metrics.jsonl."""
+    stop: StopOption = None
+    """Own stopping rule, or its name as MODULE:NAME; asked after each evaluation, besides `patience`."""
 
     def __post_init__(self) -> None:
         for name in ("run_dir", "resume"):
@@ -97,6 +123,10 @@ class RunOptions:
             check_choice(name, getattr(self, name), choices)
         check_seconds("stall_after", self.stall_after)
         check_devices(self.devices)
+        find_strategy(self.strategy)
+        for writer in self.writers:
+            metric_writer(writer)
+        stopping_rule(self.stop)
         for name in ("record", "resident"):
             if getattr(self, name) not in (None, True, False):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, and must be True or False.")
@@ -104,13 +134,13 @@ class RunOptions:
             parse_mesh(self.mesh)
         if self.resume is not None and self.run_dir is not None:
             raise ConfigError(
-                "both resume and run_dir are given: a resumed run goes on in its own directory, leave run_dir out."
+                "both resume and run_dir are given: a resumed run continues in its own directory, leave run_dir out."
             )
 
     def explicit(self) -> dict[str, Any]:
         """The options that are not at their defaults."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value != getattr(DEFAULTS, name)}
+        fields = dataclasses.fields(self)
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
 
     @property
     def higher_is_better(self) -> bool:
@@ -149,9 +179,6 @@ def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None
         raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(map(str, choices))}.")
 
 
-DEFAULTS = RunOptions()
-
-
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
     """The options, of a run or of a sweep, with other values for some of them.
 
@@ -188,7 +215,7 @@ def check_config(config: Any) -> None:
     Raises:
         ConfigError: one is missing or cannot be used.
     """
-    check_types(config)
+    _check_types(config)
     for name, least in (("batch_size", 1), ("num_steps", 1), ("seed", 0)):
         if not hasattr(config, name):
             raise ConfigError(
@@ -200,6 +227,40 @@ def check_config(config: Any) -> None:
         if (value := getattr(config, name)) >= 2**bits:
             raise ConfigError(f"{name} is {value}, and must be below 2**{bits}.")
     _check_learning_rates(config)
+
+
+def _check_types(config: Any, prefix: str = "") -> None:
+    """Checks the fields of a dataclass that are numbers, strings, booleans or tuples, and those of dataclasses in it.
+
+    Raises:
+        ConfigError: a value is of another type, such as the string of a number; the field is named.
+    """
+    try:
+        kinds = typing.get_type_hints(type(config))
+    except (NameError, TypeError):  # of a class made in a function, or with names for type checkers alone
+        return
+    for field in dataclasses.fields(config):
+        value, name, kind = getattr(config, field.name), prefix + field.name, kinds.get(field.name)
+        if not _fits(value, kind):
+            told = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
+            raise ConfigError(
+                f"{name} is {value!r}, of type {type(value).__name__}, and the config {type(config).__name__} says "
+                f"{told}: give it one."
+            )
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            _check_types(value, f"{name}.")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether ``value`` is of ``kind``; True where that is not simple."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(kind))
+    kind = typing.get_origin(kind) or kind
+    if getattr(value, "ndim", None) == 0 and kind in (int, float, bool):  # an array of one number
+        return True
+    if isinstance(value, bool):
+        return kind not in SIMPLE
+    return isinstance(value, bool) if kind is bool else isinstance(value, SIMPLE.get(kind, object))
 
 
 def _check_learning_rates(config: Any, prefix: str = "") -> None:
@@ -231,7 +292,39 @@ def make_plan(options: RunOptions, num_steps: int) -> Plan:
     return Plan(num_steps, options.report_every, options.eval_every, options.checkpoint_every or 0)
 
 
-def recorded_options(options: Any) -> dict[str, Any]:
-    """The options of a run or a sweep as its record holds them: all but where that lies."""
-    values = dataclasses.asdict(options)
-    return {name: value for name, value in values.items() if name not in ("run_dir", "resume")}
+def recorded_options(options: RunOptions) -> dict[str, Any]:
+    """The options of a run or a sweep as its record holds them: all but its place, and values by their names."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
+            return [plain(one) for one in value]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        return getattr(value, "name", None) or getattr(value, "__qualname__", None) or type(value).__qualname__
+
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return {name: plain(value) for name, value in values.items() if name not in ("run_dir", "resume")}
+
+
+def stopping_rule(stop: StopOption) -> StoppingRule | None:
+    """The stopping rule that an option means: itself, or what ``MODULE:NAME`` names.
+
+    Raises:
+        ConfigError: it is no function, or there is none of that name.
+    """
+    rule: Any = named_object(stop, "stop") if isinstance(stop, str) else stop
+    if rule is not None and not callable(rule):
+        raise ConfigError(f"stop is {rule!r}, and must be a function of the lines reported so far, or MODULE:NAME.")
+    return rule  # type: ignore[no-any-return]
+
+
+def metric_writer(writer: Any) -> MetricWriter:
+    """The metric writer that an option means: itself, or what ``MODULE:NAME`` names.
+
+    Raises:
+        ConfigError: it has no ``write``, or there is none of that name.
+    """
+    found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
+    if not callable(getattr(found, "write", None)):
+        raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
+    return found  # type: ignore[no-any-return]

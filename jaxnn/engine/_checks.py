@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxnn.loop.compiling import Programs, for_one_call
+from jaxnn.engine._compiler import Programs, for_one_call
 from jaxnn.nn import batch_split_over
 from jaxnn.observe import equations
 from jaxnn.parallel import DATA, Layout, shardings_of
@@ -70,14 +70,11 @@ def check_monitor(monitor: str, known: Iterable[str]) -> None:
 
 def check_examples(programs: Programs, splits: Splits) -> None:
     """Lets the task check the data of all splits against its model; raises what `Task.check` raises."""
-    task, shapes = programs.experiment.task(programs.experiment.config), programs.shapes
-    batch = jax.eval_shape(programs.source.as_batch, programs.first_examples)
-    task.check(shapes.params, shapes.model_state, batch, splits)
+    task, shapes = programs.spec.experiment.task(programs.spec.experiment.config), programs.shapes
+    task.check(shapes.params, shapes.model_state, programs.batch, splits)
 
 
-def check_sums(
-    programs: Programs, source: Source, make_state: Callable[[], TrainState], eval_batch_size: int | None
-) -> None:
+def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:
     """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
 
     jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch.
@@ -86,13 +83,12 @@ def check_sums(
         programs: those of the run.
         source: the split that the examples are taken from.
         make_state: gives any state; called if there is something to check.
-        eval_batch_size: examples per batch; None: as a run has it by default.
 
     Raises:
         ConfigError: a sum or the count stays as it is, as that of a mean does.
     """
-    task, layout = programs.experiment.task(programs.experiment.config), programs.layout
-    size = eval_batch_size or 2 * programs.experiment.config.batch_size
+    task, layout = programs.spec.experiment.task(programs.spec.experiment.config), programs.layout
+    size = programs.eval_batch_size
     if getattr(task.evaluate, "__module__", "").startswith("jaxnn.") or size % 2:
         return
     step = make_evaluate_step(task)
@@ -151,11 +147,11 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
         ConfigError: the task draws random numbers of its own, as Flax's own Dropout does, or couples the examples of a
             batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the examples do.
     """
-    layout, source, feed = programs.layout, programs.source, programs.feed
+    layout, source, feed = programs.layout, programs.source, programs.spec.feed
     if layout.strategy != "pmap" or layout.data_size == 1:
         return
-    seed = programs.experiment.config.seed
-    whole, parts = _make_whole_and_parts(programs.experiment, layout, evaluated=splits.held_out is not None)
+    seed = programs.spec.experiment.config.seed
+    whole, parts = _make_whole_and_parts(programs.spec.experiment, layout, evaluated=splits.held_out is not None)
     examples = feed.sample(COMPARED_BATCHES)
 
     def compare(state: TrainState, examples: Examples) -> _Outcome:

@@ -1,0 +1,401 @@
+"""The programs of one population, each compiled ahead of time and entered in the ledger with its cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxnn.data import padded_indices
+from jaxnn.engine._programs import (
+    GroupSpec,
+    make_evaluate,
+    make_init,
+    make_names,
+    make_population_evaluate,
+    make_population_init,
+    make_population_train,
+    make_predict,
+    make_step,
+    make_train,
+    population_shardings,
+)
+from jaxnn.engine._states import MEMBERS, HostStates, Population, Shape, host_shapes, lay_out, to_host
+from jaxnn.engine._windows import TrainProgram
+from jaxnn.nn import partition_specs, platform
+from jaxnn.observe import (
+    Clock,
+    Ledger,
+    available_bytes,
+    compile_ahead,
+    format_bytes,
+    implementations,
+    nbytes,
+    plain_convolutions,
+    product_dtypes,
+    temporary_bytes,
+)
+from jaxnn.parallel import Layout, shardings_of
+from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
+from jaxnn.steps import Totals, make_evaluate_step
+from jaxnn.tasks import derived_metrics
+from jaxnn.types import Array, Batch, Examples, Metrics, Source, Splits, Task, TrainingError, TrainState
+
+# How many batches are sent at a time if a split is not on the device.
+STREAMED_BATCHES = 16
+# States are made at most this many at a time: one after another, whatever their number.
+MOST_AT_ONCE = 64
+
+type Evaluator = Callable[[Any], dict[str, np.ndarray]]
+type Piece = tuple[Examples, Any, Any]
+
+
+@dataclasses.dataclass
+class Programs:
+    """What has been compiled so far for a population.
+
+    A shape of None stands for one member alone, without the axes of a population.
+
+    Attributes:
+        spec: what is compiled.
+        splits: the data.
+        eval_batch_size: examples per evaluation batch.
+        values: ``[members]`` of each traced field.
+        num_members: the number of members.
+        ledger: gets an entry per compilation.
+        clock: gets the time as ``compile``.
+        first_examples: the first batch's examples, on the device.
+        shapes: those of the state of one member.
+        shardings: of each of its arrays; None on one device.
+        metrics: the names of the training metrics.
+    """
+
+    spec: GroupSpec
+    splits: Splits
+    eval_batch_size: int
+    values: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    num_members: int = 1
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)
+    clock: Clock = dataclasses.field(default_factory=Clock)
+    first_examples: Examples = dataclasses.field(init=False)
+    shapes: TrainState = dataclasses.field(init=False)
+    shardings: Any = dataclasses.field(init=False, default=None)
+    metrics: tuple[str, ...] = dataclasses.field(init=False)
+    _train: dict[tuple[Shape | None, int], Any] = dataclasses.field(init=False, default_factory=dict)
+    _evaluators: dict[tuple[Shape | None, str], Evaluator] = dataclasses.field(init=False, default_factory=dict)
+    _pieces: dict[str, Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = self.spec.experiment.config.batch_size
+        self.first_examples = self.layout.place(self.source.read(np.arange(size)))
+        with self.clock.span("compile", "tracing the model"):
+            self.shapes = jax.eval_shape(make_init(self.spec.experiment, self.source), self.first_examples)
+            self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
+            if self.layout.mesh is not None:
+                named = jax.eval_shape(make_names(self.spec.experiment, self.source), self.first_examples)
+                self.shardings = self.layout.state_shardings(self.shapes, partition_specs(named))
+            self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._like)[1])
+
+    @property
+    def source(self) -> Source:
+        """The training split."""
+        return self.spec.source
+
+    @property
+    def layout(self) -> Layout:
+        """The devices, and how a member's state is placed on them."""
+        return self.spec.layout
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """That of a member; what it does on the host is the same for all."""
+        return self.spec.experiment.task(self.spec.experiment.config)
+
+    def init(self) -> TrainState:
+        """The state of one member before the first step; the same each time."""
+        state: TrainState = self._init(self.first_examples)
+        return state
+
+    @functools.cached_property
+    def initial(self) -> HostStates:
+        """The states of all members before the first step, on the host; made a few at a time by one program."""
+        self._check_host()
+        count, init = self._population_init
+        parts = []
+        for first in range(0, self.num_members, count):
+            # The last few are filled up with the last member.
+            rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
+            states = init({name: value[rows] for name, value in self.values.items()}, self.first_examples)
+            parts.append(to_host(states))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.num_members], *parts)  # type: ignore[no-any-return]
+
+    def train(self, shape: Shape | None, num_steps: int, cause: str) -> TrainProgram:
+        """The program of ``num_steps`` training steps, compiled if it was not yet."""
+        if (shape, num_steps) not in self._train:
+            steps = f"{num_steps} step{'s' if num_steps > 1 else ''}"
+            make = make_train if shape is None else make_population_train
+            examples = self.spec.feed.sample(num_steps)
+            jit: dict[str, Any] = {"donate_argnums": 0}
+            if (state := self.sharding(shape)) is not None:
+                spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
+                totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
+                jit |= {
+                    "in_shardings": (state, totals, shardings_of(examples)),
+                    "out_shardings": (state, totals),
+                }
+            arguments = self.abstract(shape), self.zeros(shape), examples
+            name = f"train {steps}{_of_members(shape)}"
+            self._train[shape, num_steps] = self.compile(make(self.spec, num_steps), name, cause, *arguments, **jit)
+        program: TrainProgram = self._train[shape, num_steps]
+        return program
+
+    def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
+        """The memory that a call takes on each device and frees again."""
+        return temporary_bytes(self._train[shape, num_steps])
+
+    def evaluator(self, shape: Shape | None, split: str) -> Evaluator:
+        """A function from a state, or population, to the exact mean of each metric over a split: ``[*shape, ...]``."""
+        if (shape, split) not in self._evaluators:
+            source = self.splits.named()[split]
+            pieces = self._pieces_of(split)
+            piece, jit = next(pieces()), dict[str, Any]()
+            if (state := self.sharding(shape)) is not None:
+                jit = {"in_shardings": (state, *shardings_of(piece))}
+                jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
+            make = make_evaluate if shape is None else make_population_evaluate
+            name = f"evaluate {split}{_of_members(shape)}"
+            program = self.compile(make(self.spec, source), name, "start", self.abstract(shape), *piece, **jit)
+
+            def evaluate(state: Any) -> dict[str, np.ndarray]:
+                sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
+                # Chunks without a living member are not computed: zero of zero examples.
+                with np.errstate(invalid="ignore"):
+                    return _mean_metrics(sums, axis=0 if shape is None else 2)
+
+            self._evaluators[shape, split] = evaluate
+        return self._evaluators[shape, split]
+
+    @functools.cached_property
+    def predict(self) -> Callable[[TrainState, Any], Any]:
+        """The model's outputs for a batch of inputs, compiled once per shape."""
+        return jax.jit(make_predict(self.spec.experiment, self.source))
+
+    def zeros(self, shape: Shape | None) -> Totals:
+        """Totals of no steps, on the host."""
+        sums: dict[str, Any] = {name: np.zeros(shape or (), np.float32) for name in self.metrics}
+        return Totals(sums, np.full(shape or (), -1, np.int32))
+
+    def abstract(self, shape: Shape | None) -> Any:
+        """A state, or a population of ``shape``, without its arrays."""
+        if shape is None:
+            return self.shapes
+
+        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+            weak = getattr(leaf, "weak_type", False)
+            return jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype, weak_type=weak)
+
+        values = {name: stacked(jax.eval_shape(lambda rows: rows[0], value)) for name, value in self.values.items()}
+        scalar = jax.ShapeDtypeStruct((), np.int32)
+        alive, bad_step = jax.ShapeDtypeStruct(shape, np.bool_), jax.ShapeDtypeStruct(shape, np.int32)
+        return Population(scalar, jax.tree.map(stacked, self.shapes), values, alive, bad_step, scalar)  # type: ignore[arg-type]
+
+    def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
+        """The members of ``slots`` on the devices, see `lay_out`."""
+        sharding = self.sharding(Shape(*slots.shape))
+        return lay_out(host, self.shapes, self.values, slots, alive, step, sharding)
+
+    def host_shapes(self) -> HostStates:
+        """The members' states on the host without their arrays, to read saved ones into."""
+        return host_shapes(self.shapes, self.num_members)
+
+    def sharding(self, shape: Shape | None) -> Any:
+        """The shardings of a state, or of a population; None on one device."""
+        if shape is None or self.layout.mesh is None:
+            return self.shardings
+        return population_shardings(self.layout.mesh, self.shardings)
+
+    @functools.cached_property
+    def member_bytes(self) -> int:
+        """The memory of the state of one member."""
+        return nbytes(self.shapes)
+
+    def fingerprint(self) -> dict[str, str | None]:
+        """Digests of the data, and by `record.PARTS` of what is computed with them, independent of how it is run.
+
+        They are those of the first member alone; that of the evaluation is None without an eval split.
+        """
+        source, step = self.source, np.arange(1, dtype=np.int32)
+        size = self.spec.experiment.config.batch_size
+
+        def make_batch(examples: Examples, rows: jax.Array, key: jax.Array) -> Batch:
+            return source.transform(source.gather(examples, rows), key)
+
+        # Seeds are config. An order is what it gives: it may be computed by the host.
+        order = np.asarray(source.order(0, step, size)).tolist()
+        rows = jax.ShapeDtypeStruct((size,), np.int32)
+        batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
+        evaluation = None
+        if self.splits.held_out:
+            # Derived metrics are plain Python, whose text says little of what it does.
+            derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
+            program = program_fingerprint(self._evaluate, self.shapes, self.batch)
+            evaluation = text_fingerprint(f"{program} {derived}")
+        return {
+            "program": program_fingerprint(self._step, self.shapes, self._like),
+            "batches": text_fingerprint(f"{order} {batches}"),
+            "evaluation": evaluation,
+            "data": data_fingerprint(self.splits),
+        }
+
+    @functools.cached_property
+    def product_dtypes(self) -> dict[str, int]:
+        """The number of matrix products and convolutions of a training step by precision."""
+        return product_dtypes(self._step, self.shapes, self._like)
+
+    @functools.cached_property
+    def implementations(self) -> dict[str, list[str]]:
+        """The implementations of jaxnn's operations that a training step computes with."""
+        return implementations(self._step, self.shapes, self._like)
+
+    @functools.cached_property
+    def plain_convolutions(self) -> int:
+        """The number of convolutions of a training step's forward pass that no layer of jaxnn traced."""
+        return plain_convolutions(self._step, self.shapes, self._like)
+
+    @functools.cached_property
+    def derived(self) -> dict[str, float]:
+        """The metrics that an evaluation reports, for some means between 0 and 1.
+
+        Raises:
+            ConfigError: what the task derives from the means cannot be reported.
+        """
+        sums = jax.eval_shape(self._evaluate, self.shapes, self.batch)
+        del sums["count"]
+        numbers = np.linspace(0.4, 0.6, len(sums))
+        means = {name: np.full(one.shape, x)[()] for (name, one), x in zip(sums.items(), numbers, strict=True)}
+        with np.errstate(all="ignore"):
+            return derived_metrics(self.task, means, "made-up means from 0.4 to 0.6, ")
+
+    @functools.cached_property
+    def batch(self) -> Batch:
+        """The shapes of a batch of the training split."""
+        batch: Batch = jax.eval_shape(self.source.as_batch, self._like)
+        return batch
+
+    def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
+        """Compiles ``function`` as `compile_ahead` does, on the clock and in the ledger."""
+        with self.clock.span("compile", f"compiling the program to {name}"):
+            program, entry = compile_ahead(function, name, cause, *arguments, **jit)
+        self.ledger.append(entry)
+        return program
+
+    @functools.cached_property
+    def _init(self) -> Any:
+        # Its arrays are created where they are placed: the whole state is never on one device.
+        jit = {} if self.shardings is None else {"out_shardings": self.shardings}
+        init = make_init(self.spec.experiment, self.source)
+        return self.compile(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
+
+    @functools.cached_property
+    def _population_init(self) -> tuple[int, Any]:
+        """How many states are made at a time, so that they take little of the device, and the program that does."""
+        free = available_bytes(self.layout.device)
+        fitting = MOST_AT_ONCE if free is None else free // (4 * self.member_bytes)
+        count = int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))
+        values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
+        init, name = make_population_init(self.spec, count), f"initialise {count} members"
+        return count, self.compile(init, name, "start", values, self.first_examples, **for_one_call())
+
+    @functools.cached_property
+    def _like(self) -> Examples:
+        """The shapes of a batch's examples, without shardings: a trace tells devices apart."""
+        shapes: Examples = jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape, rows.dtype), self.first_examples)
+        return shapes
+
+    @functools.cached_property
+    def _step(self) -> Any:
+        # Jitted, so that all uses share one trace. The batch is made within: its mask is known there.
+        step = make_step(self.spec.experiment)
+        return jax.jit(lambda state, examples: step(state, self.source.as_batch(examples)))
+
+    @functools.cached_property
+    def _evaluate(self) -> Any:
+        return jax.jit(make_evaluate_step(self.task))
+
+    def _check_host(self) -> None:
+        """Raises TrainingError if the host has no room for the states of all members, and again as they are made."""
+        needed, free = 2 * self.num_members * self.member_bytes, available_bytes(jax.local_devices(backend="cpu")[0])
+        if free is not None and needed > free:
+            raise TrainingError(
+                f"the states of {self.num_members} members take {format_bytes(needed)} of the host's memory while they "
+                f"are made, and {format_bytes(free)} are free: sweep fewer at a time, as with shard='1/4'."
+            )
+
+    def _pieces_of(self, split: str) -> Callable[[], Iterator[Piece]]:
+        if split not in self._pieces:
+            source, resident = self.splits.named()[split], self.spec.feed.resident
+            self._pieces[split] = _evaluation_pieces(source, self.eval_batch_size, resident, self.layout)
+        return self._pieces[split]
+
+
+def for_one_call() -> dict[str, Any]:
+    """Options of `jax.jit` for a program that is called once: compiling it well takes longer than it runs.
+
+    On a CPU, LLVM works 77 seconds on the initial state of a ResNet-56, and 6 with few of its passes; the bits are the
+    same.
+    """
+    return {"compiler_options": {"xla_backend_optimization_level": 1}} if platform() == "cpu" else {}
+
+
+def _of_members(shape: Shape | None) -> str:
+    return "" if shape is None else f" of {shape.chunks} × {shape.lanes} members"
+
+
+def _mean_metrics(sums: list[Metrics], axis: int) -> dict[str, np.ndarray]:
+    """The exact mean of each metric over the batches of all pieces, the loss first, in float64.
+
+    Args:
+        sums: of each piece, ``[..., batches, *metric]`` with ``axis`` axes before that of the batches.
+        axis: that of the batches.
+    """
+    totals = {key: np.sum([np.sum(part[key], axis, np.float64) for part in sums], axis=0) for key in sums[0]}
+    count = totals.pop("count")
+    ordered = sorted(totals, key=lambda key: key != "loss")
+    # A metric that is an array has more axes than its count.
+    return {key: (totals[key].T / count.T).T for key in ordered}
+
+
+def _evaluation_pieces(
+    source: Source, batch_size: int, resident: bool, layout: Layout
+) -> Callable[[], Iterator[Piece]]:
+    """A function that goes through ``source``, each example once: examples, indices and mask on the device, in pieces.
+
+    Args:
+        source: the split.
+        batch_size: examples per batch.
+        resident: whether the split is put on the device once, in one piece, or sent again each time.
+        layout: the devices.
+    """
+    indices, mask = padded_indices(source.num_examples, batch_size)
+    if resident and source.examples is not None:
+        piece = (layout.place(source.examples), layout.place(indices), layout.place(mask))
+        return lambda: iter([piece])
+    size = min(STREAMED_BATCHES, len(indices))
+    padding = [(0, -len(indices) % size), (0, 0)]
+    indices, mask = np.pad(indices, padding), np.pad(mask, padding)
+    own = layout.local_rows(batch_size)
+
+    def pieces() -> Iterator[Piece]:
+        for start in range(0, len(indices), size):
+            block = slice(start, start + size)
+            rows = source.read(indices[block, own].reshape(-1))
+            examples = Examples(*(array.reshape(size, -1, *array.shape[1:]) for array in rows))
+            placed, counts = layout.place_batch((examples, mask[block, own]), batch_size)
+            yield placed, None, counts
+
+    return pieces

@@ -1,0 +1,198 @@
+"""The training loop of a population: block after block, window after window, its members watched one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxnn.engine._states import EMPTY, arrange, bring_back
+from jaxnn.engine._trainer import RUNNING, Trainer
+from jaxnn.engine._windows import WindowResult, run_windows, with_tails
+from jaxnn.observe import Window
+from jaxnn.parallel import StopVote
+from jaxnn.tasks import derived_metrics
+
+
+class WindowReport(NamedTuple):
+    """One window of some members.
+
+    Attributes:
+        step: the number of updates done by each at its end.
+        num_steps: the updates in it.
+        lines: what each reported, by row.
+        seconds: wall time, without evaluation, checkpoints and the caller's own work.
+        evaluated: whether the eval split was evaluated.
+        saved: whether the states were saved.
+    """
+
+    step: int
+    num_steps: int
+    lines: dict[int, dict[str, Any]]
+    seconds: float
+    evaluated: bool
+    saved: bool
+
+
+class _Block:
+    """Members that are on the devices together.
+
+    Attributes:
+        rows: which.
+        shape: how they are arranged; None for a run.
+        slots: which row is in which lane; of no axes for a run.
+        state: theirs, on the devices.
+    """
+
+    def __init__(self, trainer: Trainer, rows: Sequence[int], step: int) -> None:
+        self.trainer = trainer
+        self.rows = list(rows)
+        self.place(step)
+
+    def place(self, step: int) -> None:
+        """Puts those that are still running on the devices, in the fastest arrangement for their number."""
+        self.rows = self.living()
+        self.shape = self.trainer.shape(len(self.rows))
+        if self.shape is None:
+            self.slots, self.state = np.zeros((), np.int64), self.trainer.state
+            return
+        self.slots = arrange(self.rows, self.shape)
+        alive = np.array([log.status == RUNNING for log in self.trainer.logs])
+        self.state = self.trainer.programs.lay_out(self.trainer.host_states(), self.slots, alive, step)
+
+    def living(self) -> list[int]:
+        """The rows that are still running."""
+        return [row for row in self.rows if self.trainer.logs[row].status == RUNNING]
+
+    def members(self) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The place and the row of each living member."""
+        for place, row in np.ndenumerate(self.slots):
+            if row != EMPTY and self.trainer.logs[row].status == RUNNING:
+                yield place, int(row)
+
+    def bring_back(self) -> None:
+        """Makes the block's state that of the trainer."""
+        if self.shape is None:
+            self.trainer.state = self.state
+        else:
+            self.trainer.state = bring_back(self.trainer.host_states(), self.state, self.slots)
+
+
+def train(
+    trainer: Trainer, wants_stop: Callable[[], bool], until: int | None = None, *, step_by_step: bool = False
+) -> Generator[WindowReport]:
+    """Trains the members that are not over to the step ``until``, in blocks that fit in memory.
+
+    Each window is yielded once its numbers are on the host, recorded and, if that is due, saved. Members that diverge
+    or stop early are taken out at the next evaluation, and the others are arranged again.
+
+    Args:
+        trainer: the population; its ``state`` is replaced at each evaluation, checkpoint and at the end.
+        wants_stop: asked at the end of each window whether to stop; of several processes all stop at one window.
+        until: the step to stop at; all members are evaluated there. Default: their last.
+        step_by_step: let the device run dry at the end of every window, so that the caller may use the state.
+    """
+    until = trainer.plan.num_steps if until is None else until
+    if trainer.vmapped is None:
+        steps: Any = {0: trainer.logs[0].step if trainer.logs[0].lines else int(trainer.state.step)}
+    else:
+        steps = trainer.host_states().states.step
+    # Members of one block train together: those that an interruption left behind go first.
+    todo = sorted((row for row in trainer.unfinished() if steps[row] < until), key=lambda row: (steps[row], row))
+    with trainer.clock.span("train"):
+        while todo and not wants_stop():
+            step = int(steps[todo[0]])
+            rows = [row for row in todo if steps[row] == step][: trainer.block]
+            todo = [row for row in todo if row not in rows]
+            for row in rows:
+                trainer.logs[row].status = RUNNING
+            block = _Block(trainer, sorted(rows), step)
+            for report in _train_block(block, step, until, wants_stop, step_by_step):
+                with trainer.clock.span("caller"):
+                    yield report
+
+
+def _train_block(
+    block: _Block, step: int, until: int, wants_stop: Callable[[], bool], step_by_step: bool
+) -> Generator[WindowReport]:
+    trainer, votes, windows, stops = block.trainer, StopVote(), itertools.count(), False
+    plan = with_tails(trainer.plan._replace(num_steps=until)) if until < trainer.plan.num_steps else trainer.plan
+
+    def sync_after(step: int) -> bool:
+        nonlocal stops
+        stops = votes.poll(next(windows), wants_stop())
+        return stops or step_by_step or plan.evaluates(step) or plan.saves(step)
+
+    while block.rows:
+        programs = {length: trainer.programs.train(block.shape, length, "start") for length in plan.call_lengths()}
+        for result in run_windows(
+            programs,
+            plan,
+            trainer.programs.spec.feed,
+            block.state,
+            trainer.programs.zeros(block.shape),
+            sync_after=sync_after,
+            clock=trainer.clock,
+            flight=trainer.flight,
+        ):
+            step = result.step
+            report = _process(block, result, evaluates=plan.evaluates(step))
+            living = block.living()
+            if result.state is not None:
+                ending = stops or not living or step == until
+                if saves := trainer.save_due(step, ending=ending):
+                    block.bring_back()
+                    trainer.save(step)
+                    living = block.living()
+                elif ending or len(living) < len(block.rows) or block.shape is None:
+                    block.bring_back()
+                yield report._replace(saved=saves)
+                if ending:
+                    return
+            else:
+                yield report
+            if not living and block.shape is None:
+                return
+            if result.state is not None and len(living) < len(block.rows):
+                # Those that are left are arranged again: chunks without a member are not computed.
+                break
+        block.place(step)
+
+
+def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowReport:
+    """What a window that is done tells of each living member."""
+    trainer, split = block.trainer, block.trainer.splits.held_out
+    means: dict[str, np.ndarray] = {}
+    if result.state is not None:
+        block.state = result.state
+        if evaluates and split is not None:
+            # Compiled by now, unless the members were arranged again.
+            evaluate = trainer.programs.evaluator(block.shape, split)
+            with trainer.clock.span("evaluation"):
+                means = evaluate(block.state)
+    rate = result.num_steps / result.seconds
+    speed = {
+        "seconds": result.seconds,
+        "steps_per_second": rate,
+        "examples_per_second": rate * trainer.experiment.config.batch_size,
+    }
+    lines: dict[int, dict[str, Any]] = {}
+    for place, row in block.members():
+        line: dict[str, Any] = {"step": result.step}
+        line |= {name: float(values[place]) for name, values in result.metrics.items()}
+        bad_step = int(result.bad_step[place])
+        if means and bad_step < 0:
+            derived = derived_metrics(trainer.programs.task, {name: mean[place] for name, mean in means.items()})
+            line |= {f"{split}_{name}": value for name, value in derived.items()}
+        lines[row] = line | speed
+        trainer.logs[row].lines.append(lines[row])
+        if bad_step >= 0:
+            trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
+        trainer.settle(row, diverged=bad_step >= 0)
+    trainer.windows.append(Window(result.num_steps, result.seconds))
+    if trainer.store is not None:
+        with trainer.clock.span("record"):
+            trainer.store.report(lines)
+    return WindowReport(result.step, result.num_steps, lines, result.seconds, bool(means), False)

@@ -1,0 +1,306 @@
+"""The programs of an experiment as pure functions: for one member, and for a population of members.
+
+A member's program is that of its solo run, ``vmap``-ed over the values of its traced fields; nothing of the training
+step is written again for populations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxnn.engine._feed import DeviceFeed
+from jaxnn.engine._states import MEMBERS, Population
+from jaxnn.optim import value_and_grad_of
+from jaxnn.parallel import Layout
+from jaxnn.steps import (
+    Totals,
+    TrainStep,
+    init_train_state,
+    make_evaluate_step,
+    make_predict_step,
+    make_train_step,
+    scan_steps,
+)
+from jaxnn.tasks import averaged_over
+from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
+
+# Keeps the draws for augmentation apart from those for initialisation and dropout.
+AUGMENT_STREAM = 1
+
+
+class GroupSpec(NamedTuple):
+    """What the members of one program compute, independent of their number.
+
+    Attributes:
+        experiment: that of any member.
+        member: from the values of the traced fields, which may be tracers, to a member's experiment.
+        seeded: whether each member has its own seed.
+        source: the training split.
+        feed: how its examples reach the device.
+        layout: the devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes
+            as a run of its own would be.
+    """
+
+    experiment: Experiment[Any]
+    member: Callable[[Mapping[str, Any]], Experiment[Any]]
+    seeded: bool
+    source: Source
+    feed: DeviceFeed
+    layout: Layout
+
+    @property
+    def num_devices(self) -> int:
+        """Over how many devices members are sharded: all, unless several devices share a member."""
+        return 1 if self.layout.mesh is None else self.layout.mesh.shape.get(MEMBERS, 1)
+
+
+def make_step(experiment: Experiment[Any], axis_name: str | None = None) -> TrainStep:
+    """Returns one training step of ``experiment``; its task and optimizer are made where this is called."""
+    optimizer = experiment.optimizer(experiment.config)
+    task = averaged_over(experiment.task(experiment.config), axis_name)
+    return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, axis_name))
+
+
+def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:
+    """Returns a pure function from one batch's examples to the state before the first step."""
+    config = experiment.config
+
+    def init(examples: Examples) -> TrainState:
+        task, optimizer = experiment.task(config), experiment.optimizer(config)
+        return init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples))
+
+    return init
+
+
+def make_names(experiment: Experiment[Any], source: Source) -> Callable[[Examples], PyTree]:
+    """Returns a pure function from one batch's examples to parameters that still name their mesh axes."""
+    config = experiment.config
+
+    def init(examples: Examples) -> PyTree:
+        return experiment.task(config).init(jax.random.key(config.seed), source.as_batch(examples))[0]
+
+    return init
+
+
+def make_train(spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Returns a pure ``(state, totals, examples) -> (state, totals)`` that trains one member ``num_steps`` steps.
+
+    Args:
+        spec: what is trained.
+        num_steps: the steps of a call, in a ``lax.scan`` if more than one.
+        values: of the member's traced fields; default: none.
+    """
+    experiment, layout, feed = spec.member(values or {}), spec.layout, spec.feed
+    config = experiment.config
+
+    def train(state: TrainState, totals: Totals, examples: Examples) -> tuple[TrainState, Totals]:
+        augment_key = jax.random.fold_in(jax.random.key(config.seed), AUGMENT_STREAM)
+
+        def make_batch(row: Any, step: jax.Array) -> Any:
+            batch = layout.constrain(feed.batch(examples, row))
+            batch = spec.source.transform(batch, jax.random.fold_in(augment_key, step))
+            return layout.local_shard(layout.constrain(batch))
+
+        # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
+        rows = feed.rows(examples, config.seed, state.step + jnp.arange(num_steps))
+        return scan_steps(make_step(experiment, layout.axis_name), state, totals, rows, make_batch)
+
+    return layout.wrap(train)
+
+
+def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Metrics]:
+    """Returns a pure function that evaluates batches under ``mask [batches, batch]``: sums ``[batches]`` each.
+
+    They are ``indices [batches, batch]`` into the examples, or if these are None the examples themselves,
+    ``[batches, batch, ...]``.
+    """
+    experiment, layout = spec.member(values or {}), spec.layout
+
+    def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array) -> Metrics:
+        step = make_evaluate_step(averaged_over(experiment.task(experiment.config), layout.axis_name))
+
+        def body(_: None, row: tuple[Any, jax.Array]) -> tuple[None, Metrics]:
+            which, counts = row
+            batch = source.as_batch(which, counts) if indices is None else source.gather(examples, which, counts)
+            return None, step(state, layout.local_shard(layout.constrain(batch)))
+
+        return jax.lax.scan(body, None, (examples if indices is None else indices, mask))[1]
+
+    return layout.wrap(evaluate)
+
+
+def make_predict(experiment: Experiment[Any], source: Source) -> Callable[[TrainState, Any], Any]:
+    """Returns a pure function from ``inputs [batch, ...]``, as the data set holds them, to the model's outputs."""
+
+    def predict(state: TrainState, inputs: Any) -> Any:
+        rows = jnp.arange(inputs.shape[0])
+        batch = source.gather(Examples(inputs, rows), rows)
+        return make_predict_step(experiment.task(experiment.config))(state, batch.inputs)
+
+    return predict
+
+
+def make_population_init(spec: GroupSpec, num_members: int) -> Callable[[Mapping[str, Array], Examples], TrainState]:
+    """Returns a pure function from ``values [members]`` and one batch's examples to the states before the first step.
+
+    One member after another, so that each draws its parameters as its solo run does, in the same memory.
+    """
+
+    def init(values: Mapping[str, Array], examples: Examples) -> TrainState:
+        def one(row: tuple[Array, Mapping[str, Array]]) -> TrainState:
+            return make_init(spec.member(row[1]), spec.source)(examples)
+
+        # The numbers are there for members without values of their own.
+        states: TrainState = jax.lax.map(one, (jnp.arange(num_members), values))
+        return states
+
+    return init
+
+
+def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tuple[Population, Totals]]:
+    """Returns a pure function that trains every living member ``num_steps`` steps: ``(population, totals, examples)``.
+
+    A member whose loss is no longer finite keeps the state it had before the call, and is trained no more.
+    """
+
+    def train_chunk(part: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
+        def one(values: Mapping[str, Array], state: TrainState, totals: Totals) -> tuple[TrainState, Totals]:
+            trained: tuple[TrainState, Totals] = make_train(spec, num_steps, values)(state, totals, examples)
+            return trained
+
+        states, totals = _map_lanes(spec, part, totals, one)
+        continues = part.alive & (totals.bad_step < 0)
+        step = jnp.broadcast_to(part.step + num_steps, part.alive.shape).astype(jnp.int32)
+        states = states._replace(step=step, key=part.members.key)
+        members = jax.tree.map(lambda new, old: _where(continues, new, old), states, part.members)
+        return part._replace(members=members, bad_step=jnp.asarray(totals.bad_step)), totals
+
+    def train(population: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
+        totals = totals._replace(bad_step=population.bad_step)
+
+        def chunk(index: Array, carry: tuple[Population, Totals]) -> tuple[Population, Totals]:
+            before, sums = carry
+            part, own = train_chunk(_take_chunk(before, index), _take(sums, index), examples)
+            after = before._replace(
+                members=_put(before.members, part.members, index), bad_step=_put(before.bad_step, part.bad_step, index)
+            )
+            return after, _put(sums, own, index)
+
+        trained, totals = _over_chunks(population, chunk, (population, totals))
+        return trained._replace(step=population.step + num_steps), totals
+
+    lanes = PartitionSpec(None, MEMBERS)
+    specs = population_specs(), lanes
+    return _on_members(spec.layout.mesh, train, (*specs, PartitionSpec()), specs)
+
+
+def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., Metrics]:
+    """Returns a pure function that evaluates every living member: sums ``[chunks, lanes, batches]`` of each metric."""
+
+    def evaluate(population: Population, examples: Examples, indices: Array, mask: Array) -> Metrics:
+        def one(values: Mapping[str, Array], state: TrainState) -> Metrics:
+            return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask))
+
+        def evaluate_chunk(part: Population) -> Metrics:
+            sums: Metrics = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
+            return sums
+
+        def chunk(index: Array, sums: Metrics) -> Metrics:
+            updated: Metrics = _put(sums, evaluate_chunk(_take_chunk(population, index)), index)
+            return updated
+
+        shapes = jax.eval_shape(evaluate_chunk, jax.eval_shape(_take_chunk, population, 0))
+        zeros = {name: jnp.zeros((population.alive.shape[0], *sums.shape), sums.dtype) for name, sums in shapes.items()}
+        return _over_chunks(population, chunk, zeros)
+
+    whole = PartitionSpec()
+    specs = population_specs(), whole, whole, whole
+    return _on_members(spec.layout.mesh, evaluate, specs, PartitionSpec(None, MEMBERS))
+
+
+def population_specs() -> Population:
+    """How the parts of a population are sharded along the mesh axis ``members``."""
+    lanes, whole = PartitionSpec(None, MEMBERS), PartitionSpec()
+    return Population(whole, lanes, lanes, lanes, lanes, whole)  # type: ignore[arg-type]
+
+
+def population_shardings(mesh: Mesh, member: Any) -> Population:
+    """The shardings of a population on ``mesh``; ``member`` are those of one member's state."""
+    is_spec = lambda leaf: isinstance(leaf, PartitionSpec)  # noqa: E731
+    where = jax.tree.map(lambda spec: NamedSharding(mesh, spec), population_specs(), is_leaf=is_spec)
+    members = jax.tree.map(lambda one: NamedSharding(mesh, PartitionSpec(None, MEMBERS, *one.spec)), member)
+    placed: Population = where._replace(members=members)
+    return placed
+
+
+def _map_lanes(
+    spec: GroupSpec, part: Population, totals: Totals, one: Callable[..., tuple[TrainState, Totals]]
+) -> tuple[TrainState, Totals]:
+    """``one`` for every lane of a chunk. What all lanes share is not mapped: its batches and draws are made once."""
+    lanes = part.alive.shape[0]
+    if lanes == 1:
+        states, totals = _vmap_or_squeeze(one, 1)(part.values, part.members, totals)
+        return states, totals
+    key = part.members.key if spec.seeded else part.members.key[0]
+    shared = part.members._replace(step=jnp.asarray(part.step), key=key)
+    axes = TrainState(None, 0, 0, 0, 0 if spec.seeded else None)  # type: ignore[arg-type]
+    states, totals = jax.vmap(one, in_axes=(0, axes, 0), out_axes=(axes, 0))(part.values, shared, totals)
+    return states, totals
+
+
+def _vmap_or_squeeze(one: Callable[..., Any], lanes: int) -> Callable[..., Any]:
+    """``vmap``, but for one lane the plain function: a convolution with a mapped kernel is slower even for one."""
+    if lanes > 1:
+        return jax.vmap(one)
+
+    def squeezed(*arguments: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[None], one(*jax.tree.map(lambda leaf: leaf[0], arguments)))
+
+    return squeezed
+
+
+def _over_chunks[Carry](population: Population, chunk: Callable[[Array, Carry], Carry], carry: Carry) -> Carry:
+    """``jax.lax.map`` over the chunks that hold a living member.
+
+    Written as a loop, because how many do is known only when it runs: members that stop free their chunk without a
+    compilation.
+    """
+    if population.alive.shape[0] == 1:
+        return chunk(0, carry)  # type: ignore[arg-type]
+    looped: Carry = jax.lax.fori_loop(0, population.num_chunks, chunk, carry)
+    return looped
+
+
+def _take_chunk(population: Population, index: Array | int) -> Population:
+    """One chunk of it, ``[lanes, ...]``."""
+    rest = (population.members, population.values, population.alive, population.bad_step)
+    members, values, alive, bad_step = _take(rest, index)
+    return Population(population.step, members, values, alive, bad_step, population.num_chunks)
+
+
+def _take(tree: PyTree, index: Array | int) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False), tree)
+
+
+def _put(tree: PyTree, part: PyTree, index: Array | int) -> PyTree:
+    return jax.tree.map(lambda leaf, own: jax.lax.dynamic_update_index_in_dim(leaf, own, index, 0), tree, part)
+
+
+def _where(condition: Array, new: Array, old: Array) -> jax.Array:
+    return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def _on_members(
+    mesh: Mesh | None, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
+) -> Callable[..., Any]:
+    """``function`` on each part of ``mesh`` for the lanes that are placed there; members never communicate."""
+    if mesh is None:
+        return function
+    # The other axes, over which a member may be sharded, are XLA's.
+    axes = frozenset({MEMBERS} if mesh.size > mesh.shape[MEMBERS] else mesh.shape)
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)

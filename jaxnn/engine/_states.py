@@ -1,0 +1,154 @@
+"""The states of members: on the host, a row each; on the devices, in chunks of lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.types import Array, PyTree, TrainState
+
+MEMBERS = "members"
+"""The mesh axis that members are sharded along."""
+EMPTY = -1
+
+
+class Population(NamedTuple):
+    """The members of one block, ``[chunks, lanes, ...]`` each; lanes are those of all devices together.
+
+    Attributes:
+        step: ``[]`` int32, updates done by every member that is alive.
+        members: their states, stacked; ``step`` and ``key`` too.
+        values: the values of each traced field.
+        alive: bool; False for members that are over, and for lanes that hold none.
+        bad_step: int32, the first step whose loss was not finite, or -1.
+        num_chunks: ``[]`` int32: so many chunks, the first ones, hold a member that is alive.
+    """
+
+    step: Array | np.int32
+    members: TrainState
+    values: Mapping[str, Array]
+    alive: Array
+    bad_step: Array
+    num_chunks: Array | np.int32
+
+
+class Shape(NamedTuple):
+    """How the members of a block are arranged: ``chunks`` one after another, ``lanes`` of each under ``vmap``."""
+
+    chunks: int
+    lanes: int
+
+
+class HostStates(NamedTuple):
+    """The states of a population on the host, a row each: what is saved, and what blocks are made of.
+
+    Attributes:
+        states: ``[members, ...]`` NumPy arrays; in place of PRNG keys their words.
+        bad_step: ``[members]`` int32, the first step whose loss was not finite, or -1.
+    """
+
+    states: TrainState
+    bad_step: np.ndarray
+
+
+def to_host(states: TrainState) -> HostStates:
+    """Fresh states ``[members, ...]`` as rows on the host."""
+    rows = jax.tree.map(np.array, _key_words(states))
+    return HostStates(rows, np.full(len(rows.step), -1, np.int32))
+
+
+def host_shapes(like: TrainState, num_members: int) -> HostStates:
+    """The shapes of the rows of ``num_members``, to read saved ones into; ``like`` are those of one state."""
+
+    def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_members, *leaf.shape), leaf.dtype)
+
+    states = jax.tree.map(stacked, jax.eval_shape(_key_words, like))
+    return HostStates(states, stacked(jax.ShapeDtypeStruct((), np.int32)))  # type: ignore[arg-type]
+
+
+def member_state(host: HostStates, like: TrainState, row: int) -> TrainState:
+    """The state of one member, as its solo run would hold it; ``like`` are the shapes of one state."""
+    return _with_keys(jax.tree.map(lambda leaf: leaf[row], host.states), like)
+
+
+def arrange(rows: Sequence[int], shape: Shape) -> np.ndarray:
+    """Which row is in which lane, ``[chunks, lanes]``; ``EMPTY`` in the lanes behind them."""
+    slots = np.full(shape.chunks * shape.lanes, EMPTY)
+    slots[: len(rows)] = rows
+    return slots.reshape(shape)
+
+
+def shape_of(num_members: int, vmap_size: int, num_devices: int) -> Shape:
+    """The shape of ``num_members`` in chunks of ``vmap_size`` on each device."""
+    return Shape(-(-num_members // (vmap_size * num_devices)), vmap_size * num_devices)
+
+
+def lay_out(
+    host: HostStates,
+    like: TrainState,
+    values: Mapping[str, Array],
+    slots: np.ndarray,
+    alive: np.ndarray,
+    step: int,
+    sharding: Population | None,
+) -> Population:
+    """The members of ``slots`` on the devices.
+
+    Args:
+        host: all rows.
+        like: the shapes of one state.
+        values: ``[members]`` of each traced field.
+        slots: ``[chunks, lanes]`` rows; an empty lane computes what the first member does, and is not alive.
+        alive: ``[members]`` bool.
+        step: updates done by those that are alive.
+        sharding: that of each part; None on one device.
+    """
+    rows = np.where(slots == EMPTY, slots.flat[0], slots)
+    living = alive[rows] & (slots != EMPTY)
+    population = Population(
+        step=np.int32(step),
+        members=_with_keys(jax.tree.map(lambda leaf: leaf[rows], host.states), like),
+        # As weakly typed as before, which NumPy's arrays cannot be.
+        values={name: jnp.asarray(value)[rows] for name, value in values.items()},
+        alive=living,
+        bad_step=host.bad_step[rows],
+        num_chunks=np.int32(living.any(axis=1).sum()),
+    )
+    if sharding is None:
+        return jax.device_put(population)  # type: ignore[no-any-return]
+    return Population(*(jax.device_put(part, where) for part, where in zip(population, sharding, strict=True)))
+
+
+def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> HostStates:
+    """The rows of ``host`` with those in ``slots`` replaced by copies of what the devices hold."""
+    lanes = np.flatnonzero(slots != EMPTY)
+    rows = slots.reshape(-1)[lanes]
+
+    def replaced(old: np.ndarray, new: Array) -> np.ndarray:
+        merged = old.copy()
+        merged[rows] = np.asarray(new).reshape(-1, *old.shape[1:])[lanes]
+        return merged
+
+    states = jax.tree.map(replaced, host.states, _key_words(population.members))
+    return HostStates(states, replaced(host.bad_step, population.bad_step))
+
+
+def _key_words(tree: PyTree) -> PyTree:
+    """``tree`` with the words of PRNG keys in place of them: NumPy and files have no keys."""
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
+
+
+def _with_keys(tree: TrainState, like: TrainState) -> TrainState:
+    keyed: TrainState = jax.tree.map(
+        lambda leaf, model: jax.random.wrap_key_data(leaf) if _is_key(model) else leaf, tree, like
+    )
+    return keyed
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))

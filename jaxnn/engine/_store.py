@@ -1,0 +1,140 @@
+"""Where the metrics and checkpoints of one population are kept, and what an earlier process left there."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxnn.checkpoints import Checkpoints, Restored, Team, open_checkpoints
+from jaxnn.parallel import broadcast_from_primary, is_primary
+from jaxnn.record import LogDigest, Record, rewind_metrics
+from jaxnn.types import PyTree
+
+
+@dataclasses.dataclass
+class Store:
+    """An open record, and the folder in it for one population's checkpoints.
+
+    Attributes:
+        record: the open directory.
+        folder: that of the checkpoints.
+        numbers: the numbers of the members, for the column ``member`` of ``metrics.jsonl``; None: a run, without it.
+        keep_last: the number of newest checkpoints to keep.
+        keep_best: the number of best ones to keep in addition.
+        monitored: the metric that ranks them.
+        higher_is_better: whether more of it is better.
+        reported: the digest of the lines that were written.
+        saved_at: the time of the last checkpoint, on ``time.perf_counter``'s clock.
+    """
+
+    record: Record
+    folder: Path
+    numbers: tuple[int, ...] | None = None
+    keep_last: int = 2
+    keep_best: int = 0
+    monitored: str = "loss"
+    higher_is_better: bool = False
+    reported: LogDigest = dataclasses.field(default_factory=LogDigest)
+    saved_at: float = dataclasses.field(default_factory=time.perf_counter)
+    _checkpoints: Checkpoints | None = None
+
+    def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
+        """Appends what members reported, by row, to ``metrics.jsonl``."""
+        self.reported.add(self.record.report(*(self._column(row) | dict(line) for row, line in lines.items())))
+
+    def save(self, step: int, state: PyTree, metrics: Mapping[str, float]) -> None:
+        """Starts saving a state.
+
+        Args:
+            step: a number that grows.
+            state: what is saved.
+            metrics: of this step, by which the best is found.
+
+        Raises:
+            RecordError: the disk refused.
+        """
+        if self._checkpoints is None:
+            self._checkpoints = self._open(
+                keep_last=self.keep_last,
+                keep_best=self.keep_best,
+                monitor=self.monitored,
+                mode="max" if self.higher_is_better else "min",
+            )
+        self._checkpoints.save(step, state, dict(metrics), self.record.log(self.reported))
+        self.saved_at = time.perf_counter()
+
+    def latest(self) -> int | None:
+        """The newest checkpoint that this process saved."""
+        return self._checkpoints.latest() if self._checkpoints is not None else None
+
+    def restore(self, like: PyTree) -> tuple[Restored[Any] | None, list[str]]:
+        """Reads the newest checkpoint that is as it was saved; moves newer ones, which are damaged, out of the way.
+
+        Returns:
+            The checkpoint, None if there is none at all, and a description of each damaged one.
+
+        Raises:
+            RecordError: all are damaged, or it is not a state like ``like``.
+        """
+        # For reading: a run that is over saves no more of them, and then closes none.
+        checkpoints = self._open()
+        restored = checkpoints.restore_newest(like)
+        damaged = [checkpoints.set_aside(damage) for damage in restored.damaged] if restored else []
+        return restored, damaged
+
+    def rewind(
+        self, end_of: Callable[[int], int], restored: Restored[Any] | None, where: str
+    ) -> tuple[dict[int, list[dict[str, Any]]], list[str]]:
+        """Cuts the metrics to those of a checkpoint.
+
+        Args:
+            end_of: from a row to the last step whose line is kept.
+            restored: the checkpoint, or None.
+            where: what it is, for messages.
+
+        Returns:
+            The kept lines by row, and what to tell the user of damage to them.
+        """
+        noted = restored.log if restored is not None else None
+        if self.numbers is None:
+            rewound = broadcast_from_primary(
+                lambda: rewind_metrics(self.record.path, lambda line: end_of(0), noted, where)
+            )
+            lines, self.reported, damage = rewound
+            return {0: lines}, [damage] if damage is not None else []
+        rows = {number: row for row, number in enumerate(self.numbers)}
+        lines, self.reported, damage = rewind_metrics(
+            self.record.path, lambda line: end_of(rows[line["member"]]), noted, where, self.numbers
+        )
+        kept: dict[int, list[dict[str, Any]]] = {row: [] for row in rows.values()}
+        for line in lines:
+            kept[rows[line["member"]]].append({name: value for name, value in line.items() if name != "member"})
+        return kept, [damage] if damage is not None else []
+
+    def close(self, *, wait: bool = True) -> None:
+        """Waits for checkpoints under way, unless other processes may be gone.
+
+        Raises:
+            RecordError: the disk refused.
+        """
+        checkpoints, self._checkpoints = self._checkpoints, None
+        if checkpoints is not None:
+            checkpoints.close(wait=wait)
+
+    def kept_steps(self) -> Sequence[int]:
+        """The steps of the checkpoints that are complete."""
+        return self._open().steps()
+
+    def _open(self, **policy: Any) -> Checkpoints:
+        return open_checkpoints(self.folder, team=the_team(), **policy)
+
+    def _column(self, row: int) -> dict[str, int]:
+        return {} if self.numbers is None else {"member": self.numbers[row]}
+
+
+def the_team() -> Team:
+    """The processes of this run, which save together."""
+    return Team(is_primary(), broadcast_from_primary)

@@ -1,0 +1,308 @@
+"""Sizes chosen by measuring: steps per call, members under one ``vmap``, examples per batch.
+
+One probe serves all: a compiled call, timed on this machine, with the temporary memory that XLA says it takes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from jaxnn.engine._windows import near_divisor
+from jaxnn.observe import format_bytes
+from jaxnn.parallel import broadcast_from_primary
+from jaxnn.types import TrainingError
+
+# A probe of many steps is as long as this many seconds of single steps: enough to see the host's cost vanish, and
+# short even if a compiler makes a scanned step thirty times slower, as XLA does for convolutions on a CPU.
+PROBE_SECONDS = 0.1
+MOST_STEPS = 1024
+# Page faults on large temporaries are paid once per call: sixteen steps per call make them small.
+ENOUGH_STEPS = 16
+# If a loop may be many times slower, this many steps show it.
+WARY_STEPS = 2
+ROUNDS = 3
+WORTHWHILE, HARMLESS = 0.95, 1.05
+# A call has a cost of its own, seen as a few percent at 0.1 seconds per call of an MNIST MLP and hardly at longer ones.
+CALL_SECONDS = 0.3
+# A size that is this much slower than the best ends the search: wider ones were never seen to be faster again.
+SLOWER = 1.05
+# The share of a device's free memory that may be taken.
+MEMORY_SHARE = 0.8
+# Each vmap size tried is this many times the one before: throughput changes slowly with it.
+FACTOR = 4
+# A second size is tried if the training takes this many times as long as the first trial did, compilation included.
+WORTH_TRYING = 10
+# Calls that are shorter have a cost of their own that can be seen.
+SHORT_CALL = 0.01
+
+type Call = Callable[[], object]
+
+
+class Choice(NamedTuple):
+    """How many steps a call runs, and why.
+
+    Attributes:
+        steps_per_call: the chosen number.
+        seconds_per_step: the cost of each length that was tried, by length.
+    """
+
+    steps_per_call: int
+    seconds_per_step: dict[int, float]
+
+
+def choose_steps_per_call(make_call: Callable[[int], Call], window: int, *, wary: bool = False) -> Choice:
+    """Tries calls of one step, of a few, and if those were no slower, of many.
+
+    Args:
+        make_call: from a number of steps to a compiled call of that many steps, which returns arrays without waiting.
+        window: the number of steps that a call should divide.
+        wary: there is cause to fear that a loop is slow: it is tried with two steps first.
+    """
+    measured = {1: seconds_per_step(make_call(1), 1)}
+    probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
+    if probe not in measured:
+        measured[probe] = seconds_per_step(make_call(probe), probe, give_up_above=2 * measured[1])
+    if measured[probe] <= HARMLESS * measured[1]:
+        # The compiler is no slower in a loop, so a long call is safe to try.
+        steps = min(MOST_STEPS, round(CALL_SECONDS / measured[probe]))
+        if measured[probe] < WORTHWHILE * measured[1]:
+            steps = max(ENOUGH_STEPS, steps)
+        length = near_divisor(window, steps)
+        if length > probe:
+            measured[length] = seconds_per_step(make_call(length), length)
+    fastest = min(measured, key=lambda length: measured[length])
+    return Choice(fastest, measured)
+
+
+def first_probe(single_step_seconds: float) -> int:
+    """The length to try first: about ``PROBE_SECONDS`` of steps, as a power of four so that reruns agree."""
+    steps = max(2.0, PROBE_SECONDS / single_step_seconds)
+    power = max(1, round(math.log(steps, 4)))
+    return int(min(MOST_STEPS, 4**power))
+
+
+def seconds_per_step(call: Call, length: int, give_up_above: float = math.inf) -> float:
+    """The fastest of a few rounds of calls of ``length`` steps, after one to warm up."""
+    warm_up = timed_round(call, length, 1)
+    if warm_up > 4 * give_up_above:
+        return warm_up
+    num_calls = max(1, min(10, int(PROBE_SECONDS / (warm_up * length))))
+    return min(timed_round(call, length, num_calls) for _ in range(ROUNDS))
+
+
+def timed_round(call: Call, length: int, num_calls: int) -> float:
+    """The seconds per step of ``num_calls`` calls of ``length`` steps, the last of which is waited for.
+
+    All processes get what the first one measured: they must come to the same choice.
+    """
+    start = time.perf_counter()
+    for _ in range(num_calls):
+        result = call()
+    jax.block_until_ready(result)
+    seconds = (time.perf_counter() - start) / (num_calls * length)
+    return broadcast_from_primary(lambda: seconds)
+
+
+class Trial(NamedTuple):
+    """A size that was tried.
+
+    Attributes:
+        size: members under one ``vmap`` on a device, or examples per batch.
+        seconds: of one step.
+        per_second: the throughput of one device: member-steps or examples per second.
+        temporary_bytes: the memory that a call takes and frees again.
+    """
+
+    size: int
+    seconds: float
+    per_second: float
+    temporary_bytes: int
+
+
+def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
+    """Times a compiled ``call`` of ``num_steps`` steps: the faster of two calls, after one that warms up."""
+    timed_round(call, 1, 1)
+    seconds = min(timed_round(call, 1, 1) for _ in range(2)) / num_steps
+    return Trial(size, seconds, size / seconds, temporary_bytes)
+
+
+def widen(
+    sizes: Iterable[int],
+    trials: list[Trial],
+    attempt: Callable[[int], Trial],
+    fixed_bytes: float = 0.0,
+    free_bytes: float | None = None,
+    least: int = 0,
+) -> str | None:
+    """Tries larger and larger sizes, until they are slower or do not fit.
+
+    Args:
+        sizes: those to try, ascending.
+        trials: what was tried so far, at least one; gets the others.
+        attempt: tries a size.
+        fixed_bytes: the memory that any size takes besides its temporaries.
+        free_bytes: the memory that may be taken; None: unknown.
+        least: a size up to which being slower is no reason to stop.
+
+    Returns:
+        Why no larger size was tried, if it was not for speed.
+    """
+    for size in sizes:
+        if size <= trials[-1].size:
+            continue
+        needed = expected_bytes(trials, size) + fixed_bytes
+        if free_bytes is not None and needed > free_bytes:
+            return f"{size} would take {format_bytes(needed)} of {format_bytes(free_bytes)} free: not tried"
+        try:
+            trials.append(attempt(size))
+        # Smaller sizes ran: whatever a larger one breaks, memory or an operation that cannot be mapped, it is not used.
+        except Exception as error:
+            full = "RESOURCE_EXHAUSTED" in str(error)
+            reason = "it does not fit in memory" if full else (str(error).strip().splitlines() or [""])[0]
+            return f"{size} cannot be run: {reason}"
+        if size >= least and trials[-1].per_second * SLOWER < max(trial.per_second for trial in trials):
+            return None
+    return None
+
+
+def expected_bytes(trials: Sequence[Trial], size: int) -> float:
+    """Temporaries at ``size``: a fixed part and one for each, extrapolated from the last two sizes compiled."""
+    last = trials[-1]
+    before = trials[-2] if len(trials) > 1 else Trial(0, 0.0, 0.0, 0)
+    each = (last.temporary_bytes - before.temporary_bytes) / (last.size - before.size)
+    return last.temporary_bytes + (size - last.size) * max(each, 0.0)
+
+
+class VmapPlan(NamedTuple):
+    """What was chosen for the members of one program.
+
+    Attributes:
+        size: members under one ``vmap`` on a device.
+        steps_per_call: training steps per call.
+        block: members that are on a device at a time; fewer than all if memory is short.
+        trials: the sizes that were tried, smallest first.
+        note: why larger ones were not tried, if memory forbade it.
+    """
+
+    size: int
+    steps_per_call: int
+    block: int
+    trials: tuple[Trial, ...] = ()
+    note: str | None = None
+
+    def lines(self) -> list[str]:
+        """The throughput curve, a line per size, and what was chosen."""
+        curve = [
+            f"vmap size {trial.size:>4}: {trial.per_second:>9,.0f} member-steps/s per device, "
+            f"{format_bytes(trial.temporary_bytes)} of temporaries" + ("  ← chosen" if trial.size == self.size else "")
+            for trial in self.trials
+        ]
+        return [*curve, *([self.note] if self.note else [])]
+
+    def size_for(self, num_members: int) -> int:
+        """The fastest size that was tried for this many members on a device; as chosen if none was."""
+        known = {trial.size: trial.seconds for trial in self.trials} or {self.size: 1.0}
+        return min(known, key=lambda size: (-(-num_members // size) * known[size], size))
+
+
+class VmapProbe(NamedTuple):
+    """What the planner of vmap sizes may ask for.
+
+    Attributes:
+        call: ``(block, size, num_steps) -> call``: a compiled call of one chunk of a block.
+        temporary_bytes: ``(block, size, num_steps)``: the memory that it takes and frees again.
+        member_bytes: the state of one member.
+        free_bytes: what members may take of a device; None: unknown.
+        num_steps: the steps of each member.
+        on_cpu: whether the device is a CPU.
+    """
+
+    call: Callable[[int, int, int], Call]
+    temporary_bytes: Callable[[int, int, int], int]
+    member_bytes: int
+    free_bytes: float | None
+    num_steps: int
+    on_cpu: bool
+
+
+def plan_vmap_size(
+    probe: VmapProbe, num_members: int, window: int, given: int | None, given_steps: int | None, *, thorough: bool
+) -> VmapPlan:
+    """Chooses vmap size, steps per call, and how many members are on a device at a time.
+
+    One size is compiled, a second only if the training that it may shorten takes ten times as long: on a CPU members
+    one by one, whose small matrices stay in its cache, then a few together; on an accelerator many, then all.
+
+    Args:
+        probe: what is measured.
+        num_members: the number of members that a device trains.
+        window: the number of steps that a call should divide.
+        given: the size that is not to be measured, or None.
+        given_steps: the steps per call that are not to be measured, or None.
+        thorough: try sizes until they are slower, for their throughput curve.
+
+    Raises:
+        TrainingError: not even one member fits.
+    """
+    block, note = _fitting_block(probe, num_members)
+    steps = min(given_steps or near_divisor(window, ENOUGH_STEPS), window)
+    if given is not None and given_steps is not None:
+        return VmapPlan(min(given, block), steps, block, (), note)
+
+    def attempt(size: int) -> Trial:
+        return try_size(size, steps, probe.call(block, size, steps), probe.temporary_bytes(block, size, steps))
+
+    sizes = [*_candidates(block)]
+    if given is not None:
+        sizes = [min(given, block)]
+    elif not thorough:
+        sizes = sizes[:2] if probe.on_cpu else sizes[-2:]
+    started = time.perf_counter()
+    trials = [attempt(sizes[0])]
+    cost = time.perf_counter() - started
+    if thorough or num_members * probe.num_steps / trials[0].per_second > WORTH_TRYING * cost:
+        shorter = widen(sizes, trials, attempt, 2.0 * block * probe.member_bytes, probe.free_bytes)
+        note = "; ".join(filter(None, [note, shorter and f"vmap size {shorter}"])) or None
+    best = min(trials, key=lambda trial: -(-block // trial.size) * trial.seconds)
+    if given_steps is None:
+        call_seconds = steps * best.seconds * -(-block // best.size)
+        if call_seconds < SHORT_CALL:
+            steps = near_divisor(window, min(MOST_STEPS, round(steps * CALL_SECONDS / call_seconds)))
+    return VmapPlan(best.size, steps, block, tuple(trials), note)
+
+
+def _candidates(num_members: int) -> Iterable[int]:
+    """1, 4, 16 and so on up to ``num_members``, each so large that the last chunk is full too, or nearly."""
+    size, last = 1, 0
+    while True:
+        balanced = -(-num_members // -(-num_members // size))
+        if balanced != last:
+            yield balanced
+        if size >= num_members:
+            return
+        last, size = balanced, size * FACTOR
+
+
+def _fitting_block(probe: VmapProbe, num_members: int) -> tuple[int, str | None]:
+    """How many members fit on a device with their state twice: before and after a call."""
+    if probe.free_bytes is None:
+        return num_members, None
+    fitting = int(probe.free_bytes // (2 * probe.member_bytes))
+    if fitting < 1:
+        raise TrainingError(
+            f"not one member fits: its state takes twice {format_bytes(probe.member_bytes)}, and "
+            f"{format_bytes(probe.free_bytes)} are free: make the model smaller."
+        )
+    if fitting >= num_members:
+        return num_members, None
+    num_blocks = -(-num_members // fitting)
+    block = -(-num_members // num_blocks)
+    return block, (
+        f"{num_members} members of {format_bytes(2 * probe.member_bytes)} do not fit in "
+        f"{format_bytes(probe.free_bytes)} at once: {block} at a time, in {num_blocks} rounds"
+    )

@@ -1,0 +1,289 @@
+"""Time cut into windows and calls, and the hot loop that dispatches calls one window ahead of the host.
+
+Where windows and calls end is a pure function of the step, so a resumed run cuts time the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxnn.engine._feed import DeviceFeed
+from jaxnn.observe import Clock
+from jaxnn.steps import Totals
+from jaxnn.types import Examples
+
+type TrainProgram = Callable[[Any, Totals, Examples], tuple[Any, Totals]]
+
+# A window that calls do not divide ends in a shorter call, which is a program of its own: so many may be compiled
+# before powers of two, of which every length is a sum, come cheaper.
+MOST_TAILS = 3
+
+# So many calls of a window are under way before the host waits for the window before it: enough that the device never
+# runs dry, and few enough that the wait ends when that window does, so that its seconds are its own.
+CALLS_AHEAD = 4
+
+# So many calls are remembered before those that are done are let go: looking whether they are costs the loop time.
+MANY_CALLS = 64
+
+
+class Plan(NamedTuple):
+    """How ``num_steps`` are cut into windows (what is reported) and calls (what is compiled).
+
+    Attributes:
+        num_steps: the last step.
+        report_every: steps between reports.
+        eval_every: steps between evaluations; 0 for one at the end.
+        checkpoint_every: steps between checkpoints; 0 for none that are due by step.
+        steps_per_call: the most steps one compiled call runs.
+        tails: the lengths of shorter calls at the end of windows, longest first; see :func:`with_tails`.
+    """
+
+    num_steps: int
+    report_every: int
+    eval_every: int
+    checkpoint_every: int
+    steps_per_call: int = 1
+    tails: tuple[int, ...] = ()
+
+    @property
+    def cadences(self) -> tuple[int, ...]:
+        """The distances at which windows must end."""
+        due = (self.report_every, self.eval_every, self.checkpoint_every)
+        return tuple(every for every in due if every)
+
+    def window_end(self, step: int) -> int:
+        """The end of the window that starts at or contains ``step``."""
+        return min(self.num_steps, *((step // every + 1) * every for every in self.cadences))
+
+    def call_length(self, step: int) -> int:
+        """How many steps the call that begins at ``step`` runs."""
+        rest = self.window_end(step) - step
+        if rest >= self.steps_per_call:
+            return self.steps_per_call
+        return next(length for length in (*self.tails, rest) if length <= rest)
+
+    def evaluates(self, step: int) -> bool:
+        """Whether held-out data are looked at after ``step``."""
+        return step == self.num_steps or _due(step, self.eval_every)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after ``step`` by its number."""
+        return _due(step, self.checkpoint_every)
+
+    def call_lengths(self) -> list[int]:
+        """The different lengths of call that the run needs, longest first."""
+        windows = set(self._windows())
+        longest = {self.steps_per_call} if max(windows) >= self.steps_per_call else set()
+        return sorted({*longest, *self.tails}, reverse=True)
+
+    def _windows(self) -> Iterator[int]:
+        step = 0
+        while step < self.num_steps:
+            end = self.window_end(step)
+            yield end - step
+            step = end
+
+
+def with_tails(plan: Plan) -> Plan:
+    """``plan`` with its tails: what windows leave over, or powers of two where that would be many programs."""
+    left_over = {window % plan.steps_per_call for window in set(plan._windows())} - {0}
+    if len(left_over) > MOST_TAILS:
+        left_over = {2**power for power in range(max(left_over).bit_length())}
+    return plan._replace(tails=tuple(sorted(left_over, reverse=True)))
+
+
+def _due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
+
+
+def typical_window(plan: Plan) -> int:
+    """What steps per call should divide: the length that divides all windows, or most windows' where that is tiny."""
+    common, shortest = math.gcd(*plan.cadences), min(plan.cadences)
+    return common if 2 * common >= shortest else shortest
+
+
+def near_divisor(whole: int, about: int) -> int:
+    """The divisor of ``whole`` nearest to ``about`` by ratio, or ``about`` where none is within a factor of two.
+
+    Calls that divide their window spare it a shorter last call, and with it a program of its own; likewise windows.
+    """
+    about = max(1, min(about, whole))
+    divisors = (n for n in range(1, whole + 1) if whole % n == 0)
+    nearest = min(divisors, key=lambda n: abs(math.log(n / about)))
+    return nearest if about / 2 <= nearest <= about * 2 else about
+
+
+@dataclasses.dataclass(frozen=True)
+class Stall:
+    """A time in which nothing got done.
+
+    Attributes:
+        where: what it waited for: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``.
+        step: the last step that was known to be done.
+        seconds: how long, as far as was seen.
+    """
+
+    where: str
+    step: int
+    seconds: float
+
+
+class Flight:
+    """The calls under way: written by the thread that trains, read by the one that looks on.
+
+    Attributes:
+        begun: the last step of the call that was dispatched last, or is being dispatched.
+        stalls: those that were seen, oldest first; written by the thread that looks on.
+    """
+
+    def __init__(self) -> None:
+        self.stalls: list[Stall] = []
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Nothing is under way, and ``step`` is the last one done."""
+        self.started = self._done = step
+        self._calls: deque[tuple[int, Any]] = deque()
+
+    def dispatched(self, step: int, result: Any) -> None:
+        """A call is under way whose last step is ``step``; ``result`` is an array that it gives."""
+        self._calls.append((step, result))
+        if len(self._calls) > MANY_CALLS:
+            while self._calls and self._calls[0][1].is_ready():
+                self._done, _ = self._calls.popleft()
+
+    @property
+    def done(self) -> int:
+        """The last step known to be done: that of the last call whose result is there."""
+        done, index = self._done, 0
+        # By index, for the other thread may add and take away meanwhile; whatever is ready is truly done.
+        with contextlib.suppress(IndexError):
+            while self._calls[index][1].is_ready():
+                done, index = self._calls[index][0], index + 1
+        return done
+
+
+class WindowResult(NamedTuple):
+    """A window whose steps are done.
+
+    Attributes:
+        step: updates done at its end.
+        num_steps: updates in it.
+        metrics: the mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of the shape of
+            a population.
+        bad_step: the first step whose loss was not finite, or -1; of the same shape.
+        seconds: from the end of the window before, or from where the loop went on after a pause.
+        state: the state at its end where the loop has drained, else None: it is in use by the next window.
+    """
+
+    step: int
+    num_steps: int
+    metrics: dict[str, np.ndarray]
+    bad_step: np.ndarray
+    seconds: float
+    state: Any | None
+
+
+class InFlightWindow(NamedTuple):
+    """A window whose calls are dispatched.
+
+    Attributes:
+        step: updates done at its end.
+        num_steps: updates in it.
+        totals: its sums, on the device.
+        done_at: when it was noticed to be done; None before.
+    """
+
+    step: int
+    num_steps: int
+    totals: Totals
+    done_at: float | None = None
+
+    def noticed(self) -> InFlightWindow:
+        """The window with its ``done_at``, if it is done now and nobody noticed before."""
+        done = self.done_at is None and all(total.is_ready() for total in jax.tree.leaves(self.totals))
+        return self._replace(done_at=time.perf_counter()) if done else self
+
+
+def run_windows(
+    programs: dict[int, TrainProgram],
+    plan: Plan,
+    feed: DeviceFeed,
+    state: Any,
+    zeros: Totals,
+    *,
+    sync_after: Callable[[int], bool],
+    clock: Clock,
+    flight: Flight,
+) -> Iterator[WindowResult]:
+    """Trains to the end of ``plan``; yields each window once its numbers are on the host.
+
+    A window's numbers are fetched while the next one runs, unless ``sync_after(step)`` at its end: then nothing is in
+    flight while the consumer works, its ``state`` may be used, and the consumer's time is not counted.
+
+    Args:
+        programs: the compiled training programs by their number of steps.
+        plan: where windows and calls end.
+        feed: where examples come from.
+        state: where to start; its buffers are given away.
+        zeros: totals of no steps.
+        sync_after: whether to let the device run dry at the end of a window; asked once a window.
+        clock: gets ``data`` for the time spent preparing examples.
+        flight: gets the calls, for who looks on.
+    """
+    step = int(state.step)
+    flight.start(step)
+    pending: InFlightWindow | None = None
+    mark = time.perf_counter()
+
+    def close(window: InFlightWindow, state: Any | None) -> WindowResult:
+        nonlocal mark
+        sums, bad_step = jax.device_get(window.totals)
+        since, mark = mark, window.done_at or time.perf_counter()
+        # JAX sorts the keys of a dict; the loss is what a reader looks for first.
+        names = sorted(sums, key=lambda name: name != "loss")
+        metrics = {f"train_{name}": sums[name] / window.num_steps for name in names}
+        return WindowResult(window.step, window.num_steps, metrics, bad_step, mark - since, state)
+
+    while step < plan.num_steps:
+        start, end, totals, num_calls = step, plan.window_end(step), zeros, 0
+        while step < end:
+            length = plan.call_length(step)
+            with clock.span("data"):
+                examples = feed.prepare(step, length)
+            # A CPU runs a call within its dispatch when it is idle: what was done by then must not be charged for it.
+            pending = pending and pending.noticed()
+            flight.started = step + length
+            state, totals = programs[length](state, totals, examples)
+            step, num_calls = step + length, num_calls + 1
+            flight.dispatched(step, totals.bad_step)
+            current = InFlightWindow(end, end - start, totals).noticed()
+            if pending is not None and (num_calls == CALLS_AHEAD or step == end):
+                if step == end:
+                    pending, current = _tell_apart(pending, current, mark)
+                yield close(pending, None)
+                pending = None
+        pending = current
+        if sync_after(end):
+            yield close(pending, state)
+            pending, mark = None, time.perf_counter()
+
+
+def _tell_apart(earlier: InFlightWindow, later: InFlightWindow, mark: float) -> tuple[InFlightWindow, InFlightWindow]:
+    """Waits for ``earlier``; where ``later`` was over too before the host looked, both share the time."""
+    jax.block_until_ready(earlier.totals)
+    if earlier.done_at is None:
+        earlier, later = earlier.noticed(), later.noticed()
+        if later.done_at is not None:
+            share = earlier.num_steps / (earlier.num_steps + later.num_steps)
+            earlier = earlier._replace(done_at=mark + share * (later.done_at - mark))
+    return earlier, later
