@@ -19,7 +19,7 @@ from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import make_evaluator
 from jaxnn.loop.feed import make_feed
 from jaxnn.observe import Clock, Ledger
-from jaxnn.parallel import SINGLE, Layout, make_layout
+from jaxnn.parallel import SINGLE_DEVICE, Layout, make_layout
 from jaxnn.types import Batch, TrainState
 from tests import tiny
 from tests.test_conformance import BATCH_SIZE, TABLE, Normed, Row
@@ -98,7 +98,7 @@ def train(row: Row, layout: Layout) -> Trained:
 
 @functools.cache
 def alone(name: str) -> Trained:
-    return train(next(row for row in TABLE if row.name == name), SINGLE)
+    return train(next(row for row in TABLE if row.name == name), SINGLE_DEVICE)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import jaxnn as jn
-from jaxnn.parallel.processes import StopVote, all_agree, barrier, from_leader
+from jaxnn.parallel.processes import StopVote, all_agree, barrier, broadcast_from_primary
 from tests import processes
 
 TRIED = """
@@ -33,7 +33,7 @@ def answers(code: str, count: int = 2) -> list[list[str]]:
 def test_a_single_process_agrees_with_itself() -> None:
     barrier("nothing")
     all_agree("config", {"seed": 1})
-    assert from_leader(lambda: (1, 2)) == (1, 2)
+    assert broadcast_from_primary(lambda: (1, 2)) == (1, 2)
     vote = StopVote()
     assert not vote.poll(0, False) and vote.poll(1, True)
 
@@ -42,7 +42,7 @@ def test_a_value_of_the_leader_is_that_of_all_and_computed_once() -> None:
     leader, other = answers(
         """
 calls = []
-found = from_leader(lambda: calls.append(rank) or {"dir": "runs/x", "steps": (1, 2), "rate": 0.1})
+found = broadcast_from_primary(lambda: calls.append(rank) or {"dir": "runs/x", "steps": (1, 2), "rate": 0.1})
 say(json.dumps(found), calls)
 """.replace("json.dumps(found)", "sorted(found.items())")
     )
@@ -53,11 +53,11 @@ say(json.dumps(found), calls)
 def test_an_error_of_the_leader_is_that_of_all() -> None:
     leader, other = answers(
         """
-say(tried(lambda: from_leader(lambda: raising(jn.DataError("the file is not there.")))))
-say(tried(lambda: from_leader(lambda: raising(jn.RecordError("the folder is taken.")))))
-say(tried(lambda: from_leader(lambda: 1 / 0)))
-say(tried(lambda: from_leader(object)))
-say(tried(lambda: from_leader(lambda: time.sleep(1) if rank == 0 else None, seconds=0.2)))
+say(tried(lambda: broadcast_from_primary(lambda: raising(jn.DataError("the file is not there.")))))
+say(tried(lambda: broadcast_from_primary(lambda: raising(jn.RecordError("the folder is taken.")))))
+say(tried(lambda: broadcast_from_primary(lambda: 1 / 0)))
+say(tried(lambda: broadcast_from_primary(object)))
+say(tried(lambda: broadcast_from_primary(lambda: time.sleep(1) if rank == 0 else None, seconds=0.2)))
 """
     )
     assert leader[:2] == ["DataError: the file is not there.", "RecordError: the folder is taken."] == other[:2]

@@ -37,7 +37,7 @@ READY = "total(1.0)\nsay('here')\n"
 
 
 def test_processes_share_their_devices_and_end_silently() -> None:
-    code = "say(total(rank + 1.0), jax.device_count(), jax.local_device_count(), is_leader(), process_count())"
+    code = "say(total(rank + 1.0), jax.device_count(), jax.local_device_count(), is_primary(), process_count())"
     done = processes.run(code, devices=2)
     assert [(process.status, process.err) for process in done] == [(0, "")] * 2
     assert "6.0 4 2 True 2" in done[0].out and "6.0 4 2 False 2" in done[1].out
@@ -56,7 +56,7 @@ def test_a_process_that_is_done_waits_for_the_others() -> None:
 
 @pytest.mark.slow
 def test_four_processes_join() -> None:
-    done = processes.run("say(total(2.0**rank), from_leader(lambda: rank))", 4)
+    done = processes.run("say(total(2.0**rank), broadcast_from_primary(lambda: rank))", 4)
     assert [(process.status, process.err) for process in done] == [(0, "")] * 4
     assert all("15.0 0" in process.out for process in done)
 
@@ -295,7 +295,7 @@ def survivors(done: list[processes.Done], killed: int) -> list[processes.Done]:
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("doing", [COMPUTE, *(pytest.param(doing, marks=pytest.mark.slow) for doing in (WAIT, ASK))])
 def test_a_killed_process_is_named_by_the_other_which_ends_resumably(killed: int, doing: str) -> None:
-    advised = "when_lost('go on with --resume runs/x')"
+    advised = "set_resume_hint('go on with --resume runs/x')"
     with processes.start(f"{advised}\n{READY}{doing}") as running:
         running.wait_for("here")
         running.signal(killed)
@@ -489,13 +489,13 @@ import jax
 from jaxnn.cli.cluster import processes
 from jaxnn.cli.errors import sentences
 from jaxnn.cli.script import parse
-from jaxnn.parallel.processes import from_leader
+from jaxnn.parallel.processes import broadcast_from_primary
 from tests import tiny
 with sentences():
     config, options, cluster = parse(tiny.experiment(), sys.argv[1:])
     with processes(cluster):
         found = options.run_dir or f"resumed {options.resume}"
-        told = (cluster.process_id, found, config.num_steps, jax.process_count(), from_leader(lambda: "led"))
+        told = (cluster.process_id, found, config.num_steps, jax.process_count(), broadcast_from_primary(lambda: "led"))
         # At once, for all write to one pipe.
         os.write(1, (" ".join(map(str, told)) + chr(10)).encode())
 sys.exit(config.seed)

@@ -80,7 +80,7 @@ def test_auto_shards_what_would_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -
     shapes = tiny.fit(wide(num_steps=1)).state
     for free, expected in ((10**9, "data"), (nbytes(shapes) * 2, "fsdp"), (None, "data")):
         monkeypatch.setattr(layouts, "available_bytes", lambda device, free=free: free)
-        assert make_layout("auto", 4).settled(shapes).strategy == expected
+        assert make_layout("auto", 4).resolve(shapes).strategy == expected
 
 
 @pytest.mark.slow

@@ -105,7 +105,10 @@ def check_sums(
     masks = [layout.place(np.repeat(np.array([1, second], np.float32), size // 2)) for second in (0, 1)]
     jit = for_one_call()
     if programs.shardings is not None:
-        jit |= {"in_shardings": (programs.shardings, layout.whole, layout.whole), "out_shardings": layout.whole}
+        jit |= {
+            "in_shardings": (programs.shardings, layout.replicated, layout.replicated),
+            "out_shardings": layout.replicated,
+        }
     program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks[0], **jit)
     once, twice = (jax.device_get(program(state, examples, mask)) for mask in masks)
     if not np.any(twice["count"]):  # such as labels that are all ignored: it says nothing of the sums
@@ -161,7 +164,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
         def differences(row: Any) -> _Outcome:
             batch = source.transform(feed.batch(examples, row), state.key)
             # The whole by its meaning: XLA has each device compute a part, as under strategy data.
-            split = layout._replace(strategy="data").split(batch)
+            split = layout._replace(strategy="data").constrain(batch)
             found: _Outcome = jax.tree.map(_difference, whole(state, split), parts(state, batch))
             return found
 
@@ -178,7 +181,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
                 f"the task draws random numbers of its own, {own[0]} on each device, and all would draw the same "
                 f"under pmap: {INSTEAD}."
             )
-        jit = {"in_shardings": (programs.shardings, shardings_of(examples)), "out_shardings": layout.whole}
+        jit = {"in_shardings": (programs.shardings, shardings_of(examples)), "out_shardings": layout.replicated}
         program = programs.compile(compare, "compare devices", "pmap", programs.shapes, examples, **jit)
     allowed = max(LEAST_DIFFERENCE, *(4 * rounding for rounding in _roundings(traced)))
     for path, difference in jax.tree.leaves_with_path(jax.device_get(program(programs.init(), examples))):

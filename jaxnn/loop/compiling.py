@@ -22,7 +22,7 @@ from jaxnn.observe import (
     product_dtypes,
     temporary_bytes,
 )
-from jaxnn.parallel import SINGLE, Layout, shardings_of
+from jaxnn.parallel import SINGLE_DEVICE, Layout, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import make_evaluate_step
 from jaxnn.types import Batch, Examples, Experiment, Source, Splits, TrainState
@@ -51,7 +51,7 @@ class Programs:
     feed: Feed
     ledger: Ledger
     clock: Clock
-    layout: Layout = SINGLE
+    layout: Layout = SINGLE_DEVICE
     first_examples: Examples = dataclasses.field(init=False)
     shapes: TrainState = dataclasses.field(init=False)
     shardings: Any = dataclasses.field(init=False)
@@ -64,7 +64,7 @@ class Programs:
         with self.clock.span("compile", "tracing the model"):
             init = make_init(self.experiment, self.source)
             self.shapes = jax.eval_shape(init, self.first_examples)
-            self.layout = self.layout.settled(self.shapes)
+            self.layout = self.layout.resolve(self.shapes)
             self.shardings = self._shardings()
             self.zeros = self._zeros()
 
@@ -81,7 +81,7 @@ class Programs:
             examples = self.feed.sample(num_steps)
             jit: dict[str, Any] = {"donate_argnums": 0}
             if self.shardings is not None:
-                spread = self.shardings, self.layout.whole
+                spread = self.shardings, self.layout.replicated
                 jit |= {"in_shardings": (*spread, shardings_of(examples)), "out_shardings": spread}
             self.train[num_steps] = self.compile(train, name, cause, self.shapes, self.zeros, examples, **jit)
         return self.train[num_steps]
@@ -180,7 +180,7 @@ class Programs:
         if self.layout.mesh is None:
             return None
         named = jax.eval_shape(make_names(self.experiment, self.source), self.first_examples)
-        return self.layout.state(self.shapes, partition_specs(named))
+        return self.layout.state_shardings(self.shapes, partition_specs(named))
 
     def _zeros(self) -> Totals:
         _, metrics = jax.eval_shape(self._step, self.shapes, self._like)

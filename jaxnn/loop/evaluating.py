@@ -11,7 +11,7 @@ import numpy as np
 from jaxnn.data import padded_indices
 from jaxnn.loop.programs import make_evaluate
 from jaxnn.observe import Ledger, compile_ahead
-from jaxnn.parallel import SINGLE, Layout, shardings_of
+from jaxnn.parallel import SINGLE_DEVICE, Layout, shardings_of
 from jaxnn.types import ConfigError, Examples, Experiment, Metrics, Source, Task, TrainState
 
 type Evaluator = Callable[[TrainState], dict[str, float]]
@@ -52,7 +52,7 @@ def make_evaluator(
     function, piece = make_evaluate(experiment, source, layout), next(pieces())
     options: dict[str, Any] = {}
     if state_shardings is not None:
-        options = {"in_shardings": (state_shardings, *shardings_of(piece)), "out_shardings": layout.whole}
+        options = {"in_shardings": (state_shardings, *shardings_of(piece)), "out_shardings": layout.replicated}
     program, compilation = compile_ahead(function, f"evaluate {name}", "start", state, *piece, **options)
     ledger.append(compilation)
     task = experiment.task(experiment.config)
@@ -92,7 +92,7 @@ def finished(task: Task, means: dict[str, Any], what: str = "the means ") -> dic
 
 
 def evaluation_pieces(
-    source: Source, batch_size: int, resident: bool, layout: Layout = SINGLE
+    source: Source, batch_size: int, resident: bool, layout: Layout = SINGLE_DEVICE
 ) -> Callable[[], Iterator[Piece]]:
     """A function that goes through ``source``, each example once: examples, indices and mask on the device, in pieces.
 
@@ -140,14 +140,14 @@ def _streamed_blocks(
     batch_size, size = indices.shape[1], min(STREAMED_BATCHES, len(indices))
     padding = [(0, -len(indices) % size), (0, 0)]
     indices, mask = np.pad(indices, padding), np.pad(mask, padding)
-    own = layout.process_rows(batch_size)
+    own = layout.local_rows(batch_size)
 
     def pieces() -> Iterator[Piece]:
         for start in range(0, len(indices), size):
             block = slice(start, start + size)
             rows = source.read(indices[block, own].reshape(-1))
             examples = Examples(*(array.reshape(size, -1, *array.shape[1:]) for array in rows))
-            placed, counts = layout.place_rows((examples, mask[block, own]), batch_size)
+            placed, counts = layout.place_batch((examples, mask[block, own]), batch_size)
             yield placed, None, counts
 
     return pieces

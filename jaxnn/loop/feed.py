@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxnn.observe import available_bytes, nbytes
-from jaxnn.parallel import SINGLE, Layout, from_leader
+from jaxnn.parallel import SINGLE_DEVICE, Layout, broadcast_from_primary
 from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits
 
 # The share of a device's free memory that resident data may take: the rest is the step's own.
@@ -37,7 +37,7 @@ class Feed(NamedTuple):
     close: Callable[[], None]
 
 
-def fits_on_device(*sources: Source, layout: Layout = SINGLE) -> bool:
+def fits_on_device(*sources: Source, layout: Layout = SINGLE_DEVICE) -> bool:
     """Whether all ``sources`` may lie together on each device of ``layout``; those of a CPU share its memory."""
     device = layout.device
     free = available_bytes(device)
@@ -47,7 +47,7 @@ def fits_on_device(*sources: Source, layout: Layout = SINGLE) -> bool:
 
 
 def make_feed(
-    splits: Splits, seed: int, batch_size: int, *, resident: bool | None = None, layout: Layout = SINGLE
+    splits: Splits, seed: int, batch_size: int, *, resident: bool | None = None, layout: Layout = SINGLE_DEVICE
 ) -> Feed:
     """The feed of the training split: resident if asked for, or if not told otherwise where all splits fit.
 
@@ -61,12 +61,12 @@ def make_feed(
     if splits.train.examples is None:
         return streamed_feed(splits.train, seed, batch_size, layout)
     if resident is None:
-        resident = from_leader(lambda: fits_on_device(*splits.named().values(), layout=layout))
+        resident = broadcast_from_primary(lambda: fits_on_device(*splits.named().values(), layout=layout))
     make = resident_feed if resident else sent_feed
     return make(splits.train, seed, batch_size, layout)
 
 
-def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE) -> Feed:
+def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
     """All examples go to every device once; a batch is gathered there."""
     examples = layout.place(source.examples)
     return Feed(
@@ -74,15 +74,15 @@ def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = S
         prepare=lambda step, num_steps: examples,
         sample=lambda num_steps: examples,
         # Whole on every device: computed in parts, they would have to be put together again.
-        rows=lambda examples, seed, steps: layout.unsplit(source.order(seed, steps, batch_size)),
+        rows=lambda examples, seed, steps: layout.replicate(source.order(seed, steps, batch_size)),
         batch=lambda examples, indices: source.gather(examples, indices),
         close=_nothing,
     )
 
 
-def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE) -> Feed:
+def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
     """The host gathers the examples of a call in the order of ``seed`` and sends them while the call before runs."""
-    own = layout.process_rows(batch_size)
+    own = layout.local_rows(batch_size)
 
     def prepare(step: int, num_steps: int) -> Examples:
         order = source.order(seed, np.arange(step, step + num_steps, dtype=np.int32), batch_size)
@@ -92,9 +92,9 @@ def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGL
     return _rowwise_feed(source, prepare, lambda num_steps: prepare(0, num_steps), _nothing)
 
 
-def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE) -> Feed:
+def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
     """What the source reads, decodes and augments elsewhere is sent while the call before runs."""
-    own = layout.process_rows(batch_size)
+    own = layout.local_rows(batch_size)
     batches: Iterator[Examples] = iter(())
     next_step = -1
 
@@ -142,7 +142,7 @@ def _rowwise_feed(
 def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Examples:
     """This process's rows ``[steps * rows, ...]`` on the devices: ``[steps, batch, ...]``."""
     stacked = (array.reshape(num_steps, -1, *array.shape[1:]) for array in rows)
-    return Examples(*layout.place_rows(tuple(stacked), batch_size))
+    return Examples(*layout.place_batch(tuple(stacked), batch_size))
 
 
 def _nothing() -> None:

@@ -22,7 +22,7 @@ from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.loop.startup import starting
 from jaxnn.loop.training import train_session
 from jaxnn.loop.watchdog import watching
-from jaxnn.parallel import computing_on, is_leader
+from jaxnn.parallel import computing_on, is_primary
 from jaxnn.record import metrics_of
 from jaxnn.types import ConfigError, Experiment, TrainState
 
@@ -44,7 +44,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
     """
     options = with_changes(options or RunOptions(), changes, experiment.config)
     # Of several processes one tells of the run.
-    progress = options.progress if is_leader() else "none"
+    progress = options.progress if is_primary() else "none"
     lines = "none" if progress == "none" else "plain"
     with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
         with contextlib.ExitStack() as opened:

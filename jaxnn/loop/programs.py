@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxnn.loop.feed import Feed
 from jaxnn.optim import evaluation_params
-from jaxnn.parallel import SINGLE, Layout
+from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
 from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
 
@@ -62,7 +62,7 @@ def make_names(experiment: Experiment[Any], source: Source) -> Callable[[Example
 
 
 def make_train(
-    experiment: Experiment[Any], source: Source, feed: Feed, num_steps: int, layout: Layout = SINGLE
+    experiment: Experiment[Any], source: Source, feed: Feed, num_steps: int, layout: Layout = SINGLE_DEVICE
 ) -> TrainProgram:
     """A pure function that trains ``num_steps`` steps, more than one in a ``lax.scan``."""
     config = experiment.config
@@ -73,9 +73,9 @@ def make_train(
 
         def body(carry: tuple[TrainState, Totals], row: Any) -> tuple[tuple[TrainState, Totals], None]:
             state, totals = carry
-            batch = layout.split(feed.batch(examples, row))
+            batch = layout.constrain(feed.batch(examples, row))
             batch = source.transform(batch, jax.random.fold_in(augment_key, state.step))
-            state, metrics = step(state, layout.own_rows(layout.split(batch)))
+            state, metrics = step(state, layout.local_shard(layout.constrain(batch)))
             return (state, _add(totals, metrics, state.step)), None
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
@@ -85,11 +85,11 @@ def make_train(
             return body((state, totals), jax.tree.map(lambda leaf: leaf[0], rows))[0]
         return jax.lax.scan(body, (state, totals), rows)[0]
 
-    return layout.on_each(train)
+    return layout.wrap(train)
 
 
 def make_evaluate(
-    experiment: Experiment[Any], source: Source, layout: Layout = SINGLE
+    experiment: Experiment[Any], source: Source, layout: Layout = SINGLE_DEVICE
 ) -> Callable[[TrainState, Examples, Any, jax.Array], Metrics]:
     """A pure function that evaluates batches under ``mask [batches, batch]``: sums ``[batches]`` each.
 
@@ -103,11 +103,11 @@ def make_evaluate(
         def body(_: None, row: tuple[Any, jax.Array]) -> tuple[None, Metrics]:
             which, counts = row
             batch = source.as_batch(which, counts) if indices is None else source.gather(examples, which, counts)
-            return None, step(state, layout.own_rows(layout.split(batch)))
+            return None, step(state, layout.local_shard(layout.constrain(batch)))
 
         return jax.lax.scan(body, None, (examples if indices is None else indices, mask))[1]
 
-    return layout.on_each(evaluate)
+    return layout.wrap(evaluate)
 
 
 def make_predict(experiment: Experiment[Any], source: Source) -> Callable[[TrainState, Any], Any]:

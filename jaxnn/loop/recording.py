@@ -17,7 +17,7 @@ from jaxnn.loop.resuming import continued_options, restored_facts
 from jaxnn.loop.session import Session, prepare_session
 from jaxnn.loop.startup import Startup
 from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
-from jaxnn.parallel import all_agree, from_leader, is_leader, process_count, when_lost
+from jaxnn.parallel import all_agree, broadcast_from_primary, is_primary, process_count, set_resume_hint
 from jaxnn.record import (
     Record,
     check_unused,
@@ -53,18 +53,18 @@ def open_session(experiment: Experiment[Any], options: RunOptions, startup: Star
         all_agree("config", config_json(experiment.config))
         all_agree("options", jsonable(dataclasses.asdict(options) | {"progress": None}))
         if (resume := options.resume) is not None:
-            from_leader(lambda: read_run(resume))  # before a lock is left where there is no run
-            record = stack.enter_context(open_record(resume, writes=is_leader()))
-            before = from_leader(lambda: read_run(resume))
+            broadcast_from_primary(lambda: read_run(resume))  # before a lock is left where there is no run
+            record = stack.enter_context(open_record(resume, writes=is_primary()))
+            before = broadcast_from_primary(lambda: read_run(resume))
             options = continued_options(experiment, options, before)
         if (run_dir := options.run_dir) is not None:
-            from_leader(lambda: check_vacant(run_dir))
+            broadcast_from_primary(lambda: check_vacant(run_dir))
         session = prepare_session(experiment, options, stack, before["steps_per_call"] if before else None, startup)
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
             session.record = record or stack.enter_context(_new_record(session))
-            when_lost(f"resume with --resume {session.record.path}")
+            set_resume_hint(f"resume with --resume {session.record.path}")
             if before is not None:
                 facts = restored_facts(session, before, facts)
             # A run that is over is loaded, not run: its record stays as it is.
@@ -75,8 +75,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions, startup: Star
 
 def _new_record(session: Session) -> contextlib.AbstractContextManager[Record]:
     wished = session.options.run_dir or new_run_dir(run_name(session))
-    path = from_leader(lambda: str(create_run_dir(wished)))
-    return open_record(Path(path), writes=is_leader())
+    path = broadcast_from_primary(lambda: str(create_run_dir(wished)))
+    return open_record(Path(path), writes=is_primary())
 
 
 def _facts(session: Session) -> dict[str, Any]:

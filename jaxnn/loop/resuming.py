@@ -11,7 +11,7 @@ from jaxnn.loop.recorded_layout import recorded_layout
 from jaxnn.loop.saving import recorded_checkpoints, restore_newest
 from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import status_after
-from jaxnn.parallel import format_mesh, from_leader
+from jaxnn.parallel import broadcast_from_primary, format_mesh
 from jaxnn.record import changed_parts, config_from_json, config_json, rewind_metrics
 from jaxnn.types import ConfigError, Experiment, RecordError, TrainState
 
@@ -86,7 +86,7 @@ def restored_facts(session: Session, before: dict[str, Any], facts: dict[str, An
         )
     # Out of the way before the run comes to their steps again.
     damaged = [recorded_checkpoints(session).set_aside(damage) for damage in restored.damaged] if restored else []
-    session.lines, lost = from_leader(lambda: _rewind(session, restored))
+    session.lines, lost = broadcast_from_primary(lambda: _rewind(session, restored))
     damaged += [lost] if lost is not None else []
     session.status = status_after(session, step)
     changed = _changes(before, facts)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxnn.checkpoints import FOLDER, Checkpoints, Restored, Team, open_checkpoints
 from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import is_best
-from jaxnn.parallel import from_leader, is_leader
+from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.types import PyTree, TrainingError, TrainState
 
 # Unless told otherwise a run saves at evaluations, and no more often than this.
@@ -57,7 +57,7 @@ def recorded_checkpoints(session: Session) -> Checkpoints:
 
 def the_team() -> Team:
     """The processes of this run, which save together."""
-    return Team(is_leader(), from_leader)
+    return Team(is_primary(), broadcast_from_primary)
 
 
 def save_due(session: Session, step: int, *, ending: bool) -> bool:
@@ -73,7 +73,7 @@ def save_due(session: Session, step: int, *, ending: bool) -> bool:
         return False
     best = session.options.patience is not None and is_best(session)
     # Clocks differ between processes, and all must save or none.
-    return best or from_leader(lambda: time.perf_counter() - session.saved_at > SECONDS_BETWEEN_SAVES)
+    return best or broadcast_from_primary(lambda: time.perf_counter() - session.saved_at > SECONDS_BETWEEN_SAVES)
 
 
 def save_state(session: Session, step: int, metrics: dict[str, float]) -> None:

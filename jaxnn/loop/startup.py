@@ -12,7 +12,7 @@ import jax
 
 from jaxnn.loop.progress import Display, Silent, open_display, say_rows, shows_bar
 from jaxnn.observe import Clock, cpu_count, device_kind, missing_gpu
-from jaxnn.parallel import find_devices, is_leader
+from jaxnn.parallel import find_devices, is_primary
 
 # A stage that takes longer is announced: on a terminal in a line that goes away again, elsewhere in one that stays.
 SECONDS_ON_TERMINAL = 0.5
@@ -53,7 +53,7 @@ def starting(progress: str) -> Iterator[Startup]:
     Args:
         progress: the run option.
     """
-    kind = "plain" if progress != "none" and is_leader() else "none"
+    kind = "plain" if progress != "none" and is_primary() else "none"
     with open_display(kind, 0) as display, announcing(startup := Startup(display), on_terminal=shows_bar(progress)):
         yield startup
 

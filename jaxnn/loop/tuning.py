@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 
 from jaxnn.loop.plan import near_divisor
-from jaxnn.parallel import from_leader
+from jaxnn.parallel import broadcast_from_primary
 
 # A probe of many steps is as long as this many seconds of single steps: enough to see the host's cost vanish, and
 # short even where a compiler makes a scanned step thirty times slower, as XLA does for convolutions on a CPU.
@@ -92,4 +92,4 @@ def timed_round(call: Call, length: int, num_calls: int) -> float:
         result = call()
     jax.block_until_ready(result)
     seconds = (time.perf_counter() - start) / (num_calls * length)
-    return from_leader(lambda: seconds)
+    return broadcast_from_primary(lambda: seconds)

@@ -5,7 +5,7 @@ from jaxnn.parallel.devices import choose_devices as choose_devices
 from jaxnn.parallel.devices import computing_on as computing_on
 from jaxnn.parallel.devices import find_devices as find_devices
 from jaxnn.parallel.devices import first_devices as first_devices
-from jaxnn.parallel.layout import SINGLE as SINGLE
+from jaxnn.parallel.layout import SINGLE_DEVICE as SINGLE_DEVICE
 from jaxnn.parallel.layout import STRATEGIES as STRATEGIES
 from jaxnn.parallel.layout import Layout as Layout
 from jaxnn.parallel.layout import make_layout as make_layout
@@ -18,12 +18,12 @@ from jaxnn.parallel.processes import Place as Place
 from jaxnn.parallel.processes import StopVote as StopVote
 from jaxnn.parallel.processes import all_agree as all_agree
 from jaxnn.parallel.processes import barrier as barrier
+from jaxnn.parallel.processes import broadcast_from_primary as broadcast_from_primary
 from jaxnn.parallel.processes import detect_place as detect_place
-from jaxnn.parallel.processes import from_leader as from_leader
-from jaxnn.parallel.processes import is_leader as is_leader
+from jaxnn.parallel.processes import is_primary as is_primary
 from jaxnn.parallel.processes import joined as joined
 from jaxnn.parallel.processes import process_count as process_count
-from jaxnn.parallel.processes import when_lost as when_lost
+from jaxnn.parallel.processes import set_resume_hint as set_resume_hint
 from jaxnn.parallel.processes.place import EXPLICIT as EXPLICIT
 from jaxnn.parallel.processes.place import LOST_AFTER as LOST_AFTER
 from jaxnn.parallel.processes.place import START_TIMEOUT as START_TIMEOUT

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxnn.observe import available_bytes, nbytes
 from jaxnn.parallel.devices import Wanted, choose_devices, find_devices
 from jaxnn.parallel.mesh import DATA, format_mesh, make_mesh, parse_mesh
-from jaxnn.parallel.processes import from_leader
+from jaxnn.parallel.processes import broadcast_from_primary
 from jaxnn.parallel.shardings import check_named, state_shardings
 from jaxnn.types import ConfigError, PyTree, TrainState
 
@@ -27,14 +27,14 @@ class Layout(NamedTuple):
 
     Attributes:
         strategy: ``single``, one device; ``data``, the state whole on each and batches split; ``fsdp``, the state
-            split too; ``pmap``, as ``data``, in its classic form; ``auto``, to be `settled`.
+            split too; ``pmap``, as ``data``, in its classic form; ``auto``, see `resolve`.
         mesh: the devices; None for one.
-        spread: the axes of the mesh that are split over whatever the model names.
+        data_axes: the axes of the mesh that are split over whatever the model names.
     """
 
     strategy: str = "single"
     mesh: Mesh | None = None
-    spread: tuple[str, ...] = (DATA,)
+    data_axes: tuple[str, ...] = (DATA,)
 
     @property
     def num_devices(self) -> int:
@@ -54,15 +54,15 @@ class Layout(NamedTuple):
         return 1 if self.mesh is None else self.mesh.shape[DATA]
 
     @property
-    def whole(self) -> NamedSharding | None:
+    def replicated(self) -> NamedSharding | None:
         """Where what every device holds lies; None for one device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     @property
-    def rows(self) -> NamedSharding | None:
+    def batch_sharding(self) -> NamedSharding | None:
         """Where the batches of a call, ``[steps, batch, ...]``, lie."""
         if self.mesh is None or self.strategy == "pmap":
-            return self.whole
+            return self.replicated
         return NamedSharding(self.mesh, PartitionSpec(None, DATA))
 
     @property
@@ -70,15 +70,15 @@ class Layout(NamedTuple):
         """The axis that a program speaks over itself; None where XLA splits it."""
         return DATA if self.strategy == "pmap" else None
 
-    def settled(self, shapes: TrainState) -> Layout:
+    def resolve(self, shapes: TrainState) -> Layout:
         """With ``auto`` decided: ``fsdp`` where a whole state would take much of a device's memory, else ``data``."""
         if self.strategy != "auto" or self.mesh is None:
             return self
-        free = from_leader(lambda: available_bytes(self.device))
+        free = broadcast_from_primary(lambda: available_bytes(self.device))
         fits = free is None or nbytes(shapes) <= WHOLE_SHARE * free
         return self._replace(strategy="data" if fits else "fsdp")
 
-    def state(self, shapes: TrainState, specs: PyTree) -> Any:
+    def state_shardings(self, shapes: TrainState, specs: PyTree) -> Any:
         """Where each array of a state lies, see `state_shardings`; None for one device.
 
         Raises:
@@ -86,18 +86,18 @@ class Layout(NamedTuple):
         """
         if self.mesh is None:
             return None
-        check_named(self.mesh, specs, self.spread)
+        check_named(self.mesh, specs, self.data_axes)
         return state_shardings(self.mesh, shapes, specs, fully_sharded=self.strategy == "fsdp")
 
-    def split(self, batch: PyTree) -> PyTree:
+    def constrain(self, batch: PyTree) -> PyTree:
         """Within a program: ``batch``, its rows split over the data axis."""
         return self._constrained(batch, PartitionSpec(DATA))
 
-    def unsplit(self, tree: PyTree) -> PyTree:
+    def replicate(self, tree: PyTree) -> PyTree:
         """Within a program: ``tree``, whole on every device."""
         return self._constrained(tree, PartitionSpec())
 
-    def own_rows(self, batch: PyTree) -> PyTree:
+    def local_shard(self, batch: PyTree) -> PyTree:
         """Within a program of `pmap`: this device's rows of a whole ``batch``; elsewhere the batch."""
         if self.strategy != "pmap":
             return batch
@@ -113,7 +113,7 @@ class Layout(NamedTuple):
 
     def place(self, tree: PyTree, sharding: NamedSharding | None = None) -> PyTree:
         """Arrays of the host, the same in every process, on the devices: whole, or as ``sharding`` says."""
-        sharding = sharding or self.whole
+        sharding = sharding or self.replicated
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
 
@@ -123,17 +123,17 @@ class Layout(NamedTuple):
 
         return jax.tree.map(put, tree)
 
-    def process_rows(self, batch_size: int) -> slice:
+    def local_rows(self, batch_size: int) -> slice:
         """Which rows of a batch the devices of this process hold: what it must read."""
-        if self.rows is None or self.rows.is_fully_addressable or self.strategy == "pmap":
+        if self.batch_sharding is None or self.batch_sharding.is_fully_addressable or self.strategy == "pmap":
             return slice(0, batch_size)
-        places = self.rows.addressable_devices_indices_map((1, batch_size)).values()
+        places = self.batch_sharding.addressable_devices_indices_map((1, batch_size)).values()
         bounds = [index[1].indices(batch_size) for index in places if index is not None]
         return slice(min(start for start, *_ in bounds), max(stop for _, stop, _ in bounds))
 
-    def place_rows(self, tree: PyTree, batch_size: int) -> PyTree:
+    def place_batch(self, tree: PyTree, batch_size: int) -> PyTree:
         """This process's rows ``[steps, rows, ...]`` of batches become ``[steps, batch, ...]`` on all devices."""
-        sharding = self.rows
+        sharding = self.batch_sharding
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
 
@@ -142,7 +142,7 @@ class Layout(NamedTuple):
 
         return jax.tree.map(put, tree)
 
-    def on_each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` as each device is to run it under `pmap`: all are given the same, and all give the same.
 
         ``jax.pmap`` is ``jit`` of ``shard_map`` since JAX 0.8. It is written as these here, so that states need no
@@ -177,7 +177,7 @@ class Layout(NamedTuple):
         return f"{self.strategy}, {format_mesh(self.mesh.shape)}"
 
 
-SINGLE = Layout()
+SINGLE_DEVICE = Layout()
 
 
 def make_layout(
@@ -192,7 +192,7 @@ def make_layout(
         platform: ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
 
     Returns:
-        `SINGLE` for one device of which nothing else was said.
+        `SINGLE_DEVICE` for one device of which nothing else was said.
 
     Raises:
         ConfigError: devices that are not there, a mesh that does not fit them, or not the strategy.
@@ -204,7 +204,7 @@ def make_layout(
     wanted = devices if devices is not None or axes is None else math.prod(axes.values())
     chosen = choose_devices(there, wanted, default=1 if alone else None)
     if alone and len(chosen) == 1:
-        return SINGLE
+        return SINGLE_DEVICE
     if strategy == "pmap" and axes is not None and set(axes) != {DATA}:
         raise ConfigError(f"strategy pmap has the axis {DATA} alone, and mesh is {mesh}: choose data or fsdp.")
     return Layout(strategy, make_mesh(chosen, axes or {DATA: len(chosen)}))

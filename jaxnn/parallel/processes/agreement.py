@@ -64,7 +64,7 @@ def barrier(name: str, seconds: float = BARRIER_SECONDS) -> None:
         _meet(_key(name), name, seconds)
 
 
-def from_leader[Value](function: Callable[[], Value], seconds: float = LEADER_SECONDS) -> Value:
+def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float = LEADER_SECONDS) -> Value:
     """The value of ``function``, called by process 0 alone.
 
     Args:
@@ -147,7 +147,7 @@ class StopVote:
 
 
 def _lead[Value](function: Callable[[], Value], key: str) -> Value:
-    """Process 0's part of ``from_leader``: whatever happens, the others are told."""
+    """Process 0's part of ``broadcast_from_primary``: whatever happens, the others are told."""
     told = ""
     try:
         told = json.dumps({"value": function()})

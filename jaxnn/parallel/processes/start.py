@@ -109,13 +109,13 @@ def joined(place: Place, status_of: Callable[[BaseException], int] = lambda erro
         raise SystemExit(ending.status) from None
 
 
-def when_lost(advice: str) -> None:
+def set_resume_hint(advice: str) -> None:
     """Says what is to be done when another process is lost, such as ``resume with --resume runs/…``."""
     if _link is not None:
         _link.advice = advice
 
 
-def is_leader() -> bool:
+def is_primary() -> bool:
     """Whether this process prints and records: process 0, or the only one."""
     return process_id() == 0
 

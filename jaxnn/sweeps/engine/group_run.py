@@ -30,7 +30,7 @@ from jaxnn.loop import (
 from jaxnn.observe import Clock, Ledger, available_bytes
 from jaxnn.parallel import (
     DATA,
-    SINGLE,
+    SINGLE_DEVICE,
     Layout,
     check_divides,
     choose_devices,
@@ -208,7 +208,7 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
     axes = meshed or _axes(options.strategy, len(devices), num_members)
     size = math.prod(axes.values())
     if size == 1:
-        return SINGLE
+        return SINGLE_DEVICE
     # Without a mesh, devices that have no member are left idle.
     mesh = make_mesh(devices if options.mesh else devices[:size], axes)
     layout = Layout(options.strategy, mesh, (DATA, MEMBERS))

@@ -11,7 +11,7 @@ from typing import Any
 from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.loop import recorded_options
 from jaxnn.observe import describe_devices
-from jaxnn.parallel import SINGLE
+from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record import (
     LogDigest,
     config_json,
@@ -91,7 +91,7 @@ def _common_facts(run: GroupRun, facts: Mapping[str, Any]) -> dict[str, Any]:
         },
         "precision": run.programs.solo.product_dtypes,
         "implementations": run.programs.solo.implementations,
-        "layout": SINGLE.as_json(),
+        "layout": SINGLE_DEVICE.as_json(),
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         "sweep": {"width": run.width.width, "traced": run.group.traced},
