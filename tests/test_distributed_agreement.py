@@ -7,7 +7,7 @@ import json
 import pytest
 
 import jaxnn as jn
-from jaxnn.parallel.processes import StopVote, all_agree, barrier, broadcast_from_primary
+from jaxnn.parallel import StopVote, all_agree, barrier, broadcast_from_primary
 from tests import processes
 
 TRIED = """

@@ -23,7 +23,7 @@ import pytest
 import jaxnn as jn
 from jaxnn import _compat
 from jaxnn.cli.cluster import ClusterOptions
-from jaxnn.parallel.processes import Place, start_processes
+from jaxnn.parallel import Place, start_processes
 from tests import processes, shell, tiny
 
 COMPUTE = "while True: total(1.0)"
@@ -489,7 +489,7 @@ import jax
 from jaxnn.cli.cluster import processes
 from jaxnn.cli.errors import sentences
 from jaxnn.cli.script import parse
-from jaxnn.parallel.processes import broadcast_from_primary
+from jaxnn.parallel import broadcast_from_primary
 from tests import tiny
 with sentences():
     config, options, cluster = parse(tiny.experiment(), sys.argv[1:])
@@ -503,7 +503,7 @@ sys.exit(config.seed)
 # The same, until one process is told to stop.
 ENDLESS = """
         import signal
-        from jaxnn.parallel.processes import StopVote, barrier
+        from jaxnn.parallel import StopVote, barrier
         asked, vote, window = [], StopVote(), 0
         signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
         os.write(1, b"trains" + bytes([10]))

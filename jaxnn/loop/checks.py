@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxnn.loop.compiling import Programs, for_one_call
 from jaxnn.nn import batch_split_over
 from jaxnn.observe import equations
-from jaxnn.parallel import DATA, Layout, shardings_of
+from jaxnn.parallel import DATA, STRATEGIES, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
 from jaxnn.types import (
     Batch,
@@ -152,7 +152,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
             batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the examples do.
     """
     layout, source, feed = programs.layout, programs.source, programs.feed
-    if layout.strategy != "pmap" or layout.data_size == 1:
+    if layout.axis_name is None or layout.data_size == 1:
         return
     seed = programs.experiment.config.seed
     whole, parts = _make_whole_and_parts(programs.experiment, layout, evaluated=splits.held_out is not None)
@@ -164,7 +164,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
         def differences(row: Any) -> _Outcome:
             batch = source.transform(feed.batch(examples, row), state.key)
             # The whole by its meaning: XLA has each device compute a part, as under strategy data.
-            split = layout._replace(strategy="data").constrain(batch)
+            split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
             found: _Outcome = jax.tree.map(_difference, whole(state, split), parts(state, batch))
             return found
 

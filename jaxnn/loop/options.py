@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from jaxnn.loop.field_types import check_types
 from jaxnn.loop.plan import Plan, near_divisor
-from jaxnn.parallel import STRATEGIES, parse_mesh
+from jaxnn.parallel import Strategy, find_strategy, parse_mesh
 from jaxnn.types import ConfigError, nearest, suggest
 
 # A run is looked at about ten times on held-out data and fifty times in all, unless told otherwise.
@@ -32,7 +32,6 @@ LEAST = {
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
     "device": (None, "cpu", "gpu", "tpu"),
-    "strategy": STRATEGIES,
     "progress": ("auto", "bar", "plain", "none"),
     "allocator": ("auto", "keep", "default"),
 }
@@ -74,8 +73,9 @@ class RunOptions:
     """The kind of device to compute on; default: JAX's, a GPU where there is one."""
     devices: int | Literal["all"] | None = None
     """How many devices to use together, or all; default: one, or all where a strategy or mesh is given."""
-    strategy: Literal["auto", "data", "fsdp", "pmap"] = "auto"
-    """How: data splits batches, fsdp the state too, pmap is data's classic form; auto: data or fsdp, whichever fits."""
+    strategy: Any = "auto"
+    """data splits batches, fsdp shards the state too, pmap is data's classic form; auto: data or fsdp, whichever fits;
+    package.module:name, or in Python the value: a Strategy of your own."""
     mesh: str | None = None
     """Devices along named axes, such as data=2,model=2 for a model that splits its parameters over model."""
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
@@ -97,6 +97,7 @@ class RunOptions:
             check_choice(name, getattr(self, name), choices)
         check_seconds("stall_after", self.stall_after)
         check_devices(self.devices)
+        find_strategy(self.strategy)
         for name in ("record", "resident"):
             if getattr(self, name) not in (None, True, False):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, and must be True or False.")
@@ -233,5 +234,7 @@ def make_plan(options: RunOptions, num_steps: int) -> Plan:
 
 def recorded_options(options: Any) -> dict[str, Any]:
     """The options of a run or a sweep as its record holds them: all but where that lies."""
-    values = dataclasses.asdict(options)
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    if isinstance(options.strategy, Strategy):
+        values["strategy"] = options.strategy.name
     return {name: value for name, value in values.items() if name not in ("run_dir", "resume")}

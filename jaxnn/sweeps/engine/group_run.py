@@ -31,10 +31,12 @@ from jaxnn.observe import Clock, Ledger, available_bytes
 from jaxnn.parallel import (
     DATA,
     SINGLE_DEVICE,
+    STRATEGIES,
     Layout,
     check_divides,
     choose_devices,
     find_devices,
+    find_strategy,
     make_mesh,
     parse_mesh,
 )
@@ -211,14 +213,14 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
         return SINGLE_DEVICE
     # Without a mesh, devices that have no member are left idle.
     mesh = make_mesh(devices if options.mesh else devices[:size], axes)
-    layout = Layout(options.strategy, mesh, (DATA, MEMBERS))
+    layout = Layout(find_strategy(options.strategy), mesh, (DATA, MEMBERS))
     check_divides(batch_size, layout.data_size)
-    return layout._replace(strategy="data") if layout.data_size == 1 else layout
+    return layout._replace(strategy=STRATEGIES["data"]) if layout.data_size == 1 else layout
 
 
-def _axes(strategy: str, num_devices: int, num_members: int) -> dict[str, int]:
+def _axes(strategy: Any, num_devices: int, num_members: int) -> dict[str, int]:
     """What stands along the axes ``members`` and ``data``: members, unless a strategy says otherwise."""
-    if strategy != "auto":
+    if find_strategy(strategy).choose is None:
         return {MEMBERS: 1, DATA: num_devices}
     return {MEMBERS: min(num_devices, num_members), DATA: 1}
 
