@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import errno
 import hmac
-import ipaddress
 import json
 import os
 import secrets
@@ -24,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.parallel._place import Place
+from jaxnn.parallel._place import Place, interfaces
 from jaxnn.types import ConfigError, TrainingError
 
 # The environment variable with what all processes of a run know and strangers do not.
@@ -346,21 +345,6 @@ class Link:
     def _call[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """The result of ``coroutine``, which runs in the thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-
-def interfaces(host: str) -> list[str] | None:
-    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces, as none has it (NAT).
-
-    Debian gives a machine's own name an address of the loopback interface, where others would not reach it.
-    """
-    own: list[str] = []
-    with contextlib.suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.create_server(address, family=family):
-                own.append(str(address[0]))
-    name, here = host.partition(".")[0], socket.gethostname().partition(".")[0]
-    loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own)
-    return None if not own or (loopback and name == here != "localhost") else own
 
 
 def send(writer: asyncio.StreamWriter, kind: str, **fields: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import ipaddress
+import socket
 import warnings
 
 import jax
@@ -88,6 +91,21 @@ def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_
         "--distributed: no cluster started this process; looked for SLURM (srun), Open MPI (mpirun), Kubernetes (a "
         f"Job) and Cloud TPU. Start it with one of them, or say where it is: {EXPLICIT}."
     )
+
+
+def interfaces(host: str) -> list[str] | None:
+    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces, as none has it (NAT).
+
+    Debian gives a machine's own name an address of the loopback interface, where others would not reach it.
+    """
+    own: list[str] = []
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.create_server(address, family=family):
+                own.append(str(address[0]))
+    name, here = host.partition(".")[0], socket.gethostname().partition(".")[0]
+    loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own)
+    return None if not own or (loopback and name == here != "localhost") else own
 
 
 def set_place(place: Place | None) -> None:

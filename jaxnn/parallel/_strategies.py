@@ -87,7 +87,9 @@ def find_strategy(which: str | Strategy) -> Strategy:
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"strategy is {which!r}, which cannot be imported: {error}.") from error
     if not isinstance(found, Strategy):
-        raise ConfigError(f"strategy is {which!r}, a {type(found).__name__}: it must be a jaxnn.parallel.Strategy.")
+        raise ConfigError(
+            f"strategy is {which!r}, of type {type(found).__name__}: it must be a jaxnn.parallel.Strategy."
+        )
     for name in ("shard_state", "batch_spec", "wrap"):
         if not callable(getattr(found, name)):
             raise ConfigError(f"{name} of strategy {found.name} is {getattr(found, name)!r}: it must be a function.")
