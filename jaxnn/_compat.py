@@ -6,8 +6,8 @@ without a device, is not; neither is the detection of a cluster apart from the s
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import importlib
+import operator
 from typing import Any
 
 import jax
@@ -16,15 +16,8 @@ from jaxnn.types import ConfigError
 
 
 def coordination_client() -> Any:
-    """The client of JAX's coordination service, with a key-value store and barriers.
-
-    Raises:
-        ConfigError: this version of JAX keeps it elsewhere.
-    """
-    with _guarded():
-        from jax._src.distributed import global_state
-
-        return global_state.client
+    """The client of JAX's coordination service, with a key-value store and barriers; None before it has started."""
+    return _private("distributed", "global_state.client")
 
 
 def detect_cluster(seconds: float) -> tuple[str | None, int | None, int | None]:
@@ -32,22 +25,16 @@ def detect_cluster(seconds: float) -> tuple[str | None, int | None, int | None]:
 
     Args:
         seconds: how long to wait for the name of the first process to be known.
-
-    Raises:
-        ConfigError: this version of JAX keeps the detection elsewhere.
     """
-    with _guarded():
-        from jax._src.clusters import ClusterEnv
-
-        detect = ClusterEnv.auto_detect_unset_distributed_params
+    detect = _private("clusters", "ClusterEnv.auto_detect_unset_distributed_params")
     address, count, rank, _ = detect(None, None, None, None, None, max(1, int(seconds)))
     return address, count, rank
 
 
-@contextlib.contextmanager
-def _guarded() -> Iterator[None]:
+def _private(module: str, name: str) -> Any:
+    """Raises ConfigError if this version of JAX keeps it elsewhere."""
     try:
-        yield
+        return operator.attrgetter(name)(importlib.import_module(f"jax._src.{module}"))
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"runs of several processes do not work with jax {jax.__version__}, whose internals changed ({error}): "

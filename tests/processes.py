@@ -32,7 +32,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxnn as jn
 from jaxnn.cli.cluster import ClusterOptions, processes
 from jaxnn.cli.errors import sentences
-from jaxnn.parallel.processes import *
+from jaxnn.parallel import *
 
 rank, count = int(sys.argv[1]), int(sys.argv[2])
 jax.config.update("jax_platforms", "cpu")

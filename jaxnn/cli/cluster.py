@@ -59,7 +59,7 @@ class ClusterOptions:
 
 @contextlib.contextmanager
 def processes(options: ClusterOptions, device: str | None = None) -> Iterator[None]:
-    """One process of several within the block, where it is one; see ``jaxnn.parallel.processes.joined``.
+    """One process of several within the block, where it is one; see ``jaxnn.parallel.joined``.
 
     Args:
         options: which, and what of the machine is opened.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jaxnn.loop.options import DEFAULTS
-from jaxnn.parallel import DATA, choose_devices, find_devices, parse_mesh
+from jaxnn.parallel import choose_devices, find_devices, find_strategy, parse_mesh
 from jaxnn.types import ConfigError
 
 
@@ -39,7 +39,7 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
     kept = {name: recorded[name] for name in ("devices", "strategy", "mesh")}
     if "mesh" in given:
         kept["devices"] = None
-        if recorded["strategy"] == "pmap" and not _along_data(given["mesh"]):
+        if "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
             kept["strategy"] = DEFAULTS.strategy
     elif recorded["mesh"] is not None:
         # The mesh says how many by itself, and stays where that is what is asked for.
@@ -48,7 +48,7 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
         asked = num_devices if given.get("devices") == "all" else given.get("devices", size)
         if asked != size:
             kept["mesh"] = None
-        elif given.get("strategy") == "pmap" and not _along_data(recorded["mesh"]):
+        elif "strategy" in given and not _fits(given["strategy"], recorded["mesh"]):
             kept |= {"mesh": None, "devices": size}
     return kept
 
@@ -70,6 +70,6 @@ def _size(mesh: str) -> int:
     return math.prod(parse_mesh(mesh).values())
 
 
-def _along_data(mesh: str) -> bool:
-    """Whether the data axis is all that a mesh has, as `pmap` needs it."""
-    return set(parse_mesh(mesh)) == {DATA}
+def _fits(strategy: Any, mesh: str) -> bool:
+    """Whether a strategy can use a mesh."""
+    return find_strategy(strategy).fits(parse_mesh(mesh))

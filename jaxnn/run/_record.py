@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -51,7 +50,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions, startup: Star
     with contextlib.ExitStack() as stack:
         before = record = None
         all_agree("config", config_json(experiment.config))
-        all_agree("options", jsonable(dataclasses.asdict(options) | {"progress": None}))
+        shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
+        all_agree("options", jsonable(recorded_options(options) | shared))
         if (resume := options.resume) is not None:
             broadcast_from_primary(lambda: read_run(resume))  # before a lock is left where there is no run
             record = stack.enter_context(open_record(resume, writes=is_primary()))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxnn.loop import RunOptions, check_choice, check_count, check_devices, resolve_cadences
-from jaxnn.parallel import parse_mesh
+from jaxnn.parallel import find_strategy, parse_mesh
 from jaxnn.types import ConfigError
 
 LEAST = {"width": 1, "num_workers": 1}
-CHOICES = {"strategy": ("auto", "data", "fsdp"), "order": ("member", "shared"), "engine": ("local", "ray")}
+CHOICES = {"order": ("member", "shared"), "engine": ("local", "ray")}
 # What a sweep has in common with a run, and hands on to it.
 SHARED = (
     "run_dir",
@@ -51,8 +51,8 @@ class SweepOptions:
     """The kind of device to compute on; default: JAX's, a GPU where there is one."""
     devices: int | Literal["all"] | None = None
     """How many devices to spread members over; default: all."""
-    strategy: Literal["auto", "data", "fsdp"] = "auto"
-    """How each member lies on the devices: auto: on one; data: its batches are split over all; fsdp: its state too."""
+    strategy: Any = "auto"
+    """How each member is distributed: auto: on one device; data: its batches split over all; fsdp: its state too."""
     mesh: str | None = None
     """Devices along named axes, such as members=2,data=4: two at a time, the batches of each split over four."""
     order: Literal["member", "shared"] = "member"
@@ -101,6 +101,8 @@ class SweepOptions:
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         check_devices(self.devices)
+        if (strategy := find_strategy(self.strategy)).axis_name is not None:
+            raise ConfigError(f"strategy {strategy.name} is for single runs: choose data or fsdp for a sweep.")
         if self.mesh is not None:
             parse_mesh(self.mesh)
         if self.shard is not None:

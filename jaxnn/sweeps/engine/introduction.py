@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from jaxnn.observe import cpu_count, format_bytes
-from jaxnn.parallel import choose_devices, find_devices, parse_mesh
+from jaxnn.parallel import choose_devices, find_devices, find_strategy, parse_mesh
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.plan import SweepPlan, describe_members
 
@@ -66,7 +66,7 @@ def _num_devices(plan: SweepPlan) -> int:
     if options.mesh is not None:
         return math.prod(parse_mesh(options.mesh).values())
     num_devices = len(choose_devices(find_devices(options.device), options.devices))
-    if options.strategy != "auto":
+    if find_strategy(options.strategy).choose is None:
         return num_devices
     return min(num_devices, max(len(group.members) for group in plan.groups))
 

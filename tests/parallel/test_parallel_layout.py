@@ -19,9 +19,7 @@ import jaxnn as jn
 from jaxnn.models import GPT, MLP
 from jaxnn.observe import nbytes
 from jaxnn.observe.memory import leaf_nbytes
-from jaxnn.parallel import check_divides, make_layout, parse_mesh
-from jaxnn.parallel import layout as layouts
-from jaxnn.parallel.shardings import LEAST_SHARDED, state_shardings
+from jaxnn.parallel import STRATEGIES, check_divides, make_layout, parse_mesh
 from jaxnn.types import TrainState
 from tests import shell, tiny
 
@@ -64,7 +62,7 @@ def test_fully_sharded_bytes_fall_with_the_number_of_devices() -> None:
     whole = tiny.fit(wide(num_steps=5)).state
     for num_devices in (2, 4):
         state = tiny.fit(wide(num_steps=5), devices=num_devices, strategy="fsdp").state
-        small = sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < LEAST_SHARDED)
+        small = sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < 256)
         assert small < nbytes(whole) / 10
         assert bytes_on_a_device(state) == (nbytes(whole) - small) / num_devices + small
 
@@ -76,11 +74,10 @@ def test_a_sharded_state_is_born_sharded() -> None:
     assert made.spec == P("data", None)
 
 
-def test_auto_shards_what_would_not_fit_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = tiny.fit(wide(num_steps=1)).state
-    for free, expected in ((10**9, "data"), (nbytes(shapes) * 2, "fsdp"), (None, "data")):
-        monkeypatch.setattr(layouts, "available_bytes", lambda device, free=free: free)
-        assert make_layout("auto", 4).resolve(shapes).strategy == expected
+@pytest.mark.parametrize(("size", "expected"), [(10**3, "data"), (10**15, "fsdp")])
+def test_auto_shards_a_state_that_is_too_large_to_be_replicated(size: int, expected: str) -> None:
+    shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
+    assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
 
 
 @pytest.mark.slow
@@ -168,7 +165,7 @@ def unread(config: Any) -> Any:
         ({"devices": 3}, {}, r"batch_size is 8, which 3 devices cannot share evenly: .* are 6 and 9"),
         ({"devices": 4}, {"batch_size": 2}, r"nearest that they can are 4;"),
         ({"devices": 4, "eval_batch_size": 6}, {}, r"eval_batch_size is 6, .* 4 and 8"),
-        ({"strategy": "ddp"}, {}, r"strategy is 'ddp', and must be one of auto, data, fsdp, pmap"),
+        ({"strategy": "ddp"}, {}, r"strategy is 'ddp', which is unknown: .*Known are 'auto', 'data', 'fsdp', 'pmap'"),
         ({"mesh": "2x2"}, {}, r"mesh is '2x2', and must be axes with their sizes, as in data=2,model=2"),
         ({"mesh": "data=2,data=2"}, {}, r"must be axes with their sizes"),
         ({"mesh": "data=2", "devices": 4}, {}, r"mesh data=2 is of 2 devices, and this run is to use 4"),
@@ -221,7 +218,7 @@ SQUARE = TrainState(jnp.int32(0), {"w": jnp.zeros((32, 32))}, {}, (), jax.random
 def test_what_a_model_names_is_split_so_and_the_rest_over_data(spec: P, expected: P) -> None:
     mesh = make_layout("fsdp", mesh="data=2,model=2").mesh
     assert mesh is not None
-    found = state_shardings(mesh, SQUARE, {"w": spec}, fully_sharded=True).params["w"].spec
+    found = STRATEGIES["fsdp"].shard_state(mesh, SQUARE, {"w": spec}).params["w"].spec
     assert tuple(found) == tuple(expected)
 
 
@@ -230,7 +227,7 @@ def test_names_that_cannot_be_are_a_sentence_with_the_parameter(spec: P) -> None
     mesh = make_layout("fsdp", mesh="data=2,model=2").mesh
     assert mesh is not None
     with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 32\], and is named .*: name each axis once"):
-        state_shardings(mesh, SQUARE, {"w": spec}, fully_sharded=True)
+        STRATEGIES["fsdp"].shard_state(mesh, SQUARE, {"w": spec})
 
 
 @pytest.mark.parametrize("platforms", ["cuda", "foo"])

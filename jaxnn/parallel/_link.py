@@ -3,6 +3,7 @@
 JAX's client ends its process from C++ as soon as its connection to process 0 closes. So it connects to a socket of its
 own process, which forwards its bytes and stays open when process 0 is gone. JAX's coordination service listens on the
 loopback interface; the port of process 0 forwards to it for those who know the secret, and closes once all have joined.
+Messages are lines of JSON, each read as if a stranger had written it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import contextlib
 import errno
 import hmac
-import ipaddress
+import json
 import os
 import secrets
 import socket
@@ -22,10 +23,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.parallel.processes.place import Place
-from jaxnn.parallel.processes.wire import LINE_BYTES, SECRET, clean, forward, proof, receive, send
+from jaxnn.parallel._place import Place, interfaces
 from jaxnn.types import ConfigError, TrainingError
 
+# The environment variable with what all processes of a run know and strangers do not.
+SECRET = "JAXNN_CLUSTER_SECRET"
 # The exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later", as what was saved is kept.
 LOST = 75
 # When another process has ended, this one has so long to end in its own way: a collective of CPUs fails at once, one of
@@ -36,7 +38,13 @@ VERDICT_SECONDS = 5.0
 # How long a connection may take to prove that it belongs to the run, and how many may be about to.
 GREETING_SECONDS = 10.0
 MOST_GREETINGS = 128
-ADVICE = "what was saved before is intact: go on with --resume and the directory of the run"
+# The longest line that is read; the longest text of another process that is printed; what is forwarded at once.
+LINE_BYTES = 2**14
+PRINTED_CHARACTERS = 500
+CHUNK_BYTES = 2**16
+RESUME_HINT = "what was saved before is intact: go on with --resume and the directory of the run"
+
+type Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Ending(NamedTuple):
@@ -44,21 +52,18 @@ class Ending(NamedTuple):
 
     rank: int
     status: int
-    sentence: str
+    message: str
 
 
 class Link:
     """This process's connections to the others, in a thread of their own.
 
-    Args:
-        place: this process's place among them.
-
     Attributes:
-        advice: what to do when another process is lost, for the line that reports it.
+        resume_hint: what to do when another process is lost, for the line that reports it.
     """
 
     def __init__(self, place: Place) -> None:
-        self.advice = ADVICE
+        self.resume_hint = RESUME_HINT
         self._place = place
         self._greeting = {"--num-processes": place.num_processes, "jax": jax.__version__}
         # Of process 0: one for each other process; of another: one, of rank 0.
@@ -83,7 +88,12 @@ class Link:
             ConfigError: the processes do not fit together, or the port is taken.
             TrainingError: some did not start in time.
         """
-        return self._call(self._join())
+
+        async def join() -> str:
+            self._beating = asyncio.ensure_future(self._beat())
+            return await (self._lead() if self._place.process_id == 0 else self._follow())
+
+        return self._call(join())
 
     def ending(self, seconds: float = 0.0) -> Ending | None:
         """The first process to end early, if that is known or becomes known within ``seconds``."""
@@ -100,11 +110,21 @@ class Link:
         self._leaving = True
         self._call(self._tell_all("leaving"))
 
-    def fail(self, status: int, sentence: str) -> None:
+    def fail(self, status: int, message: str) -> None:
         """Tells the others that this process ends with ``status``, and makes sure that it does."""
         self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, os._exit, status)
         rank = self._place.process_id
-        self._call(self._tell_all("ended", rank=rank, status=status, sentence=f"process {rank} failed: {sentence}"))
+        self._call(self._tell_all("ended", **Ending(rank, status, f"process {rank} failed: {message}")._asdict()))
+
+    def say(self, ending: Ending) -> bool:
+        """Reports on standard error why this process ends, unless it was reported; whether it was not."""
+        if not self._spoken.acquire(blocking=False):
+            return False
+        hint = f": {self.resume_hint}" if ending.status == LOST else ""
+        # The reader of what this process prints may have ended before it.
+        with contextlib.suppress(OSError):
+            os.write(2, f"error: {clean(ending.message)}{hint}.\n".encode())
+        return True
 
     def close(self) -> None:
         """Ends the connections; process 0 waits until the others have ended theirs."""
@@ -112,26 +132,20 @@ class Link:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(GRACE_SECONDS)
 
-    def say(self, ending: Ending) -> bool:
-        """Reports on standard error why this process ends, unless it was reported; whether it was not."""
-        if not self._spoken.acquire(blocking=False):
-            return False
-        advice = f": {self.advice}" if ending.status == LOST else ""
-        # Who read what this process prints may have ended before it.
-        with contextlib.suppress(OSError):
-            os.write(2, f"error: {clean(ending.sentence)}{advice}.\n".encode())
-        return True
-
-    async def _join(self) -> str:
-        self._beating = asyncio.ensure_future(self._beat())
-        return await (self._lead() if self._place.process_id == 0 else self._follow())
-
     # Process 0.
 
     async def _lead(self) -> str:
         """Waits for all others, and tells them whether the run starts."""
         place, late = self._place, False
-        self._server = await self._listen()
+        try:
+            where = interfaces(place.host)
+            self._server = await asyncio.start_server(self._accept, where, place.port, limit=LINE_BYTES)
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise ConfigError(
+                f"process 0 is to listen on port {place.port} of this machine, which {reason}: choose another port, or "
+                "end what has this one."
+            ) from None
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._service_port = free.getsockname()[1]
         try:
@@ -146,48 +160,34 @@ class Link:
                 f"there, and whether {SECRET} is the same (--start-timeout waits longer)."
             )
         if refusal is not None:
-            await self._tell_all("refused", sentence=refusal, late=late)
+            await self._tell_all("refused", message=refusal, late=late)
             raise (TrainingError if late else ConfigError)(refusal)
         self._started = True
         await self._tell_all("go")
         return f"127.0.0.1:{self._service_port}"
 
-    async def _listen(self) -> asyncio.Server:
-        port = self._place.port
-        try:
-            return await asyncio.start_server(self._accept, interfaces(self._place.host), port, limit=LINE_BYTES)
-        except OSError as error:
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise ConfigError(
-                f"process 0 is to listen on port {port} of this machine, which {reason}: choose another port, or end "
-                "what has this one."
-            ) from None
-
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """A connection from its first line to its end."""
         # A connection may break at any time. Python 3.12.1 reports each that is cut off at the end.
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
-            hello = await self._greeted(reader, writer)
+            if self._greetings >= MOST_GREETINGS:
+                return
+            self._greetings += 1
+            try:
+                nonce = secrets.token_hex(16)
+                send(writer, "nonce", nonce=nonce)
+                hello = await receive(reader, GREETING_SECONDS)
+            finally:
+                self._greetings -= 1
+            given = str(hello.pop("proof", "")).encode(errors="replace")
+            if not hmac.compare_digest(given, proof(nonce, hello).encode()):
+                return
             if hello.get("kind") == "jax" and self._started:
                 await forward(reader, writer, await self._service())
             elif hello.get("kind") == "join" and not self._started:
                 await self._admit(hello, reader, writer)
 
-    async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        """What a connection wants; nothing if it is of a stranger."""
-        if self._greetings >= MOST_GREETINGS:
-            return {}
-        self._greetings += 1
-        try:
-            nonce = secrets.token_hex(16)
-            send(writer, "nonce", nonce=nonce)
-            hello = await receive(reader, GREETING_SECONDS)
-        finally:
-            self._greetings -= 1
-        given = str(hello.pop("proof", "")).encode(errors="replace")
-        return hello if hmac.compare_digest(given, proof(nonce, hello).encode()) else {}
-
-    async def _service(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _service(self) -> Connection:
         """A connection to JAX's coordination service, which starts about now."""
         async with asyncio.timeout(self._place.start_timeout):
             while True:
@@ -199,28 +199,24 @@ class Link:
         rank, host, greeting = hello.get("rank"), clean(hello.get("host")), hello.get("greeting")
         if not isinstance(rank, int) or not isinstance(greeting, dict):
             return
-        unlike = [name for name, mine in self._greeting.items() if greeting.get(name) != mine]
         mistake = None
-        if unlike:
-            theirs, mine = (f"{unlike[0]} {clean(told.get(unlike[0]))}" for told in (greeting, self._greeting))
+        if unlike := [name for name, mine in self._greeting.items() if greeting.get(name) != mine]:
+            theirs, mine = (f"{unlike[0]} {clean(values.get(unlike[0]))}" for values in (greeting, self._greeting))
             mistake = f"process {rank} on {host} was started with {theirs}, and process 0 with {mine}: start all alike."
         elif rank == 0 or rank in self._writers:
             mistake = (
                 f"two processes say that they are process {rank}, on {self._hosts[rank]} and on {host}: give each a "
                 "--process-id of its own."
             )
-        if mistake is not None:
-            send(writer, "refused", sentence=mistake, late=False)
-            self._decide(mistake)
         elif 0 < rank < self._place.num_processes:
             self._writers[rank], self._hosts[rank] = writer, host
-            if len(self._writers) == self._place.num_processes - 1:
-                self._decide(None)
+        if mistake is not None:
+            send(writer, "refused", message=mistake, late=False)
+        complete = len(self._writers) == self._place.num_processes - 1
+        if (mistake is not None or complete) and not self._verdict.done():
+            self._verdict.set_result(mistake)
+        if self._writers.get(rank) is writer:
             await self._watch(rank, reader)
-
-    def _decide(self, refusal: str | None) -> None:
-        if not self._verdict.done():
-            self._verdict.set_result(refusal)
 
     # The others.
 
@@ -236,10 +232,11 @@ class Link:
                         reader, writer = await self._open("join", rank=rank, host=host, greeting=self._greeting)
                         self._writers[0] = writer
                         why = f"a run with another {SECRET} is at"
-                        if await self._joined(reader):
+                        if await self._is_started(reader):
                             self._started = True
                             self._watching = asyncio.ensure_future(self._watch(0, reader))
-                            return await self._listen_for_jax()
+                            self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+                            return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
                         writer.close()
                     except socket.gaierror:
                         why = "there is no such host as in"
@@ -251,7 +248,7 @@ class Link:
             f"{place.coordinator}; look at what it says, and whether it runs there (--start-timeout waits longer)."
         )
 
-    async def _open(self, kind: str, **fields: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self, kind: str, **fields: Any) -> Connection:
         """A connection to process 0 that has shown that it belongs to the run."""
         async with asyncio.timeout(GREETING_SECONDS):
             reader, writer = await asyncio.open_connection(self._place.host, self._place.port, limit=LINE_BYTES)
@@ -265,7 +262,7 @@ class Link:
             raise
         return reader, writer
 
-    async def _joined(self, reader: asyncio.StreamReader) -> bool:
+    async def _is_started(self, reader: asyncio.StreamReader) -> bool:
         """Whether the run starts; False: process 0 closed the connection.
 
         Raises:
@@ -274,16 +271,13 @@ class Link:
         while (message := await receive(reader, self._place.lost_after)).get("kind") == "beat":
             pass
         if message.get("kind") == "refused":
-            raise (TrainingError if message.get("late") else ConfigError)(clean(message.get("sentence")))
+            raise (TrainingError if message.get("late") else ConfigError)(clean(message.get("message")))
         return message.get("kind") == "go"
 
-    async def _listen_for_jax(self) -> str:
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
-                await forward(reader, writer, await self._open("jax"))
-
-        self._server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection of this process's JAX client."""
+        with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
+            await forward(reader, writer, await self._open("jax"))
 
     # All.
 
@@ -295,19 +289,17 @@ class Link:
                 if message.get("kind") == "leaving":
                     self._left.add(rank)
                 elif message.get("kind") == "ended":
-                    await self._over(message)
+                    await self._note(message.get("rank"), message.get("status"), message.get("message"))
         except TimeoutError:
             how = f"nothing was heard of it for {self._place.lost_after:g} s"
         del self._writers[rank]
         if self._started and not self._leaving and rank not in self._left:
-            sentence = f"process {rank} on {self._hosts[rank]} is gone ({how})"
-            await self._over({"rank": rank, "status": LOST, "sentence": sentence})
+            await self._note(rank, LOST, f"process {rank} on {self._hosts[rank]} is gone ({how})")
 
-    async def _over(self, message: dict[str, Any]) -> None:
+    async def _note(self, rank: object, status: object, message: object) -> None:
         """Notes the first process that ended early; process 0 tells all others."""
-        rank, status, sentence = message.get("rank"), message.get("status"), message.get("sentence")
         if self._ending is None and isinstance(rank, int) and isinstance(status, int):
-            self._ending = Ending(rank, status & 0xFF, clean(sentence))
+            self._ending = Ending(rank, status & 0xFF, clean(message))
             self._loop.call_later(GRACE_SECONDS, self._end, self._ending)
             # First, as this process may end as soon as it hears.
             if self._place.process_id == 0:
@@ -355,16 +347,52 @@ class Link:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def interfaces(host: str) -> list[str] | None:
-    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces, as none has it (NAT).
+def send(writer: asyncio.StreamWriter, kind: str, **fields: Any) -> None:
+    """Sends one message; it is lost if the other end is gone, which closes the connection."""
+    if not writer.is_closing():
+        writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
-    Debian gives a machine's own name an address of the loopback interface, where others would not reach it.
+
+async def receive(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any]:
+    """The next message; empty at the end of the connection, and for anything that is no message.
+
+    Raises:
+        TimeoutError: no line was complete after ``seconds``.
     """
-    own: list[str] = []
-    with contextlib.suppress(OSError):
-        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.create_server(address, family=family):
-                own.append(str(address[0]))
-    name, here = host.partition(".")[0], socket.gethostname().partition(".")[0]
-    loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own)
-    return None if not own or (loopback and name == here != "localhost") else own
+    try:
+        async with asyncio.timeout(seconds):
+            message = json.loads(await reader.readline())
+    except (ConnectionError, ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def proof(nonce: str, message: dict[str, Any]) -> str:
+    """What shows that the sender of ``message`` knows the secret; without one it shows nothing."""
+    key = os.environ.get(SECRET, "").encode()
+    return hmac.new(key, json.dumps([nonce, message], sort_keys=True).encode(), "sha256").hexdigest()
+
+
+def clean(text: object) -> str:
+    """What another process sent, on one line and without characters that a terminal obeys."""
+    line = " ".join(str(text)[:PRINTED_CHARACTERS].split())
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: Connection) -> None:
+    """Copies bytes both ways until ``reader`` ends; ``writer`` stays open until then, even if ``upstream`` ends."""
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(CHUNK_BYTES):
+                target.write(data)
+                await target.drain()
+
+    with contextlib.closing(upstream[1]):
+        back = asyncio.ensure_future(copy(upstream[0], writer))
+        try:
+            await copy(reader, upstream[1])
+            while await reader.read(CHUNK_BYTES):
+                pass
+        finally:
+            back.cancel()

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-import jaxnn as jn
-from jaxnn.parallel.processes import StopVote, all_agree, barrier, broadcast_from_primary
+from jaxnn.parallel import StopVote, all_agree, barrier, broadcast_from_primary
 from tests import processes
 
 TRIED = """
@@ -133,9 +132,3 @@ def test_all_stop_at_the_same_window_whoever_is_asked_and_whenever() -> None:
 def test_four_processes_stop_at_the_same_window() -> None:
     said = answers(WINDOWS, count=4)
     assert said == [said[0]] * 4
-
-
-def test_errors_that_travel_are_all_that_jaxnn_has() -> None:
-    from jaxnn.parallel.processes.agreement import ERRORS
-
-    assert set(ERRORS.values()) == set(jn.JaxnnError.__subclasses__())

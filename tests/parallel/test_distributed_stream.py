@@ -70,7 +70,7 @@ def pictures(root: str, strategy: str) -> list[dict[str, float]]:
 def in_two(call: str) -> list[Any]:
     """What a call of a function in here gives in each of two processes."""
     done = processes.run(
-        f"import json\nfrom tests import test_distributed_stream as here\nsay(json.dumps(here.{call}))"
+        f"import json\nfrom tests.parallel import test_distributed_stream as here\nsay(json.dumps(here.{call}))"
     )
     assert [(process.status, process.err) for process in done] == [(0, "")] * 2, done
     return [json.loads(process.out.splitlines()[-1]) for process in done]

@@ -1,0 +1,254 @@
+"""Layout: the devices of a run and its strategy, and what follows for states, batches and programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxnn.parallel._devices import DATA, Wanted, choose_devices, find_devices, format_mesh, make_mesh, parse_mesh
+from jaxnn.parallel._strategies import STRATEGIES, Strategy, find_strategy, spec_axes
+from jaxnn.types import ConfigError, PyTree, TrainState
+
+
+class Layout(NamedTuple):
+    """How a run is distributed over its devices.
+
+    Attributes:
+        strategy: how the state, batches and programs are distributed; one that chooses another is to be resolved.
+        mesh: the devices; None for one device, where the strategy does nothing.
+        data_axes: mesh axes that something is split over whatever the model names.
+    """
+
+    strategy: Strategy = STRATEGIES["data"]
+    mesh: Mesh | None = None
+    data_axes: tuple[str, ...] = (DATA,)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices take part."""
+        return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def device(self) -> jax.Device:
+        """The first device of this process."""
+        if self.mesh is not None:
+            return self.mesh.local_devices[0]
+        return next(device for device in find_devices() if device.process_index == jax.process_index())
+
+    @property
+    def batch_spec(self) -> PartitionSpec:
+        """How arrays ``[batch, ...]`` are split.
+
+        Raises:
+            ConfigError: the strategy gives no such spec, or one of axes that the mesh lacks.
+        """
+        if self.mesh is None:
+            return PartitionSpec()
+        spec: Any = self.strategy.batch_spec(self.mesh)
+        if not isinstance(spec, PartitionSpec) or len(spec) > 1:
+            raise ConfigError(
+                f"batch_spec of strategy {self.strategy.name} returned {spec!r}: return a PartitionSpec of the first "
+                "axis of a batch alone, which is all that inputs, targets and masks have in common."
+            )
+        if missing := [name for name in spec_axes(spec) if name not in self.mesh.shape]:
+            raise ConfigError(
+                f"strategy {self.strategy.name} splits batches over {', '.join(missing)}, which the mesh "
+                f"{format_mesh(self.mesh.shape)} lacks: add it with mesh."
+            )
+        return spec
+
+    @property
+    def data_size(self) -> int:
+        """How many parts a batch is split into."""
+        return 1 if self.mesh is None else math.prod(self.mesh.shape[name] for name in spec_axes(self.batch_spec))
+
+    @property
+    def replicated(self) -> NamedSharding | None:
+        """The sharding of what every device holds; None for one device."""
+        return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def batch_sharding(self) -> NamedSharding | None:
+        """The sharding of the batches of a call, ``[steps, batch, ...]``; None for one device."""
+        if self.mesh is None or self.axis_name is not None:
+            return self.replicated
+        return NamedSharding(self.mesh, PartitionSpec(None, *self.batch_spec))
+
+    @property
+    def axis_name(self) -> str | None:
+        """The axis over which a program averages by itself; None if XLA splits the program."""
+        return None if self.mesh is None else self.strategy.axis_name
+
+    def resolve(self, shapes: TrainState) -> Layout:
+        """The layout with the strategy that this one chooses for a state of ``shapes``.
+
+        Raises:
+            ConfigError: that one splits batches in another way, and they may be placed already.
+        """
+        if self.mesh is None or self.strategy.choose is None:
+            return self
+        chosen = self._replace(strategy=find_strategy(self.strategy.choose(self.mesh, shapes)))
+        if (chosen.axis_name, chosen.batch_spec) != (self.axis_name, self.batch_spec):
+            raise ConfigError(
+                f"strategy {self.strategy.name} chose {chosen.strategy.name}, which splits batches in another way: "
+                "give both the same axis_name and batch_spec."
+            )
+        return chosen
+
+    def state_shardings(self, shapes: TrainState, specs: PyTree) -> Any:
+        """A sharding for each array of a state; None for one device.
+
+        Args:
+            shapes: the state's shapes and dtypes.
+            specs: the mesh axes that the model names, a `PartitionSpec` for each parameter.
+
+        Raises:
+            ConfigError: nothing is split over an axis of the mesh, a parameter cannot be split as it is named, or the
+                strategy gives other than a fitting sharding for each array.
+        """
+        if self.mesh is None:
+            return None
+        shardings: Any = self.strategy.shard_state(self.mesh, shapes, specs)
+        told = f"shard_state of strategy {self.strategy.name}"
+        expected: Any = jax.tree.structure(shapes)
+        if jax.tree.structure(shardings) != expected:
+            raise ConfigError(f"{told} must return a tree like the state's, with a sharding for each of its arrays.")
+        used = {*self.data_axes, *spec_axes(self.batch_spec)}
+        for (path, leaf), sharding in zip(jax.tree.leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True):
+            where = f"for {jax.tree_util.keystr(path, simple=True, separator='/')} {list(leaf.shape)}"
+            if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
+                raise ConfigError(f"{told} returned {sharding!r} {where}: return a NamedSharding on the mesh it got.")
+            try:
+                sharding.shard_shape(leaf.shape)
+            except ValueError as error:
+                raise ConfigError(f"{told} returned {sharding.spec} {where}, which does not fit: {error}") from error
+            used |= set(spec_axes(sharding.spec))
+        for axis, size in self.mesh.shape.items():
+            # Devices along it would all do the same.
+            if size > 1 and axis not in used:
+                leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+                named = sorted({name for spec in leaves for name in spec_axes(spec)})
+                own = f"this model names {', '.join(named) or 'no axis of its own'}"
+                raise ConfigError(
+                    f"mesh has {axis}={size}, and nothing is split over {axis}: {own}, and batches are split over "
+                    f"{', '.join(spec_axes(self.batch_spec))}."
+                )
+        return shardings
+
+    def constrain(self, batch: PyTree) -> PyTree:
+        """Within a program: ``batch [batch, ...]``, split over the devices."""
+        return self._constrained(batch, self.batch_spec)
+
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Within a program: ``tree``, the same on every device."""
+        return self._constrained(tree, PartitionSpec())
+
+    def _constrained(self, tree: PyTree, spec: PartitionSpec) -> PyTree:
+        if self.mesh is None or self.data_size == 1 or self.axis_name is not None:
+            return tree
+        # Within `jax.shard_map` over other axes the mesh is another: the one that this is traced under.
+        around = jax.sharding.get_abstract_mesh()
+        sharding = NamedSharding(self.mesh if around.empty else around, spec)
+
+        def constrained(leaf: Any) -> Any:
+            # What is known while tracing, such as a mask of ones, is to stay so.
+            return leaf if isinstance(leaf, np.ndarray) else jax.lax.with_sharding_constraint(leaf, sharding)
+
+        return jax.tree.map(constrained, tree)
+
+    def local_shard(self, batch: PyTree) -> PyTree:
+        """Within a program with an `axis_name`: this device's rows of ``batch``; elsewhere the batch."""
+        if self.axis_name is None:
+            return batch
+        rank, size = jax.lax.axis_index(self.axis_name), self.data_size
+
+        def local(rows: Any) -> Any:
+            count = rows.shape[0] // size
+            if isinstance(rows, np.ndarray) and np.all(rows == rows[:1]):
+                return rows[:count]  # known while tracing, such as a mask of ones, and to stay so
+            return jax.lax.dynamic_slice_in_dim(rows, rank * count, count)
+
+        return jax.tree.map(local, batch)
+
+    def place(self, tree: PyTree, sharding: NamedSharding | None = None) -> PyTree:
+        """Puts arrays of the host, the same in every process, on the devices: replicated, or by ``sharding``."""
+        sharding = sharding or self.replicated
+        if sharding is None or sharding.is_fully_addressable:
+            return jax.device_put(tree, sharding)
+
+        def put(array: Any) -> Any:
+            array = np.asarray(array)
+            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+        return jax.tree.map(put, tree)
+
+    def local_rows(self, batch_size: int) -> slice:
+        """The rows of a batch that the devices of this process hold: what it must read."""
+        sharding = self.batch_sharding
+        if sharding is None or sharding.is_fully_addressable or sharding.is_fully_replicated:
+            return slice(0, batch_size)
+        indices = sharding.addressable_devices_indices_map((1, batch_size)).values()
+        bounds = [index[1].indices(batch_size) for index in indices if index is not None]
+        return slice(min(start for start, *_ in bounds), max(stop for _, stop, _ in bounds))
+
+    def place_batch(self, tree: PyTree, batch_size: int) -> PyTree:
+        """Makes this process's rows ``[steps, rows, ...]`` of batches ``[steps, batch, ...]`` on all devices."""
+        sharding = self.batch_sharding
+        if sharding is None or sharding.is_fully_addressable:
+            return jax.device_put(tree, sharding)
+
+        def put(rows: np.ndarray) -> Any:
+            return jax.make_array_from_process_local_data(sharding, rows, (rows.shape[0], batch_size, *rows.shape[2:]))
+
+        return jax.tree.map(put, tree)
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` as the strategy has the devices run it; its arguments and results are replicated or sharded."""
+        return function if self.mesh is None else self.strategy.wrap(self.mesh, function)
+
+    def as_json(self) -> dict[str, Any]:
+        """The strategy's name and the sizes of the mesh, for a record."""
+        if self.mesh is None:
+            return {"strategy": "single", "mesh": None}
+        return {"strategy": self.strategy.name, "mesh": dict(self.mesh.shape)}
+
+    def __str__(self) -> str:
+        return "1 device" if self.mesh is None else f"{self.strategy.name}, {format_mesh(self.mesh.shape)}"
+
+
+SINGLE_DEVICE = Layout()
+
+
+def make_layout(
+    strategy: str | Strategy = "auto", devices: Wanted = None, mesh: str | None = None, platform: str | None = None
+) -> Layout:
+    """The layout that run options ask for.
+
+    Args:
+        strategy: see `find_strategy`.
+        devices: how many, or ``"all"``; None: all if a strategy, a mesh or several processes ask for them, else 1.
+        mesh: axes and their sizes, as `parse_mesh` reads them; None: all devices along the data axis.
+        platform: ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
+
+    Returns:
+        `SINGLE_DEVICE` for one device if nothing else is asked for.
+
+    Raises:
+        ConfigError: devices that are not there, a mesh that does not fit them or the strategy, or not the strategy.
+    """
+    axes, how = None if mesh is None else parse_mesh(mesh), find_strategy(strategy)
+    # First of all: nothing else that is asked of JAX gives a clear error message if it cannot open a device.
+    there = find_devices(platform)
+    alone = how.choose is not None and axes is None and jax.process_count() == 1
+    wanted = devices if devices is not None or axes is None else math.prod(axes.values())
+    chosen = choose_devices(there, wanted, default=1 if alone else None)
+    if alone and len(chosen) == 1:
+        return SINGLE_DEVICE
+    if axes is not None and not how.fits(axes):
+        raise ConfigError(f"strategy {how.name} has the axis {DATA} alone, and mesh is {mesh}: choose data or fsdp.")
+    return Layout(how, make_mesh(chosen, axes or {DATA: len(chosen)}))

@@ -1,0 +1,133 @@
+"""The place of this process among those of a run: its rank, their number, and where process 0 listens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import socket
+import warnings
+
+import jax
+
+from jaxnn._compat import detect_cluster
+from jaxnn.types import ConfigError, JaxnnError
+
+START_TIMEOUT = 300.0
+LOST_AFTER = 60.0
+EXPLICIT = "--coordinator HOST:PORT --num-processes N --process-id I"
+
+_place: Place | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A process among those of a run.
+
+    Attributes:
+        coordinator: ``HOST:PORT`` where process 0 listens and the others find it.
+        num_processes: how many there are, at least 2.
+        process_id: which this is, from 0.
+        start_timeout: seconds within which all must have started.
+        lost_after: seconds of silence after which a process is lost; one that was killed is noticed at once.
+        detected: whether a cluster gave it; it then gives one of a machine's devices to this process too.
+        host: the machine of process 0, derived from ``coordinator``.
+        port: the port where it listens, too.
+    """
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+    start_timeout: float = START_TIMEOUT
+    lost_after: float = LOST_AFTER
+    detected: bool = False
+    host: str = dataclasses.field(init=False)
+    port: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.num_processes < 2:
+            raise ConfigError(
+                f"num_processes is {self.num_processes}, and a run of several has at least 2: start more, or leave out "
+                "--distributed, or --coordinator, --num-processes and --process-id."
+            )
+        if not 0 <= self.process_id < self.num_processes:
+            raise ConfigError(
+                f"process_id is {self.process_id}, and must be one of 0 to {self.num_processes - 1}, since there are "
+                f"{self.num_processes} processes."
+            )
+        for name in ("start_timeout", "lost_after"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r} seconds, and must be more than 0.")
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise ConfigError(
+                f"the coordinator is {self.coordinator!r}, and must be HOST:PORT, the machine of process 0 and a free "
+                "port there: node01:12345."
+            )
+        object.__setattr__(self, "host", host.removeprefix("[").removesuffix("]"))
+        object.__setattr__(self, "port", int(port))
+
+
+def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_AFTER) -> Place:
+    """The place that SLURM, Open MPI, Kubernetes or Cloud TPU gave to this process.
+
+    Raises:
+        ConfigError: none of them did, or it cannot be asked.
+    """
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            address, count, rank = detect_cluster(start_timeout)
+        except JaxnnError:
+            raise
+        # Each kind of cluster fails in its own way: a service account without rights, a variable that is no number.
+        except Exception as error:
+            raise ConfigError(f"--distributed: {' '.join(str(error).split()).rstrip('.')}.") from error
+    if address is not None and count is not None and rank is not None:
+        return Place(address, int(count), int(rank), start_timeout, lost_after, detected=True)
+    if warned:
+        raise ConfigError(f"--distributed: {' '.join(str(warned[0].message).split()).rstrip('.')}.")
+    raise ConfigError(
+        "--distributed: no cluster started this process; looked for SLURM (srun), Open MPI (mpirun), Kubernetes (a "
+        f"Job) and Cloud TPU. Start it with one of them, or say where it is: {EXPLICIT}."
+    )
+
+
+def interfaces(host: str) -> list[str] | None:
+    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces, as none has it (NAT).
+
+    Debian gives a machine's own name an address of the loopback interface, where others would not reach it.
+    """
+    own: list[str] = []
+    with contextlib.suppress(OSError):
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.create_server(address, family=family):
+                own.append(str(address[0]))
+    name, here = host.partition(".")[0], socket.gethostname().partition(".")[0]
+    loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own)
+    return None if not own or (loopback and name == here != "localhost") else own
+
+
+def set_place(place: Place | None) -> None:
+    """Makes this process the one of several that ``place`` describes."""
+    global _place
+    _place = place
+
+
+def process_id() -> int:
+    """Which process this is. Unlike ``jax.process_index`` it starts no backend, unless the user joined processes."""
+    if _place is None:
+        return jax.process_index() if jax.distributed.is_initialized() else 0
+    return _place.process_id
+
+
+def process_count() -> int:
+    """How many processes there are; starts no backend either."""
+    if _place is None:
+        return jax.process_count() if jax.distributed.is_initialized() else 1
+    return _place.num_processes
+
+
+def is_primary() -> bool:
+    """Whether this process prints and records: process 0, or the only one."""
+    return process_id() == 0

@@ -1,0 +1,207 @@
+"""Strategies: how a training state, its batches and its programs are distributed over a mesh, as values."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxnn.observe import available_bytes, nbytes
+from jaxnn.parallel._agreement import broadcast_from_primary
+from jaxnn.parallel._devices import DATA
+from jaxnn.types import ConfigError, PyTree, TrainState, suggest
+
+# A smaller array is kept replicated: it takes next to nothing, and gathering it costs as much time as a larger one.
+LEAST_SHARDED = 256
+# The share of a device's free memory that a replicated state may take, since a step takes several times that.
+REPLICATED_SHARE = 0.2
+
+type Path = tuple[Any, ...]
+
+
+class Strategy(NamedTuple):
+    """How training is distributed over a mesh of devices, as pure functions; numbers change by no more than rounding.
+
+    ZeRO's first stage, for example, shards the optimizer's state and replicates the parameters::
+
+        data, fsdp = STRATEGIES["data"], STRATEGIES["fsdp"]
+
+
+        def shard_state(mesh, shapes, specs):
+            sharded = fsdp.shard_state(mesh, shapes, specs)
+            return data.shard_state(mesh, shapes, specs)._replace(opt_state=sharded.opt_state)
+
+
+        jn.fit(experiment, devices=4, strategy=Strategy("zero1", shard_state))
+
+    Attributes:
+        name: what reports and records call it.
+        shard_state: from the mesh, the state's shapes and the `PartitionSpec` of each parameter, by the axes that the
+            model names, to a `NamedSharding` for each array of the state.
+        batch_spec: from the mesh to the `PartitionSpec` of arrays ``[batch, ...]``, over their first axis.
+        wrap: from the mesh and a function to the function as the devices run it; with an ``axis_name``, all its
+            arguments and results are replicated.
+        axis_name: ``"data"`` if each device computes with its own rows of a batch, as under `jax.pmap`: loss, gradients
+            and metrics are averaged over that axis, and the mesh has no other. None: the program is written for the
+            whole batch, and XLA splits it.
+        choose: from the mesh and the state's shapes to the strategy that takes the place of this one, and splits
+            batches as this one does; None: this one stays.
+    """
+
+    name: str
+    shard_state: Callable[[Mesh, TrainState, PyTree], Any]
+    batch_spec: Callable[[Mesh], PartitionSpec] = lambda mesh: PartitionSpec(DATA)
+    wrap: Callable[[Mesh, Callable[..., Any]], Callable[..., Any]] = lambda mesh, function: function
+    axis_name: str | None = None
+    choose: Callable[[Mesh, TrainState], Strategy] | None = None
+
+    def fits(self, axes: Mapping[str, int]) -> bool:
+        """Whether it can use a mesh of these axes."""
+        return self.axis_name is None or set(axes) == {self.axis_name}
+
+
+def find_strategy(which: str | Strategy) -> Strategy:
+    """The strategy of this name.
+
+    Args:
+        which: a name in `STRATEGIES`, ``package.module:name``, or a strategy, which is returned.
+
+    Raises:
+        ConfigError: there is none of the name, or it is not made as a `Strategy` must be.
+    """
+    found: Any = STRATEGIES.get(which, which) if isinstance(which, str) else which
+    if isinstance(found, str):
+        module, colon, name = found.partition(":")
+        if not colon:
+            raise ConfigError(
+                f"strategy is {which!r}, which is unknown: {suggest(which, STRATEGIES)}; name one of your own as "
+                "package.module:name, or pass the Strategy itself."
+            )
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(f"strategy is {which!r}, which cannot be imported: {error}.") from error
+    if not isinstance(found, Strategy):
+        raise ConfigError(
+            f"strategy is {which!r}, of type {type(found).__name__}: it must be a jaxnn.parallel.Strategy."
+        )
+    for name in ("shard_state", "batch_spec", "wrap"):
+        if not callable(getattr(found, name)):
+            raise ConfigError(f"{name} of strategy {found.name} is {getattr(found, name)!r}: it must be a function.")
+    if found.axis_name not in (None, DATA):
+        raise ConfigError(f"axis_name of strategy {found.name} is {found.axis_name!r}: it must be {DATA!r} or None.")
+    return found
+
+
+def spec_axes(spec: PartitionSpec) -> list[str]:
+    """The mesh axes that ``spec`` names, in order."""
+    return [name for part in spec for name in _names(part)]
+
+
+def shardings_of(tree: PyTree) -> Any:
+    """The sharding of each array of ``tree``."""
+    return jax.tree.map(lambda array: array.sharding, tree)
+
+
+def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded: bool) -> TrainState:
+    """A sharding for each array of a state: what the model names is split so, and the rest is replicated or sharded.
+
+    Fully sharded data parallelism keeps a share of each array, optimizer state included, on each device of the data
+    axis (Rajbhandari et al., ZeRO, 2020, stage 3; Zhao et al., PyTorch FSDP, 2023). XLA gathers what a layer needs and
+    scatters its gradient.
+
+    Args:
+        mesh: the devices.
+        shapes: the state's shapes and dtypes.
+        specs: for each of its parameters, the mesh axes that the model names; those the mesh lacks do not count.
+        fully_sharded: whether all but small arrays are sharded along the data axis too.
+
+    Raises:
+        ConfigError: a mesh axis does not divide the axis of a parameter that is to be split over it.
+    """
+    named = _named_specs(mesh, shapes.params, specs)
+
+    def sharding(path: Path, leaf: Any) -> NamedSharding:
+        # Optimizers keep moments in trees like the parameters: their paths end in the same way.
+        matches = (named[path[start:]] for start in range(len(path)) if path[start:] in named)
+        spec = next((spec for shape, spec in matches if shape == leaf.shape), PartitionSpec())
+        if fully_sharded and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            spec = _with_data(mesh, spec, leaf.shape)
+        return NamedSharding(mesh, spec)
+
+    # Statistics of the model itself are small, and every device needs them.
+    replicated = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), shapes.model_state)
+    sharded: TrainState = jax.tree.map_with_path(sharding, shapes._replace(model_state={}))
+    return sharded._replace(model_state=replicated)
+
+
+def _named_specs(mesh: Mesh, params: PyTree, specs: PyTree) -> dict[Path, tuple[tuple[int, ...], PartitionSpec]]:
+    """The shape and spec of each parameter of which the model names an axis that the mesh has, by its path."""
+    given = dict(jax.tree.leaves_with_path(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)))
+    found: dict[Path, tuple[tuple[int, ...], PartitionSpec]] = {}
+    for path, leaf in jax.tree.leaves_with_path(params):
+        spec = given[path]
+        what = f"parameter {jax.tree_util.keystr(path, simple=True, separator='/')} has {list(leaf.shape)}"
+        if len(spec) > leaf.ndim or len(set(spec_axes(spec))) < len(spec_axes(spec)):
+            raise ConfigError(
+                f"{what}, and is named {tuple(spec)}: name each axis once at most, by a mesh axis or None."
+            )
+        parts = [tuple(name for name in _names(part) if name in mesh.shape) for part in spec]
+        for axis, names in enumerate(parts):
+            size = math.prod(mesh.shape[name] for name in names)
+            if leaf.shape[axis] % size:
+                raise ConfigError(
+                    f"{what}, whose axis {axis} cannot be split over {','.join(names)}={size} evenly: choose another "
+                    "mesh or width."
+                )
+        if any(parts):
+            parts_of_spec = (names[0] if len(names) == 1 else names or None for names in parts)
+            found[path] = leaf.shape, PartitionSpec(*parts_of_spec)
+    return found
+
+
+def _names(part: Any) -> tuple[str, ...]:
+    """The mesh axes that one axis of an array is split over."""
+    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
+
+
+def _with_data(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
+    """``spec``, with the longest free axis that can be split over the data axis split."""
+    names, size = [*spec, *[None] * (len(shape) - len(spec))], mesh.shape[DATA]
+    free = [axis for axis, name in enumerate(names) if name is None and shape[axis] % size == 0]
+    if DATA in spec_axes(spec) or size == 1 or not free or math.prod(shape) < LEAST_SHARDED:
+        return spec
+    names[max(free, key=lambda axis: shape[axis])] = DATA
+    return PartitionSpec(*names)
+
+
+def _run_on_each(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as each device runs it: all get the same arguments and give the same results.
+
+    ``jax.pmap`` is ``jit`` of ``shard_map`` since JAX 0.8. Written as these, states need no leading axis of devices and
+    are the same for every strategy.
+    """
+    spec = PartitionSpec()
+    return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+
+
+def _choose_by_memory(mesh: Mesh, shapes: TrainState) -> Strategy:
+    """``fsdp`` if a replicated state would take much of a device's free memory, else ``data``."""
+    free = broadcast_from_primary(lambda: available_bytes(mesh.local_devices[0]))
+    return _data if free is None or nbytes(shapes) <= REPLICATED_SHARE * free else _fsdp
+
+
+_data = Strategy("data", functools.partial(shard_state, fully_sharded=False))
+_fsdp = Strategy("fsdp", functools.partial(shard_state, fully_sharded=True))
+STRATEGIES: Mapping[str, Strategy] = {
+    "auto": _data._replace(name="auto", choose=_choose_by_memory),
+    "data": _data,
+    "fsdp": _fsdp,
+    "pmap": _data._replace(name="pmap", wrap=_run_on_each, axis_name=DATA),
+}
+"""The strategies that jaxnn has, by name."""
