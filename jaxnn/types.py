@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -247,6 +249,27 @@ class Experiment[Config]:
                 raise ConfigError(f"the config has no field {name!r}: {suggest(name, known)}.")
         config = dataclasses.replace(self.config, **fields)  # type: ignore[type-var]
         return dataclasses.replace(self, config=config)
+
+
+def named_object(name: str, option: str) -> Any:
+    """What ``package.module:name`` names, imported.
+
+    Args:
+        name: the module and the name in it; a module in the working directory is found too.
+        option: the option that has it as its value, for messages.
+
+    Raises:
+        ConfigError: it is not of that form, or there is none.
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise ConfigError(f"{option} is {name!r}, and must be MODULE:NAME, such as my_package.my_module:my_object.")
+    try:
+        if "" not in sys.path and "." not in sys.path:
+            sys.path.append("")  # as in an interactive session: a script's own folder is there already
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{option} is {name!r}, which cannot be imported ({error}).") from error
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

@@ -149,7 +149,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
     """
 <<<<<<< HEAD:jaxnn/engine/_checks.py
     layout, source, feed = programs.layout, programs.source, programs.spec.feed
-    if layout.strategy != "pmap" or layout.data_size == 1:
+    if layout.axis_name is None or layout.data_size == 1:
 =======
     layout, source, feed = programs.layout, programs.source, programs.feed
     if layout.axis_name is None or layout.data_size == 1:
@@ -166,7 +166,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
             batch = source.transform(feed.batch(examples, row), state.key)
             # The whole by its meaning: XLA has each device compute a part, as under strategy data.
 <<<<<<< HEAD:jaxnn/engine/_checks.py
-            split = layout._replace(strategy="data").constrain(batch)
+            split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
 =======
             split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
 >>>>>>> parallel:jaxnn/loop/checks.py

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 <<<<<<< HEAD:jaxnn/engine/_options.py
-from jaxnn._importing import named_object
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
 =======
@@ -20,7 +19,7 @@ from jaxnn.loop.field_types import check_types
 from jaxnn.loop.plan import Plan, near_divisor
 from jaxnn.parallel import Strategy, find_strategy, parse_mesh
 >>>>>>> parallel:jaxnn/loop/options.py
-from jaxnn.types import ConfigError, nearest, suggest
+from jaxnn.types import ConfigError, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
 """From the lines that a run or member reported, oldest first, the last with an evaluation, to whether it stops.

@@ -1,35 +1,5 @@
 """Devices, meshes and strategies: one program on many devices, in one process or several."""
 
-<<<<<<< HEAD
-from jaxnn.parallel.devices import PLATFORMS as PLATFORMS
-from jaxnn.parallel.devices import choose_devices as choose_devices
-from jaxnn.parallel.devices import computing_on as computing_on
-from jaxnn.parallel.devices import find_devices as find_devices
-from jaxnn.parallel.devices import first_devices as first_devices
-from jaxnn.parallel.layout import SINGLE_DEVICE as SINGLE_DEVICE
-from jaxnn.parallel.layout import STRATEGIES as STRATEGIES
-from jaxnn.parallel.layout import Layout as Layout
-from jaxnn.parallel.layout import make_layout as make_layout
-from jaxnn.parallel.mesh import DATA as DATA
-from jaxnn.parallel.mesh import check_divides as check_divides
-from jaxnn.parallel.mesh import format_mesh as format_mesh
-from jaxnn.parallel.mesh import make_mesh as make_mesh
-from jaxnn.parallel.mesh import parse_mesh as parse_mesh
-from jaxnn.parallel.processes import Place as Place
-from jaxnn.parallel.processes import StopVote as StopVote
-from jaxnn.parallel.processes import all_agree as all_agree
-from jaxnn.parallel.processes import barrier as barrier
-from jaxnn.parallel.processes import broadcast_from_primary as broadcast_from_primary
-from jaxnn.parallel.processes import detect_place as detect_place
-from jaxnn.parallel.processes import is_primary as is_primary
-from jaxnn.parallel.processes import joined as joined
-from jaxnn.parallel.processes import process_count as process_count
-from jaxnn.parallel.processes import set_resume_hint as set_resume_hint
-from jaxnn.parallel.processes.place import EXPLICIT as EXPLICIT
-from jaxnn.parallel.processes.place import LOST_AFTER as LOST_AFTER
-from jaxnn.parallel.processes.place import START_TIMEOUT as START_TIMEOUT
-from jaxnn.parallel.shardings import shardings_of as shardings_of
-=======
 from jaxnn.parallel._agreement import StopVote as StopVote
 from jaxnn.parallel._agreement import all_agree as all_agree
 from jaxnn.parallel._agreement import barrier as barrier
@@ -60,4 +30,3 @@ from jaxnn.parallel._strategies import STRATEGIES as STRATEGIES
 from jaxnn.parallel._strategies import Strategy as Strategy
 from jaxnn.parallel._strategies import find_strategy as find_strategy
 from jaxnn.parallel._strategies import shardings_of as shardings_of
->>>>>>> parallel
