@@ -147,13 +147,8 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
         ConfigError: the task draws random numbers of its own, as Flax's own Dropout does, or couples the examples of a
             batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the examples do.
     """
-<<<<<<< HEAD:jaxnn/engine/_checks.py
     layout, source, feed = programs.layout, programs.source, programs.spec.feed
     if layout.axis_name is None or layout.data_size == 1:
-=======
-    layout, source, feed = programs.layout, programs.source, programs.feed
-    if layout.axis_name is None or layout.data_size == 1:
->>>>>>> parallel:jaxnn/loop/checks.py
         return
     seed = programs.spec.experiment.config.seed
     whole, parts = _make_whole_and_parts(programs.spec.experiment, layout, evaluated=splits.held_out is not None)
@@ -165,11 +160,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
         def differences(row: Any) -> _Outcome:
             batch = source.transform(feed.batch(examples, row), state.key)
             # The whole by its meaning: XLA has each device compute a part, as under strategy data.
-<<<<<<< HEAD:jaxnn/engine/_checks.py
             split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
-=======
-            split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
->>>>>>> parallel:jaxnn/loop/checks.py
             found: _Outcome = jax.tree.map(_difference, whole(state, split), parts(state, batch))
             return found
 

@@ -48,11 +48,7 @@ def fits_on_device(*sources: Source, layout: Layout = SINGLE_DEVICE) -> bool:
 
 def make_feed(
     splits: Splits, seed: int, batch_size: int, *, resident: bool | None = None, layout: Layout = SINGLE_DEVICE
-<<<<<<< HEAD:jaxnn/engine/_feed.py
 ) -> DeviceFeed:
-=======
-) -> Feed:
->>>>>>> parallel:jaxnn/loop/feed.py
     """The feed of the training split: resident if asked for, or if not told otherwise where all splits fit.
 
     Args:
@@ -66,19 +62,11 @@ def make_feed(
         return streamed_feed(splits.train, seed, batch_size, layout)
     if resident is None:
         resident = broadcast_from_primary(lambda: fits_on_device(*splits.named().values(), layout=layout))
-<<<<<<< HEAD:jaxnn/engine/_feed.py
     make = resident_feed if resident else host_feed
     return make(splits.train, seed, batch_size, layout)
 
 
 def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
-=======
-    make = resident_feed if resident else sent_feed
-    return make(splits.train, seed, batch_size, layout)
-
-
-def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
->>>>>>> parallel:jaxnn/loop/feed.py
     """All examples go to every device once; a batch is gathered there."""
     examples = layout.place(source.examples)
     return DeviceFeed(
@@ -92,11 +80,7 @@ def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = S
     )
 
 
-<<<<<<< HEAD:jaxnn/engine/_feed.py
 def host_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
-=======
-def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
->>>>>>> parallel:jaxnn/loop/feed.py
     """The host gathers the examples of a call in the order of ``seed`` and sends them while the call before runs."""
     own = layout.local_rows(batch_size)
 
@@ -108,11 +92,7 @@ def sent_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGL
     return _rowwise_feed(source, prepare, lambda num_steps: prepare(0, num_steps), _nothing)
 
 
-<<<<<<< HEAD:jaxnn/engine/_feed.py
 def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
-=======
-def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> Feed:
->>>>>>> parallel:jaxnn/loop/feed.py
     """What the source reads, decodes and augments elsewhere is sent while the call before runs."""
     own = layout.local_rows(batch_size)
     batches: Iterator[Examples] = iter(())

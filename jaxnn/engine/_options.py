@@ -11,14 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-<<<<<<< HEAD:jaxnn/engine/_options.py
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
-=======
-from jaxnn.loop.field_types import check_types
-from jaxnn.loop.plan import Plan, near_divisor
-from jaxnn.parallel import Strategy, find_strategy, parse_mesh
->>>>>>> parallel:jaxnn/loop/options.py
 from jaxnn.types import ConfigError, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
@@ -102,16 +96,9 @@ class RunOptions:
     device: Literal["cpu", "gpu", "tpu"] | None = None
     """Kind of device to compute on; default: JAX's, a GPU if there is one."""
     devices: int | Literal["all"] | None = None
-<<<<<<< HEAD:jaxnn/engine/_options.py
     """Number of devices, or all; default: a run takes one, or all if a strategy or mesh is given; a sweep takes all."""
     strategy: StrategyOption = "auto"
     """auto, data (batches are sharded), fsdp (the state too), pmap (data in its classic form), or MODULE:NAME."""
-=======
-    """How many devices to use together, or all; default: one, or all where a strategy or mesh is given."""
-    strategy: Any = "auto"
-    """data splits batches, fsdp shards the state too, pmap is data's classic form; auto: data or fsdp, whichever fits;
-    package.module:name, or in Python the value: a Strategy of your own."""
->>>>>>> parallel:jaxnn/loop/options.py
     mesh: str | None = None
     """Devices along named axes, such as data=2,model=2 for a model that shards its parameters over model."""
     progress: Literal["auto", "bar", "plain", "none"] = "auto"
@@ -136,12 +123,9 @@ class RunOptions:
         check_seconds("stall_after", self.stall_after)
         check_devices(self.devices)
         find_strategy(self.strategy)
-<<<<<<< HEAD:jaxnn/engine/_options.py
         for writer in self.writers:
             metric_writer(writer)
         stopping_rule(self.stop)
-=======
->>>>>>> parallel:jaxnn/loop/options.py
         for name in ("record", "resident"):
             if getattr(self, name) not in (None, True, False):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, and must be True or False.")
@@ -307,7 +291,6 @@ def make_plan(options: RunOptions, num_steps: int) -> Plan:
     return Plan(num_steps, options.report_every, options.eval_every, options.checkpoint_every or 0)
 
 
-<<<<<<< HEAD:jaxnn/engine/_options.py
 def recorded_options(options: RunOptions) -> dict[str, Any]:
     """The options of a run or a sweep as its record holds them: all but its place, and values by their names."""
 
@@ -344,11 +327,3 @@ def metric_writer(writer: Any) -> MetricWriter:
     if not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
     return found  # type: ignore[no-any-return]
-=======
-def recorded_options(options: Any) -> dict[str, Any]:
-    """The options of a run or a sweep as its record holds them: all but where that lies."""
-    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    if isinstance(options.strategy, Strategy):
-        values["strategy"] = options.strategy.name
-    return {name: value for name, value in values.items() if name not in ("run_dir", "resume")}
->>>>>>> parallel:jaxnn/loop/options.py

@@ -19,7 +19,7 @@ from jaxnn.engine._watchdog import Flight
 
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, stopping_rule
-from jaxnn.engine._states import HostStates, Shape
+from jaxnn.engine._states import HostStates, Shape, shape_of
 from jaxnn.engine._store import Store
 from jaxnn.engine._tuning import (
     Choice,
