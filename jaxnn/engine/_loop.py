@@ -192,7 +192,5 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
             trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
         trainer.settle(row, diverged=bad_step >= 0)
     trainer.windows.append(Window(result.num_steps, result.seconds))
-    if trainer.store is not None:
-        with trainer.clock.span("record"):
-            trainer.store.report(lines)
+    trainer.report(lines)
     return WindowReport(result.step, result.num_steps, lines, result.seconds, bool(means), False)

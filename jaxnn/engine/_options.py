@@ -326,4 +326,5 @@ def metric_writer(writer: Any) -> MetricWriter:
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
-    return found  # type: ignore[no-any-return]
+    writer_found: MetricWriter = found
+    return writer_found

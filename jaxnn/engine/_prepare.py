@@ -28,6 +28,7 @@ class Members(NamedTuple):
     """What tells the members of a population from each other.
 
     Attributes:
+        numbers: theirs, in the order of the rows.
         values: ``[members]`` of each traced field.
         member: from the values of one of them, which may be tracers, to its experiment.
         shared_seed: the seed whose order of the data all see; None: each its own.
@@ -36,6 +37,7 @@ class Members(NamedTuple):
         plan: what an earlier process chose, or None.
     """
 
+    numbers: tuple[int, ...]
     values: Mapping[str, Array]
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
     shared_seed: int | None = None
@@ -98,7 +100,8 @@ def open_trainer(
     check_patience(options.patience, splits.held_out)
     check_monitor(options.monitor, programs.derived if splits.held_out else programs.metrics)
     plan = make_plan(options, config.num_steps)
-    trainer = Trainer(options, splits, programs, plan, Choice(1, {}), logs, clock)
+    numbers = members.numbers if members is not None else None
+    trainer = Trainer(options, splits, programs, plan, Choice(1, {}), logs, clock, numbers=numbers)
     if process_count() > 1:
         _check_processes(trainer)
     check_alike_on_devices(programs, splits)

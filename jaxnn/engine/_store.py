@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxnn import checkpoints
 from jaxnn.checkpoints import Checkpoints, Restored, Team, open_checkpoints
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import LogDigest, Record, rewind_metrics
@@ -41,9 +42,9 @@ class Store:
     saved_at: float = dataclasses.field(default_factory=time.perf_counter)
     _checkpoints: Checkpoints | None = None
 
-    def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
-        """Appends what members reported, by row, to ``metrics.jsonl``."""
-        self.reported.add(self.record.report(*(self._column(row) | dict(line) for row, line in lines.items())))
+    def report(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Appends what members reported to ``metrics.jsonl``."""
+        self.reported.add(self.record.report(*lines))
 
     def save(self, step: int, state: PyTree, metrics: Mapping[str, float]) -> None:
         """Starts saving a state.
@@ -70,20 +71,17 @@ class Store:
         """The newest checkpoint that this process saved."""
         return self._checkpoints.latest() if self._checkpoints is not None else None
 
-    def restore(self, like: PyTree) -> tuple[Restored[Any] | None, list[str]]:
-        """Reads the newest checkpoint that is as it was saved; moves newer ones, which are damaged, out of the way.
-
-        Returns:
-            The checkpoint, None if there is none at all, and a description of each damaged one.
+    def restore(self, like: PyTree) -> Restored[Any] | None:
+        """The newest checkpoint that is as it was saved; None if there is none at all.
 
         Raises:
             RecordError: all are damaged, or it is not a state like ``like``.
         """
-        # For reading: a run that is over saves no more of them, and then closes none.
-        checkpoints = self._open()
-        restored = checkpoints.restore_newest(like)
-        damaged = [checkpoints.set_aside(damage) for damage in restored.damaged] if restored else []
-        return restored, damaged
+        return self._open().restore_newest(like)
+
+    def set_aside(self, restored: Restored[Any] | None) -> list[str]:
+        """Moves the damaged checkpoints that are newer than ``restored`` out of the way; describes each."""
+        return [self._open().set_aside(damage) for damage in restored.damaged] if restored is not None else []
 
     def rewind(
         self, end_of: Callable[[int], int], restored: Restored[Any] | None, where: str
@@ -131,10 +129,20 @@ class Store:
     def _open(self, **policy: Any) -> Checkpoints:
         return open_checkpoints(self.folder, team=the_team(), **policy)
 
-    def _column(self, row: int) -> dict[str, int]:
-        return {} if self.numbers is None else {"member": self.numbers[row]}
-
 
 def the_team() -> Team:
     """The processes of this run, which save together."""
     return Team(is_primary(), broadcast_from_primary)
+
+
+def save(path: Path | str, state: PyTree) -> None:
+    """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
+
+    In a run of several processes all of them call it, with arrays of all their devices or NumPy's; process 0 writes
+    these, and gives the directory its name.
+
+    Raises:
+        RecordError: ``path`` exists already or cannot be written; ``state`` is one bare array or holds none, or holds
+            arrays of one process if there are several.
+    """
+    checkpoints.save(path, state, the_team())

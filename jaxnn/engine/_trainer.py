@@ -9,25 +9,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxnn.engine._watchdog import Flight
 
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._options import RunOptions, stopping_rule
+from jaxnn.engine._options import RunOptions, metric_writer, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, shape_of
 from jaxnn.engine._store import Store
 from jaxnn.engine._tuning import (
     Choice,
     VmapPlan,
 )
-from jaxnn.engine._windows import Plan
+from jaxnn.engine._windows import Flight, Plan
 from jaxnn.observe import Clock, Placement, Window, observe_placement
-from jaxnn.parallel import broadcast_from_primary
+from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import final_metrics
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
@@ -85,6 +84,7 @@ class Trainer:
         clock: where the time went.
         state: the newest state that is not in flight: on the devices for a run; on the host for a population, None
             before it is made.
+        numbers: those of the members, for the column ``member`` of their lines; None: a run, without it.
         store: where metrics and checkpoints go, or None.
         flight: the calls under way, and the stalls that a watchdog saw.
         windows: the speed of each window of this process.
@@ -98,6 +98,7 @@ class Trainer:
     logs: list[MemberLog]
     clock: Clock
     state: Any = None
+    numbers: tuple[int, ...] | None = None
     store: Store | None = None
     flight: Flight = dataclasses.field(default_factory=Flight)
     windows: list[Window] = dataclasses.field(default_factory=list)
@@ -170,11 +171,24 @@ class Trainer:
             trees["data"] = self.programs.spec.feed.prepare(0, 1)
         return observe_placement(**trees)
 
-    def restore(self, where: str) -> tuple[int | None, list[str]]:
+    def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
+        """Hands what members reported, by row, to the record and to further metric writers."""
+        column = [{} if self.numbers is None else {"member": number} for number in self.numbers or (0,)]
+        written = [column[row] | dict(line) for row, line in lines.items()]
+        with self.clock.span("record"):
+            if self.store is not None:
+                self.store.report(written)
+            for writer in self.options.writers if is_primary() else ():
+                metric_writer(writer).write(written)
+
+    def restore(
+        self, where: str, check: Callable[[int | None], None] = lambda step: None
+    ) -> tuple[int | None, list[str]]:
         """Continues from the newest whole checkpoint of the store, and cuts the metrics to it.
 
         Args:
             where: what is restored, for messages.
+            check: gets the step of the checkpoint, None if there is none, before anything is changed.
 
         Returns:
             The step of the checkpoint, None if there is none, and a description of each damage found.
@@ -184,7 +198,11 @@ class Trainer:
         """
         assert self.store is not None
         plain = self.vmapped is None
-        restored, damaged = self.store.restore(self.state if plain else self.programs.host_shapes())
+        restored = self.store.restore(self.state if plain else self.programs.host_shapes())
+        check(restored and restored.step)
+        damaged = self.store.set_aside(restored)
+        if restored is not None:
+            where = f"step {restored.step}" if plain else f"the checkpoint of {where}"
         if restored is None:
             ends = [0] * len(self.logs)
         elif plain:

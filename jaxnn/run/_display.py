@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from jaxnn.loop.report import aligned
 from jaxnn.observe import printable
+from jaxnn.run._report import aligned
 
 # Plain output goes to files and logs: a line now and then, not one a window.
 SECONDS_BETWEEN_LINES = 1.0

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxnn.loop.introduction import introduction
-from jaxnn.loop.options import RunOptions, with_changes
-from jaxnn.loop.progress import Display, open_display, say_rows
-from jaxnn.loop.recording import open_session, summarise
-from jaxnn.loop.report import Report
-from jaxnn.loop.run import Run, run_of
-from jaxnn.loop.saving import save_due, save_state
-from jaxnn.loop.session import Session
-from jaxnn.loop.signals import Interruption, interruptible
-from jaxnn.loop.startup import starting
-from jaxnn.loop.training import train_session
-from jaxnn.loop.watchdog import watching
+from jaxnn.engine import RUNNING, RunOptions, WindowReport, train, with_changes
 from jaxnn.parallel import computing_on, is_primary
-from jaxnn.record import metrics_of
-from jaxnn.types import ConfigError, Experiment, TrainState
+from jaxnn.run._display import open_display, say_rows
+from jaxnn.run._record import Session, open_session, summarise
+from jaxnn.run._report import Report
+from jaxnn.run._run import Run, run_of
+from jaxnn.run._signals import interruptible
+from jaxnn.run._startup import Startup, starting, startup_report
+from jaxnn.run._watchdog import watching
+from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 
 
 def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
-    """Trains ``experiment``, reporting where it runs and how fast, and leaves a record.
+    """Trains ``experiment``, reports where it runs and how fast, and leaves a record.
 
-    SIGINT and SIGTERM end the run after the window under way, saved and ready to resume; the run says so in
+    SIGINT and SIGTERM end the run after the current window, saved and ready to resume; the run says so in
     ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
 
     Args:
@@ -43,27 +38,28 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
     options = with_changes(options or RunOptions(), changes, experiment.config)
-    # Of several processes one tells of the run.
+    # Of several processes one prints.
     progress = options.progress if is_primary() else "none"
-    lines = "none" if progress == "none" else "plain"
     with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
         with contextlib.ExitStack() as opened:
             with starting(options.progress) as startup:
                 session = opened.enter_context(open_session(experiment, options, startup))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
-                startup.rows(introduction(session))
+                path = None if session.record is None else str(session.record.path)
+                startup.rows(startup_report(session.trainer, path, session.resumed))
             _watch(session, around, aloud=options.progress != "none")
-            with open_display(progress, session.plan.num_steps) as display:
-                for report in train_session(session, interruption):
+            with open_display(progress, session.trainer.plan.num_steps) as display:
+                for report in _reports(session, lambda: interruption.signum is not None):
                     try:
                         display.report(report)
                     except BrokenPipeError:
                         # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
                         interruption.wish("standard output was closed: stopping after the current window")
-                _settle(session)
-        with open_display(lines, session.plan.num_steps) as display:
-            return _conclude(session, display)
+        run = run_of(session, summarise(session))
+        with open_display("none" if progress == "none" else "plain", run.summary.step) as display:
+            say_rows(display, run.closing_rows())
+        return run
 
 
 class Iteration:
@@ -80,7 +76,7 @@ class Iteration:
         self._session: Session | None = None
 
     def __iter__(self) -> Iterator[Report]:
-        """Trains; the clock is paused while the caller works. Breaking off saves and completes the record."""
+        """Trains; the clock is paused while the caller works. Leaving the loop saves and completes the record."""
         with contextlib.closing(self._reports()) as reports:
             while True:
                 # The caller's own computations run where they always do.
@@ -91,22 +87,24 @@ class Iteration:
                 yield report
 
     def _reports(self) -> Generator[Report]:
-        with contextlib.ExitStack() as around, open_session(self._experiment, self._options) as session:
+        with contextlib.ExitStack() as around, open_session(self._experiment, self._options, Startup()) as session:
             self._session = session
             _watch(session, around, aloud=False)
-            interruption = Interruption()
-            with contextlib.closing(train_session(session, interruption, step_by_step=True)) as reports:
+            with contextlib.closing(_reports(session, lambda: False, step_by_step=True)) as reports:
                 try:
                     yield from reports
                 except GeneratorExit:
-                    _leave(session)
+                    if session.status == RUNNING:
+                        session.status = "stopped early"
+                        step = int(session.trainer.state.step)
+                        if session.trainer.save_due(step, ending=True):
+                            _save(session, step)
                     raise
-            _settle(session)
 
     @property
     def state(self) -> TrainState:
         """The state at the end of the latest window: a copy, for the next window takes the memory of its own."""
-        state: TrainState = jax.tree.map(jnp.copy, self._started().state)
+        state: TrainState = jax.tree.map(jnp.copy, self._started().trainer.state)
         return state
 
     @property
@@ -122,45 +120,59 @@ class Iteration:
 
 
 def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Iteration:
-    """Trains ``experiment`` under the caller's eyes: ``for report in jn.iterate(experiment)``.
+    """Trains ``experiment`` while its caller watches: ``for report in jn.iterate(experiment)``.
 
-    Nothing is printed. Between two reports the device is idle and ``iteration.state`` is whole, at the price of
-    one wait a window; ``break`` ends the run, saved. Signals are the caller's: Ctrl-C raises as ever, and what was
+    Nothing is printed. Between two reports the device is idle and ``iteration.state`` is complete, at the price of
+    one wait per window; ``break`` ends the run, saved. Signals are the caller's: Ctrl-C raises as ever, and what was
     saved until then is kept.
     """
     return Iteration(experiment, with_changes(options or RunOptions(), changes, experiment.config))
 
 
-def _watch(session: Session, around: contextlib.ExitStack, *, aloud: bool) -> None:
-    """Has somebody look on until ``around`` ends: after the session, which waits for its last checkpoint at its end."""
-    around.enter_context(watching(session.clock, session.flight, session.options.stall_after, aloud=aloud))
+def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[Report]:
+    """Trains a run to its end; its ``status`` then says how it ended.
 
-
-def _settle(session: Session) -> None:
-    """A run that had nothing left to do has finished."""
-    if session.status == "running":
-        session.status = "finished"
-
-
-def _leave(session: Session) -> None:
-    """A run that its caller broke off is saved where it stands."""
-    if session.status != "running":
+    Raises:
+        TrainingError: the loss or the parameters are no longer finite.
+    """
+    trainer = session.trainer
+    if session.status != RUNNING:  # a resumed run that is over
         return
-    session.status = "stopped early"
-    step = int(session.state.step)
-    if save_due(session, step, ending=True):
-        newest = session.lines[-1] if session.lines else {"step": 0}
-        save_state(session, step, metrics_of(newest) if newest["step"] == step else {})
+    for window in train(trainer, wants_stop, step_by_step=step_by_step):
+        _check_finite(session)
+        yield _report(session, window)
+    if session.status == RUNNING:
+        done = int(trainer.state.step) >= trainer.plan.num_steps
+        session.status = "finished" if done else "interrupted"
 
 
-def _conclude(session: Session, display: Display) -> Run:
-    summary = summarise(session)
-    run = run_of(session, summary)
-    rows = summary.rows()
-    if run.dir is not None:
-        rows.append(("record", str(run.dir)))
-        rows.append(("curves", str(run.dir / "curves.png")))
-        if summary.status == "interrupted" and run.resumable:
-            rows.append(("to go on", f"--resume {run.dir}"))
-    say_rows(display, rows)
-    return run
+def _save(session: Session, step: int) -> None:
+    session.trainer.save(step)
+    _check_finite(session)
+
+
+def _check_finite(session: Session) -> None:
+    log, store = session.trainer.logs[0], session.trainer.store
+    if log.status == "diverged":
+        kept = store.latest() if store is not None else None
+        last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
+        raise TrainingError(
+            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.clipped), or look at the data."
+        )
+
+
+def _report(session: Session, window: WindowReport) -> Report:
+    line = window.lines[0]
+    speed = ("seconds", "steps_per_second", "examples_per_second")
+    return Report(
+        step=window.step,
+        num_steps=session.trainer.plan.num_steps,
+        metrics={name: value for name, value in line.items() if name not in ("step", *speed)},
+        **{name: line[name] for name in speed},
+    )
+
+
+def _watch(session: Session, around: contextlib.ExitStack, *, aloud: bool) -> None:
+    """Watches for stalls until ``around`` ends: after the session, which waits for its last checkpoint at its end."""
+    trainer = session.trainer
+    around.enter_context(watching(trainer.clock, trainer.flight, trainer.options.stall_after, aloud=aloud))

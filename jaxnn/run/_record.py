@@ -1,29 +1,43 @@
-"""A session and its run directory: created or resumed, kept up to date, and closed whatever happens."""
+"""A run and its directory: created or resumed, kept up to date, and completed whatever happens."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnn.checkpoints import FOLDER, open_checkpoints
-from jaxnn.loop.options import RunOptions, recorded_options
-from jaxnn.loop.report import Summary
-from jaxnn.loop.resuming import continued_options, restored_facts
-from jaxnn.loop.session import Session, prepare_session
-from jaxnn.loop.startup import Startup
+from jaxnn.checkpoints import FOLDER
+from jaxnn.engine import (
+    RUNNING,
+    WAITING,
+    RunOptions,
+    Store,
+    Trainer,
+    check_config,
+    check_data,
+    check_parts,
+    open_trainer,
+    recorded_options,
+)
 from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
-from jaxnn.parallel import all_agree, broadcast_from_primary, is_primary, process_count, set_resume_hint
+from jaxnn.parallel import (
+    all_agree,
+    broadcast_from_primary,
+    is_primary,
+    make_layout,
+    process_count,
+    set_resume_hint,
+)
 from jaxnn.record import (
     Record,
     check_unused,
     check_vacant,
     config_json,
     create_run_dir,
-    draw_curves,
     final_metrics,
     jax_flags,
     jsonable,
@@ -32,21 +46,63 @@ from jaxnn.record import (
     read_run,
     script,
 )
+from jaxnn.run._report import Summary
+from jaxnn.run._resume import continued_options, restored_facts
+from jaxnn.run._startup import Startup
 from jaxnn.types import Experiment, RecordError, Splits, TrainingError
 
 
+@dataclasses.dataclass
+class Session:
+    """A run under way: a population of one, and its record.
+
+    Attributes:
+        trainer: what trains it.
+        ready_seconds: from the call of ``fit`` to the moment the first step could run.
+        record: the open run directory, or None.
+        resumed: of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of
+            newer checkpoints that are ``damaged``.
+    """
+
+    trainer: Trainer
+    ready_seconds: float
+    record: Record | None = None
+    resumed: dict[str, Any] | None = None
+
+    @property
+    def status(self) -> str:
+        """``running``, then how the run ended."""
+        status = self.trainer.logs[0].status
+        return RUNNING if status == WAITING else status
+
+    @status.setter
+    def status(self, status: str) -> None:
+        self.trainer.logs[0].status = status
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """What was reported so far, oldest first, as in ``metrics.jsonl``."""
+        return self.trainer.logs[0].lines
+
+    @property
+    def name(self) -> str:
+        """The experiment's name: that of the file its config is defined in, else that of its data."""
+        return run_name_of(self.trainer.experiment, self.trainer.splits)
+
+
 @contextlib.contextmanager
-def open_session(experiment: Experiment[Any], options: RunOptions, startup: Startup | None = None) -> Iterator[Session]:
-    """A session ready to train, with its record open; the record is completed on the way out, come what may.
+def open_session(experiment: Experiment[Any], options: RunOptions, startup: Startup) -> Iterator[Session]:
+    """A run ready to train, with its record open; the record is completed on the way out, whatever happens.
 
     Args:
         experiment: what to run.
         options: how.
-        startup: where the start is reported; None: nowhere.
+        startup: where the start is reported.
 
     Raises:
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
     """
+    started = time.perf_counter()
     with contextlib.ExitStack() as stack:
         before = record = None
         all_agree("config", config_json(experiment.config))
@@ -59,42 +115,66 @@ def open_session(experiment: Experiment[Any], options: RunOptions, startup: Star
             options = continued_options(experiment, options, before)
         if (run_dir := options.run_dir) is not None:
             broadcast_from_primary(lambda: check_vacant(run_dir))
-        session = prepare_session(experiment, options, stack, before["steps_per_call"] if before else None, startup)
+        check_config(experiment.config)
+        layout = make_layout(options.strategy, options.devices, options.mesh, options.device)
+        startup.device(layout.num_devices)
+        with startup.clock.span("load", "loading the data"):
+            splits = experiment.data(experiment.config)
+            check_data(splits)
+            check_parts(experiment)
+        steps_per_call = before["steps_per_call"] if before else None
+        trainer = open_trainer(experiment, options, splits, layout, startup.clock, steps_per_call=steps_per_call)
+        stack.callback(trainer.programs.spec.feed.close)
+        session = Session(trainer, time.perf_counter() - started)
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
             session.record = record or stack.enter_context(_new_record(session))
+            trainer.store = _store(session)
             set_resume_hint(f"resume with --resume {session.record.path}")
             if before is not None:
-                facts = restored_facts(session, before, facts)
+                facts, session.resumed = restored_facts(trainer, before, facts)
             # A run that is over is loaded, not run: its record stays as it is.
-            if session.status == "running":
+            if session.status == RUNNING:
                 stack.enter_context(_described(session, facts))
         yield session
 
 
 def _new_record(session: Session) -> contextlib.AbstractContextManager[Record]:
-    wished = session.options.run_dir or new_run_dir(run_name(session))
-    path = broadcast_from_primary(lambda: str(create_run_dir(wished)))
+    wanted = session.trainer.options.run_dir or new_run_dir(session.name)
+    path = broadcast_from_primary(lambda: str(create_run_dir(wanted)))
     return open_record(Path(path), writes=is_primary())
 
 
+def _store(session: Session) -> Store:
+    record, options = session.record, session.trainer.options
+    assert record is not None
+    return Store(
+        record,
+        record.path / FOLDER,
+        keep_last=options.keep_last,
+        keep_best=options.keep_best,
+        monitored=session.trainer.monitored,
+        higher_is_better=options.higher_is_better,
+    )
+
+
 def _facts(session: Session) -> dict[str, Any]:
-    """What ``run.json`` says from the start."""
+    """The content of ``run.json`` from the start."""
+    trainer, programs = session.trainer, session.trainer.programs
     return {
-        "name": run_name(session),
-        "status": "running",
+        "name": session.name,
+        "status": RUNNING,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "config": config_json(session.experiment.config),
-        "options": recorded_options(session.options),
-        "steps_per_call": session.choice.steps_per_call,
-        "seconds_per_step_measured": session.choice.seconds_per_step,
-        "data": session.splits.name,
-        "fingerprint": session.fingerprint,
-        "precision": session.programs.product_dtypes,
-        "implementations": session.programs.implementations,
-        "allocator": session.allocation._asdict(),
-        "layout": session.programs.layout.as_json(),
+        "config": config_json(trainer.experiment.config),
+        "options": recorded_options(trainer.options),
+        "steps_per_call": trainer.choice.steps_per_call,
+        "seconds_per_step_measured": getattr(trainer.choice, "seconds_per_step", {}),
+        "data": trainer.splits.name,
+        "fingerprint": trainer.fingerprint,
+        "precision": programs.product_dtypes,
+        "implementations": programs.implementations,
+        "layout": programs.layout.as_json(),
         "devices": describe_devices(),
         "jax_flags": jax_flags(),
         **script(),
@@ -109,39 +189,37 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         # Another run may have come and gone between the first look and the lock.
         check_unused(record.path)
     record.describe(facts)
-    record.write("placement.json", session.placement().as_json())
+    record.write("placement.json", session.trainer.placement().as_json())
     try:
         yield
     finally:
         error = sys.exception()
-        # Also where the last save of a run was broken off: its state is lost.
+        # Also if the last save of a run was broken off: its state is lost.
         broken = error is not None and not isinstance(error, GeneratorExit)
-        if session.status == "running" or (broken and session.status in ("finished", "stopped early")):
+        if session.status == RUNNING or (broken and session.status in ("finished", "stopped early")):
             session.status = _status_of(error, session)
-        refused = _complete(session, record, facts, alone=_fails_alone(error))
+        # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
+        alone = process_count() > 1 and error is not None and not isinstance(error, TrainingError)
+        refused = _complete(session, record, facts, wait=not alone)
         # What ended the run is what its user hears of; one who left the loop by `break` heard of nothing yet.
         if refused is not None and (error is None or isinstance(error, GeneratorExit)):
             raise refused
 
 
-def _fails_alone(error: BaseException | None) -> bool:
-    """Whether the other processes, if there are any, may not fail with this one, so that it must not wait for them."""
-    return process_count() > 1 and error is not None and not isinstance(error, TrainingError)
-
-
-def _complete(session: Session, record: Record, facts: dict[str, Any], *, alone: bool) -> RecordError | None:
+def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: bool) -> RecordError | None:
     """Writes what a record holds of a run that is over.
 
     Args:
         session: the run.
         record: its record.
-        facts: what ``run.json`` said from the start.
-        alone: whether not to wait for other processes.
+        facts: the content of ``run.json`` from the start.
+        wait: whether to wait for other processes.
 
     Returns:
         The first thing that the disk refused, if it refused any. All is tried: what is small may find room.
     """
-    refused: list[RecordError] = []
+    store, refused = session.trainer.store, list[RecordError]()
+    assert store is not None
 
     def attempt(action: Callable[[], None]) -> None:
         try:
@@ -149,44 +227,39 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, alone:
         except RecordError as error:
             refused.append(error)
 
-    if session.checkpoints is not None:
-        with session.clock.span("checkpoint"):
-            checkpoints = session.checkpoints
-            attempt(lambda: checkpoints.close(wait=not alone))
+    with session.trainer.clock.span("checkpoint"):
+        attempt(lambda: store.close(wait=wait))
     if refused:
         session.status = "failed"
     summary = summarise(session).as_json()
-    kept = open_checkpoints(record.path / FOLDER).steps()
+    kept = store.kept_steps() if wait else ()
     attempt(lambda: record.describe({**facts, "status": session.status, "summary": summary, "checkpoints": kept}))
-    attempt(lambda: record.write("compiles.json", session.programs.ledger.as_json()))
-    if session.lines and record.lock is not None:
-        figure = draw_curves(session.lines, f"{facts['name']} · {facts['data']}")
-        attempt(lambda: record.draw("curves.png", figure))
+    attempt(lambda: record.write("compiles.json", session.trainer.programs.ledger.as_json()))
     return refused[0] if refused else None
 
 
 def _status_of(error: BaseException | None, session: Session) -> str:
-    """How a run ended that did not say so itself."""
+    """How a run ended that did not decide so itself."""
     if isinstance(error, KeyboardInterrupt | GeneratorExit):
         return "interrupted"
     if error is not None:
         return "failed"
-    done = int(session.state.step) >= session.plan.num_steps
+    done = int(session.trainer.state.step) >= session.trainer.plan.num_steps
     return "finished" if done else "interrupted"
 
 
 def summarise(session: Session) -> Summary:
-    """The session so far, as host values."""
-    throughput = steady_throughput(session.windows)
-    batch_size = session.experiment.config.batch_size
-    seconds = {name: value for name, value in session.clock.seconds.items() if name != "caller"}
-    totals = session.programs.ledger.totals()
+    """The run so far, as host values."""
+    trainer = session.trainer
+    throughput = steady_throughput(trainer.windows)
+    seconds = {name: value for name, value in trainer.clock.seconds.items() if name != "caller"}
+    totals = trainer.programs.ledger.totals()
     return Summary(
         status=session.status,
-        step=session.lines[-1]["step"] if session.lines else 0,
+        step=trainer.logs[0].step,
         metrics=final_metrics(session.lines),
         throughput=throughput,
-        examples_per_second=throughput and throughput.steps_per_second * batch_size,
+        examples_per_second=throughput and throughput.steps_per_second * trainer.experiment.config.batch_size,
         first_step_seconds={
             "total": session.ready_seconds,
             "trace": totals["trace_seconds"] + totals["lower_seconds"],
@@ -196,13 +269,8 @@ def summarise(session: Session) -> Summary:
         seconds=seconds,
         peak_bytes=peak_memory_bytes(),
         compilations=totals,
-        stalls=tuple(session.flight.stalls),
+        stalls=tuple(trainer.flight.stalls),
     )
-
-
-def run_name(session: Session) -> str:
-    """The name of what a session runs."""
-    return run_name_of(session.experiment, session.splits)
 
 
 def run_name_of(experiment: Experiment[Any], splits: Splits) -> str:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnn.loop.watchdog import Stall, spoken
+from jaxnn.engine import Stall
 from jaxnn.observe import Throughput, format_bytes
+from jaxnn.run._watchdog import spoken
 
 # The share of training spent waiting for data from which on a summary says so.
 WORTH_TELLING = 0.01

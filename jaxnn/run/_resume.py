@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnn.checkpoints import FOLDER, Restored
-from jaxnn.loop.options import RunOptions
-from jaxnn.loop.recorded_layout import recorded_layout
-from jaxnn.loop.saving import recorded_checkpoints, restore_newest
-from jaxnn.loop.session import Session
-from jaxnn.loop.stopping import status_after
-from jaxnn.parallel import broadcast_from_primary, format_mesh
-from jaxnn.record import changed_parts, config_from_json, config_json, rewind_metrics
-from jaxnn.types import ConfigError, Experiment, RecordError, TrainState
+import jax
+
+from jaxnn.checkpoints import FOLDER
+from jaxnn.engine import RunOptions, Trainer
+from jaxnn.parallel import choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
+from jaxnn.record import changed_parts, config_from_json, config_json
+from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.
 KEPT_OPTIONS = (
@@ -57,43 +57,53 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
     return dataclasses.replace(options, **kept | given)
 
 
-def restored_facts(session: Session, before: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """Puts the session where the newest whole checkpoint left it; returns the new content of ``run.json``.
+def restored_facts(
+    trainer: Trainer, before: dict[str, Any], facts: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Continues a run from the newest whole checkpoint of its record.
+
+    Args:
+        trainer: the run, as it was before its first step.
+        before: the content of ``run.json`` as it was.
+        facts: as it would be of a new run.
+
+    Returns:
+        The new content of ``run.json``, and what is new in it of this resume.
 
     Raises:
-        RecordError: the data are not those of the record, there is no checkpoint to go on from, none is whole, it
-            cannot be read, or it is past ``num_steps``; nothing was written.
+        RecordError: the data are not those of the record, there is no checkpoint, none is whole, it cannot be read, or
+            it is past ``num_steps``; nothing was written.
     """
-    assert session.record is not None
-    path = session.record.path
+    assert trainer.store is not None
+    path = trainer.store.record.path
     if facts["fingerprint"]["data"] != before["fingerprint"]["data"]:
         raise RecordError(
             f"the data are not those that the run in {path} was trained on: restore the data, or start a new run."
         )
-    restored = restore_newest(session)
-    step = restored.step if restored is not None else 0
-    if restored is None and before["options"]["checkpoint_every"] == 0:
-        raise RecordError(f"the run in {path} kept no checkpoints, so there is nothing to go on from: start a new run.")
-    if restored is None and (saved := _last_saved(before)) > 0:
+    step, damaged = trainer.restore("the run", lambda step: _check_checkpoint(trainer, before, step))
+    changed = _changes(before, facts)
+    resumed = {"step": step or 0, "time": facts["started"], "changed": changed, "damaged": damaged}
+    session = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
+    kept = {name: before[name] for name in ("started", "seconds_per_step_measured")}
+    return {**facts, **kept, "resumed": [*before.get("resumed", []), resumed | {"before": session}]}, resumed
+
+
+def _check_checkpoint(trainer: Trainer, before: dict[str, Any], step: int | None) -> None:
+    """Raises RecordError unless a run can continue from the checkpoint of ``step``; None: there is none."""
+    assert trainer.store is not None
+    path = trainer.store.record.path
+    if step is None and before["options"]["checkpoint_every"] == 0:
+        raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
+    if step is None and (saved := _last_saved(before)) > 0:
         raise RecordError(
             f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from a "
             "copy, or start a new run."
         )
-    if step > session.plan.num_steps:
+    if step is not None and step > trainer.plan.num_steps:
         raise RecordError(
-            f"the run in {path} has done {step} steps already, more than num_steps = {session.plan.num_steps}: resume "
+            f"the run in {path} has done {step} steps already, more than num_steps = {trainer.plan.num_steps}: resume "
             "it with more, or start a new run."
         )
-    # Out of the way before the run comes to their steps again.
-    damaged = [recorded_checkpoints(session).set_aside(damage) for damage in restored.damaged] if restored else []
-    session.lines, lost = broadcast_from_primary(lambda: _rewind(session, restored))
-    damaged += [lost] if lost is not None else []
-    session.status = status_after(session, step)
-    changed = _changes(before, facts)
-    session.resumed = {"step": step, "time": facts["started"], "changed": changed, "damaged": damaged}
-    told = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
-    kept = {name: before[name] for name in ("started", "seconds_per_step_measured")}
-    return {**facts, **kept, "resumed": [*before.get("resumed", []), session.resumed | {"before": told}]}
 
 
 def _last_saved(before: dict[str, Any]) -> int:
@@ -101,20 +111,11 @@ def _last_saved(before: dict[str, Any]) -> int:
     return max([*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))], default=0)
 
 
-def _rewind(session: Session, restored: Restored[TrainState] | None) -> tuple[list[dict[str, Any]], str | None]:
-    """Cuts the metrics to those of the checkpoint; returns them, and what to tell the user of damage to them."""
-    assert session.record is not None
-    step, noted = (restored.step, restored.log) if restored is not None else (0, None)
-    where = f"step {step}" if restored is not None else "the run"
-    lines, session.reported, told = rewind_metrics(session.record.path, lambda line: step, noted, where)
-    return lines, told
-
-
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     """What differs from the record and may change numbers: layout, kind of device, program, versions, JAX's flags."""
     changes = []
     if facts["layout"] != before["layout"]:
-        changes.append(f"the layout {_told(before['layout'])} → {_told(facts['layout'])}")
+        changes.append(f"the layout {_describe(before['layout'])} → {_describe(facts['layout'])}")
     if _device(facts) != _device(before):
         changes.append(f"the device {_device(before)} → {_device(facts)}")
     changes += changed_parts(before["fingerprint"], facts["fingerprint"])
@@ -124,7 +125,7 @@ def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     return changes
 
 
-def _told(layout: dict[str, Any]) -> str:
+def _describe(layout: dict[str, Any]) -> str:
     """A layout in a few words."""
     return f"{layout['strategy']} {format_mesh(layout['mesh'])}" if layout["mesh"] else str(layout["strategy"])
 
@@ -134,3 +135,65 @@ def _device(facts: dict[str, Any]) -> str:
     platform = facts["options"]["device"] or facts["devices"]["backend"]
     kinds = {device["kind"] for device in facts["devices"]["devices"] if device["platform"] == platform}
     return ", ".join(sorted(kinds)) or platform
+
+
+def recorded_layout(
+    recorded: Mapping[str, Any], given: Mapping[str, Any], device: str | None, where: str
+) -> dict[str, Any]:
+    """The ``devices``, ``strategy`` and ``mesh`` of a record that is gone on with; what is given now goes before them.
+
+    Args:
+        recorded: the options of the record.
+        given: the options that are given now.
+        device: the kind of device to go on with; None: JAX's.
+        where: the record, for messages: ``the run in runs/…``.
+
+    Raises:
+        ConfigError: the devices that the record asks for are not here.
+    """
+    found = find_devices(device)
+    kept = _without_clashes(recorded, given, len(found))
+    if "devices" not in given and "mesh" not in given:
+        _check_devices(kept, found, where)
+    return kept
+
+
+def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
+    """The recorded layout without what speaks against an option that is given; ``num_devices`` are there."""
+    kept = {name: recorded[name] for name in ("devices", "strategy", "mesh")}
+    if "mesh" in given:
+        kept["devices"] = None
+        if "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
+            kept["strategy"] = RunOptions.strategy
+    elif recorded["mesh"] is not None:
+        # The mesh says how many by itself, and stays where that is what is asked for.
+        size = _size(recorded["mesh"])
+        kept["devices"] = None
+        asked = num_devices if given.get("devices") == "all" else given.get("devices", size)
+        if asked != size:
+            kept["mesh"] = None
+        elif "strategy" in given and not _fits(given["strategy"], recorded["mesh"]):
+            kept |= {"mesh": None, "devices": size}
+    return kept
+
+
+def _check_devices(kept: Mapping[str, Any], found: Sequence[jax.Device], where: str) -> None:
+    """Raises ConfigError unless ``found`` can be the devices of the record."""
+    try:
+        choose_devices(found, kept["devices"] if kept["mesh"] is None else _size(kept["mesh"]))
+    except ConfigError as error:
+        used = f"devices={kept['devices']}" if kept["mesh"] is None else f"mesh {kept['mesh']}"
+        reason = str(error).rstrip(".")
+        raise ConfigError(
+            f"{where} used {used}: give --devices {len(found)} to go on with what is here ({reason})."
+        ) from error
+
+
+def _size(mesh: str) -> int:
+    """How many devices a mesh is of."""
+    return math.prod(parse_mesh(mesh).values())
+
+
+def _fits(strategy: Any, mesh: str) -> bool:
+    """Whether a strategy can use a mesh."""
+    return find_strategy(strategy).fits(parse_mesh(mesh))

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from jaxnn.checkpoints import FOLDER, open_checkpoints
-from jaxnn.loop.options import check_count
-from jaxnn.loop.report import Summary, aligned
-from jaxnn.loop.session import Session
+from jaxnn.engine import Trainer, check_count
 from jaxnn.record import draw_curves
+from jaxnn.run._record import Session
+from jaxnn.run._report import Summary, aligned
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Run:
     metrics: Mapping[str, np.ndarray]
     summary: Summary
     dir: Path | None
-    _session: Session
+    _trainer: Trainer
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -49,16 +49,16 @@ class Run:
     @property
     def monitor(self) -> str:
         """The metric that says which evaluation is best, such as ``test_loss``."""
-        return self._session.monitored
+        return self._trainer.monitored
 
     @property
     def higher_is_better(self) -> bool:
         """Whether more of it is better."""
-        return self._session.options.higher_is_better
+        return self._trainer.options.higher_is_better
 
     @property
     def resumable(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return self.dir is not None and (self.dir / FOLDER).is_dir()
 
     def evaluate(self, split: str = "test") -> dict[str, float]:
@@ -67,7 +67,7 @@ class Run:
         Raises:
             ConfigError: the data have no such split.
         """
-        return self._session.evaluate(split, self.state)
+        return self._trainer.evaluate(split, self.state)
 
     def predict(self, inputs: Array, *, batch_size: int = 512) -> Any:
         """The model's outputs for ``inputs [examples, ...]``, as the data set holds them: ``[examples, ...]``.
@@ -78,11 +78,11 @@ class Run:
         Raises:
             ConfigError: the inputs cannot be of the dtype of the training inputs, or the model refuses their shape.
         """
-        trained_on = self._session.programs.first_examples.inputs
+        trained_on = self._trainer.programs.first_examples.inputs
         inputs = _inputs_like(trained_on, inputs)
         check_count("predict's batch_size", batch_size, 1)
         batch_size = min(batch_size, len(inputs))
-        predict = self._session.predict
+        predict = self._trainer.programs.predict
         self._check_shape(inputs[:batch_size], trained_on.shape[1:])
         padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
         outputs = [
@@ -94,7 +94,7 @@ class Run:
     def _check_shape(self, inputs: np.ndarray, trained_on: tuple[int, ...]) -> None:
         """Confirms that the model takes examples of this shape, and gives an output for each."""
         try:
-            outputs = jax.eval_shape(self._session.predict, self.state, inputs)
+            outputs = jax.eval_shape(self._trainer.programs.predict, self.state, inputs)
         # A model refuses as it likes.
         except Exception as error:
             if inputs.shape[1:] == trained_on:
@@ -128,7 +128,14 @@ class Run:
 
     def plot(self) -> Figure:
         """Loss, metrics and throughput against the step, as a matplotlib figure."""
-        return draw_curves(self._session.lines, str(self.dir or ""))
+        return draw_curves(self._trainer.logs[0].lines, str(self.dir or ""))
+
+    def closing_rows(self) -> list[tuple[str, str]]:
+        """What is printed at the end, as (name, value)."""
+        rows = [*self.summary.rows(), *([("record", str(self.dir))] if self.dir is not None else [])]
+        if self.summary.status == "interrupted" and self.resumable:
+            rows.append(("to resume", f"--resume {self.dir}"))
+        return rows
 
     def __repr__(self) -> str:
         return "\n".join(aligned(self._rows()))
@@ -169,5 +176,5 @@ def run_of(session: Session, summary: Summary) -> Run:
     """The run that ``session`` has become."""
     names = dict.fromkeys(name for line in session.lines for name in line)
     metrics = {name: np.array([line.get(name, np.nan) for line in session.lines]) for name in names}
-    path = session.record.path if session.record is not None else None
-    return Run(session.experiment, session.state, metrics, summary, path, session)
+    path, trainer = session.record.path if session.record is not None else None, session.trainer
+    return Run(trainer.experiment, trainer.state, metrics, summary, path, trainer)

@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
+from jaxnn.engine import Flight, Stall
 from jaxnn.observe import Clock
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -58,12 +57,12 @@ class Watch:
         quiet = now - alive_at
         if name in NOT_WATCHED or quiet < self._stall_after:
             return lines
-        where = "device" if name == "train" and done < self._flight.begun else str(name)
+        where = "device" if name == "train" and done < self._flight.started else str(name)
         self._note(Stall(where, done, quiet))
         if quiet >= self._due:
             while self._due <= quiet:
                 self._due *= 2
-            self._wait = _waits(where, done, self._flight.begun)
+            self._wait = _waits(where, done, self._flight.started)
             lines.append(f"nothing finished for {spoken(quiet)}: waiting {self._wait}")
         return lines
 

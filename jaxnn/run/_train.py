@@ -13,9 +13,9 @@ import optax
 
 from jaxnn import data as sources
 from jaxnn import tasks
-from jaxnn.loop.fit import fit
-from jaxnn.loop.options import RunOptions, check_config
-from jaxnn.loop.run import Run
+from jaxnn.engine import RunOptions, check_config
+from jaxnn.run._fit import fit
+from jaxnn.run._run import Run
 from jaxnn.types import ConfigError, Experiment, Source, Splits, Task
 
 
