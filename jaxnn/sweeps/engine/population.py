@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnn.loop import Feed, Totals, TrainProgram, make_evaluate, make_init, make_train
 from jaxnn.parallel import Layout
-from jaxnn.sweeps.design.tracing import with_values
+from jaxnn.sweeps.search import with_values
 from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
 
 MEMBERS = "members"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.sweeps.design.points import scale_of
+from jaxnn.sweeps.search import scale_of
 
 
 def test_a_grid_is_every_combination_the_last_axis_fastest() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxnn.sweeps.results.comparing import compare
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps import Sweep, compare
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 

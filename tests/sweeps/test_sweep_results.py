@@ -17,9 +17,9 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import record
-from jaxnn.record.directory import json_line, write_json
-from jaxnn.sweeps.results.reading import is_sweep, open_sweep
-from jaxnn.sweeps.results.sweep import Axis, Sweep
+from jaxnn.record import is_sweep, json_line, write_json
+from jaxnn.sweeps import Sweep, open_sweep
+from jaxnn.sweeps.results import Axis
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 

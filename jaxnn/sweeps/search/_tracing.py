@@ -1,4 +1,4 @@
-"""Which fields of a config may arrive as tracers, one value a member, and where one that may not is used."""
+"""Which config fields may be tracers, one value per member; for others, the line that needs a Python value."""
 
 from __future__ import annotations
 
@@ -15,27 +15,25 @@ import numpy as np
 
 from jaxnn.loop import make_init, make_step
 from jaxnn.steps import make_evaluate_step
-from jaxnn.sweeps.design.members import field_value, with_fields
+from jaxnn.sweeps.search._points import field_value, with_fields
 from jaxnn.types import Array, Examples, Experiment, Source
 
-# Where a traced value ends up is told by the user's own line, not by those of the libraries it calls.
+# An untraceable field is reported with the user's own line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
 
 
 class Untraceable(NamedTuple):
-    """A field whose value decides what Python does, so that each value is a program of its own.
+    """A field whose value determines Python's control flow, so that each value needs its own program.
 
     Attributes:
         name: the field.
         place: ``file:line`` of the caller's code that needs the value.
         code: that line.
-        error: what JAX said, in one line.
     """
 
     name: str
     place: str
     code: str
-    error: str
 
     def __str__(self) -> str:
         return (
@@ -45,26 +43,26 @@ class Untraceable(NamedTuple):
 
 
 def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) -> dict[str, jax.Array]:
-    """For each field the values of all members, ``[members]``: seeds as uint32, floats as JAX treats Python's.
+    """Returns the values of all members for each field, ``[members]``: seeds as uint32, floats weakly typed.
 
-    A Python float takes the precision of what it meets; so does a weakly typed array, and none other.
+    Like a Python float, a weakly typed array takes the precision of the arrays it is combined with.
     """
     return {name: jnp.stack([_scalar(name, field_value(one.config, name)) for one in experiments]) for name in names}
 
 
 def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
-    """The experiment of one member: its traced fields set to ``values``."""
-    # Nothing to replace is no reason to read all fields.
+    """Returns the experiment of one member: its traced fields set to ``values``."""
+    # Replacing nothing would still read all fields.
     return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
 
 
 def is_traceable(name: str, values: Iterable[Any]) -> bool:
-    """Whether a field with these values may be tried as a tracer: the seed, and floats."""
+    """Whether a field with these values is a candidate for tracing: the seed and floats are."""
     return name == "seed" or all(isinstance(value, float) for value in values)
 
 
 def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequence[str]) -> list[Untraceable]:
-    """Those of ``names`` that cannot be tracers in ``experiment``; none where it cannot be traced at all."""
+    """Returns those of ``names`` that cannot be tracers; none if ``experiment`` cannot be traced at all."""
     if _failure(experiment, source, names) is None or _failure(experiment, source, ()) is not None:
         return []
     alone = {name: _failure(experiment, source, (name,)) for name in names}
@@ -75,7 +73,7 @@ def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequenc
 
 
 def check_traces(experiment: Experiment[Any], source: Source) -> set[str]:
-    """Traces all that a run of ``experiment`` computes, with its fields as they are; raises what that raises.
+    """Traces everything that a run of ``experiment`` computes, with its config as it is; raises what that raises.
 
     Returns:
         The top-level fields of the config that its task and optimizer read.
@@ -86,7 +84,7 @@ def check_traces(experiment: Experiment[Any], source: Source) -> set[str]:
 
 
 def watched(config: Any) -> tuple[Any, set[str]]:
-    """A config like this one, and the names of its fields that were read since; it grows as they are."""
+    """Returns a copy of ``config`` and the set of its fields that were read from the copy, which grows with reads."""
     names = {field.name for field in dataclasses.fields(config)}
     read: set[str] = set()
 
@@ -107,15 +105,14 @@ def watched(config: Any) -> tuple[Any, set[str]]:
 def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> Exception | None:
     try:
         _trace(experiment, source, names)
-    # What a traced value breaks is up to the code that meets it: an if, a format, a library's own check.
+    # What a tracer breaks depends on the code that meets it: an if, a format, a library's own check.
     except Exception as error:
         return error
     return None
 
 
 def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> None:
-    size = experiment.config.batch_size
-    examples = source.read(np.arange(size))
+    """Traces init, a training step and an evaluation step with tracers for the fields ``names``."""
 
     def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
         member = with_values(experiment, values)
@@ -125,7 +122,7 @@ def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) ->
         return make_evaluate_step(member.task(member.config))(state, batch), metrics
 
     values = {name: _scalar(name, field_value(experiment.config, name)) for name in names}
-    jax.eval_shape(everything, values, examples)
+    jax.eval_shape(everything, values, source.read(np.arange(experiment.config.batch_size)))
 
 
 def _scalar(name: str, value: Any) -> Array:
@@ -133,17 +130,13 @@ def _scalar(name: str, value: Any) -> Array:
 
 
 def _locate(name: str, error: Exception) -> Untraceable:
+    """The field with the innermost line of the user's own code in the traceback."""
+
+    def is_library(file: str) -> bool:
+        return any(part in LIBRARIES for part in Path(file).parts[:-1]) or file.startswith("<")
+
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    # The first frames are this file's own; the caller's last one is where the value was needed.
-    file, line = next((place for place in reversed(frames) if not _is_library(place[0])), frames[-1])
-    code = linecache.getline(file, line).strip()
-    return Untraceable(name, f"{_short(file)}:{line}", code, (str(error).splitlines() or [""])[0])
-
-
-def _is_library(file: str) -> bool:
-    return any(name in LIBRARIES for name in Path(file).parts[:-1]) or file.startswith("<")
-
-
-def _short(file: str) -> str:
+    file, line = next((place for place in reversed(frames) if not is_library(place[0])), frames[-1])
     path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return Untraceable(name, f"{short}:{line}", linecache.getline(file, line).strip())

@@ -7,12 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxnn.sweeps.results.statistics import (
-    bootstrap_interval,
-    paired_difference,
-    seeds_needed,
-    welch_difference,
-)
+from jaxnn.sweeps.results import Difference, bootstrap_interval, mean_difference, seeds_needed
 
 # --- bootstrap ---
 
