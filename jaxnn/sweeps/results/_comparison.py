@@ -32,59 +32,41 @@ ENOUGH_EQUAL = 6
 ROUNDING = 1e-6
 
 
-class Difference(NamedTuple):
-    """A difference of two means, b - a.
-
-    Attributes:
-        mean: the difference.
-        low: lower end of its interval; NaN for fewer than two values, or fewer than six that are all equal.
-        high: its upper end.
-        deviation: standard deviation of one pair's difference; NaN for fewer than two values.
-    """
-
-    mean: float
-    low: float
-    high: float
-    deviation: float
-
-
-def mean_difference(a: ArrayLike, b: ArrayLike, *, paired: bool, confidence: float = 0.95) -> Difference:
-    """Returns the difference of the means of ``b [m]`` and ``a [n]``.
+def mean_difference(a: ArrayLike, b: ArrayLike, *, paired: bool) -> tuple[float, float, float, float]:
+    """Returns the difference of the means of ``b [m]`` and ``a [n]``, b - a, with its 95 % interval.
 
     Args:
         a: values of one side.
         b: values of the other.
         paired: Student's t interval of the differences of pairs, n = m; otherwise Welch's interval (1947).
-        confidence: of the interval.
+
+    Returns:
+        The difference; the ends of the interval, NaN for fewer than two values or fewer than six equal differences;
+        and the standard deviation of one pair's difference, NaN for fewer than two values.
     """
     from scipy import stats  # type: ignore[import-untyped]
 
     a, b = np.asarray(a, float), np.asarray(b, float)
     mean, least = float(b.mean() - a.mean()), min(len(a), len(b))
     if least < 2:
-        return Difference(mean, math.nan, math.nan, math.nan)
+        return mean, math.nan, math.nan, math.nan
     deviation = float((b - a).std(ddof=1) if paired else math.sqrt(a.var(ddof=1) + b.var(ddof=1)))
     if deviation <= ROUNDING * max(np.abs(a).max(), np.abs(b).max()):
         end = mean if least >= ENOUGH_EQUAL else math.nan
-        return Difference(mean, end, end, 0.0)
+        return mean, end, end, 0.0
     with warnings.catch_warnings():
-        # One side of equal values is no error.
+        # SciPy warns of a side whose values are equal.
         warnings.simplefilter("ignore", RuntimeWarning)
         test = stats.ttest_rel(b, a) if paired else stats.ttest_ind(b, a, equal_var=False)
-        low, high = test.confidence_interval(confidence)
-    return Difference(mean, float(low), float(high), deviation)
+        low, high = test.confidence_interval(0.95)
+    return mean, float(low), float(high), deviation
 
 
-def seeds_needed(difference: float, deviation: float, confidence: float = 0.95, power: float = 0.8) -> int | None:
-    """Returns how many pairs a two-sided paired t-test needs to detect ``difference`` with this power.
+def seeds_needed(difference: float, deviation: float) -> int | None:
+    """Returns how many pairs a two-sided paired t-test at 5 % needs to detect a difference of means with power 0.8.
 
-    The least n with ``n >= ((t_confidence + t_power) * deviation / difference)²``, both t of n - 1 degrees of freedom.
-
-    Args:
-        difference: of the means.
-        deviation: standard deviation of one pair's difference.
-        confidence: of the test's interval.
-        power: share of repetitions that are to detect the difference.
+    The least n with ``n >= ((t(0.975) + t(0.8)) * deviation / difference)²``, both t of n - 1 degrees of freedom;
+    ``deviation`` is that of one pair's difference.
 
     Returns:
         At least 2; None if it is more than a million, as for no difference at all.
@@ -92,7 +74,7 @@ def seeds_needed(difference: float, deviation: float, confidence: float = 0.95, 
     from scipy import stats
 
     def enough(n: int) -> bool:
-        quantiles = float(stats.t.ppf((1 + confidence) / 2, n - 1) + stats.t.ppf(power, n - 1))
+        quantiles = float(stats.t.ppf((0.975, 0.8), n - 1).sum())
         return difference != 0 and math.sqrt(n) * abs(difference) >= quantiles * deviation
 
     found = 2 + bisect.bisect_left(range(2, MOST_SEEDS + 1), True, key=enough)
@@ -216,9 +198,9 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None, *, at: At =
     paired = pairs > 1 or (pairs == 1 and least == 1)
     kept = [common, common] if paired else kept
     means = [_means(*each) for each in zip(scored, kept, strict=True)]
-    found = mean_difference(*means, paired=paired)
-    sign = int(found.low > 0) - int(found.high < 0)
-    inconclusive = not sign and not math.isnan(found.low)
+    difference, low, high, deviation = mean_difference(*means, paired=paired)
+    sign = int(low > 0) - int(high < 0)
+    inconclusive = not sign and not math.isnan(low)
     left_out = [
         f"{name} {one.name} ({'no partner' if not math.isnan(one.score) else one.reason})"
         for name, side, keys in zip("AB", scored, kept, strict=True)
@@ -236,10 +218,10 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None, *, at: At =
         num_settings=-(-max(map(len, kept)) // min(map(len, means))),
         mean_a=float(np.mean(means[0])),
         mean_b=float(np.mean(means[1])),
-        difference=found.mean,
-        interval=(found.low, found.high),
+        difference=difference,
+        interval=(low, high),
         verdict="not separable" if not sign else "better" if (sign > 0) == sides[0].more_is_better(metric) else "worse",
-        seeds_needed=seeds_needed(found.mean, found.deviation) if inconclusive else None,
+        seeds_needed=seeds_needed(difference, deviation) if inconclusive else None,
         left_out=tuple(left_out),
     )
 

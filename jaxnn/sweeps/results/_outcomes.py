@@ -24,6 +24,7 @@ COMPLETE = ("finished", "stopped early")
 TOLERANCE = 1e-5
 
 type At = Literal["final", "best"]
+type Mode = Literal["auto", "min", "max"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +95,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Outcomes:
-    """Members and what they measured.
-
-    Attributes:
-        members: in the order of their numbers.
-        axes: the fields that were swept, in the order they were given.
-        lines: the lines of ``metrics.jsonl``: one mapping per member and report, with ``member``, ``step`` and metrics.
-        monitor: the metric that ranks evaluations and members, such as ``test_loss``.
-        higher_is_better: whether more of it is better.
-    """
+    """Members and what they measured; the attributes are those of `Sweep`."""
 
     members: tuple[Member, ...]
     axes: tuple[Axis, ...]
@@ -175,16 +168,20 @@ class Outcomes:
         counted = np.array([one.cut_short if cut_short else one.complete for one in self.members], bool)
         return np.where(np.isfinite(values) & counted, values, np.nan)
 
-    def ranked(self, metric: str, at: At = "final") -> list[Member]:
-        """Returns the complete members, best first, then those that were cut short, best first, then the others."""
-        sign = -1 if self.more_is_better(metric) else 1
+    def ranked(self, metric: str | None = None, at: At = "final", mode: Mode = "auto") -> list[Member]:
+        """Returns the complete members, best first, then those that were cut short, best first, then the others.
+
+        Args and errors are those of `best`.
+        """
+        metric = self.check_metric(metric, at)
+        if mode not in ("auto", "min", "max"):
+            raise ConfigError(f"mode is {mode!r}, and must be one of auto, min, max.")
+        sign = -1 if mode == "max" or (mode == "auto" and self.more_is_better(metric)) else 1
         scores, so_far = (sign * self.scores(metric, at, cut_short=cut_short) for cut_short in (False, True))
         # lexsort sorts by the last key first, NaN last.
         return [self.members[position] for position in np.lexsort((so_far, scores))]
 
-    def best(
-        self, metric: str | None = None, *, mode: Literal["auto", "min", "max"] = "auto", at: At = "final"
-    ) -> Member:
+    def best(self, metric: str | None = None, *, mode: Mode = "auto", at: At = "final") -> Member:
         """Returns the best member.
 
         A member that diverged or failed, or whose value is not finite, is never the best; one that was cut short only
@@ -196,19 +193,14 @@ class Outcomes:
             at: the ``final`` value, or that of the ``best`` evaluation.
 
         Raises:
-            ConfigError: an unknown metric, or one that no member has a result in.
+            ConfigError: an unknown metric or mode, or a metric that no member has a result in.
         """
-        metric = self.check_metric(metric, at)
-        if mode not in ("auto", "min", "max"):
-            raise ConfigError(f"mode is {mode!r}, and must be one of auto, min, max.")
-        more = self.more_is_better(metric) if mode == "auto" else mode == "max"
-        for cut_short in (False, True):
-            scores = self.scores(metric, at, cut_short=cut_short)
-            if not np.isnan(scores).all():
-                return self.members[int(np.nanargmax(scores) if more else np.nanargmin(scores))]
-        raise ConfigError(
-            f"no member has a result in {metric!r} ({count_by_status(self.members)}): name another metric."
-        )
+        best = self.ranked(metric, at, mode)[0]
+        value = best.metrics(at).get(metric or self.monitor, math.nan)
+        if best.status in LOST or not math.isfinite(value):
+            counts = count_by_status(self.members)
+            raise ConfigError(f"no member has a result in {metric or self.monitor!r} ({counts}): name another metric.")
+        return best
 
     def curves(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns a metric against the step.
@@ -237,8 +229,8 @@ class Outcomes:
         """Returns the members whose config fields are as given, as a sweep.
 
         Args:
-            **fields: for a config field its value, several in a list, or a function that is true of it, as in
-                ``select(learning_rate=1e-3, seed=range(4), dropout=lambda rate: rate < 0.5)``; nested fields by
+            **fields: for a config field its value, several in a list, set or range, or a function that is true of it,
+                as in ``select(learning_rate=1e-3, seed=range(4), dropout=lambda rate: rate < 0.5)``; nested fields by
                 dotted names, ``select(**{"model.dropout": 0.1})``.
 
         Raises:
@@ -250,7 +242,7 @@ class Outcomes:
             if name not in known:
                 raise ConfigError(f"the config has no field {name!r} to select by: {suggest(name, known)}.")
             found = [member.fields[name] for member in members]
-            test = _selection(wanted, found)
+            test = _selection(wanted)
             members = tuple(member for member, value in zip(members, found, strict=True) if test(value))
             if not members:
                 present = ", ".join(dict.fromkeys(map(repr, found)))
@@ -266,23 +258,18 @@ class Outcomes:
         return dataclasses.replace(self, members=members, lines=lines, axes=tuple(axes))
 
 
-def _selection(wanted: Any, found: Sequence[Any]) -> Callable[[Any], bool]:
-    """The test of a selection: ``wanted`` is a function, a value, or several unless the field itself holds tuples."""
+def _selection(wanted: Any) -> Callable[[Any], bool]:
+    """The test of a selection: ``wanted`` is a function, a list, set or range of values, or a value."""
     if callable(wanted):
         return lambda value: bool(wanted(value))
-    several = hasattr(wanted, "__iter__") and not isinstance(wanted, str | Mapping)
-    choices = list(wanted) if several else [wanted]
-    if any(isinstance(value, tuple) for value in found) and not any(isinstance(one, tuple | list) for one in choices):
-        choices = [tuple(choices)] if several else choices
+    several = isinstance(wanted, list | set | frozenset | range | np.ndarray)
+    choices = [tuple(one) if isinstance(one, list) else one for one in (wanted if several else [wanted])]
 
     def same(value: Any, choice: Any) -> bool:
-        choice = tuple(choice) if isinstance(choice, list) else choice
-        # True equals 1 in Python, but is a different setting.
-        if isinstance(value, bool) or isinstance(choice, bool | np.bool_):
-            return isinstance(value, bool) and isinstance(choice, bool | np.bool_) and bool(value == choice)
         if isinstance(value, float) and isinstance(choice, int | float | np.number):
             return math.isclose(value, choice, rel_tol=TOLERANCE)
-        return bool(value == choice)
+        # True equals 1 in Python, but is a different setting.
+        return isinstance(value, bool) == isinstance(choice, bool | np.bool_) and bool(value == choice)
 
     return lambda value: any(same(value, choice) for choice in choices)
 

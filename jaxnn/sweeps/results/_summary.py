@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxnn.observe import Table
-from jaxnn.sweeps.results._outcomes import SEED, At, Member, Outcomes, show, show_point, show_value
+from jaxnn.sweeps.results._outcomes import Member, show, show_point, show_value
 from jaxnn.types import ConfigError, RecordError, suggest
-
-if TYPE_CHECKING:
-    import pandas  # type: ignore[import-untyped]
 
 # From this many values on the interval is an interval, and not their range.
 ENOUGH = 5
 # The columns of members that are not part of the means.
 LEFT_OUT = ("diverged", "failed", "pruned", "unfinished")
-# Beyond this many decimals a number is printed with an exponent.
-MOST_DECIMALS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,15 +39,9 @@ class Spread:
     high: float
 
     def __str__(self) -> str:
-        """``0.9812 ± 0.0021 (0.9791 to 0.9833)``: all with the decimals of four digits of the mean."""
-        if not math.isfinite(self.deviation):
-            return show(float(self.mean))
-        largest = max(abs(self.mean), abs(self.low), abs(self.high))
-        decimals = 3 - math.floor(math.log10(largest)) if largest > 0 else 0
-        if not 0 <= decimals <= MOST_DECIMALS or 0 < self.deviation < 0.5 * 10.0**-decimals:
-            return f"{self.mean:.4g} ± {self.deviation:.2g} ({self.low:.4g} to {self.high:.4g})"
-        mean, deviation, low, high = (f"{x:.{decimals}f}" for x in (self.mean, self.deviation, self.low, self.high))
-        return f"{mean} ± {deviation} ({low} to {high})"
+        if self.n < 2:
+            return show(self.mean) if self.n else "–"
+        return f"{self.mean:.4g} ± {self.deviation:.2g} ({self.low:.4g} to {self.high:.4g})"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -111,22 +99,6 @@ class Groups:
     by: tuple[str, ...]
     more_is_better: Mapping[str, bool]
 
-    def find_best(self, metric: str | None = None) -> GroupRow | None:
-        """Returns the group with the best mean, as `best`; None if no group has a result.
-
-        Raises:
-            ConfigError: an unknown metric.
-        """
-        metric = metric or next(iter(self.more_is_better), "")
-        if metric not in self.more_is_better:
-            raise ConfigError(f"the groups have no metric {metric!r}: {suggest(metric, self.more_is_better)}.")
-        sign = -1 if self.more_is_better[metric] else 1
-
-        def rank(row: GroupRow) -> tuple[bool, bool, float]:
-            return row.num_lost > 0, bool(row.show_left_out()), sign * row.metrics[metric].mean
-
-        return min((row for row in self.rows if row.metrics[metric].n), key=rank, default=None)
-
     def best(self, metric: str | None = None) -> GroupRow:
         """Returns the group with the best mean of ``metric``; default: the first metric, which is the monitored one.
 
@@ -136,30 +108,25 @@ class Groups:
         Raises:
             ConfigError: an unknown metric, or one that no group has a result in.
         """
-        best = self.find_best(metric)
-        if best is None:
-            raise ConfigError(f"no group has a result in {metric or next(iter(self.more_is_better))!r}: name another.")
-        return best
+        metric = metric or next(iter(self.more_is_better), "")
+        if metric not in self.more_is_better:
+            raise ConfigError(f"the groups have no metric {metric!r}: {suggest(metric, self.more_is_better)}.")
+        sign = -1 if self.more_is_better[metric] else 1
 
-    def frame(self) -> pandas.DataFrame:
-        """Returns a pandas table with a row per group; of each metric ``_mean``, ``_std``, ``_low``, ``_high``.
+        def rank(row: GroupRow) -> tuple[bool, bool, float]:
+            return row.num_lost > 0, bool(row.show_left_out()), sign * row.metrics[metric].mean
 
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        ends = {"mean": "mean", "std": "deviation", "low": "low", "high": "high"}
-        return data_frame(
-            {**row.point, "n": row.n, **row.left_out}
-            | {f"{m}_{end}": getattr(spread, name) for m, spread in row.metrics.items() for end, name in ends.items()}
-            for row in self.rows
-        )
+        rows = [row for row in self.rows if row.metrics[metric].n]
+        if not rows:
+            raise ConfigError(f"no group has a result in {metric!r}: name another metric.")
+        return min(rows, key=rank)
 
     def table(self) -> Table:
         """Returns the groups as a table with a row per group."""
         counts = [name for name in LEFT_OUT if any(row.left_out[name] for row in self.rows)]
         rows = [
             [*map(show_value, row.point.values()), str(row.n), *(str(row.left_out[name]) for name in counts)]
-            + [str(spread) if spread.n else "–" for spread in row.metrics.values()]
+            + [str(spread) for spread in row.metrics.values()]
             for row in self.rows
         ]
         notes = []
@@ -175,28 +142,6 @@ class Groups:
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
-
-
-def group_members(outcomes: Outcomes, by: str | Sequence[str] | None, metric: str | None, at: At) -> Groups:
-    """Groups the members of a sweep, as `Sweep.group` does."""
-    names = (by,) if isinstance(by, str) else tuple(by or ())
-    if by is None:
-        names = tuple(axis.name for axis in outcomes.axes if axis.name != SEED)
-    known = outcomes.members[0].fields if outcomes.members else names
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"the config has no field {name!r} to group by: {suggest(name, known)}.")
-    metrics = [outcomes.check_metric(metric, at)] if metric else outcomes.metric_names(at)
-    scores = {name: outcomes.scores(name, at) for name in metrics}
-    rows = []
-    for point, positions in grouped(outcomes.members, names):
-        members = [outcomes.members[position] for position in positions]
-        counts = Counter(member.status for member in members)
-        unfinished = sum(member.cut_short for member in members) - counts["pruned"]
-        left_out = {name: counts[name] for name in LEFT_OUT[:3]} | {"unfinished": unfinished}
-        spreads = {name: spread_of(values[positions]) for name, values in scores.items()}
-        rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads))
-    return Groups(tuple(rows), names, {name: outcomes.more_is_better(name) for name in metrics})
 
 
 def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
@@ -221,8 +166,8 @@ def spread_of(values: np.ndarray) -> Spread:
     return Spread(n, mean, deviation, *bootstrap_interval(finite))
 
 
-def bootstrap_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
-    """Returns the expanded percentile bootstrap interval of the mean of ``values [n]`` (Hesterberg 2014, section 5.3).
+def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
+    """Returns the 95 % expanded percentile bootstrap interval of the mean of ``values [n]`` (Hesterberg 2014, 5.3).
 
     The plain percentile interval is too narrow for few values: by the factor sqrt((n-1)/n), and by that of a normal to
     a Student quantile. The expanded one uses percentiles further out to correct for both. Below five values it is the
@@ -238,21 +183,8 @@ def bootstrap_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[flo
     n = len(sample)
     if n < 2:
         return math.nan, math.nan
-    tail = stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf((1 + confidence) / 2, n - 1))
+    tail = stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1))
     resampled = stats.bootstrap(
         (sample,), np.mean, confidence_level=1 - 2 * tail, method="percentile", rng=np.random.default_rng(0)
     )
     return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)
-
-
-def data_frame(rows: Any) -> pandas.DataFrame:
-    """Returns a pandas table of ``rows``, mappings.
-
-    Raises:
-        ConfigError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError("a data frame needs pandas, which is not installed: pip install pandas") from error
-    return pandas.DataFrame(list(rows))

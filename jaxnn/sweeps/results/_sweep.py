@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,10 +11,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jaxnn.loop import Run, fit, format_rate
 from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
-from jaxnn.sweeps.results._outcomes import At, Axis, Member, Outcomes, count_by_status, show, show_point, show_value
-from jaxnn.sweeps.results._summary import Groups, data_frame, group_members
+from jaxnn.sweeps.results._outcomes import (
+    SEED,
+    At,
+    Axis,
+    Member,
+    Outcomes,
+    count_by_status,
+    show,
+    show_point,
+    show_value,
+)
+from jaxnn.sweeps.results._summary import LEFT_OUT, GroupRow, Groups, grouped, spread_of
 from jaxnn.sweeps.search import with_fields
-from jaxnn.types import ConfigError, Experiment, RecordError
+from jaxnn.types import ConfigError, Experiment, RecordError, suggest
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -73,7 +84,24 @@ class Sweep(Outcomes):
         Raises:
             ConfigError: an unknown field or metric.
         """
-        return group_members(self, by, metric, at)
+        names = (by,) if isinstance(by, str) else tuple(by or ())
+        if by is None:
+            names = tuple(axis.name for axis in self.axes if axis.name != SEED)
+        known = self.members[0].fields if self.members else names
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"the config has no field {name!r} to group by: {suggest(name, known)}.")
+        metrics = [self.check_metric(metric, at)] if metric else self.metric_names(at)
+        scores = {name: self.scores(name, at) for name in metrics}
+        rows = []
+        for point, positions in grouped(self.members, names):
+            members = [self.members[position] for position in positions]
+            counts = Counter(member.status for member in members)
+            unfinished = sum(member.cut_short for member in members) - counts["pruned"]
+            left_out = {name: counts[name] for name in LEFT_OUT[:3]} | {"unfinished": unfinished}
+            spreads = {name: spread_of(values[positions]) for name, values in scores.items()}
+            rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads))
+        return Groups(tuple(rows), names, {name: self.more_is_better(name) for name in metrics})
 
     def frame(self) -> pandas.DataFrame:
         """Returns a pandas table with a row per member: number, config, status, step, final and ``best_`` metrics.
@@ -88,7 +116,7 @@ class Sweep(Outcomes):
             row = {"member": member.index, **member.fields, "status": member.status, "step": member.step}
             row |= metrics_of(member.final) | {f"best_{name}": value for name, value in member.best.items()}
             rows.append(row | ({"error": member.error} if any(one.error for one in self.members) else {}))
-        return data_frame(rows)
+        return _pandas().DataFrame(rows)
 
     def curves_frame(self) -> pandas.DataFrame:
         """Returns a pandas table with a row per member and report: its point, the step and the metrics.
@@ -98,7 +126,7 @@ class Sweep(Outcomes):
         """
         points = {member.index: dict(member.point) for member in self.members}
         lines = (line for line in self.lines if line["member"] in points)
-        return data_frame({"member": line["member"], **points[line["member"]], **line} for line in lines)
+        return _pandas().DataFrame([{"member": line["member"], **points[line["member"]], **line} for line in lines])
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a matplotlib figure of the curves and the metric against each axis; default: the monitored metric.
@@ -159,8 +187,8 @@ class Sweep(Outcomes):
         """
         names, members = self.metric_names(at), list(self.members)
         if metric is not None or self.monitor in names:
-            by = self.check_metric(metric, at)
-            names, members = tuple(sorted(names, key=lambda name: name != by)), self.ranked(by, at)
+            members = self.ranked(metric, at)
+            names = tuple(sorted(names, key=lambda name: name != (metric or self.monitor)))
         errors = any(member.error for member in members[:limit])
         rows = []
         for member in members[:limit]:
@@ -205,6 +233,14 @@ class Sweep(Outcomes):
         if len(failed) > MOST_ERRORS:
             rows.append(("failed", f"with {len(failed) - MOST_ERRORS} more errors, which the table shows"))
         return [*rows, ("record", str(self.dir or "none"))]
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError("a data frame needs pandas, which is not installed: pip install pandas") from error
+    return pandas
 
 
 def best_label(best: Member) -> str:

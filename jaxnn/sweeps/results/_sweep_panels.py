@@ -90,8 +90,9 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
     positions = [scale.position(member.fields[axis.name]) for member in sweep.members]
     values = _draw_members(axes, sweep, metric, positions, s=16, alpha=0.5, lw=0)
     groups = sweep.group([axis.name for axis in sweep.settings], metric)
-    best, title = groups.find_best(), "no result"
-    if best is not None:
+    title = "no result"
+    if any(row.n for row in groups.rows):
+        best = groups.best()
         others = {**best.point, axis.name: None}
         line = [row for row in groups.rows if row.n and {**row.point, axis.name: None} == others]
         line.sort(key=lambda row: scale.position(row.point[axis.name]))
@@ -162,12 +163,13 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
         at, means = np.array(places), np.array([row.spread.mean for row in groups.rows])
         axes.plot(*at[kinds == "short"].T, **SHORT)
         there = kinds == "result"
-        axes.scatter(*at[there].T, c=means[there], cmap=colours, norm=norm, s=36, ec="white", lw=0.5)
+        axes.scatter(at[there, 0], at[there, 1], c=means[there], cmap=colours, norm=norm, s=36, ec="white", lw=0.5)
         axes.plot(*at[kinds == "lost"].T, "x", c=LOST_COLOUR, ms=5)
         axes.grid(alpha=0.3)
     x.mark(axes.xaxis)
     y.mark(axes.yaxis)
-    if (best := groups.find_best()) is not None:
+    if any(row.n for row in groups.rows):
+        best = groups.best()
         column, line = x.position(best.point[x.name]), y.position(best.point[y.name])
         if cells:
             frame: dict[str, Any] = {"fill": False, "ec": "tab:orange", "lw": 2, "label": "best"}

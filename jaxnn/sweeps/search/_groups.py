@@ -12,7 +12,7 @@ from jaxnn.data import check_batch_size
 from jaxnn.loop import check_config, check_data, check_parts
 from jaxnn.record import config_json
 from jaxnn.sweeps.search._points import Points, check_fields, field_value, with_fields
-from jaxnn.sweeps.search._tracing import check_traces, find_untraceable, is_traceable, watched
+from jaxnn.sweeps.search._tracing import check_traces, find_untraceable, watched
 from jaxnn.types import Experiment, JaxnnError, Splits
 
 
@@ -121,7 +121,10 @@ def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], 
     failed = [member for member in members if member.error is not None]
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
     varying = [name for name in names if _varies(runnable, name)]
-    traced = [name for name in varying if is_traceable(name, _values(runnable, name))]
+    # Floats and the seed are candidates for tracing.
+    traced = [
+        name for name in varying if name == "seed" or all(isinstance(one, float) for one in _values(runnable, name))
+    ]
     found: list[tuple[list[Planned], list[str]]] = []
     # The training loop reads these.
     read = {"batch_size", "num_steps", "seed"}
@@ -179,12 +182,12 @@ def _traceable_parts(
     unfit = find_untraceable(members[0].experiment, splits.train, varying)
     # Looked up after a trace: augmentation reads its fields only then.
     by_data = [name for name in varying if name.partition(".")[0] in read]
-    by_python = [found for found in unfit if found.name not in by_data]
-    notes = [f"data(config) reads {name!r}, so each of its values has a program of its own." for name in by_data]
-    for note in [*notes, *map(str, by_python)]:
+    static = unfit | {
+        name: f"data(config) reads {name!r}, so each of its values has a program of its own." for name in by_data
+    }
+    for note in static.values():
         warnings.warn(note, stacklevel=2)
-    static = [*by_data, *(found.name for found in by_python)]
-    for part in _split(members, static):
+    for part in _split(members, list(static)):
         yield part, [name for name in varying if name not in static]
 
 

@@ -7,7 +7,7 @@ import linecache
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,26 +20,6 @@ from jaxnn.types import Array, Examples, Experiment, Source
 
 # An untraceable field is reported with the user's own line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
-
-
-class Untraceable(NamedTuple):
-    """A field whose value determines Python's control flow, so that each value needs its own program.
-
-    Attributes:
-        name: the field.
-        place: ``file:line`` of the caller's code that needs the value.
-        code: that line.
-    """
-
-    name: str
-    place: str
-    code: str
-
-    def __str__(self) -> str:
-        return (
-            f"the field {self.name!r} decides what Python does at {self.place} ({self.code!r}), so each of its values "
-            "is compiled on its own: use jnp.where, jn.schedules or jn.nn.Dropout there to train them as one program."
-        )
 
 
 def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) -> dict[str, jax.Array]:
@@ -56,20 +36,18 @@ def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Exper
     return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
 
 
-def is_traceable(name: str, values: Iterable[Any]) -> bool:
-    """Whether a field with these values is a candidate for tracing: the seed and floats are."""
-    return name == "seed" or all(isinstance(value, float) for value in values)
+def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequence[str]) -> dict[str, str]:
+    """Returns those of ``names`` that cannot be tracers, with a message that names the line that needs a Python value.
 
-
-def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequence[str]) -> list[Untraceable]:
-    """Returns those of ``names`` that cannot be tracers; none if ``experiment`` cannot be traced at all."""
+    None are returned if ``experiment`` cannot be traced at all.
+    """
     if _failure(experiment, source, names) is None or _failure(experiment, source, ()) is not None:
-        return []
-    alone = {name: _failure(experiment, source, (name,)) for name in names}
-    found = [_locate(name, error) for name, error in alone.items() if error is not None]
-    rest = [name for name in names if alone[name] is None]
-    together = _failure(experiment, source, rest)
-    return found + ([] if together is None else [_locate(name, together) for name in rest])
+        return {}
+    errors = {name: _failure(experiment, source, (name,)) for name in names}
+    # Fields that fail only together.
+    rest = [name for name, error in errors.items() if error is None]
+    errors |= dict.fromkeys(rest, _failure(experiment, source, rest))
+    return {name: _explain(name, error) for name, error in errors.items() if error is not None}
 
 
 def check_traces(experiment: Experiment[Any], source: Source) -> set[str]:
@@ -129,8 +107,8 @@ def _scalar(name: str, value: Any) -> Array:
     return jnp.asarray(value, jnp.uint32) if name == "seed" else jnp.asarray(value)
 
 
-def _locate(name: str, error: Exception) -> Untraceable:
-    """The field with the innermost line of the user's own code in the traceback."""
+def _explain(name: str, error: Exception) -> str:
+    """The message for a field that cannot be a tracer, with the innermost of the user's own lines in the traceback."""
 
     def is_library(file: str) -> bool:
         return any(part in LIBRARIES for part in Path(file).parts[:-1]) or file.startswith("<")
@@ -139,4 +117,8 @@ def _locate(name: str, error: Exception) -> Untraceable:
     file, line = next((place for place in reversed(frames) if not is_library(place[0])), frames[-1])
     path = Path(file)
     short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return Untraceable(name, f"{short}:{line}", linecache.getline(file, line).strip())
+    place = f"{short}:{line} ({linecache.getline(file, line).strip()!r})"
+    return (
+        f"the field {name!r} decides what Python does at {place}, so each of its values is compiled on its own: use "
+        "jnp.where, jn.schedules or jn.nn.Dropout there to train them as one program."
+    )
