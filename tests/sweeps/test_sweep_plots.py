@@ -241,9 +241,7 @@ def test_a_metric_without_curves_has_its_points_and_an_unknown_one_is_named(tmp_
         ((1, 2), "nominal", "nominal"),
     ],
 )
-def test_the_scale_is_one_that_the_values_allow(
-    tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str
-) -> None:
+def test_the_scale_is_one_that_the_values_allow(tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str) -> None:
     losses = {(value,): 1.0 + place for place, value in enumerate(values)}
     sweep = swept.sweep(tmp_path / "s", losses, "x")
     (axis,) = sweep.axes

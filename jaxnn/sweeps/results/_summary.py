@@ -18,6 +18,8 @@ from jaxnn.types import ConfigError, RecordError, suggest
 ENOUGH = 5
 # The columns of members that are not part of the means.
 LEFT_OUT = ("diverged", "failed", "pruned", "unfinished")
+# Numbers that would need more decimals are printed with four digits.
+MOST_DECIMALS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,11 @@ class Spread:
     def __str__(self) -> str:
         if self.n < 2:
             return show(self.mean) if self.n else "–"
-        return f"{self.mean:.4g} ± {self.deviation:.2g} ({self.low:.4g} to {self.high:.4g})"
+        # The deviation's two digits determine the decimals of all.
+        decimals = max(0, 1 - math.floor(math.log10(self.deviation))) if self.deviation else MOST_DECIMALS + 1
+        form = ".4g" if decimals > MOST_DECIMALS else f".{decimals}f"
+        mean, deviation, low, high = (f"{x:{form}}" for x in (self.mean, self.deviation, self.low, self.high))
+        return f"{mean} ± {deviation} ({low} to {high})"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
