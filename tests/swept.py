@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.record.directory import json_line, write_json
-from jaxnn.sweeps.results.reading import open_sweep
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.record import json_line, write_json
+from jaxnn.sweeps import Sweep, open_sweep
 
 BASE = {"learning_rate": 0.1, "features": [8, 8], "model": {"dropout": 0.0}, "num_steps": 20, "seed": 0}
 SCALES = {"learning_rate": "log", "model.dropout": "linear", "seed": "nominal"}

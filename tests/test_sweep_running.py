@@ -19,7 +19,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.checkpoints import open_checkpoints
-from jaxnn.sweeps.design.halving import rung_step, rungs, survivors
+from jaxnn.sweeps.search import rung_step, rungs, survivors
 from jaxnn.sweeps.engine import running
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.running import Running

@@ -1,5 +1,9 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput."""
 
+from jaxnn.observe._tables import Table as Table
+from jaxnn.observe._tables import html_table as html_table
+from jaxnn.observe._tables import markdown_table as markdown_table
+from jaxnn.observe._tables import text_table as text_table
 from jaxnn.observe.allocator import MAPPED_BYTES as MAPPED_BYTES
 from jaxnn.observe.allocator import can_keep_freed_memory as can_keep_freed_memory
 from jaxnn.observe.allocator import keeping_freed_memory as keeping_freed_memory

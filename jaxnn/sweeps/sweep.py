@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from jaxnn.loop import with_changes
-from jaxnn.sweeps.design.halving import Halving
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.engine.resuming import recorded_points
 from jaxnn.sweeps.engine.shards import located
 from jaxnn.sweeps.options import SweepOptions
 from jaxnn.sweeps.ray.engine import sweep_on_ray
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps.results import Sweep
+from jaxnn.sweeps.search import Halving, Points
 from jaxnn.types import ConfigError, Experiment
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jaxnn.parallel import check_divides
-from jaxnn.sweeps.design.halving import Halving
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.group_run import members_layout
 from jaxnn.sweeps.engine.plan import plain_points
 from jaxnn.sweeps.options import SweepOptions
+from jaxnn.sweeps.search import Halving, Points
 from jaxnn.types import Experiment
 
 

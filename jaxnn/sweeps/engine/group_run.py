@@ -38,8 +38,6 @@ from jaxnn.parallel import (
     make_mesh,
     parse_mesh,
 )
-from jaxnn.sweeps.design.grouping import Group
-from jaxnn.sweeps.design.tracing import traced_values
 from jaxnn.sweeps.engine.compiling import GroupPrograms
 from jaxnn.sweeps.engine.layout import HostStates, arrange
 from jaxnn.sweeps.engine.logs import Log
@@ -47,6 +45,7 @@ from jaxnn.sweeps.engine.population import MEMBERS, Formula, Shape
 from jaxnn.sweeps.engine.probing import MEMORY_SHARE
 from jaxnn.sweeps.engine.width import Bench, WidthPlan, plan_width
 from jaxnn.sweeps.options import SweepOptions
+from jaxnn.sweeps.search import Group, traced_values
 from jaxnn.types import ConfigError, Splits
 
 

@@ -29,9 +29,6 @@ from jaxnn.loop import (
 )
 from jaxnn.parallel import computing_on
 from jaxnn.record import Record, check_vacant, create_run_dir, metrics_of, new_run_dir, open_record
-from jaxnn.sweeps.design.halving import Halving
-from jaxnn.sweeps.design.members import reason
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.checks import check_devices
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.introduction import group_rows, introduction
@@ -44,8 +41,8 @@ from jaxnn.sweeps.engine.running import Running, is_over, let_go, opened_group, 
 from jaxnn.sweeps.engine.shards import check_siblings
 from jaxnn.sweeps.engine.store import Store, axes, member_lines, origin_of, sweep_facts
 from jaxnn.sweeps.options import SweepOptions
-from jaxnn.sweeps.results.outcomes import Axis, Member
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps.results import Axis, Member, Sweep
+from jaxnn.sweeps.search import Halving, Points, reason
 from jaxnn.types import DataError, Experiment, RecordError, TrainingError
 
 

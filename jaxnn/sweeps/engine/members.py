@@ -6,11 +6,11 @@ from typing import Any
 
 from jaxnn.loop import with_changes
 from jaxnn.parallel import computing_on
-from jaxnn.sweeps.design.points import grid
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.running import opened_group
 from jaxnn.sweeps.engine.width import WidthPlan
 from jaxnn.sweeps.options import SweepOptions
+from jaxnn.sweeps.search import grid
 from jaxnn.types import Experiment
 
 

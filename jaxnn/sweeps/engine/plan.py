@@ -10,14 +10,11 @@ from typing import Any
 
 from jaxnn.loop import typical_window
 from jaxnn.observe import Clock
-from jaxnn.sweeps.design.grouping import Group, Loader, plan_groups
-from jaxnn.sweeps.design.halving import Halving, rung_step, rungs
-from jaxnn.sweeps.design.members import Planned, plan_members
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.group_run import GroupRun, time_plan
 from jaxnn.sweeps.engine.logs import Log
 from jaxnn.sweeps.engine.width import WidthPlan
 from jaxnn.sweeps.options import SweepOptions, parse_shard
+from jaxnn.sweeps.search import Group, Halving, Loader, Planned, Points, plan_groups, plan_members, rung_step, rungs
 from jaxnn.types import ConfigError, Experiment
 
 

@@ -22,8 +22,6 @@ from jaxnn.record import (
     read_metrics,
     rewind_metrics,
 )
-from jaxnn.sweeps.design.halving import Halving
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.logs import Log
 from jaxnn.sweeps.engine.plan import SweepPlan
@@ -32,7 +30,8 @@ from jaxnn.sweeps.engine.store import Store, sweep_plan_facts
 from jaxnn.sweeps.engine.training import status_of
 from jaxnn.sweeps.engine.width import WidthPlan
 from jaxnn.sweeps.options import SweepOptions
-from jaxnn.sweeps.results.reading import ENDED, open_sweep, swept_value
+from jaxnn.sweeps.results import ENDED, open_sweep, swept_value
+from jaxnn.sweeps.search import Halving, Points
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a sweep leaves behind: a resumed one takes them from the record unless told otherwise.

@@ -12,9 +12,6 @@ from typing import Any
 import jax
 
 from jaxnn.loop import SECONDS_BETWEEN_SAVES, Display, Flight, Interruption, say_rows
-from jaxnn.sweeps.design.grouping import Group
-from jaxnn.sweeps.design.halving import survivors
-from jaxnn.sweeps.design.members import reason
 from jaxnn.sweeps.engine.group_run import GroupRun, make_ready, open_group
 from jaxnn.sweeps.engine.introduction import group_rows
 from jaxnn.sweeps.engine.leader import Leader
@@ -24,7 +21,8 @@ from jaxnn.sweeps.engine.report import SweepReport, count_statuses
 from jaxnn.sweeps.engine.resuming import changes_of, restore_group
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.engine.training import GroupReport, train_group
-from jaxnn.sweeps.results.outcomes import LOST
+from jaxnn.sweeps.results import LOST
+from jaxnn.sweeps.search import Group, reason, survivors
 from jaxnn.types import ConfigError, DataError, TrainingError
 
 # What may befall one group and leaves the others as they are; a disk that is full is not among it.

@@ -27,11 +27,11 @@ from jaxnn.record import (
     script,
     write_text,
 )
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.group_run import GroupRun
 from jaxnn.sweeps.engine.layout import HostStates
 from jaxnn.sweeps.engine.plan import SweepPlan
-from jaxnn.sweeps.results.reading import MEMBERS_FILE
+from jaxnn.sweeps.results import MEMBERS_FILE
+from jaxnn.sweeps.search import Points
 from jaxnn.types import Experiment
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxnn.loop import Interruption
-from jaxnn.sweeps.design.members import reason
+from jaxnn.sweeps.search import reason
 from jaxnn.types import ConfigError
 
 # A worker that is lost this often was not lost by accident.

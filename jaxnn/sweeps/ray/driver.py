@@ -10,17 +10,14 @@ from typing import Any
 
 from jaxnn.loop import Display, Throttle, format_rate, say_rows
 from jaxnn.record import is_sweep, json_line, write_text
-from jaxnn.sweeps.design.members import reason
 from jaxnn.sweeps.engine.leader import Leader
 from jaxnn.sweeps.engine.resuming import read_before
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.ray.cluster import Cluster, Outcome
 from jaxnn.sweeps.ray.pace import Pace
 from jaxnn.sweeps.ray.tasks import RayTask
-from jaxnn.sweeps.results.outcomes import LOST, Member, count_by_status
-from jaxnn.sweeps.results.reading import ENDED, MEMBERS_FILE, open_sweep
-from jaxnn.sweeps.results.sweep import Sweep
-from jaxnn.sweeps.results.tables import show_point
+from jaxnn.sweeps.results import ENDED, LOST, MEMBERS_FILE, Member, Sweep, count_by_status, open_sweep, show_point
+from jaxnn.sweeps.search import reason
 from jaxnn.types import RecordError
 
 SECONDS_BETWEEN_LINES = 10.0

@@ -9,8 +9,6 @@ from typing import Any
 
 from jaxnn.loop import interruptible, open_display
 from jaxnn.record import check_vacant, create_run_dir, open_record
-from jaxnn.sweeps.design.halving import Halving
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.local import draw, new_sweep_dir
 from jaxnn.sweeps.engine.plan import check_alone
 from jaxnn.sweeps.engine.resuming import continued_options, read_before
@@ -20,8 +18,8 @@ from jaxnn.sweeps.ray.cluster import Cluster, open_cluster
 from jaxnn.sweeps.ray.driver import Driver
 from jaxnn.sweeps.ray.tasks import plan_tasks
 from jaxnn.sweeps.ray.worker import Planned, Sent, jax_settings, plan_there, train_there
-from jaxnn.sweeps.results.reading import open_sweep
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps.results import Sweep, open_sweep
+from jaxnn.sweeps.search import Halving, Points
 from jaxnn.types import ConfigError, Experiment
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxnn.sweeps.engine.resuming import read_before
 from jaxnn.sweeps.engine.shards import FOLDER, shard_folders
-from jaxnn.sweeps.results.reading import ENDED, open_sweep
+from jaxnn.sweeps.results import ENDED, open_sweep
 
 
 class RayTask(NamedTuple):

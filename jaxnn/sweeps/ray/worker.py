@@ -14,8 +14,6 @@ import jax
 
 from jaxnn.parallel import computing_on
 from jaxnn.record import is_locked, is_sweep, jax_flags
-from jaxnn.sweeps.design.halving import Halving
-from jaxnn.sweeps.design.points import Points
 from jaxnn.sweeps.engine.checks import check_devices
 from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.engine.plan import plan_sweep
@@ -23,6 +21,7 @@ from jaxnn.sweeps.engine.resuming import check_same
 from jaxnn.sweeps.engine.running import opened_group
 from jaxnn.sweeps.engine.store import member_lines, sweep_facts
 from jaxnn.sweeps.options import SweepOptions
+from jaxnn.sweeps.search import Halving, Points
 from jaxnn.types import Experiment
 
 # A driver that was killed leaves workers, which Ray ends within seconds.

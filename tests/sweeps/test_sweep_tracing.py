@@ -15,9 +15,7 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from jaxnn.sweeps.design.grouping import Loader, plan_groups, watched
-from jaxnn.sweeps.design.members import plan_members
-from jaxnn.sweeps.design.tracing import traced_values
+from jaxnn.sweeps.search import Loader, plan_groups, plan_members, traced_values, watched
 from tests import tiny
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxnn.sweeps.design.points import Points
+from jaxnn.sweeps.search._points import Points
 from jaxnn.types import ConfigError
 
 
@@ -16,8 +16,8 @@ class Halving:
 
     Attributes:
         points: all of them.
-        eta: after each rung one of so many goes on.
-        min_fraction: the least share of a run that any member gets.
+        eta: one of ``eta`` members continues after each rung.
+        min_fraction: least share of a run that any member gets.
     """
 
     points: Points
@@ -33,45 +33,44 @@ def halving(points: Points, eta: int = 3, *, min_fraction: float = 0.01) -> Halv
     runs. Members are ranked one by one, each seed for itself; a schedule is that of a full run, cut off.
 
     Args:
-        points: what `grid`, `zipped` and `random` make.
-        eta: how many compete for a place in the next rung.
-        min_fraction: the first rung is at least so long, as a share of a run.
+        points: from `grid`, `zipped` or `random`.
+        eta: number of members that compete for a place in the next rung.
+        min_fraction: least length of the first rung, as a share of a run.
 
     Raises:
-        ConfigError: ``eta`` is below 2, or ``min_fraction`` no share.
+        ConfigError: ``eta`` is below 2, or ``min_fraction`` is not above 0 and at most 1.
     """
     if not isinstance(points, Points):
         raise ConfigError(f"halving needs points, as jn.grid and jn.random make, not a {type(points).__name__}.")
     if not isinstance(eta, int) or eta < 2:
-        raise ConfigError(f"halving's eta is {eta!r}, and must be a whole number of at least 2: one of eta goes on.")
+        raise ConfigError(f"halving's eta is {eta!r}, and must be a whole number of at least 2.")
     if not 0 < min_fraction <= 1:
         raise ConfigError(f"halving's min_fraction is {min_fraction!r}, and must be above 0 and at most 1.")
     return Halving(points, eta, min_fraction)
 
 
 def rungs(halving: Halving | None) -> list[float]:
-    """The ends of the rungs as shares of a run, the last one 1; without halving that alone."""
+    """Returns the ends of the rungs as shares of a run, ascending to 1; ``[1.0]`` without halving."""
     if halving is None:
         return [1.0]
-    most = math.floor(math.log(max(1, len(halving.points)), halving.eta) + 1e-9)
-    most = min(most, math.floor(math.log(1 / halving.min_fraction, halving.eta) + 1e-9))
-    return [halving.eta ** -float(left) for left in range(most, -1, -1)]
+    most = min(math.log(max(1, len(halving.points)), halving.eta), math.log(1 / halving.min_fraction, halving.eta))
+    return [halving.eta ** -float(left) for left in range(math.floor(most + 1e-9), -1, -1)]
 
 
 def rung_step(share: float, num_steps: int, window: int) -> int:
-    """Where a rung ends in a run of ``num_steps``: at the end of a window, so that no call is cut short."""
+    """Returns the step at which a rung ends in a run of ``num_steps``: the end of a window of ``window`` steps."""
     if share == 1.0:
         return num_steps
     return min(num_steps, max(1, round(share * num_steps / window)) * window)
 
 
 def survivors(values: Mapping[int, float], eta: int, *, higher_is_better: bool) -> Sequence[int]:
-    """The members that go on: one of ``eta``, rounded up, best first; NaN is worse than all else, ties by number.
+    """Returns the members that continue: one of ``eta``, rounded up, best first; NaN ranks last, ties by number.
 
     Args:
         values: the monitored metric of each member at the end of the rung.
-        eta: how many compete for a place.
-        higher_is_better: whether more of it is better.
+        eta: number of members that compete for a place.
+        higher_is_better: whether more of the metric is better.
     """
     sign = -1.0 if higher_is_better else 1.0
 

@@ -7,28 +7,17 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.sweeps.design.points import scale_of
+from jaxnn.sweeps.search import scale_of
 
 
-def test_a_grid_is_every_combination_the_last_axis_fastest() -> None:
+def test_grids_lists_and_sums() -> None:
     points = jn.grid(a=[1, 2], b=["x", "y", "z"])
     assert [tuple(point.values()) for point in points] == [(1, "x"), (1, "y"), (1, "z"), (2, "x"), (2, "y"), (2, "z")]
-
-
-def test_zipped_pairs_by_position() -> None:
-    points = jn.zipped(a=[1, 2], b=[3, 3])
-    assert list(points) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
-
-
-def test_joining_leaves_repeats_out() -> None:
-    points = jn.grid(a=[1, 2]) + jn.grid(a=[2, 4])
-    assert [point["a"] for point in points] == [1, 2, 4]
-    assert points.values("a") == (1, 2, 4)
-
-
-def test_numpy_and_jax_values_become_plain_numbers() -> None:
-    points = jn.grid(a=np.array([0.5, 1.5]), b=jax.numpy.arange(2))
-    assert all(type(value) in (int, float) for point in points for value in point.values())
+    assert list(jn.zipped(a=[1, 2], b=[3, 3])) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    joined = jn.grid(a=[1, 2]) + jn.grid(a=[2, 4])
+    assert [point["a"] for point in joined] == [1, 2, 4] and joined.values("a") == (1, 2, 4)
+    plain = jn.grid(a=np.array([0.5, 1.5]), b=jax.numpy.arange(2))
+    assert all(type(value) in (int, float) for point in plain for value in point.values())
 
 
 def test_draws_are_decided_by_the_key_and_lie_where_they_should() -> None:
@@ -48,21 +37,15 @@ def test_draws_are_decided_by_the_key_and_lie_where_they_should() -> None:
     assert decades.sum() == 400 and all(105 < count < 162 for count in decades)
 
 
-def test_a_typed_key_decides_the_draws_too() -> None:
+def test_draws_with_typed_keys_rounding_and_listed_values() -> None:
     rate = jn.uniform(0.0, 1.0)
     one, other = (jn.random(3, jax.random.key(seed), rate=rate) for seed in (0, 1))
     assert one == jn.random(3, jax.random.key(0), rate=rate) != other
-
-
-def test_what_is_printed_is_what_is_run() -> None:
     for point in jn.random(20, 0, rate=jn.log_uniform(1e-4, 1e-1)):
-        assert float(f"{point['rate']:.6g}") == point["rate"]
-
-
-def test_each_draw_is_run_with_each_listed_value() -> None:
-    points = jn.random(2, 0, rate=jn.uniform(0.0, 1.0), seed=range(3))
-    assert [point["seed"] for point in points] == [0, 1, 2, 0, 1, 2]
-    assert len({point["rate"] for point in points}) == 2
+        assert float(f"{point['rate']:.6g}") == point["rate"], "the printed value is the one that runs"
+    points = jn.random(2, 0, rate=rate, seed=range(3))
+    assert [point["seed"] for point in points] == [0, 1, 2, 0, 1, 2] and len(points.values("rate")) == 2
+    assert dict(points.scales) == {"rate": "linear", "seed": "nominal"}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +67,7 @@ def test_the_scale_of_an_axis(name: str, values: list[object], scale: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (lambda: jn.grid(), "grid needs at least one axis"),
         (lambda: jn.grid(rate=[]), "the axis 'rate' of grid is empty: give it at least one value."),
@@ -105,6 +88,6 @@ def test_the_scale_of_an_axis(name: str, values: list[object], scale: str) -> No
         (lambda: jn.halving(jn.grid(a=[1]), min_fraction=0), "halving's min_fraction is 0"),
     ],
 )
-def test_mistakes_are_sentences(make: object, sentence: str) -> None:
-    with pytest.raises(jn.ConfigError, match=sentence):
+def test_mistakes_are_named(make: object, message: str) -> None:
+    with pytest.raises(jn.ConfigError, match=message):
         make()  # type: ignore[operator]

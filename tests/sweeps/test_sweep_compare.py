@@ -1,4 +1,4 @@
-"""Whether B is better than A: paired by seeds where it can be, told honestly where nothing can be told."""
+"""Comparisons of two sweeps or runs: pairs by seed, intervals, messages, and mistakes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxnn.sweeps.results.comparing import compare
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps import Sweep, compare
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 
@@ -24,16 +23,15 @@ BETTER = [0.9, 2.87, 1.88, 3.9]
 
 
 class Sides:
-    """Makes sweeps by their losses."""
+    """Makes sweeps of given losses."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
 
     def __call__(self, losses: dict[Any, float | None], *names: str) -> Sweep:
         self.count += 1
-        names = names or ("seed",)
         points = {key if isinstance(key, tuple) else (key,): loss for key, loss in losses.items()}
-        return swept.sweep(self.folder / str(self.count), points, *names)
+        return swept.sweep(self.folder / str(self.count), points, *names or ("seed",))
 
     def seeds(self, losses: list[float | None], first: int = 0) -> Sweep:
         return self(dict(enumerate(losses, first)))
@@ -44,7 +42,7 @@ def sides(tmp_path: Path) -> Sides:
     return Sides(tmp_path)
 
 
-def test_pairs_tell_what_means_cannot(sides: Sides) -> None:
+def test_pairs_separate_what_means_do_not(sides: Sides) -> None:
     a, b = sides.seeds(LUCK), sides.seeds(BETTER)
     found = compare(a, b)
     # Differences -0.1, -0.13, -0.12, -0.1: mean -0.1125, deviation 0.015, error 0.0075, t(0.975; 3) = 3.18245.
@@ -65,7 +63,7 @@ def test_the_direction_is_that_of_the_metric(sides: Sides) -> None:
     assert compare(told, b).verdict == "worse"
 
 
-def test_the_sentences(sides: Sides) -> None:
+def test_the_report(sides: Sides) -> None:
     a, b = sides.seeds(LUCK), sides.seeds(BETTER)
     assert str(compare(a, b)).splitlines() == [
         f"A  {a.dir}",
@@ -82,16 +80,13 @@ def test_the_sentences(sides: Sides) -> None:
     )
 
 
-def test_one_pair_tells_nothing_and_says_so(sides: Sides) -> None:
+def test_one_pair_and_equal_differences_of_few_seeds_are_not_separable(sides: Sides) -> None:
     found = compare(sides.seeds([1.0]), sides.seeds([0.5]))
     assert found.verdict == "not separable" and found.paired and all(map(math.isnan, found.interval))
     assert str(found).splitlines()[2:] == [
         "test_loss: B 0.5 against A 1, paired over 1 seed.",
         "Difference -0.5: not separable with 1 seed: run at least 2 more of each.",
     ]
-
-
-def test_equal_differences_of_few_seeds_tell_nothing(sides: Sides) -> None:
     a = sides.seeds([1.0, 2.0, 4.0])
     same, shifted = compare(a, sides.seeds([1.0, 2.0, 4.0])), compare(a, sides.seeds([0.9, 1.9, 3.9]))
     for found, told in ((same, "0"), (shifted, "equal")):
@@ -112,7 +107,9 @@ def test_members_that_were_cut_short_are_left_out_and_named(sides: Sides) -> Non
     assert found.num_pairs == 2 and found.mean_a == 2.5
     assert found.left_out[2:] == ("B seed 0 (pruned)", "B seed 3 (interrupted)")
     none = dataclasses.replace(b, members=(members[0], members[3]))
-    with pytest.raises(ConfigError, match=r"1 pruned, 1 interrupted\): only members that came to their end have one"):
+    with pytest.raises(
+        ConfigError, match=r"1 pruned, 1 interrupted\): only members that finished or stopped early have one"
+    ):
         compare(a, none)
 
 
@@ -137,7 +134,7 @@ def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sid
     assert len(many.left_out) == 5 and str(many).endswith("B seed 5 (no partner); and 1 more.")
 
 
-def test_one_seed_in_common_is_no_reason_to_drop_the_others(sides: Sides) -> None:
+def test_one_common_seed_does_not_drop_the_others(sides: Sides) -> None:
     found = compare(sides.seeds([1.0, 1.1, 1.2]), sides.seeds([2.0, 2.1, 2.2], first=2))
     assert not found.paired and (found.num_a, found.num_b) == (3, 3) and found.verdict == "worse"
     assert "not paired, over 3 seeds of A and 3 of B" in str(found)
@@ -169,7 +166,7 @@ def test_pairs_count_where_there_is_one_seed_and_are_not_called_seeds(sides: Sid
 
 
 @pytest.mark.parametrize(
-    ("ask", "sentence"),
+    ("ask", "message"),
     [
         (
             lambda s: compare(s.seeds(LUCK), s({(0.01, 0): 1.0, (0.1, 0): 2.0}, "learning_rate", "seed")),
@@ -193,15 +190,9 @@ def test_pairs_count_where_there_is_one_seed_and_are_not_called_seeds(sides: Sid
         (lambda s: compare(s.seeds(LUCK), s.seeds(LUCK), at="last"), "at is 'last', and must be 'final' or 'best'."),
     ],
 )
-def test_a_mistake_is_named(sides: Sides, ask: Callable[[Sides], Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
+def test_mistakes_are_named(sides: Sides, ask: Callable[[Sides], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         ask(sides)
-
-
-def test_a_selection_mends_what_the_sentence_says(sides: Sides) -> None:
-    losses = {(0.01, 0): 1.0, (0.01, 1): 3.0, (0.1, 0): 2.0, (0.1, 1): 4.0}
-    b = sides(losses, "learning_rate", "seed")
-    assert compare(sides.seeds(LUCK[:2]), b.select(learning_rate=0.01)).num_pairs == 2
 
 
 def test_the_best_evaluations_may_be_compared(sides: Sides) -> None:

@@ -14,10 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
-from jaxnn.sweeps.pictures.figure import draw_sweep
-from jaxnn.sweeps.pictures.scales import metric_norm, scale_of, spans_decade
-from jaxnn.sweeps.results.outcomes import Axis
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps import Sweep
 from jaxnn.types import ConfigError
 from tests import swept
 
@@ -69,9 +66,9 @@ def test_one_axis_and_seeds(tmp_path: Path) -> None:
 def test_lost_members_are_marked_at_the_bad_edge(tmp_path: Path) -> None:
     sweep = over(tmp_path, {"learning_rate": [0.001, 0.01], "seed": [0, 1]}, lost={3})
     for metric, edge in (("test_loss", 0.97), ("test_accuracy", 0.03)):
-        found = panels(draw_sweep(sweep, metric), tmp_path)
+        found = panels(sweep.plot(metric), tmp_path)
         np.testing.assert_allclose(crosses(found["learning_rate", metric.replace("_", " ")]), [[0.01, edge]])
-    curves = panels(draw_sweep(sweep), tmp_path)["step", "test loss"]
+    curves = panels(sweep.plot(), tmp_path)["step", "test loss"]
     np.testing.assert_allclose(crosses(curves), [[10, 0.97]])
     # The curve of 0.01 is that of its one member that did not diverge, whose loss is 1.2 at the end.
     np.testing.assert_allclose(curves.get_lines()[1].get_ydata(), [2.4, 1.2])
@@ -244,16 +241,12 @@ def test_a_metric_without_curves_has_its_points_and_an_unknown_one_is_named(tmp_
         ((1, 2), "nominal", "nominal"),
     ],
 )
-def test_the_scale_is_one_that_the_values_allow(values: tuple[Any, ...], scale: str, kind: str) -> None:
-    found = scale_of(Axis("x", values, scale))
-    assert found.kind == kind
-    places = [found.position(value) for value in found.values]
-    assert np.isfinite(places).all() and places == sorted(places)
-
-
-def test_which_metrics_are_drawn_in_powers() -> None:
-    assert spans_decade([0.01, 1.0, math.nan], more_is_better=False)
-    assert not spans_decade([0.01, 1.0], more_is_better=True) and not spans_decade([0.2, 1.0], more_is_better=False)
-    assert not spans_decade([0.0, 1.0], more_is_better=False) and not spans_decade([], more_is_better=False)
-    assert metric_norm(np.array([0.01, 1.0]), more_is_better=False)(0.1) == pytest.approx(0.5)
-    assert metric_norm(np.array([0.0, 1.0]), more_is_better=True)(0.25) == pytest.approx(0.25)
+def test_the_scale_is_one_that_the_values_allow(tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str) -> None:
+    losses = {(value,): 1.0 + place for place, value in enumerate(values)}
+    sweep = swept.sweep(tmp_path / "s", losses, "x")
+    (axis,) = sweep.axes
+    sweep = dataclasses.replace(sweep, axes=(dataclasses.replace(axis, scale=scale),))
+    drawn = panels(sweep.plot(), tmp_path)["x", "test loss"]
+    places = drawn.collections[0].get_offsets()[:, 0]
+    assert np.isfinite(places).all() and drawn.get_xscale() == ("log" if kind == "log" else "linear")
+    assert (places.tolist() == list(range(len(values)))) == (kind == "nominal")

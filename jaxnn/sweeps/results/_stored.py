@@ -1,8 +1,8 @@
-"""Reading the record of a sweep back: one directory, or the shards that several processes wrote of it."""
+"""Reads the record of a sweep: one directory, or the shards of several processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,21 +12,21 @@ from jaxnn.record import (
     SHARDS,
     SWEEP_FILE,
     check_facts,
+    is_sweep,
     numbers,
     read_facts,
     read_lines,
     read_metrics,
 )
-from jaxnn.record import is_sweep as is_sweep
-from jaxnn.sweeps.results.outcomes import Axis, Member
-from jaxnn.sweeps.results.sweep import Sweep
+from jaxnn.sweeps.results._outcomes import Axis, Member
+from jaxnn.sweeps.results._sweep import RunOpener, Sweep
 from jaxnn.types import Experiment, RecordError
 
 MEMBERS_FILE = "members.jsonl"
-# What every sweep.json holds from the start, and what every line of members.jsonl does.
+# What every sweep.json holds from the start, and every line of members.jsonl.
 FACTS = ("status", "started", "config", "axes", "monitor", "higher_is_better")
 MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
-# The members that nothing more is to be done for.
+# Members with these statuses need nothing more.
 ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")
 
 
@@ -38,17 +38,20 @@ class Part(NamedTuple):
     lines: Sequence[Mapping[str, Any]]
 
 
-def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> Sweep:
-    """The sweep that is recorded in ``path``, those of its shards that are there merged in.
+def open_sweep(
+    path: str | Path, experiment: Experiment[Any] | None = None, run_opener: RunOpener | None = None
+) -> Sweep:
+    """Returns the sweep that is recorded in ``path``, with those of its shards that are there merged in.
 
-    Members whose shard was not begun are waiting. Of a member in several parts that counts in which it is over, else
-    the last: the top, then the shards by name. A sweep that says it is running while no process holds its directory
-    was killed: it and its running members read ``interrupted``. The summary of shards adds up theirs: seconds of all
-    processes together, and the member-steps a second of one of them.
+    Members whose shard did not start are waiting. If several parts hold a member, the part in which it ended counts,
+    else the last: the top, then the shards by name. A sweep whose record says ``running`` while no process holds its
+    directory was killed: it and its running members read ``interrupted``. The summary of shards adds up theirs:
+    seconds of all processes together, and the member-steps a second of one of them.
 
     Args:
         path: the sweep's directory.
         experiment: what was swept, for :meth:`Sweep.run`.
+        run_opener: opens members as runs, for the same.
 
     Raises:
         RecordError: there is no sweep, or its record is damaged.
@@ -58,30 +61,29 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         raise RecordError(
             f"{path} holds no sweep (no {SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` lists them."
         )
-    parts = [_read_part(folder) for folder in _folders(path)]
-    facts = parts[0].facts
     whole = (path / SWEEP_FILE).is_file()
+    folders = [path] * whole + [file.parent for file in sorted(path.glob(SHARDS))]
+    parts = [_read_part(folder) for folder in folders]
+    facts = parts[0].facts
     members = {} if whole else _waiting(facts)
     for part in parts:
-        members |= {index: new for index, new in part.members.items() if not _is_over(members.get(index), new)}
+        for index, new in part.members.items():
+            # A part in which the member did not end has nothing new of it.
+            if index not in members or members[index].status not in ENDED or new.status in ENDED:
+                members[index] = new
+    axes = ((axis["values"], axis) for axis in facts["axes"])
     return Sweep(
         members=tuple(members[index] for index in sorted(members)),
-        axes=tuple(_axis(axis) for axis in facts["axes"]),
+        axes=tuple(Axis(a["name"], tuple(swept_value(v, values) for v in values), a["scale"]) for values, a in axes),
         lines=tuple(line for part in parts for line in part.lines),
         monitor=facts["monitor"],
         higher_is_better=facts["higher_is_better"],
-        status=_status(parts, list(members.values()), whole=whole),
+        status=facts["status"] if whole and len(parts) == 1 else _merged_status(parts, list(members.values())),
         dir=path,
-        summary=(facts.get("summary") or {}) if whole else _added_up(parts),
+        summary=(facts.get("summary") or {}) if whole else _merged_summary(parts),
         experiment=experiment,
+        run_opener=run_opener,
     )
-
-
-def _folders(path: Path) -> Iterator[Path]:
-    if (path / SWEEP_FILE).is_file():
-        yield path
-    for file in sorted(path.glob(SHARDS)):
-        yield file.parent
 
 
 def _read_part(path: Path) -> Part:
@@ -117,57 +119,42 @@ def _member(line: Mapping[str, Any], path: Path, axes: Mapping[str, list[Any]], 
 
 
 def _waiting(facts: Mapping[str, Any]) -> dict[int, Member]:
-    """All members of a sweep as they are before any shard is begun."""
+    """All members of a sweep before any shard starts."""
+
+    def with_field(config: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+        head, _, rest = name.partition(".")
+        return {**config, head: with_field(config[head], rest, value) if rest else value}
+
     axes = {axis["name"]: axis["values"] for axis in facts["axes"]}
     members = {}
     for index, point in enumerate(facts.get("points", ())):
         config = facts["config"]
         for name, value in point.items():
-            config = _with_field(config, name, value)
+            config = with_field(config, name, value)
         line = {"member": index, "point": point, "config": config, "status": "waiting", "step": 0}
         members[index] = _member({**line, "final": {}, "best": {}}, Path(), axes, killed=False)
     return members
 
 
-def _with_field(config: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
-    """The config with another value for a field, whose name may be dotted."""
-    head, _, rest = name.partition(".")
-    return {**config, head: _with_field(config[head], rest, value) if rest else value}
-
-
-def _is_over(known: Member | None, new: Member) -> bool:
-    """Whether a member was over in one part, and is not in another, which so has nothing new of it."""
-    return known is not None and known.status in ENDED and new.status not in ENDED
-
-
-def _status(parts: Sequence[Part], members: Sequence[Member], *, whole: bool) -> str:
-    """The status of the whole: of several parts it is over when every member is, and runs while one of them does."""
-    status: str = parts[0].facts["status"]
-    if whole and len(parts) == 1:
-        return status
+def _merged_status(parts: Sequence[Part], members: Sequence[Member]) -> str:
+    """Of several parts: finished when every member ended, running while one of them runs."""
     if members and all(member.status in ENDED for member in members):
         return "finished"
     return "running" if any(part.facts["status"] == "running" for part in parts) else "interrupted"
 
 
-def _added_up(parts: Sequence[Part]) -> dict[str, Any]:
-    """What the shards that are over say at their end, together."""
+def _merged_summary(parts: Sequence[Part]) -> dict[str, Any]:
+    """The summaries of the shards that ended, added up."""
     summaries = [part.facts["summary"] for part in parts if part.facts.get("summary")]
     if not summaries:
         return {}
-    names = ("seconds", "member_steps", "num_compilations")
-    total = {name: sum(summary[name] for summary in summaries) for name in names}
-    training = sum(summary["spent"].get("train", 0.0) for summary in summaries)
+    total = {name: sum(one[name] for one in summaries) for name in ("seconds", "member_steps", "num_compilations")}
+    training = sum(one["spent"].get("train", 0.0) for one in summaries)
     return {**total, "member_steps_per_second": total["member_steps"] / training if training else None}
 
 
-def _axis(axis: Mapping[str, Any]) -> Axis:
-    values = axis["values"]
-    return Axis(axis["name"], tuple(swept_value(value, values) for value in values), axis["scale"])
-
-
 def swept_value(value: Any, among: Sequence[Any]) -> Any:
-    """A swept value as it was given: JSON has no tuples, and has names for infinities, which may be among numbers."""
+    """Returns a swept value as it was given: JSON has no tuples, and has names for infinities, which may be numbers."""
     if value in ("nan", "inf", "-inf") and any(isinstance(other, float) for other in among):
         return float(value)
     return _tuples(value)
