@@ -7,9 +7,8 @@ from typing import Any
 
 import jax
 
-from jaxnn.loop import CALL_SECONDS, Programs, fastest_steps, make_calls, make_feed, seconds_per_step
-from jaxnn.observe import Clock, Ledger
-from jaxnn.parallel import SINGLE_DEVICE, computing_on
+from jaxnn.engine import CALL_SECONDS, fastest_steps, make_calls, programs_of, seconds_per_step
+from jaxnn.parallel import computing_on
 from jaxnn.types import Experiment, Splits
 
 
@@ -29,8 +28,7 @@ def training_call(
     """
     config = experiment.config
     with computing_on(kind):
-        feed = make_feed(splits, config.seed, config.batch_size, layout=SINGLE_DEVICE)
-        programs = Programs(experiment, splits.train, feed, Ledger(), Clock(), SINGLE_DEVICE)
+        programs = programs_of(experiment, splits)
         make_call = make_calls(programs, "start")
         if num_steps is None:
             # Steps this long need no company: compiling many takes minutes.

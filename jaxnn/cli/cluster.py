@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from jaxnn.cli.errors import BAD_INPUT, FAILED, RESUMABLE
-from jaxnn.loop import check_count
+from jaxnn.engine import check_count
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jaxnn.loop import RESUMABLE as RESUMABLE
-from jaxnn.loop import Farewell, drop_output, interruptible, leave
 from jaxnn.observe import printable
+from jaxnn.run import RESUMABLE as RESUMABLE
+from jaxnn.run import Farewell, drop_output, interruptible, leave
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 BAD_INPUT = 2

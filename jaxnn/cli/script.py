@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.advise import Advice, AdviseOptions, advise
+from jaxnn.advise import Advice, AdviseOptions, BatchSizePlan, advise, plan_batch_size
 from jaxnn.cli.cache import enable_compile_cache
 from jaxnn.cli.cluster import ClusterOptions, check_alone, processes
 from jaxnn.cli.cores import use_all_cores
 from jaxnn.cli.errors import INTERRUPTED, RESUMABLE, check_text, sentences
 from jaxnn.cli.sweeping import check_flags, parse_values, run_sweep
-from jaxnn.loop import DEFAULTS, Run, fit
+from jaxnn.engine import RunOptions
 from jaxnn.record import config_from_json, is_sweep, read_run
-from jaxnn.sweeps import BatchSizePlan, Halving, Points, Sweep, plan_batch_size, with_fields
+from jaxnn.run import Run, fit
+from jaxnn.sweeps import Halving, Points, Sweep, with_fields
 from jaxnn.types import ConfigError, Experiment
 
 # What may be asked of a script, by its first word, and what --help says of all but the first.
@@ -66,7 +67,7 @@ def main(
             return _plan(experiment, arguments)
         if command == "advise":
             return _advise(experiment, arguments)
-        config, options, cluster = parse(experiment, arguments)
+        config, options, cluster = parse(experiment, arguments, RunOptions(), MORE)
         enable_compile_cache()
         with processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
@@ -118,7 +119,7 @@ def _advise(experiment: Experiment[Any], arguments: Sequence[str]) -> Advice:
 
 
 def parse(
-    experiment: Experiment[Any], arguments: Sequence[str], options: Any = DEFAULTS, more: str = MORE
+    experiment: Experiment[Any], arguments: Sequence[str], options: Any, more: str
 ) -> tuple[Any, Any, ClusterOptions]:
     """The config, the options and the place among processes that the command line asks for.
 

@@ -21,16 +21,19 @@ from jaxnn.engine._options import recorded_options as recorded_options
 from jaxnn.engine._options import resolve_cadences as resolve_cadences
 from jaxnn.engine._options import with_changes as with_changes
 from jaxnn.engine._prepare import Members as Members
-from jaxnn.engine._prepare import choose_call as choose_call
+from jaxnn.engine._prepare import fastest_steps as fastest_steps
 from jaxnn.engine._prepare import make_calls as make_calls
 from jaxnn.engine._prepare import open_trainer as open_trainer
+from jaxnn.engine._prepare import programs_of as programs_of
 from jaxnn.engine._programs import GroupSpec as GroupSpec
 from jaxnn.engine._programs import make_init as make_init
 from jaxnn.engine._programs import make_step as make_step
 from jaxnn.engine._states import MEMBERS as MEMBERS
+from jaxnn.engine._states import HostStates as HostStates
 from jaxnn.engine._states import host_shapes as host_shapes
 from jaxnn.engine._states import member_state as member_state
 from jaxnn.engine._store import Store as Store
+from jaxnn.engine._store import save as save
 from jaxnn.engine._store import the_team as the_team
 from jaxnn.engine._trainer import RUNNING as RUNNING
 from jaxnn.engine._trainer import WAITING as WAITING
@@ -38,6 +41,9 @@ from jaxnn.engine._trainer import MemberLog as MemberLog
 from jaxnn.engine._trainer import Trainer as Trainer
 from jaxnn.engine._trainer import evaluations_since_best as evaluations_since_best
 from jaxnn.engine._tuning import CALL_SECONDS as CALL_SECONDS
+from jaxnn.engine._tuning import ENOUGH_STEPS as ENOUGH_STEPS
+from jaxnn.engine._tuning import MEMORY_SHARE as MEMORY_SHARE
+from jaxnn.engine._tuning import PROBE_SECONDS as PROBE_SECONDS
 from jaxnn.engine._tuning import Choice as Choice
 from jaxnn.engine._tuning import Trial as Trial
 from jaxnn.engine._tuning import VmapPlan as VmapPlan
@@ -47,4 +53,3 @@ from jaxnn.engine._tuning import widen as widen
 from jaxnn.engine._windows import Flight as Flight
 from jaxnn.engine._windows import Stall as Stall
 from jaxnn.engine._windows import typical_window as typical_window
-from jaxnn.engine._store import save as save

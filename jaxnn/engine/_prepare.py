@@ -19,7 +19,7 @@ from jaxnn.engine._tuning import MEMORY_SHARE, Call, Choice, VmapPlan, VmapProbe
 from jaxnn.engine._windows import Plan, typical_window, with_tails
 from jaxnn.nn import platform
 from jaxnn.observe import Clock, available_bytes, describe_devices
-from jaxnn.parallel import Layout, all_agree, check_divides, process_count
+from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, check_divides, process_count
 from jaxnn.record import PARTS, jax_flags
 from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState
 
@@ -112,6 +112,20 @@ def open_trainer(
     return trainer
 
 
+def programs_of(experiment: Experiment[Any], splits: Splits, *, resident: bool | None = None) -> Programs:
+    """The programs of a run on one device, to be measured or looked into; nothing is compiled yet.
+
+    Args:
+        experiment: what would be run; its ``data`` is not called.
+        splits: its data.
+        resident: the run option.
+    """
+    config = experiment.config
+    feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=SINGLE_DEVICE)
+    spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, SINGLE_DEVICE)
+    return Programs(spec, splits, 2 * config.batch_size)
+
+
 def _check_processes(trainer: Trainer) -> None:
     """Raises ConfigError if some process computes something else, or on other data."""
     digests = trainer.fingerprint
@@ -146,9 +160,14 @@ def choose_call(programs: Programs, plan: Plan, given: int | None) -> Choice:
     window = min(typical_window(plan), plan.num_steps)
     if given is not None or window == 1:
         return Choice(min(given or 1, plan.num_steps), {})
+    return fastest_steps(programs, make_calls(programs, "to measure steps per call"), window)
+
+
+def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> Choice:
+    """The steps per call that measuring finds fastest; a ``window`` of steps is best made of whole calls."""
     # XLA makes the gradients of plain convolutions slow in loops on a CPU, so a loop is tried with care.
     wary = platform() == "cpu" and programs.plain_convolutions > 0
-    return choose_steps_per_call(make_calls(programs, "to measure steps per call"), window, wary=wary)
+    return choose_steps_per_call(make_call, window, wary=wary)
 
 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:

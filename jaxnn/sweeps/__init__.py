@@ -1,19 +1,16 @@
-"""Sweeps: many runs of an experiment as one program, and what they came to."""
+"""Sweeps: many runs of an experiment as one program, their record, and their results."""
 
-from jaxnn.sweeps.engine.batch_size import BatchSizePlan as BatchSizePlan
-from jaxnn.sweeps.engine.batch_size import plan_batch_size as plan_batch_size
-from jaxnn.sweeps.engine.members import plan_members as plan_members
-from jaxnn.sweeps.engine.probing import Trial as Trial
-from jaxnn.sweeps.engine.probing import try_size as try_size
-from jaxnn.sweeps.engine.resuming import recorded_points as recorded_points
-from jaxnn.sweeps.options import SweepOptions as SweepOptions
+from jaxnn.sweeps._member_runs import open_sweep as open_sweep
+from jaxnn.sweeps._options import SweepOptions as SweepOptions
+from jaxnn.sweeps._plan import plan_sweep as plan_sweep
+from jaxnn.sweeps._sweep_resume import recorded_points as recorded_points
+from jaxnn.sweeps._train_sweep import sweep as sweep
 from jaxnn.sweeps.results import Comparison as Comparison
 from jaxnn.sweeps.results import Member as Member
 from jaxnn.sweeps.results import Sweep as Sweep
 from jaxnn.sweeps.results import best_label as best_label
 from jaxnn.sweeps.results import compare as compare
 from jaxnn.sweeps.results import count_by_status as count_by_status
-from jaxnn.sweeps.results import open_sweep as open_sweep
 from jaxnn.sweeps.search import Halving as Halving
 from jaxnn.sweeps.search import Points as Points
 from jaxnn.sweeps.search import choice as choice
@@ -28,4 +25,3 @@ from jaxnn.sweeps.search import random as random
 from jaxnn.sweeps.search import uniform as uniform
 from jaxnn.sweeps.search import with_fields as with_fields
 from jaxnn.sweeps.search import zipped as zipped
-from jaxnn.sweeps.sweep import sweep as sweep

@@ -11,7 +11,7 @@ from jaxnn.sweeps.results._outcomes import count_by_status as count_by_status
 from jaxnn.sweeps.results._outcomes import show_point as show_point
 from jaxnn.sweeps.results._stored import ENDED as ENDED
 from jaxnn.sweeps.results._stored import MEMBERS_FILE as MEMBERS_FILE
-from jaxnn.sweeps.results._stored import open_sweep as open_sweep
+from jaxnn.sweeps.results._stored import read_sweep as read_sweep
 from jaxnn.sweeps.results._stored import swept_value as swept_value
 from jaxnn.sweeps.results._summary import bootstrap_interval as bootstrap_interval
 from jaxnn.sweeps.results._sweep import RunOpener as RunOpener

@@ -13,10 +13,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxnn.loop import Run, RunOptions
+from jaxnn.engine import RunOptions
 from jaxnn.record import config_json, final_metrics, is_sweep, metrics_of, read_metrics, read_run
+from jaxnn.run import Run
 from jaxnn.sweeps.results._outcomes import SEED, At, Member, Outcomes, count_by_status, show, show_point, show_value
-from jaxnn.sweeps.results._stored import open_sweep
+from jaxnn.sweeps.results._stored import read_sweep
 from jaxnn.sweeps.results._summary import grouped
 from jaxnn.sweeps.results._sweep import Sweep
 from jaxnn.types import ConfigError
@@ -307,7 +308,7 @@ def _members_of(name: str, given: Any) -> Outcomes:
     parts: list[Outcomes] = []
     for source in given if isinstance(given, list | tuple) else [given]:
         if isinstance(source, str | Path) and is_sweep(Path(source)):
-            source = open_sweep(source)
+            source = read_sweep(source)
         if isinstance(source, Outcomes):
             parts.append(source)
         elif isinstance(source, Run | str | Path):

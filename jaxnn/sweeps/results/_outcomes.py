@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from jaxnn.loop import more_is_better
+from jaxnn.engine import more_is_better
 from jaxnn.record import metrics_of
 from jaxnn.types import ConfigError, suggest
 

@@ -38,7 +38,7 @@ class Part(NamedTuple):
     lines: Sequence[Mapping[str, Any]]
 
 
-def open_sweep(
+def read_sweep(
     path: str | Path, experiment: Experiment[Any] | None = None, run_opener: RunOpener | None = None
 ) -> Sweep:
     """Returns the sweep that is recorded in ``path``, with those of its shards that are there merged in.

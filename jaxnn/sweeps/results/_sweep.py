@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxnn.loop import Run, fit, format_rate
 from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
+from jaxnn.run import Run, fit, format_rate
 from jaxnn.sweeps.results._outcomes import (
     SEED,
     At,

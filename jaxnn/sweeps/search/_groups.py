@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxnn.data import check_batch_size
-from jaxnn.loop import check_config, check_data, check_parts
+from jaxnn.engine import check_config, check_data, check_parts
 from jaxnn.record import config_json
 from jaxnn.sweeps.search._points import Points, check_fields, field_value, with_fields
 from jaxnn.sweeps.search._tracing import check_traces, find_untraceable, watched

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.loop import make_init, make_step
+from jaxnn.engine import make_init, make_step
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps.search._points import field_value, with_fields
 from jaxnn.types import Array, Examples, Experiment, Source

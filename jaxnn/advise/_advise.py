@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxnn.advise.advice import Advice, DeviceFigures
-from jaxnn.advise.options import AdviseOptions
-from jaxnn.advise.parts import measure_parts
+from jaxnn.advise._advice import Advice, DeviceFigures
+from jaxnn.advise._advise_options import AdviseOptions
+from jaxnn.advise._probes import measure_parts, plan_batch_size, plan_members
 from jaxnn.data import check_batch_size
-from jaxnn.loop import check_config, check_data, check_parts, with_changes
+from jaxnn.engine import Trial, check_config, check_data, check_parts, with_changes
 from jaxnn.observe import device_name, missing_gpu
 from jaxnn.parallel import first_devices
-from jaxnn.sweeps import Trial, plan_batch_size, plan_members
 from jaxnn.types import ConfigError, Experiment
 
 # Batch sizes are tried in steps of a factor, so many down from the config's and up, so that a crossover is found.

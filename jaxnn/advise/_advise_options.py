@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jaxnn.loop import check_choice, check_count
+from jaxnn.engine import check_choice, check_count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxnn.advise.parts import StepParts
-from jaxnn.sweeps import BatchSizePlan, Trial
+from jaxnn.advise._probes import BatchSizePlan, StepParts
+from jaxnn.engine import Trial
 
 # Devices this near to each other are alike.
 ALIKE = 1.1

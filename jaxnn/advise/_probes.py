@@ -1,0 +1,199 @@
+"""What is measured for advice: the parts of a step, batch sizes, and members under one ``vmap``."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxnn.engine import (
+    ENOUGH_STEPS,
+    MEMORY_SHARE,
+    PROBE_SECONDS,
+    Trial,
+    VmapPlan,
+    check_config,
+    check_count,
+    check_data,
+    check_parts,
+    make_calls,
+    make_step,
+    programs_of,
+    try_size,
+    widen,
+    with_changes,
+)
+from jaxnn.observe import available_bytes, format_bytes
+from jaxnn.parallel import computing_on, find_devices
+from jaxnn.sweeps import SweepOptions, grid, plan_sweep
+from jaxnn.types import Batch, ConfigError, Experiment, Splits
+
+# A size with this share of the best throughput is as good, and leaves more updates for the same examples.
+NEARLY = 0.9
+# The search goes up to this many times the config's own size.
+MOST = 64
+# If a call of fewer is short, its own cost would count as the steps'.
+MANY_STEPS = 256
+
+
+class BatchSizePlan(NamedTuple):
+    """The speed of an experiment at several batch sizes on this machine.
+
+    Attributes:
+        trials: the sizes that were tried, smallest first; ``per_second`` is of examples.
+        smallest: the smallest size that reaches nine tenths of the best throughput.
+        note: why larger ones were not tried, if memory forbade it.
+    """
+
+    trials: tuple[Trial, ...]
+    smallest: int
+    note: str | None
+
+    def __str__(self) -> str:
+        lines = [
+            f"batch size {trial.size:>6}: {trial.per_second:>10,.0f} examples/s, {1e3 * trial.seconds:.3g} ms per step, "
+            f"{format_bytes(trial.temporary_bytes)} of temporaries"
+            + ("  ← the smallest that is nearly as fast as any" if trial.size == self.smallest else "")
+            for trial in self.trials
+        ]
+        return "\n".join([*lines, *([f"batch size {self.note}"] if self.note else [])])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def plan_batch_size(
+    experiment: Experiment[Any], batch_sizes: Sequence[int] | None = None, device: str | None = None
+) -> BatchSizePlan:
+    """Measures examples per second at several batch sizes, and the memory they take; nothing is trained or written.
+
+    It shows how the machine is filled, not what learns best: a larger batch may need another learning rate.
+
+    Args:
+        experiment: what would be run.
+        batch_sizes: the sizes to try, ascending; default: doubling from a quarter of the config's until it is no
+            faster, no longer fits, or is 64 times that.
+        device: the kind of device, ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
+
+    Raises:
+        ConfigError, DataError: it cannot be run.
+    """
+    config = experiment.config
+    with computing_on(device):
+        check_config(config)
+        splits = experiment.data(config)
+        check_data(splits)
+        check_parts(experiment)
+        sizes = _sizes(config.batch_size, splits.train.num_examples, batch_sizes)
+        free = available_bytes(find_devices(device)[0])
+
+        def attempt(size: int) -> Trial:
+            programs = programs_of(experiment.replace(batch_size=size), splits)
+            make_call = make_calls(programs, "to plan the batch size")
+            for num_steps in (ENOUGH_STEPS, MANY_STEPS):
+                trial = try_size(size, num_steps, make_call(num_steps), programs.temporary_bytes(None, num_steps))
+                if trial.seconds * num_steps > PROBE_SECONDS:
+                    break
+            return trial
+
+        trials = [attempt(sizes[0])]
+        # The config's own is what others are compared with.
+        memory = None if free is None else MEMORY_SHARE * free
+        note = widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
+    best = max(trial.per_second for trial in trials)
+    smallest = next(trial.size for trial in trials if trial.per_second >= NEARLY * best)
+    return BatchSizePlan(tuple(trials), smallest, note)
+
+
+def _sizes(own: int, num_examples: int, given: Sequence[int] | None) -> list[int]:
+    def doubling(size: int) -> Iterator[int]:
+        while size <= own * MOST:
+            yield size
+            size *= 2
+
+    for size in given or ():
+        check_count("batch_size", size, 1)
+    wanted = doubling(max(1, own // 4)) if given is None else sorted(set(given))
+    sizes = [size for size in wanted if size <= num_examples]
+    if not sizes:
+        raise ConfigError(f"no batch size to try is within the {num_examples} training examples: give smaller ones.")
+    return sizes
+
+
+def plan_members(experiment: Experiment[Any], num_members: int, device: str | None = None) -> VmapPlan:
+    """Measures up to ``num_members`` members under one vmap, which differ in their seed; nothing is trained.
+
+    Args:
+        experiment: what would be swept.
+        num_members: the most.
+        device: the kind of device, ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
+
+    Raises:
+        ConfigError, DataError, TrainingError: it cannot be run.
+    """
+    options = SweepOptions(devices=1, record=False, progress="none", plan_only=True)
+    with computing_on(device):
+        plan = plan_sweep(experiment, grid(seed=range(num_members)), with_changes(options, {"device": device}))
+        chosen = plan.trainer(plan.groups[0]).vmapped
+    assert chosen is not None
+    return chosen
+
+
+class StepParts(NamedTuple):
+    """The seconds of one step that is a call of its own, on a batch that is on the device.
+
+    Attributes:
+        call: a call that computes next to nothing.
+        forward: from the batch to the loss.
+        backward: from the loss to the gradient of all parameters.
+        update: from the gradient to the next state.
+    """
+
+    call: float
+    forward: float
+    backward: float
+    update: float
+
+    @property
+    def step(self) -> float:
+        """All of it."""
+        return sum(self)
+
+    def shares(self) -> dict[str, float]:
+        """Each part's share of the step."""
+        return {name: value / self.step for name, value in self._asdict().items()}
+
+
+def measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> StepParts:
+    """Times programs that do more and more of a step; a part is what it adds, none less than 0.
+
+    Args:
+        experiment: whose step it is.
+        splits: its data.
+        kind: the device's.
+    """
+
+    def loss(params: Any, state: Any, batch: Any) -> Any:
+        task = experiment.task(experiment.config)
+        return task.loss(params, state.model_state, batch, state.key)
+
+    parts: list[Callable[[Any, Any], Any]] = [
+        lambda state, batch: state.step + 1,
+        lambda state, batch: loss(state.params, state, batch),
+        lambda state, batch: jax.value_and_grad(loss, has_aux=True)(state.params, state, batch),
+        make_step(experiment),
+    ]
+    with computing_on(kind):
+        programs = programs_of(experiment, splits, resident=False)
+        state, batch = programs.init(), splits.train.as_batch(programs.first_examples)
+
+        def seconds(part: Callable[[Any, Any], Any]) -> float:
+            # The mask is closed over: like a run's step, the program is to know that the batch is full.
+            program = jax.jit(lambda state, inputs, targets: part(state, Batch(inputs, targets, batch.mask)))
+            return try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
+
+        call, forward, gradient, step = map(seconds, parts)
+    forward, gradient, step = max(forward, call), max(gradient, forward, call), max(step, gradient, forward, call)
+    return StepParts(call, forward - call, gradient - forward, step - gradient)

@@ -1,0 +1,157 @@
+"""A member as a run of its own: its state from the stacked checkpoint, and a directory as its solo run leaves it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxnn.checkpoints import FOLDER, open_checkpoints
+from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_state
+from jaxnn.parallel import SINGLE_DEVICE
+from jaxnn.record import SWEEP_FILE, LogDigest, metrics_of, open_record, read_facts, text_fingerprint
+from jaxnn.run import Run, fit
+from jaxnn.sweeps._sweep_record import GROUPS, MEMBER_FOLDER
+from jaxnn.sweeps._sweep_resume import shard_folders
+from jaxnn.sweeps.results import Member, Sweep, read_sweep
+from jaxnn.sweeps.search import with_fields
+from jaxnn.types import Experiment, RecordError, TrainState
+
+
+def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> Sweep:
+    """Returns the sweep that is recorded in ``path``, with those of its shards that are there merged in.
+
+    Args:
+        path: the sweep's directory.
+        experiment: what was swept, for :meth:`Sweep.run`.
+
+    Raises:
+        RecordError: there is no sweep, or its record is damaged.
+    """
+    return read_sweep(path, experiment, open_member)
+
+
+def open_member(sweep: Sweep, member: Member, experiment: Experiment[Any]) -> Run:
+    """Loads a member as a run, from its run directory, which is exported first if there is none.
+
+    Args:
+        sweep: with a record.
+        member: one of it.
+        experiment: with the member's config.
+
+    Raises:
+        RecordError: the record holds no state of the member, or the disk refused.
+    """
+    path = member.dir
+    if path is None or not path.is_dir():
+        (path,) = export_members(sweep, [member])
+    return fit(experiment, resume=path, progress="none")
+
+
+def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
+    """Writes a run directory for each of ``members`` that lacks one, with a checkpoint that `fit` can resume.
+
+    Args:
+        sweep: with a record, and its experiment.
+        members: those to export, each with at least one report.
+
+    Raises:
+        RecordError: the record holds no state of a member, or the disk refused.
+    """
+    assert sweep.dir is not None and sweep.experiment is not None
+    parts = [sweep.dir] if (sweep.dir / SWEEP_FILE).is_file() else [*shard_folders(sweep.dir)]
+    groups = {
+        number: (part, index)
+        for part in parts
+        for index, group in enumerate(read_facts(part / SWEEP_FILE, ("groups",))["groups"])
+        for number in group["members"]
+    }
+    by_group: dict[tuple[Path, int], list[Member]] = {}
+    for member in members:
+        if member.index not in groups:
+            raise RecordError(f"{sweep.dir} holds no state of member {member.index}: it was not trained.")
+        by_group.setdefault(groups[member.index], []).append(member)
+    exported = {}
+    for (part, index), found in by_group.items():
+        facts = read_facts(part / SWEEP_FILE, ("groups", "options", "name", "started"))
+        like, host = _group_states(part, index, facts, sweep.experiment, found[0])
+        rows = facts["groups"][index]["members"]
+        for member in found:
+            state = member_state(host, like, rows.index(member.index))
+            lines = [line for line in sweep.lines if line["member"] == member.index]
+            exported[member.index] = _export(part, facts, index, member, state, lines, sweep)
+    return [exported[member.index] for member in members]
+
+
+def _group_states(
+    part: Path, index: int, facts: Mapping[str, Any], experiment: Experiment[Any], member: Member
+) -> tuple[TrainState, HostStates]:
+    """The shapes of one state, and the newest whole states of a group."""
+    config = with_fields(experiment.config, member.point)
+    source = experiment.data(config).train
+    examples = source.read(np.arange(config.batch_size))
+    like = jax.eval_shape(make_init(dataclasses.replace(experiment, config=config), source), examples)
+    folder = part / GROUPS / f"{index}"
+    restored = open_checkpoints(folder).restore_newest(host_shapes(like, len(facts["groups"][index]["members"])))
+    if restored is None:
+        raise RecordError(
+            f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
+        )
+    return like, restored.state
+
+
+def _export(
+    part: Path,
+    facts: Mapping[str, Any],
+    index: int,
+    member: Member,
+    state: TrainState,
+    lines: Sequence[Mapping[str, Any]],
+    sweep: Sweep,
+) -> Path:
+    path = part / MEMBER_FOLDER / f"{member.index:04d}"
+    # What a process left that was killed while writing is not whole.
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    own = [{name: value for name, value in line.items() if name != "member"} for line in lines]
+    with open_record(path) as record:
+        record.describe(_facts(facts, index, member))
+        written = record.report(*own)
+        mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
+        with contextlib.closing(open_checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:
+            at: Mapping[str, Any] = next((line for line in reversed(own) if line["step"] <= step), {})
+            count = sum(line["step"] <= step for line in own)
+            checkpoints.save(step, state, metrics_of(at), record.log(LogDigest(written[:count])))
+    return path
+
+
+def _facts(facts: Mapping[str, Any], index: int, member: Member) -> dict[str, Any]:
+    """The content of a member's ``run.json``."""
+    group = facts["groups"][index]
+    names = {field.name for field in dataclasses.fields(RunOptions)}
+    options = {name: value for name, value in facts["options"].items() if name in names}
+    shared = ("name", "started", "data", "devices", "jax_flags", "command", "git")
+    return {
+        **{name: facts[name] for name in shared},
+        "status": member.status,
+        "config": member.config,
+        "member": member.index,
+        "options": options | {"devices": None, "strategy": "auto", "mesh": None},
+        "steps_per_call": group["steps_per_call"],
+        "seconds_per_step_measured": {},
+        # The program of a population: one that continues alone is equal to it to rounding, and the run says so.
+        "fingerprint": {
+            **group["fingerprint"],
+            "program": text_fingerprint(f"{group['fingerprint']['program']} {group['vmap']} {group['traced']}"),
+        },
+        "precision": group["precision"],
+        "implementations": group["implementations"],
+        "layout": SINGLE_DEVICE.as_json(),
+        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
+    }

@@ -1,0 +1,368 @@
+"""Many runs of an experiment as one program: ``jn.sweep(experiment, jn.grid(learning_rate=[…], seed=range(8)))``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train, with_changes
+from jaxnn.parallel import computing_on
+from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record
+from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
+from jaxnn.sweeps._member_runs import export_members, open_member
+from jaxnn.sweeps._options import SweepOptions
+from jaxnn.sweeps._plan import SweepPlan, plan_sweep
+from jaxnn.sweeps._ray import sweep_on_ray
+from jaxnn.sweeps._sweep_record import SweepRecord, results_of, sweep_facts
+from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, count_statuses, group_rows, sweep_rows
+from jaxnn.sweeps._sweep_resume import (
+    check_same,
+    check_siblings,
+    continued_options,
+    located,
+    read_before,
+    recall,
+    recorded_points,
+    restore_group,
+)
+from jaxnn.sweeps.results import LOST, Sweep
+from jaxnn.sweeps.search import Group, Halving, Points, reason, survivors
+from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
+
+# What may befall one group and leaves the others as they are; a disk that is full is not among it.
+FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError)
+
+
+def sweep(
+    experiment: Experiment[Any],
+    points: Points | Halving | None = None,
+    options: SweepOptions | None = None,
+    **changes: Any,
+) -> Sweep:
+    """Trains a member for every point: those that differ in floats and the seed as one program.
+
+    A member computes what its solo run does, to rounding. SIGINT and SIGTERM end the sweep after the current window,
+    saved and ready to resume.
+
+    Args:
+        experiment: what is run; its config holds the fields that ``points`` do not set.
+        points: what `grid`, `zipped`, `random` make, a sum of these, or a `halving` of it; default: those of the sweep
+            that is resumed.
+        options: how to run it.
+        **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.
+
+    Raises:
+        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written. A point that cannot be run is
+            no such error: its member has the status ``failed`` and says why.
+    """
+    options = with_changes(options or SweepOptions(), changes, experiment.config)
+    if points is None:
+        if options.resume is None:
+            raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
+        _, points = recorded_points(options.resume, experiment)
+    if options.executor != "local":
+        execute = sweep_on_ray if options.executor == "ray" else options.executor
+        return execute(experiment, points, options)  # type: ignore[no-any-return, operator]
+    return sweep_here(experiment, points, located(options))
+
+
+def sweep_here(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Sweep:
+    """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume.
+
+    Args:
+        experiment: what is run.
+        points: those of all members.
+        options: how to run them; a shard's directory is already its own.
+
+    Raises:
+        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
+    """
+    with interruptible() as interruption, computing_on(options.device):
+        before, resume = None, options.resume
+        if resume is not None:
+            before = read_before(resume)
+            options = continued_options(options, before)
+        elif options.run_dir is not None:
+            check_vacant(options.run_dir)
+        with starting(options.progress) as startup:
+            startup.device()
+            plan = plan_sweep(experiment, points, options, startup.clock)
+            if before is not None and resume is not None:
+                check_same(plan, before, resume)
+                recall(plan, before, resume)
+            check_siblings(plan)
+            startup.rows(sweep_rows(plan))
+            if options.plan_only:
+                return _plan_only(plan, startup.display)
+            if before is not None and resume is not None and before["status"] == "finished":
+                if all(map(plan.is_over, plan.groups)):
+                    # A sweep that is over is loaded, not run: its record stays as it is.
+                    with open_record(resume) as record:
+                        results = _exported(plan, SweepRecord(record, before))
+                    say_rows(startup.display, closing_rows(results))
+                    return results
+            # Before anything is written: what is wrong with the options is found when a group is opened.
+            facts = before or sweep_facts(plan, _first_trainer(plan))
+        # From here on there is something to save, and its record to complete.
+        with interruption.finishing("the current window"), _open_record(plan, facts) as sweep:
+            run = SweepRun(plan, sweep, interruption, startup.display)
+            aloud = options.progress != "none"
+            with watching(plan.clock, run.flight, options.stall_after, aloud=aloud), announcing(startup):
+                with _completed(run), open_display(options.progress, plan.num_left) as display:
+                    for report in run.train():
+                        display.report(report)
+            results = _exported(plan, sweep)
+        say_rows(startup.display, closing_rows(results))
+        return results
+
+
+class SweepRun:
+    """A sweep under way.
+
+    Args:
+        plan: what is trained, and what became of it.
+        sweep: its record.
+        interruption: asked at the end of each window whether to stop.
+        words: gets lines to print.
+
+    Attributes:
+        member_steps: updates of all members done by this process.
+        compilations: the ledgers of the groups that are closed.
+        flight: the calls under way, and the stalls that a watchdog saw.
+    """
+
+    def __init__(self, plan: SweepPlan, sweep: SweepRecord, interruption: Interruption, words: Display) -> None:
+        self.plan, self.sweep, self.interruption, self.words = plan, sweep, interruption, words
+        self.leader = Leader(sweep.facts["monitor"], higher_is_better=sweep.facts["higher_is_better"])
+        self.member_steps = 0
+        self.compilations: list[dict[str, Any]] = []
+        self.flight = Flight()
+        self._shown: set[int] = set()
+        for group in plan.groups:
+            self._show_leader(group)
+
+    def train(self) -> Iterator[SweepReport]:
+        """Trains every group rung by rung; yields a report per window.
+
+        Raises:
+            RecordError: the disk refused; what was saved is intact.
+        """
+        plan = self.plan
+        for share in plan.rungs:
+            for group in plan.groups:
+                if not plan.is_over(group):
+                    yield from self._train_group(group, share)
+                if self.interruption.signum is not None:
+                    return
+            if share < 1.0:
+                self._prune(share)
+
+    def close(self, number: int) -> None:
+        """Forgets a group and what it compiled, whose ledger is kept; waits for its checkpoints."""
+        trainer = self.plan.open.pop(number)
+        trainer.programs.spec.feed.close()
+        for compilation in trainer.programs.ledger.compilations:
+            self.compilations.append({"group": number, **dataclasses.asdict(compilation)})
+        if trainer.store is not None:
+            with self.plan.clock.span("checkpoint"):
+                trainer.store.close()
+
+    def _train_group(self, group: Group, share: float) -> Iterator[SweepReport]:
+        plan, until = self.plan, self.plan.rung_end(group, share)
+        try:
+            with self.interruption.finishing("the current compilation", breaks_off=True):
+                trainer = self._ready(group)
+                shape = trainer.shape(trainer.block)
+                if any(log.unfinished and log.step < until for log in trainer.logs):
+                    trainer.programs.train(shape, trainer.plan.steps_per_call, "start")
+            for window in train(trainer, lambda: self.interruption.signum is not None, until):
+                yield self._report(group, trainer, window)
+        except FAILURES as error:
+            self._fail(group, error)
+            return
+        except KeyboardInterrupt:
+            # The first signal breaks off what precedes a group's training: those before it are saved.
+            if self.interruption.at_once:
+                raise
+            return
+        if share == 1.0 and plan.is_over(group):
+            self.sweep.write_members(plan)
+            self.close(group.number)
+
+    def _ready(self, group: Group) -> Trainer:
+        """The trainer of a group, reported, with what an earlier process left of it."""
+        plan, number = self.plan, group.number
+        trainer = plan.trainer(group)
+        trainer.flight = self.flight
+        if number not in self._shown:
+            self._shown.add(number)
+            trainer.store = self.sweep.store(number, trainer)
+            say_rows(self.words, group_rows(number, trainer, group.static, len(plan.groups)))
+            if plan.options.resume is not None and trainer.store is not None:
+                for note in restore_group(number, trainer, self.sweep):
+                    self.words.say(f"  {note}")
+                self._show_leader(group)
+            if self.sweep.record is not None:
+                self.sweep.describe_group(number, trainer)
+        return trainer
+
+    def _show_leader(self, group: Group) -> None:
+        for member in group.members:
+            log = self.plan.logs[member.number]
+            self.leader.see(member.point, log.lines if log.status not in LOST else ())
+
+    def _report(self, group: Group, trainer: Trainer, window: WindowReport) -> SweepReport:
+        plan = self.plan
+        self.member_steps += window.num_steps * len(window.lines)
+        for row, line in window.lines.items():
+            self.leader.see(group.members[row].point, [line])
+        if window.saved:
+            self.sweep.write_members(plan)
+        return SweepReport(
+            step=(done := plan.num_done),
+            num_steps=done + plan.num_left,
+            member_step=window.step,
+            group=(group.number + 1, len(plan.groups)),
+            counts=count_statuses(plan.logs.values()),
+            best=str(self.leader),
+            member_steps_per_second=window.num_steps * len(window.lines) / window.seconds,
+            evaluated=window.evaluated,
+        )
+
+    def _fail(self, group: Group, error: Exception) -> None:
+        """Notes for the members of a group that were not over that they cannot be run, and why."""
+        for member in group.members:
+            log = self.plan.logs[member.number]
+            if log.unfinished:
+                log.status, log.error = "failed", reason(error)
+        self.words.say(f"  group {group.number + 1} failed: {reason(error)}")
+        if group.number in self.plan.open:
+            self.close(group.number)
+        self.sweep.write_members(self.plan)
+
+    def _prune(self, share: float) -> None:
+        """Takes out the members that are not among the best at the end of a rung.
+
+        All that came so far are ranked, by what they reported there: a resumed sweep decides the same.
+        """
+        plan, leader = self.plan, self.leader
+        assert plan.halving is not None
+        values: dict[int, float] = {}
+        for group in plan.groups:
+            step = plan.rung_end(group, share)
+            for member in group.members:
+                line = next((line for line in plan.logs[member.number].lines if line["step"] == step), {})
+                if (value := line.get(leader.monitored)) is not None:
+                    values[member.number] = value
+        kept = set(survivors(values, plan.halving.eta, higher_is_better=leader.higher_is_better))
+        for number in set(values) - kept:
+            if plan.logs[number].unfinished:
+                plan.logs[number].status = "pruned"
+        self.sweep.write_members(plan)
+
+
+def _plan_only(plan: SweepPlan, words: Display) -> Sweep:
+    """Prints how the sweep would be run."""
+    facts: dict[str, Any] = {}
+    for group in plan.groups:
+        trainer = plan.trainer(group)
+        say_rows(words, group_rows(group.number, trainer, group.static, len(plan.groups)))
+        facts = facts or {**sweep_facts(plan, trainer), "status": "planned"}
+        del plan.open[group.number]
+    return results_of(plan, SweepRecord(None, facts), open_member)
+
+
+def _exported(plan: SweepPlan, sweep: SweepRecord) -> Sweep:
+    """The sweep as it is now, its members' run directories written if they are asked for."""
+    results = results_of(plan, sweep, open_member)
+    missing = [member for member in results.members if member.final and member.dir is None]
+    if not (plan.options.member_runs and missing and results.dir is not None):
+        return results
+    with plan.clock.span("record"):
+        export_members(results, missing)
+    sweep.write_members(plan)
+    return results_of(plan, sweep, open_member)
+
+
+def _first_trainer(plan: SweepPlan) -> Trainer:
+    """That of the first group that can be opened; those before it will fail when their turn comes, and be noted.
+
+    Raises:
+        ConfigError: the options are wrong.
+        TrainingError: none can be.
+    """
+    for group in plan.groups:
+        try:
+            return plan.trainer(group)
+        except (DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError) as error:
+            failure = error
+    raise TrainingError(f"no group of the sweep can be trained; the last, {reason(failure)}") from failure
+
+
+@contextlib.contextmanager
+def _open_record(plan: SweepPlan, facts: dict[str, Any]) -> Iterator[SweepRecord]:
+    options = plan.options
+    if not options.record:
+        yield SweepRecord(None, facts)
+        return
+    path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
+    with open_record(path) as record:
+        yield SweepRecord(record, facts)
+
+
+def new_sweep_dir(name: str) -> Path:
+    """``runs/<name>/sweep-<time>-<four hex digits>``: a path that is not used yet, not created."""
+    path = new_run_dir(name)
+    return path.with_name(f"sweep-{path.name}")
+
+
+@contextlib.contextmanager
+def _completed(run: SweepRun) -> Iterator[None]:
+    """Keeps ``sweep.json`` true: running, then how it ended, whatever happens."""
+    run.sweep.describe(status=RUNNING)
+    run.sweep.write_members(run.plan)
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        # What ended the sweep is what its user hears of, whatever the disk refuses after that.
+        ended = isinstance(sys.exception(), Exception)
+        with contextlib.suppress(*([RecordError] if ended else [])):
+            _complete(run, time.perf_counter() - started)
+
+
+def _complete(run: SweepRun, seconds: float) -> None:
+    """Closes what is open, and writes what became of it.
+
+    Raises:
+        RecordError: the disk refused.
+    """
+    plan, sweep = run.plan, run.sweep
+    for number in list(plan.open):
+        run.close(number)
+    unfinished = any(log.unfinished for log in plan.logs.values())
+    for log in plan.logs.values():
+        if log.status == RUNNING:
+            log.status = "interrupted"
+    sweep.write_members(plan)
+    if sweep.record is not None:
+        sweep.record.write("compiles.json", run.compilations)
+    spent = plan.clock.seconds
+    training = spent.get("train", 0.0)
+    summary = {
+        "seconds": seconds,
+        "spent": {name: value for name, value in spent.items() if name != "caller"},
+        "member_steps": run.member_steps,
+        "member_steps_per_second": run.member_steps / training if training else None,
+        "num_compilations": len(run.compilations),
+        "members": count_statuses(plan.logs.values()),
+        "stalls": [dataclasses.asdict(stall) for stall in run.flight.stalls],
+    }
+    sweep.describe(status="interrupted" if unfinished else "finished", summary=summary)

@@ -1,1 +1,0 @@
-"""Members trained together: one program, its width, its windows, its record."""

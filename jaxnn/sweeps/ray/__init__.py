@@ -1,1 +1,0 @@
-"""The members of a sweep on the workers of a Ray cluster."""
