@@ -15,7 +15,7 @@ import numpy as np
 from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_state
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.record import SWEEP_FILE, LogDigest, metrics_of, open_record, read_facts, text_fingerprint
+from jaxnn.record import SWEEP_FILE, LogDigest, config_from_json, metrics_of, open_record, read_facts, text_fingerprint
 from jaxnn.run import Run, fit
 from jaxnn.sweeps._sweep_record import GROUPS, MEMBER_FOLDER
 from jaxnn.sweeps._sweep_resume import shard_folders
@@ -48,6 +48,8 @@ def open_member(sweep: Sweep, member: Member, experiment: Experiment[Any]) -> Ru
     Raises:
         RecordError: the record holds no state of the member, or the disk refused.
     """
+    # As recorded, so that it is not trained any further.
+    experiment = dataclasses.replace(experiment, config=config_from_json(dict(member.config), experiment.config))
     path = member.dir
     if path is None or not path.is_dir():
         (path,) = export_members(sweep, [member])
