@@ -95,7 +95,7 @@ def test_seeds_alone(tmp_path: Path) -> None:
         ((4, 5), "mean over seeds, with its 95 % interval (range below 5)"),
     ],
 )
-def test_the_title_says_what_the_band_is(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
+def test_the_title_names_the_band(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
     points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
     sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "seed")
     assert panels(sweep.plot(), tmp_path)["step", "test loss"].get_title() == title
@@ -128,7 +128,7 @@ def test_members_that_were_cut_short_are_rings_and_curves_end_where_members_stop
     assert points.get_title() == "★ 1.25 at 0.01, mean over 2 seeds"
 
 
-def test_the_star_prefers_groups_that_lost_no_seed_and_else_says_so(tmp_path: Path) -> None:
+def test_the_star_prefers_groups_that_lost_no_seed(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.01], "seed": [0, 1]}
     preferred = panels(over(tmp_path, axes, lost={0}).plot(), tmp_path)["learning_rate", "test loss"]
     assert preferred.get_title() == "★ 1.25 at 0.01, mean over 2 seeds"
@@ -194,7 +194,7 @@ def test_three_axes_have_parallel_coordinates(tmp_path: Path) -> None:
     assert ticks(found["nesterov", "test loss"]) == ["True", "False"]
 
 
-def test_many_groups_are_told_apart_by_colour(tmp_path: Path) -> None:
+def test_many_groups_are_coloured(tmp_path: Path) -> None:
     sweep = over(tmp_path, {"learning_rate": [10.0**-k for k in range(9)], "seed": [0, 1]})
     figure = sweep.plot()
     curves = figure.axes[0]
@@ -216,7 +216,7 @@ def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("losses", [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]])
-def test_hopeless_sweeps_are_drawn(tmp_path: Path, losses: list[float | None]) -> None:
+def test_sweeps_without_usable_results_are_drawn(tmp_path: Path, losses: list[float | None]) -> None:
     for axes in (("seed",), ("learning_rate",), ("learning_rate", "model.dropout"), ("learning_rate", "a", "b")):
         points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(losses)}
         sweep = swept.sweep(tmp_path / "-".join(axes), points, *axes)
