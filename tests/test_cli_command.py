@@ -103,7 +103,7 @@ def test_a_sweep_is_shown(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> N
     text = says(capsys, "show", sweeps / "older")
     assert "sweep of 3: 2 finished, 1 diverged" in text and "member 0 (learning_rate 0.1, seed 0)" in text
     # Losses 1 and 3: mean 2, deviation √2.
-    assert "2.000 ± 1.414 (1.000 to 3.000)" in text
+    assert "2.0 ± 1.4 (1.0 to 3.0)" in text
     assert "member  learning_rate" in says(
         capsys, "show", swept.sweep(sweeps / "x", {(0.1,): 1.0}, "learning_rate").dir
     )

@@ -19,12 +19,12 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.checkpoints import open_checkpoints
-from jaxnn.sweeps.search import rung_step, rungs, survivors
 from jaxnn.sweeps.engine import running
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.running import Running
 from jaxnn.sweeps.engine.training import GroupReport
 from jaxnn.sweeps.options import SweepOptions
+from jaxnn.sweeps.search import rung_step, rungs, survivors
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

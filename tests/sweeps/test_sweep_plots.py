@@ -1,4 +1,4 @@
-"""What is drawn of a sweep: which panels, on which scales, with how many lines and marks; not pixels."""
+"""The figure of a sweep: panels, scales, lines and marks; not pixels."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_seeds_alone(tmp_path: Path) -> None:
     assert len(curves.get_lines()) == 2 and len(curves.collections) == 1 and curves.get_legend() is None
     assert strip.get_xlabel() == "seed" and ticks(strip) == ["3", "4", "5", "6", "7"]
     # 1.0, 1.1, 1.3, 1.4: mean 1.2, deviation √(0.1 / 3) = 0.1826.
-    assert strip.get_title() == "4 seeds: 1.200 ± 0.183 (1.000 to 1.400)"
+    assert strip.get_title() == "4 seeds: 1.20 ± 0.18 (1.00 to 1.40)"
     mean, _ = strip.get_lines()
     assert mean.get_ydata() == pytest.approx([1.2, 1.2]) and len(strip.patches) == 1
     np.testing.assert_allclose(crosses(strip), [[2, 0.97]])
@@ -95,7 +95,7 @@ def test_seeds_alone(tmp_path: Path) -> None:
         ((4, 5), "mean over seeds, with its 95 % interval (range below 5)"),
     ],
 )
-def test_the_title_says_what_the_band_is(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
+def test_the_title_names_the_band(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
     points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
     sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "seed")
     assert panels(sweep.plot(), tmp_path)["step", "test loss"].get_title() == title
@@ -109,29 +109,26 @@ def cut(sweep: Sweep, statuses: dict[int, str]) -> Sweep:
     return dataclasses.replace(sweep, members=tuple(members), lines=tuple(lines))
 
 
-def test_a_curve_ends_where_some_of_its_members_have_stopped(tmp_path: Path) -> None:
-    sweep = cut(over(tmp_path, {"learning_rate": [0.001, 0.01], "seed": [0, 1]}), {1: "stopped early"})
-    first, second = panels(sweep.plot(), tmp_path)["step", "test loss"].get_lines()
+def test_members_that_were_cut_short_are_rings_and_curves_end_where_members_stop(tmp_path: Path) -> None:
+    axes = {"learning_rate": [0.001, 0.01, 0.1], "seed": [0, 1]}
+    stopped = cut(over(tmp_path, axes), {1: "stopped early"})
+    first, second, _ = panels(stopped.plot(), tmp_path)["step", "test loss"].get_lines()
     # Losses 1 and 1.1 at the end, twice that at step 10.
     np.testing.assert_allclose(first.get_xydata(), [[10, 2.1]])
     np.testing.assert_array_equal(second.get_xdata(), [10, 20])
-
-
-def test_members_that_were_cut_short_are_rings_and_no_part_of_means(tmp_path: Path) -> None:
-    axes = {"learning_rate": [0.001, 0.01, 0.1], "seed": [0, 1]}
     sweep = cut(over(tmp_path, axes), {1: "pruned", 4: "pruned", 5: "interrupted"})
     figure = sweep.plot()
     curves, points = panels(figure, tmp_path).values()
     assert figure.get_suptitle() == "test loss of 6 members (○ 2 pruned, 1 interrupted)"
-    # Of 0.001 the member that finished, then a group that did, then one of which none did; the pruned one is grey.
+    # The pruned one of 0.001, grey; its member that finished; a group that did; one of which none did.
     drawn = [(line.get_xdata().tolist(), line.get_ydata()[0]) for line in curves.get_lines()]
-    assert drawn == [([10, 20], 2.0), ([10, 20], pytest.approx(2.5)), ([10], pytest.approx(2.9)), ([10], 2.2)]
+    assert drawn == [([10], 2.2), ([10, 20], 2.0), ([10, 20], pytest.approx(2.5)), ([10], pytest.approx(2.9))]
     (rings,) = (line for line in points.get_lines() if line.get_label() == "cut short")
     np.testing.assert_allclose(rings.get_xydata(), [[0.001, 1.1], [0.1, 1.4], [0.1, 1.5]])
     assert points.get_title() == "★ 1.25 at 0.01, mean over 2 seeds"
 
 
-def test_the_star_prefers_groups_that_lost_no_seed_and_else_says_so(tmp_path: Path) -> None:
+def test_the_star_prefers_groups_that_lost_no_seed(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.01], "seed": [0, 1]}
     preferred = panels(over(tmp_path, axes, lost={0}).plot(), tmp_path)["learning_rate", "test loss"]
     assert preferred.get_title() == "★ 1.25 at 0.01, mean over 2 seeds"
@@ -197,7 +194,7 @@ def test_three_axes_have_parallel_coordinates(tmp_path: Path) -> None:
     assert ticks(found["nesterov", "test loss"]) == ["True", "False"]
 
 
-def test_many_groups_are_told_apart_by_colour(tmp_path: Path) -> None:
+def test_many_groups_are_coloured(tmp_path: Path) -> None:
     sweep = over(tmp_path, {"learning_rate": [10.0**-k for k in range(9)], "seed": [0, 1]})
     figure = sweep.plot()
     curves = figure.axes[0]
@@ -207,25 +204,23 @@ def test_many_groups_are_told_apart_by_colour(tmp_path: Path) -> None:
     assert bar.get_yscale() == "log" and len({line.get_color() for line in curves.get_lines()}) == 9
 
 
-def test_losses_over_decades_are_drawn_in_powers(tmp_path: Path) -> None:
+def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
     sweep = swept.sweep(tmp_path / "s", {(0.1,): 0.01, (0.01,): 1.0, (0.001,): 3.0}, "learning_rate")
     assert {axes.get_yscale() for axes in sweep.plot().axes} == {"log"}
     assert {axes.get_yscale() for axes in sweep.plot("test_accuracy").axes} == {"linear"}
+    near = over(tmp_path, {"learning_rate": [0.1, 0.2]})
+    assert [axes.get_yscale() for axes in near.plot().axes] == ["linear"] * 2
+    assert [axes.get_xlabel() for axes in near.plot("test_accuracy").axes] == ["learning_rate"], "it has no curves"
+    with pytest.raises(ConfigError, match="no member has a metric 'acc'"):
+        near.plot("acc")
 
 
 @pytest.mark.parametrize("losses", [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]])
-def test_hopeless_sweeps_are_drawn(tmp_path: Path, losses: list[float | None]) -> None:
+def test_sweeps_without_usable_results_are_drawn(tmp_path: Path, losses: list[float | None]) -> None:
     for axes in (("seed",), ("learning_rate",), ("learning_rate", "model.dropout"), ("learning_rate", "a", "b")):
         points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(losses)}
         sweep = swept.sweep(tmp_path / "-".join(axes), points, *axes)
         panels(sweep.plot(), tmp_path)
-
-
-def test_a_metric_without_curves_has_its_points_and_an_unknown_one_is_named(tmp_path: Path) -> None:
-    sweep = over(tmp_path, {"learning_rate": [0.1, 0.2]})
-    assert [axes.get_xlabel() for axes in sweep.plot("test_accuracy").axes] == ["learning_rate"]
-    with pytest.raises(ConfigError, match="no member has a metric 'acc'"):
-        sweep.plot("acc")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,15 +56,16 @@ def groups_of(swept: jn.Experiment[Config], points: jn.Points) -> list[tuple[tup
     return [(group.traced, [member.number for member in group.members]) for group in groups]
 
 
-def test_floats_and_the_seed_are_traced_and_all_else_is_grouped_by() -> None:
+def assert_equal_solo_runs(swept: jn.Experiment[Config], members: Sequence[jn.Member]) -> None:
+    for member in members:
+        alone = tiny.fit(swept.replace(**member.point))
+        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+
+
+def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
     points = jn.grid(batch_size=[4, 8], decay=[0.0, 0.1], seed=[0, 1])
-    assert groups_of(experiment(), points) == [
-        (("decay", "seed"), [0, 1, 2, 3]),
-        (("decay", "seed"), [4, 5, 6, 7]),
-    ]
-
-
-def test_a_field_that_is_the_same_in_a_group_stays_a_python_number() -> None:
+    assert groups_of(experiment(), points) == [(("decay", "seed"), [0, 1, 2, 3]), (("decay", "seed"), [4, 5, 6, 7])]
+    # A field that is the same in a group stays a Python number.
     points = jn.zipped(batch_size=[4, 4, 8], decay=[0.1, 0.2, 0.3])
     assert groups_of(experiment(), points) == [(("decay",), [0, 1]), ((), [2])]
 
@@ -103,25 +104,18 @@ def test_members_grouped_so_equal_their_solo_runs() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sweep = jn.sweep(experiment(if_decayed), points, record=False, width=2, **tiny.HOW)
-    for member in sweep.members[::3]:
-        alone = tiny.fit(experiment(if_decayed).replace(**member.point))
-        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+    assert_equal_solo_runs(experiment(if_decayed), sweep.members[::3])
 
 
 @pytest.mark.slow
 def test_a_field_that_the_data_are_made_from_is_grouped_by() -> None:
-    loads: list[int] = []
-
     def data(config: Config) -> jn.Splits:
-        loads.append(config.seed)
         return jn.data.arrays(train=tiny.points(37, config.seed), test=tiny.points(23, 1))
 
     points = jn.grid(seed=[3, 4], learning_rate=[0.1, 0.2])
     with pytest.warns(UserWarning, match="data.config. reads 'seed'"):
         sweep = jn.sweep(experiment(data=data), points, record=False, width=2, **tiny.HOW)
-    for member in sweep.members[::3]:
-        alone = tiny.fit(experiment(data=data).replace(**member.point))
-        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+    assert_equal_solo_runs(experiment(data=data), sweep.members[::3])
 
 
 def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
@@ -146,9 +140,7 @@ def test_a_field_that_augmentation_reads_when_it_is_traced_is_grouped_by(name: s
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sweep = jn.sweep(experiment(data=data), jn.grid(**{name: values}), record=False, width=2, **tiny.HOW)
-    for member in sweep.members:
-        alone = tiny.fit(experiment(data=data).replace(**member.point))
-        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+    assert_equal_solo_runs(experiment(data=data), sweep.members)
     assert len(set(sweep.values("test_loss"))) == 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxnn.engine import RunOptions
-from jaxnn.record import config_json, final_metrics, is_sweep, metrics_of, read_metrics, read_run
 from jaxnn.run import Run
-from jaxnn.sweeps.results._outcomes import SEED, At, Member, Outcomes, count_by_status, show, show_point, show_value
+from jaxnn.record import config_json, final_metrics, is_sweep, metrics_of, read_metrics, read_run
+from jaxnn.sweeps.results._outcomes import SEED, At, Member, Outcomes, count_by_status, show, show_point
 from jaxnn.sweeps.results._stored import read_sweep
 from jaxnn.sweeps.results._summary import grouped
 from jaxnn.sweeps.results._sweep import Sweep
@@ -276,25 +277,23 @@ def _means(scored: Mapping[str, _Scored], keys: Sequence[str]) -> list[float]:
 def _varying_fields(members: Sequence[Member]) -> set[str]:
     """The config fields that are not the same for all ``members``."""
     fields = [member.fields for member in members]
-    return {name for name in fields[0] if len({repr(each.get(name)) for each in fields}) > 1} if fields else set()
+    # Compared as JSON: a record has lists where memory has tuples.
+    texts = {name: {json.dumps(each.get(name), default=repr) for each in fields} for name in (fields or [{}])[0]}
+    return {name for name, values in texts.items() if len(values) > 1}
 
 
 def _describe_sides(given: Sequence[Comparable], sides: Sequence[Outcomes]) -> tuple[str, str]:
     """Each side's directory, and its constant fields in which the other differs."""
-    constant = []
-    for side in sides:
-        varying, fields = _varying_fields(side.members), side.members[0].fields if side.members else {}
-        # By their text: a record has lists where memory has tuples.
-        constant.append({name: value for name, value in fields.items() if name not in varying})
-    common = [name for name in constant[0] if name in constant[1]]
-    differing = [name for name in common if show_value(constant[0][name]) != show_value(constant[1][name])]
+    varying = _varying_fields([member for side in sides for member in side.members])
+    differing = varying.difference(*(_varying_fields(side.members) for side in sides))
     described = []
-    for sources, fields in zip(given, constant, strict=True):
+    for sources, side in zip(given, sides, strict=True):
         listed = sources if isinstance(sources, list | tuple) else [sources]
         dirs = [str(path) for one in listed if (path := getattr(one, "dir", one)) is not None]
         more = f" and {len(dirs) - 1} more" if len(dirs) > 1 else ""
-        parts = [dirs[0] + more if dirs else "", show_point({name: fields[name] for name in differing})]
-        described.append("  ".join(filter(None, parts)))
+        fields = side.members[0].fields
+        point = show_point({name: value for name, value in fields.items() if name in differing})
+        described.append("  ".join(filter(None, [dirs[0] + more if dirs else "", point])))
     return described[0], described[1]
 
 

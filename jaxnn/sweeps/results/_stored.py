@@ -71,10 +71,12 @@ def read_sweep(
             # A part in which the member did not end has nothing new of it.
             if index not in members or members[index].status not in ENDED or new.status in ENDED:
                 members[index] = new
-    axes = ((axis["values"], axis) for axis in facts["axes"])
     return Sweep(
         members=tuple(members[index] for index in sorted(members)),
-        axes=tuple(Axis(a["name"], tuple(swept_value(v, values) for v in values), a["scale"]) for values, a in axes),
+        axes=tuple(
+            Axis(axis["name"], tuple(swept_value(value, axis["values"]) for value in axis["values"]), axis["scale"])
+            for axis in facts["axes"]
+        ),
         lines=tuple(line for part in parts for line in part.lines),
         monitor=facts["monitor"],
         higher_is_better=facts["higher_is_better"],
