@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from jaxnn.nn import implementations
+from jaxnn.nn import platform as default_platform
 from jaxnn.observe import UNOPENED, missing_gpu
 from jaxnn.types import ConfigError, suggest
 
@@ -37,7 +37,7 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
         ConfigError: JAX cannot open it; with the reason and what to install.
     """
     try:
-        devices = jax.devices(platform or implementations.platform())
+        devices = jax.devices(platform or default_platform())
     except UNOPENED as error:
         reason = f" ({' '.join(str(error).split()).rstrip('.')})" if str(error) else ""
         remedy = missing_gpu() if platform == "gpu" else None

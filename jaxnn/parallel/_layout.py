@@ -180,12 +180,8 @@ class Layout(NamedTuple):
         sharding = sharding or self.replicated
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
-
-        def put(array: Any) -> Any:
-            array = np.asarray(array)
-            return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-        return jax.tree.map(put, tree)
+        make: Any = jax.make_array_from_callback
+        return jax.tree.map(lambda array: make(np.shape(array), sharding, np.asarray(array).__getitem__), tree)
 
     def local_rows(self, batch_size: int) -> slice:
         """The rows of a batch that the devices of this process hold: what it must read."""
@@ -201,11 +197,8 @@ class Layout(NamedTuple):
         sharding = self.batch_sharding
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
-
-        def put(rows: np.ndarray) -> Any:
-            return jax.make_array_from_process_local_data(sharding, rows, (rows.shape[0], batch_size, *rows.shape[2:]))
-
-        return jax.tree.map(put, tree)
+        make: Any = jax.make_array_from_process_local_data
+        return jax.tree.map(lambda rows: make(sharding, rows, (len(rows), batch_size, *rows.shape[2:])), tree)
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` as the strategy has the devices run it; its arguments and results are replicated or sharded."""

@@ -48,9 +48,8 @@ type Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Ending(NamedTuple):
-    """The end of one process before the others: its rank, the exit status of the others, and what happened."""
+    """The end of one process before the others: the exit status of the others, and what happened."""
 
-    rank: int
     status: int
     message: str
 
@@ -114,7 +113,7 @@ class Link:
         """Tells the others that this process ends with ``status``, and makes sure that it does."""
         self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, os._exit, status)
         rank = self._place.process_id
-        self._call(self._tell_all("ended", **Ending(rank, status, f"process {rank} failed: {message}")._asdict()))
+        self._call(self._tell_all("ended", status=status, message=f"process {rank} failed: {message}"))
 
     def say(self, ending: Ending) -> bool:
         """Reports on standard error why this process ends, unless it was reported; whether it was not."""
@@ -289,17 +288,17 @@ class Link:
                 if message.get("kind") == "leaving":
                     self._left.add(rank)
                 elif message.get("kind") == "ended":
-                    await self._note(message.get("rank"), message.get("status"), message.get("message"))
+                    await self._note(message.get("status"), message.get("message"))
         except TimeoutError:
             how = f"nothing was heard of it for {self._place.lost_after:g} s"
         del self._writers[rank]
         if self._started and not self._leaving and rank not in self._left:
-            await self._note(rank, LOST, f"process {rank} on {self._hosts[rank]} is gone ({how})")
+            await self._note(LOST, f"process {rank} on {self._hosts[rank]} is gone ({how})")
 
-    async def _note(self, rank: object, status: object, message: object) -> None:
+    async def _note(self, status: object, message: object) -> None:
         """Notes the first process that ended early; process 0 tells all others."""
-        if self._ending is None and isinstance(rank, int) and isinstance(status, int):
-            self._ending = Ending(rank, status & 0xFF, clean(message))
+        if self._ending is None and isinstance(status, int):
+            self._ending = Ending(status & 0xFF, clean(message))
             self._loop.call_later(GRACE_SECONDS, self._end, self._ending)
             # First, as this process may end as soon as it hears.
             if self._place.process_id == 0:

@@ -19,7 +19,7 @@ import jaxnn as jn
 from jaxnn.models import GPT, MLP
 from jaxnn.observe import nbytes
 from jaxnn.observe.memory import leaf_nbytes
-from jaxnn.parallel import STRATEGIES, check_divides, make_layout, parse_mesh
+from jaxnn.parallel import STRATEGIES, make_layout, parse_mesh
 from jaxnn.types import TrainState
 from tests import shell, tiny
 
@@ -58,20 +58,16 @@ def test_one_device_is_used_unless_more_are_asked_for() -> None:
     assert make_layout(mesh="data=2").num_devices == 2
 
 
-def test_fully_sharded_bytes_fall_with_the_number_of_devices() -> None:
+def test_fully_sharded_state_is_born_so_and_takes_fewer_bytes_on_more_devices() -> None:
     whole = tiny.fit(wide(num_steps=5)).state
     for num_devices in (2, 4):
-        state = tiny.fit(wide(num_steps=5), devices=num_devices, strategy="fsdp").state
+        run = tiny.fit(wide(num_steps=5), devices=num_devices, strategy="fsdp")
+        born = run._session.programs._init.output_shardings.params["Dense_1"]["kernel"]
+        assert born.spec == P("data", None)
+        state = run.state
         small = sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < 256)
         assert small < nbytes(whole) / 10
         assert bytes_on_a_device(state) == (nbytes(whole) - small) / num_devices + small
-
-
-def test_a_sharded_state_is_born_sharded() -> None:
-    run = tiny.fit(wide(num_steps=1), devices=4, strategy="fsdp")
-    programs = run._session.programs
-    made = programs._init.output_shardings.params["Dense_1"]["kernel"]
-    assert made.spec == P("data", None)
 
 
 @pytest.mark.parametrize(("size", "expected"), [(10**3, "data"), (10**15, "fsdp")])
@@ -206,6 +202,14 @@ def test_a_sweep_may_spread_members_and_nothing_else_that_is_not_named() -> None
 SQUARE = TrainState(jnp.int32(0), {"w": jnp.zeros((32, 32))}, {}, (), jax.random.key(0))
 
 
+def fully_sharded(spec: P) -> P:
+    """How a parameter ``[32, 32]`` of which the model names ``spec`` is split under fsdp."""
+    mesh = make_layout("fsdp", mesh="data=2,model=2").mesh
+    assert mesh is not None
+    found: P = STRATEGIES["fsdp"].shard_state(mesh, SQUARE, {"w": spec}).params["w"].spec
+    return found
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -216,18 +220,13 @@ SQUARE = TrainState(jnp.int32(0), {"w": jnp.zeros((32, 32))}, {}, (), jax.random
     ],
 )
 def test_what_a_model_names_is_split_so_and_the_rest_over_data(spec: P, expected: P) -> None:
-    mesh = make_layout("fsdp", mesh="data=2,model=2").mesh
-    assert mesh is not None
-    found = STRATEGIES["fsdp"].shard_state(mesh, SQUARE, {"w": spec}).params["w"].spec
-    assert tuple(found) == tuple(expected)
+    assert tuple(fully_sharded(spec)) == tuple(expected)
 
 
 @pytest.mark.parametrize("spec", [P("data", "data"), P(None, None, "model"), P(("model", "data"), "model")])
-def test_names_that_cannot_be_are_a_sentence_with_the_parameter(spec: P) -> None:
-    mesh = make_layout("fsdp", mesh="data=2,model=2").mesh
-    assert mesh is not None
+def test_names_that_cannot_be_are_an_error_with_the_parameter(spec: P) -> None:
     with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 32\], and is named .*: name each axis once"):
-        STRATEGIES["fsdp"].shard_state(mesh, SQUARE, {"w": spec})
+        fully_sharded(spec)
 
 
 @pytest.mark.parametrize("platforms", ["cuda", "foo"])
@@ -243,12 +242,6 @@ def test_a_backend_that_cannot_be_opened_is_a_sentence(platforms: str, options: 
     """
     told = shell.python("-c", textwrap.dedent(script), JAX_PLATFORMS=platforms).stdout
     assert f"JAX_PLATFORMS allows only '{platforms}': unset it, or name what is there." in told
-
-
-def test_the_nearest_sizes_are_named() -> None:
-    check_divides(96, 8)
-    with pytest.raises(jn.ConfigError, match=r"batch_size is 100, which 8 devices .* are 96 and 104"):
-        check_divides(100, 8)
 
 
 def test_another_kind_of_device_is_computed_on() -> None:
