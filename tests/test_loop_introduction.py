@@ -18,7 +18,7 @@ from jaxnn.loop import introduction
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.feed import resident_feed
 from jaxnn.loop.tuning import Choice
-from jaxnn.nn.implementations import scope
+from jaxnn.nn import scope
 from jaxnn.observe import Clock, Ledger
 from tests import tiny
 

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.nn.recurrent import GRU
+from jaxnn.nn import GRU
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -8,7 +8,7 @@ from typing import Literal
 
 import jax
 
-from jaxnn.nn import implementations
+from jaxnn.nn import platform as default_platform
 from jaxnn.observe import UNOPENED, missing_gpu
 from jaxnn.types import ConfigError, suggest
 
@@ -32,7 +32,7 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
         ConfigError: JAX cannot open it; with the reason and what to install.
     """
     try:
-        devices = jax.devices(platform or implementations.platform())
+        devices = jax.devices(platform or default_platform())
     except UNOPENED as error:
         raise _unopened(platform, error) from error
     return sorted(devices, key=lambda device: (device.process_index, device.id))
