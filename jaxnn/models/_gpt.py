@@ -10,7 +10,7 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models.tokens import checked_tokens
+from jaxnn.models._model_inputs import checked_tokens
 from jaxnn.nn import Dense, Dropout, Embed, LayerNorm, attention, check_rate, partitioned, positive_int
 from jaxnn.types import ConfigError, DataError
 

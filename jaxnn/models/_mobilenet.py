@@ -11,7 +11,8 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models.convolutions import check_images, conv_norm
+from jaxnn.models._model_inputs import check_images
+from jaxnn.models._resnet import conv_norm
 from jaxnn.nn import Dense, Dropout, check_rate, positive_int, positive_ints
 from jaxnn.types import ConfigError
 

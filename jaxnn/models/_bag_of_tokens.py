@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.models.tokens import checked_tokens
+from jaxnn.models._model_inputs import checked_tokens
 from jaxnn.nn import Dense, Embed, positive_int
 
 
