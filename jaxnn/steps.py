@@ -60,7 +60,7 @@ def make_train_step(task: Task, optimizer: optax.GradientTransformation, *, axis
     task = _checked(task)
     optimizer = optax.with_extra_args_support(optimizer)
     if isinstance(optimizer, LazyTransformation):
-        loss_and_gradient = value_and_row_gradient(task.loss, optimizer.is_table)
+        loss_and_gradient = value_and_row_gradient(task.loss, optimizer.is_table, has_aux=True)
     else:
         loss_and_gradient = jax.value_and_grad(task.loss, has_aux=True)
     mean, own_copy = _make_mean(axis_name), _make_own_copy(axis_name)

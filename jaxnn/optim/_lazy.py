@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxnn.optim.averaging import AveragedState
-from jaxnn.optim.row_gradients import Path, path_name
-from jaxnn.optim.rows import Rows, is_rows, put_rows, summed, take_rows
+from jaxnn.optim._combinators import AveragedState
+from jaxnn.optim._row_gradients import Path, path_name, value_and_row_gradient
+from jaxnn.optim._rows import Rows, is_rows, put_rows, summed, take_rows
 from jaxnn.types import ConfigError, Params, PyTree, suggest
 
 
@@ -85,6 +86,17 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
     transformation = LazyTransformation(init, update)
     transformation.is_table = is_table
     return transformation
+
+
+def value_and_grad_of(optimizer: optax.GradientTransformation) -> Callable[..., Callable[..., Any]]:
+    """How to differentiate a loss for ``optimizer``: a function called as ``jax.value_and_grad(loss, has_aux=True)``.
+
+    It is ``jax.value_and_grad`` itself, or for an optimizer by `lazy` one that gives ``Rows`` for the gradients of
+    tables. Optimizers around one by `lazy` take dense gradients. `apply_updates` takes the updates of both.
+    """
+    if isinstance(optimizer, LazyTransformation):
+        return functools.partial(value_and_row_gradient, is_table=optimizer.is_table)
+    return jax.value_and_grad
 
 
 class _Selection(NamedTuple):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.optim.checks import check_count, check_positive, check_range
+from jaxnn.optim._combinators import check_count, check_positive, check_range
 from jaxnn.types import ConfigError
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import Policy, cross_entropy, mean_over_batch_axis, widened
-from jaxnn.tasks.data_checks import check_classes
-from jaxnn.tasks.supervised import supervised
+from jaxnn.tasks._data_checks import check_classes
+from jaxnn.tasks._supervised import supervised
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
 

@@ -1,7 +1,9 @@
-"""An average of the parameters over training, kept in the optimizer's state, to evaluate."""
+"""Optimizers around an optimizer: gradients accumulated or clipped, parameters averaged; checks of arguments."""
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, NamedTuple
 
 import jax
@@ -9,8 +11,55 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.optim.checks import check_range
 from jaxnn.types import ConfigError, Params
+
+
+def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
+    """``optimizer`` that updates once in ``num_steps`` calls, with the mean of their gradients.
+
+    The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It
+    equals one batch of ``num_steps`` times the examples where the micro-batches have equal counts.
+    A schedule inside ``optimizer`` counts its updates, not the calls. The mean costs one more copy
+    of the parameters, in float32. A gradient that is not finite stays in the mean for good: to skip
+    such micro-batches put ``optax.apply_if_finite`` around this, not inside.
+
+    Args:
+        optimizer: any Optax optimizer.
+        num_steps: calls to an update, at least 1; 1 returns ``optimizer`` itself.
+
+    Raises:
+        ConfigError: ``num_steps`` is not an integer of at least 1.
+    """
+    check_count("accumulated", "num_steps", num_steps, 1)
+    if num_steps == 1:
+        return optimizer
+    multi_steps = optax.MultiSteps(optimizer, int(num_steps))
+    return optax.GradientTransformationExtraArgs(multi_steps.init, multi_steps.update)
+
+
+def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> optax.GradientTransformationExtraArgs:
+    """``optimizer`` fed with gradients scaled down together to a global norm of ``max_norm``.
+
+    Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013
+    (arXiv:1211.5063). Gradients within the norm stay as they are. Equal to
+    ``optax.clip_by_global_norm`` before the optimizer, which refuses a traced norm for gradients
+    narrower than float32; here their norm is computed in float32.
+
+    Args:
+        optimizer: any Optax optimizer.
+        max_norm: ``[]`` the largest global norm, above 0; infinity clips nothing; may be a tracer.
+
+    Raises:
+        ConfigError: ``max_norm`` is a number that is not above 0.
+    """
+    check_positive("clipped", "max_norm", max_norm)
+
+    def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        norm = optax.tree.norm(optax.tree.cast(updates, jnp.float32))
+        scale = jnp.minimum(1.0, max_norm / norm)  # 1 where the norm is 0
+        return jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
+
+    return optax.chain(optax.stateless(clip), optimizer)
 
 
 class AveragedState(NamedTuple):
@@ -109,3 +158,35 @@ def _is_averaged(node: Any) -> bool:
 
 def _is_masked(node: Any) -> bool:
     return isinstance(node, optax.MaskedNode)
+
+
+def check_count(where: str, name: str, value: Any, minimum: int) -> None:
+    """Checks a count, which shapes the program and so is never traced.
+
+    Raises:
+        ConfigError: ``value`` is not an integer, or is below ``minimum``; ``where`` and ``name``
+        say whose it is.
+    """
+    if not isinstance(value, numbers.Integral) or int(value) < minimum:
+        raise ConfigError(f"{where}: {name} must be an integer >= {minimum}, not {value!r}.")
+
+
+def check_range(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Checks that a number lies in ``low``…``high``, both included; JAX arrays and tracers pass.
+
+    Raises:
+        ConfigError: it does not, or is NaN; ``where`` and ``name`` say whose it is.
+    """
+    if isinstance(value, numbers.Real) and not low <= float(value) <= high:
+        allowed = f">= {low:g}" if high == math.inf else f"in {low:g}…{high:g}"
+        raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
+
+
+def check_positive(where: str, name: str, value: Any) -> None:
+    """Checks that a number is above zero; JAX arrays and tracers pass.
+
+    Raises:
+        ConfigError: it is not, or is NaN; ``where`` and ``name`` say whose it is.
+    """
+    if isinstance(value, numbers.Real) and not float(value) > 0:
+        raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")

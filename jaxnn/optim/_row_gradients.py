@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jaxnn.optim.rows import Rows
+from jaxnn.optim._rows import Rows
 from jaxnn.types import ConfigError, Params
 
 type Path = tuple[Any, ...]
@@ -50,24 +50,25 @@ def path_name(path: Path) -> str:
 
 
 def value_and_row_gradient(
-    loss: Callable[..., tuple[jax.Array, Any]], is_table: Callable[[Path], bool]
-) -> Callable[..., tuple[tuple[jax.Array, Any], Params]]:
-    """As ``jax.value_and_grad(loss, has_aux=True)``, with ``Rows`` for the gradients of tables.
+    loss: Callable[..., Any], is_table: Callable[[Path], bool], has_aux: bool = False
+) -> Callable[..., tuple[Any, Params]]:
+    """As ``jax.value_and_grad(loss, has_aux=has_aux)``, with ``Rows`` for the gradients of tables.
 
     ``loss`` is traced to a program first, in which each lookup of rows (``table[ids]``, ``jnp.take(table, ids,
     axis=0)``, any ``Embed``) is differentiated by what it gave instead of by the table. Where a function with a custom
     derivative takes a table, its own rule is not used.
 
     Args:
-        loss: ``(params, *args) -> (value, aux)``.
+        loss: ``(params, *args) -> value``, or ``(value, aux)`` if ``has_aux``.
+        has_aux: whether the loss gives a pair.
         is_table: whether the gradient of the parameter at a path in ``params`` is to be ``Rows``.
 
     Returns:
-        ``(params, *args) -> ((value, aux), gradient)``. It raises ``ConfigError`` for a table that is used otherwise,
-        or inside a loop, a branch or ``jax.checkpoint``.
+        ``(params, *args) -> (what the loss gives, gradient)``. It raises ``ConfigError`` for a table that is used
+        otherwise, or inside a loop, a branch or ``jax.checkpoint``.
     """
 
-    def value_and_gradient(params: Params, *args: Any) -> tuple[tuple[jax.Array, Any], Params]:
+    def value_and_gradient(params: Params, *args: Any) -> tuple[Any, Params]:
         program, outputs = jax.make_jaxpr(loss, return_shape=True)(params, *args)
         leaves, structure = jax.tree.flatten_with_path(params)
         inputs = [_Table(path_name(path), leaf) if is_table(path) else leaf for path, leaf in leaves]
@@ -79,18 +80,18 @@ def value_and_row_gradient(
             lookup = functools.partial(_tapped_lookup, iter(taps), ids)
             outs = _run(program, [*values, *jax.tree.leaves(args)], lookup, _evaluate)
             _check_outputs(outs)
-            value, aux = jax.tree.unflatten(jax.tree.structure(outputs), outs)
-            return value, (aux, ids)
+            given = jax.tree.unflatten(jax.tree.structure(outputs), outs)
+            return given[0] if has_aux else given, (given, ids)
 
         found = _find_lookups(program, inputs)
         taps = [jnp.zeros(lookup.rows.shape, lookup.rows.dtype) for lookup in found]
         graded = jax.value_and_grad(tapped, (0, 1), has_aux=True)
-        (value, (aux, ids)), (gradients, by_lookup) = graded(dense, taps)
+        (_, (given, ids)), (gradients, by_lookup) = graded(dense, taps)
         gradients = [
             _rows_of(leaf, found, ids, by_lookup) if isinstance(leaf, _Table) else gradient
             for leaf, gradient in zip(inputs, gradients, strict=True)
         ]
-        return (value, aux), jax.tree.unflatten(structure, gradients)
+        return given, jax.tree.unflatten(structure, gradients)
 
     return value_and_gradient
 
