@@ -17,9 +17,8 @@ from tiny import fit, read
 import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn import Embed
-from jaxnn.optim.lazy import lazy
-from jaxnn.optim.row_gradients import value_and_row_gradient
-from jaxnn.optim.rows import Rows, is_rows, summed
+from jaxnn.optim import Rows, is_rows, lazy, value_and_row_gradient
+from jaxnn.optim._rows import summed
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch, ConfigError, Metrics, TrainState
 
@@ -84,7 +83,7 @@ def test_a_row_that_counts_moves_as_under_adam_and_another_not_at_all() -> None:
     for ids in ([0], [1, 1]):
         gradient = {"words": Rows(jnp.array(ids), jnp.full((len(ids), 2), -3.0))}
         updates, state = optimizer.update(gradient, state, params)
-        params = optim.rows.apply_updates(params, updates)
+        params = optim.apply_updates(params, updates)
     np.testing.assert_allclose(params["words"], [[1.1, 1.1], [1.07441, 1.07441], [1.0, 1.0]], rtol=1e-5)
     moments, count = state[0].mu["words"], state[0].count
     # Row 0's moment has not decayed; row 1's is of the sum of both, -6.
@@ -115,7 +114,7 @@ def dense_and_by_rows(loss: Callable[..., Any], params: Any, *args: Any) -> tupl
     """The gradient as JAX takes it, and the rows' written into arrays."""
     is_table = lambda path: path[-1].key == "table"  # noqa: E731
     aux = lambda params, *args: (loss(params, *args), jnp.float32(7))  # noqa: E731
-    (value, extra), gradient = jax.jit(value_and_row_gradient(aux, is_table))(params, *args)
+    (value, extra), gradient = jax.jit(value_and_row_gradient(aux, is_table, has_aux=True))(params, *args)
     whole = jax.tree.map(
         lambda rows, param: jnp.zeros_like(param).at[rows.ids].add(rows.values, mode="drop") if is_rows(rows) else rows,
         gradient,
@@ -193,12 +192,12 @@ def test_a_table_used_otherwise_is_named(misuse: str) -> None:
     with pytest.raises(
         ConfigError, match=f"the table 'layer/table' has no gradient by rows, .* the table meets {sentence}"
     ):
-        value_and_row_gradient(loss, lambda path: True)({"layer": {"table": jnp.ones((5, 2))}})
+        value_and_row_gradient(loss, lambda path: True, has_aux=True)({"layer": {"table": jnp.ones((5, 2))}})
 
 
 def test_a_table_given_back_is_named() -> None:
     with pytest.raises(ConfigError, match="the table 'table' has no gradient by rows, because the loss gives it back"):
-        value_and_row_gradient(lambda params: (params["table"][IDS].sum(), params), lambda path: True)(
+        value_and_row_gradient(lambda params: (params["table"][IDS].sum(), params), lambda path: True, has_aux=True)(
             {"table": jnp.ones((5, 2))}
         )
 
