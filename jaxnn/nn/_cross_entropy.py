@@ -162,17 +162,11 @@ def linear_cross_entropy(
 
 
 class _Chunks(NamedTuple):
-    """Equally wide ranges of classes, as few as may be; the last may begin within the one before.
+    """Equally wide ranges of classes, as few as may be; the last may begin within the one before."""
 
-    Attributes:
-        firsts: ``[chunks]`` the first class that is each chunk's own.
-        width: how many classes each spans.
-        classes: how many there are in all.
-    """
-
-    firsts: jax.Array
-    width: int
-    classes: int
+    firsts: jax.Array  # [chunks] the first class that is each chunk's own
+    width: int  # classes that each spans
+    classes: int  # in all
 
     def start(self, first: jax.Array) -> jax.Array:
         return jnp.minimum(first, self.classes - self.width)

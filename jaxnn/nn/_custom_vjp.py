@@ -79,23 +79,16 @@ class _Rules(NamedTuple):
 class _Linear(NamedTuple):
     """The parameters of the linear operation, which takes the residuals and the tangents that are not zero.
 
-    Attributes:
-        rules: what it computes.
-        residuals: the structure of the residuals.
-        tangents: the structure of the tangents.
-        zeros: for each leaf of the tangents the type of a zero, or None for an operand.
-        output: the structure of the output.
-        outputs: the types of its leaves.
-        batch_axes: for each enclosing `jax.vmap`, the outermost first, the batch axis of each residual; None for a
-            residual without one. Operands and outputs have theirs in front.
+    For each enclosing `jax.vmap`, the outermost first, ``batch_axes`` has the batch axis of each residual, None for a
+    residual without one; operands and outputs have theirs in front.
     """
 
     rules: _Rules
-    residuals: Any
-    tangents: Any
-    zeros: tuple[Any, ...]
-    output: Any
-    outputs: tuple[Any, ...]
+    residuals: Any  # their structure
+    tangents: Any  # their structure
+    zeros: tuple[Any, ...]  # for each leaf of the tangents the type of a zero, or None for an operand
+    output: Any  # its structure
+    outputs: tuple[Any, ...]  # the types of its leaves
     batch_axes: tuple[tuple[int | None, ...], ...] = ()
 
     def pull(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -125,14 +118,13 @@ class _Linear(NamedTuple):
             (pushed,) = jax.linear_transpose(functools.partial(self._pull_one, residuals), like)(tangents)
             return pushed
         operands = iter(tangents)
-        leaves = [next(operands) if zero is None else _zero(zero) for zero in self.zeros]
+        leaves = [
+            next(operands) if zero is None else None if zero.dtype == jax.dtypes.float0 else ad.zeros_like_aval(zero)
+            for zero in self.zeros
+        ]
         return jax.tree.leaves(
             rules.pushforward(*rules.static, self.residuals.unflatten(residuals), self.tangents.unflatten(leaves))
         )
-
-
-def _zero(zero: Any) -> jax.Array | None:
-    return None if zero.dtype == jax.dtypes.float0 else ad.zeros_like_aval(zero)
 
 
 def _apply_linear(rules: _Rules, residuals: Any, tangents: Any, out: Any) -> Any:

@@ -42,16 +42,9 @@ def dot_general(
 ) -> jax.Array:
     """``lax.dot_general``, to rounding: that of a dense layer with a gradient that is not transposed.
 
-    Args:
-        inputs: ``[..., in_features]``.
-        kernel: ``[in_features, out_features]``.
-        dimension_numbers: as ``lax.dot_general``'s. Others than a dense layer's are left to it, and so is all that
-            has a precision or an element type of its own.
-        precision: as ``lax.dot_general``'s.
-        preferred_element_type: as ``lax.dot_general``'s.
-
-    Returns:
-        ``[..., out_features]``, differentiable in either mode and to any order.
+    Takes ``inputs [..., in_features]`` and ``kernel [in_features, out_features]``, gives ``[..., out_features]``,
+    differentiable in either mode and to any order. Other dimension numbers than a dense layer's are left to
+    ``lax.dot_general``, and so is all that has a precision or an element type of its own.
     """
     of_a_dense_layer = (((inputs.ndim - 1,), (0,)), ((), ()))
     plain = precision is None and preferred_element_type is None and inputs.dtype == kernel.dtype

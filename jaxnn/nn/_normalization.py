@@ -40,11 +40,7 @@ class LayerNorm(linen.LayerNorm):
 
     @linen.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises ``x [..., features]`` over its last axis.
-
-        Args:
-            x: floats of any shape.
-            mask: which elements count in the statistics, as Flax's.
+        """Normalises ``x [..., features]``, floats, over its last axis; ``mask`` is Flax's: which elements count.
 
         Raises:
             ConfigError: an implementation that is unknown, or that cannot do what is asked.
@@ -61,26 +57,14 @@ class RMSNorm(linen.RMSNorm):
     """Each row scaled to a mean square of 1, then a learned gain for each feature.
 
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467). As ``flax.linen.RMSNorm``: the
-    same attributes, parameters and results to rounding. ``implementation="xla"`` is Flax's own code, which also
-    computes masks, named axes and axes other than the last.
-
-    Attributes:
-        implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
+    same attributes, parameters and results to rounding. ``implementation`` is that of `LayerNorm`.
     """
 
     implementation: str | None = None
 
     @linen.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises ``x [..., features]`` over its last axis.
-
-        Args:
-            x: floats of any shape.
-            mask: which elements count in the statistics, as Flax's.
-
-        Raises:
-            ConfigError: an implementation that is unknown, or that cannot do what is asked.
-        """
+        """As `LayerNorm`'s call."""
         chosen = choose(_OPERATION, self.implementation, {"analytic": _row_obstacle(self, x, mask)})
         with scope(_OPERATION, chosen):
             if chosen == "xla":
@@ -145,11 +129,7 @@ def _scaled_rows(
 
 
 def _rows_that_count(x: jax.Array) -> jax.Array | None:
-    """Which rows of ``x`` are no padding, ``[batch, 1, ..., 1]`` bool; None: all.
-
-    Raises:
-        ConfigError: ``x`` has not the rows of the batch.
-    """
+    """Which rows of ``x`` are no padding, ``[batch, 1, ..., 1]`` bool; None: all."""
     counts = batch_mask()
     if counts is None:
         return None
@@ -234,14 +214,10 @@ def _axes(rank: int, axes: Any) -> tuple[int, ...]:
 def _moments(
     x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over ``axes``, in two passes: exact also where the mean is large beside the deviation.
+    """Mean and variance over ``axes``, kept with size 1, in two passes: exact also where the mean is large.
 
-    Args:
-        x: floats of any shape.
-        axes: what is averaged over; kept with size 1.
-        dtype: of the sums and of the results.
-        rows: ``[rows, 1, ..., 1]`` bool, which along the first axis, one of ``axes``, count; None: all. If none does,
-            both moments are 0.
+    Where ``rows [rows, 1, ..., 1]`` bool are given, those along the first axis, one of ``axes``, that are True count;
+    if none is, both moments are 0.
     """
     wide = x.astype(dtype)
     mean = _mean(wide, axes, rows)
@@ -256,19 +232,12 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
     return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
 
 
-type _Kept = tuple[jax.Array, jax.Array, jax.Array | None]
-
-
-def _moments_forward(
-    x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None
-) -> tuple[tuple[jax.Array, jax.Array], _Kept]:
+def _moments_forward(x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None) -> tuple[Any, Any]:
     mean, variance = _moments(x, axes, dtype, rows)
     return (mean, variance), (x, mean, rows)
 
 
-def _moments_backward(
-    axes: tuple[int, ...], dtype: DTypeLike, kept: _Kept, cotangents: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, None]:
+def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotangents: Any) -> tuple[jax.Array, None]:
     x, mean, rows = kept
     to_mean, to_variance = cotangents
     count: int | jax.Array = math.prod(x.shape[axis] for axis in axes)
@@ -285,28 +254,15 @@ _moments.defvjp(_moments_forward, _moments_backward)
 
 @custom_vjp
 def _scale_channels(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """``(x - mean) * factor + bias`` where each channel has its own.
-
-    Args:
-        x: ``[..., channels]`` floats.
-        mean: ``[1, ..., channels]``, as ``factor`` and ``bias``; their dtype is that of the result.
-        factor: ``[1, ..., channels]``.
-        bias: ``[1, ..., channels]``.
-    """
+    """``(x - mean) * factor + bias`` where each channel has its own, ``[1, ..., channels]``, of the result's dtype."""
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
-type _Four = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
-type _Five = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
-
-
-def _channels_forward(
-    x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+def _channels_forward(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> tuple[jax.Array, Any]:
     return _scale_channels(x, mean, factor, bias), (x, mean, factor)
 
 
-def _channels_backward(kept: tuple[jax.Array, jax.Array, jax.Array], grad: jax.Array) -> _Four:
+def _channels_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, factor = kept
     rows = tuple(range(x.ndim - 1))
     total = grad.sum(rows, keepdims=True)
@@ -319,25 +275,18 @@ _scale_channels.defvjp(_channels_forward, _channels_backward)
 
 @custom_vjp
 def _scale_rows(x: jax.Array, mean: jax.Array, factor: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
-    """``(x - mean) * factor * gain + bias`` where each row has its own mean and factor.
+    """``(x - mean) * factor * gain + bias`` where each row has its own mean and factor, ``[..., 1]``.
 
-    Args:
-        x: ``[..., features]`` floats.
-        mean: ``[..., 1]``, as ``factor``; their dtype, and that of gain and bias, is that of the result.
-        factor: ``[..., 1]``.
-        gain: ``[1, ..., features]``.
-        bias: ``[1, ..., features]``.
+    Gain and bias are ``[1, ..., features]``; the dtype of all four is that of the result.
     """
     return (x.astype(mean.dtype) - mean) * factor * gain + bias
 
 
-def _rows_forward(
-    x: jax.Array, mean: jax.Array, factor: jax.Array, gain: jax.Array, bias: jax.Array
-) -> tuple[jax.Array, _Four]:
-    return _scale_rows(x, mean, factor, gain, bias), (x, mean, factor, gain)
+def _rows_forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
+    return _scale_rows(*arrays), arrays[:4]
 
 
-def _rows_backward(kept: _Four, grad: jax.Array) -> _Five:
+def _rows_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, factor, gain = kept
     product = grad * (x.astype(mean.dtype) - mean)
     rows, column = grad.reshape(-1, grad.shape[-1]), gain.reshape(-1, 1)

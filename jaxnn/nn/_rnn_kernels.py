@@ -30,32 +30,19 @@ type _Kept = tuple[Any, ...]
 
 
 class Weights(NamedTuple):
-    """What a layer multiplies by, the gates side by side.
+    """What a layer multiplies by, the gates side by side."""
 
-    Attributes:
-        kernel: ``[inputs, gates * features]``.
-        recurrent_kernel: ``[features, gates * features]``.
-        bias: ``[gates * features]``.
-        recurrent_bias: ``[features]``, the GRU's second bias of its last gate; None for the LSTM.
-    """
-
-    kernel: jax.Array
-    recurrent_kernel: jax.Array
-    bias: jax.Array
-    recurrent_bias: jax.Array | None = None
+    kernel: jax.Array  # [inputs, gates * features]
+    recurrent_kernel: jax.Array  # [features, gates * features]
+    bias: jax.Array  # [gates * features]
+    recurrent_bias: jax.Array | None = None  # [features], the GRU's second bias of its last gate
 
 
 class Direction(NamedTuple):
-    """One pass over the sequences.
-
-    Attributes:
-        weights: of this direction.
-        carry: the state before the first step, ``[batch, features]`` or a tuple of such, the output last.
-        reverse: whether it starts at the end.
-    """
+    """One pass over the sequences."""
 
     weights: Weights
-    carry: Any
+    carry: Any  # the state before the first step, [batch, features] or a tuple of such, the output last
     reverse: bool
 
 

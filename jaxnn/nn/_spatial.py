@@ -88,19 +88,10 @@ def conv_general_dilated(
     ``channels_last_convolution``, which policies of `jax.checkpoint` that save products do not know: it is computed
     again, unless its result has a name that is saved (`jax.ad_checkpoint.checkpoint_name`).
 
-    Args:
-        lhs: the input; ``[batch, *spatial, in_features]`` for ``"canonical"``.
-        rhs: the kernel; ``[*spatial, in_features // groups, out_features]`` for ``"canonical"``.
-        window_strides: for each spatial axis.
-        padding: ``"SAME"``, ``"SAME_LOWER"``, ``"VALID"``, or ``(low, high)`` for each spatial axis.
-        lhs_dilation: of the input, for each spatial axis; None is 1.
-        rhs_dilation: of the kernel, likewise.
-        dimension_numbers: as in ``jax.lax``: None is channels first, which only ``"xla"`` does.
-        feature_group_count: the groups of features that do not see each other.
-        batch_group_count: only ``"xla"`` does other than 1.
-        precision: as in ``jax.lax``.
-        preferred_element_type: as in ``jax.lax``: the dtype to sum in and to return.
-        implementation: one of the above, a function called as ``jax.lax``'s, or None for the best.
+    Arguments are ``jax.lax``'s. ``"canonical"`` takes ``lhs [batch, *spatial, in_features]`` and ``rhs [*spatial,
+    in_features // groups, out_features]``, ``dimension_numbers`` that say so (None is channels first, as in
+    ``jax.lax``) and a ``batch_group_count`` of 1. ``implementation`` is one of the above, a function called as
+    ``jax.lax``'s, or None for the best that can be used here.
 
     Returns:
         The output; ``[batch, *spatial, out_features]`` for ``"canonical"``.
@@ -204,20 +195,8 @@ def avg_pool(
 ) -> jax.Array:
     """The mean of each window, as ``flax.linen.avg_pool``, of the dtype of the inputs; of integers, float32.
 
-    Args:
-        inputs: ``[..., *spatial, features]``, floats or integers.
-        window_shape: the window along each spatial axis.
-        strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for
-            tiles.
-        padding: ``"VALID"`` (a remainder is dropped), ``"SAME"``, ``"SAME_LOWER"`` or ``(low, high)`` for
-            each spatial axis.
-        count_include_pad: whether padding counts in the mean.
-
-    Returns:
-        ``[..., *pooled, features]``.
-
-    Raises:
-        ConfigError: inputs, window, strides and padding that do not fit.
+    Arguments, results and errors are those of `max_pool`; ``count_include_pad`` says whether padding counts in the
+    mean.
     """
     pooling = _checked(inputs, window_shape, strides, padding)
     if not jnp.issubdtype(inputs.dtype, jnp.floating):
@@ -232,14 +211,7 @@ def avg_pool(
 
 
 class _Pooling(NamedTuple):
-    """How to pool.
-
-    Attributes:
-        first: the first spatial axis.
-        window: for each spatial axis, as the following.
-        strides: its steps.
-        padding: ``(low, high)``.
-    """
+    """How to pool: the first spatial axis, and for each of them the window, its steps and ``(low, high)`` of padding."""
 
     first: int
     window: tuple[int, ...]
