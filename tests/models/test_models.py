@@ -14,7 +14,7 @@ from flax import linen
 
 from jaxnn.models import CNN, MLP
 from jaxnn.nn import avg_pool, max_pool
-from jaxnn.types import ConfigError, DataError
+from jaxnn.types import ConfigError
 
 KEY = jax.random.key(0)
 IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
@@ -42,41 +42,6 @@ def apply(model: linen.Module, variables: Any, x: jax.Array, key: jax.Array | No
         return model.apply(variables, x)
     rngs = {"dropout": key}
     return model.apply(variables, x, train=True, rngs=rngs, mutable=["batch_stats"])[0]
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "count"),
-    [
-        # 784*512 + 512, 512*512 + 512, 512*10 + 10
-        (MLP((512, 512, 10)), (1, 28, 28), 401_920 + 262_656 + 5_130),
-        (MLP((3,)), (1, 5), 18),
-        # 3*3*1*32 + 32, 3*3*32*64 + 64; 28 -> 14 -> 7: 7*7*64*128 + 128; 128*10 + 10
-        (CNN(num_classes=10), (1, 28, 28, 1), 320 + 18_496 + 401_536 + 1_290),
-        # 3*3*3*32 + 32, 3*3*32*64 + 64; 32 -> 16 -> 8: 8*8*64*128 + 128; 128*10 + 10
-        (CNN(num_classes=10), (1, 32, 32, 3), 896 + 18_496 + 524_416 + 1_290),
-        # Valid: 28 -> 26 -> 13 -> 11 -> 5: 5*5*64 = 1600 inputs of the logits, as in Keras' example
-        (CNN(10, padding="VALID", dense=()), (1, 28, 28, 1), 320 + 18_496 + 16_010),
-        # 5*3*1*2 + 2, 5*3*2*2 + 2; 9x8 pooled by 3x4 to 3x2: 3*2*2*4 + 4; 4*1 + 1
-        (
-            CNN(1, blocks=((2, 2),), kernel_size=(5, 3), pool=(3, 4), dense=(4,)),
-            (1, 9, 8, 1),
-            32 + 62 + 52 + 5,
-        ),
-        # No biases of convolutions, but a scale and a bias a channel: 9*2 + 4; 2*2*2*3 + 3
-        (CNN(3, blocks=((2,),), dense=(), batch_norm=True), (1, 4, 4, 1), 22 + 27),
-    ],
-)
-def test_parameter_counts_by_hand(model: linen.Module, shape: tuple[int, ...], count: int) -> None:
-    assert num_params(model, shape) == count
-
-
-def test_parameters_have_flaxs_names() -> None:
-    models = MLP((4, 3)), CNN(3, dropout=0.5, batch_norm=True, **SMALL_CNN)
-    mlp, cnn = (jax.eval_shape(model.init, KEY, IMAGES) for model in models)
-    assert sorted(mlp["params"]) == ["Dense_0", "Dense_1"]
-    convolutions = [f"{layer}_{n}" for layer in ("BatchNorm", "Conv") for n in range(3)]
-    assert sorted(cnn["params"]) == [*convolutions, "Dense_0", "Dense_1"]
-    assert sorted(cnn["batch_stats"]) == convolutions[:3]
 
 
 def test_mlp_is_dense_relu_dense() -> None:
@@ -214,16 +179,6 @@ def test_dense_layers_may_have_a_dropout_of_their_own() -> None:
     np.testing.assert_allclose(pooled_alone[0], 1 + variables["params"]["Dense_1"]["kernel"].sum(0), rtol=1e-5)
 
 
-def test_batch_statistics_move_in_training_only() -> None:
-    model = MODELS["cnn with batch norm"]()
-    variables = init(model)
-    _, trained = model.apply(variables, IMAGES, train=True, mutable=["batch_stats"])
-    _, evaluated = model.apply(variables, IMAGES, mutable=["batch_stats"])
-    before = variables["batch_stats"]["BatchNorm_0"]["mean"]
-    assert not np.array_equal(trained["batch_stats"]["BatchNorm_0"]["mean"], before)
-    assert np.array_equal(evaluated["batch_stats"]["BatchNorm_0"]["mean"], before)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_in_bfloat16_out(name: str) -> None:
     model = MODELS[name](dropout=0.5)
@@ -245,64 +200,6 @@ def test_sizes_given_as_lists_become_tuples() -> None:
     assert CNN(2, **lists) == CNN(2, **{name: tuple(value) for name, value in lists.items()})
 
 
-def test_a_copy_with_another_pool_steps_by_it() -> None:
-    assert num_params(CNN(2, dense=()).clone(pool=(4, 4)), (1, 16, 16, 1)) == num_params(
-        CNN(2, dense=(), pool=(4, 4)), (1, 16, 16, 1)
-    )
-
-
-def test_another_activation() -> None:
-    params = init(MLP((3, 2)))
-    assert not np.allclose(*(MLP((3, 2), activation=f).apply(params, IMAGES) for f in (jnp.tanh, jnp.sin)))
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: MLP(()), "MLP: features is empty"),
-        (lambda: MLP(10), r"MLP: features must be a tuple .* as \(512, 10\), not 10"),
-        (lambda: MLP((8, 0)), r"MLP: features must be a tuple of integers >= 1"),
-        (lambda: MLP((8, 2.0)), r"MLP: features must be a tuple of integers >= 1"),
-        (lambda: MLP("ab"), "MLP: features must be a tuple of integers >= 1"),
-        (lambda: MLP((8,), dropout=1.2), "a dropout rate is a probability"),
-        (lambda: CNN(0), "CNN: num_classes must be an integer >= 1, not 0"),
-        (lambda: CNN(10, blocks=()), "CNN: blocks must hold a tuple"),
-        (lambda: CNN(10, blocks=(32, 64)), r"CNN: blocks\[0\] must be a tuple of integers >= 1"),
-        (lambda: CNN(10, blocks=((32,), ())), "CNN: blocks must hold a tuple"),
-        (lambda: CNN(10, blocks=((32,), [])), "CNN: blocks must hold a tuple"),
-        (lambda: CNN(10, dense=(-1,)), "CNN: dense must be a tuple of integers >= 1"),
-        (lambda: CNN(10, dense=128), "CNN: dense must be a tuple of integers >= 1"),
-        (lambda: CNN(10, kernel_size=(3,)), "CNN: kernel_size must be two integers"),
-        (lambda: CNN(10, pool=2), "CNN: pool must be a tuple of integers >= 1"),
-        (lambda: CNN(10, pool_strides=(2,)), "CNN: pool_strides must be two integers"),
-        (lambda: CNN(10, pooling="max"), "CNN: pooling must be nn.max_pool, nn.avg_pool .* 2 blocks, not 'max'"),
-        (lambda: CNN(10, pooling=(max_pool,)), "CNN: pooling must be nn.max_pool, .* one for each of the 2 blocks"),
-        (lambda: CNN(10, pooling=None), "CNN: pooling must be nn.max_pool, .* not None"),
-        (lambda: CNN(10, blocks=32), "CNN: blocks must hold a tuple"),
-        (lambda: CNN(10, padding=1), "CNN: no padding 1: Known are 'SAME', 'VALID'"),
-        (lambda: CNN(10, padding="SMAE"), "CNN: no padding 'SMAE': did you mean 'SAME'"),
-        (lambda: CNN(10, padding=("VALID", "SAM")), "CNN: no padding 'SAM': did you mean 'SAME'"),
-        (
-            lambda: CNN(10, blocks=((8, 8), (8,)), padding=("SAME", "VALID")),
-            r"CNN: padding names 2 convolutions and blocks\[1\] has 1: give one name for each",
-        ),
-        (lambda: CNN(10, padding=()), r"CNN: padding names 0 convolutions and blocks\[0\] has 1"),
-        (lambda: CNN(10, dropout=-0.5), "a dropout rate is a probability"),
-        (lambda: CNN(10, dense_dropout=7), "a dropout rate is a probability"),
-    ],
-)
-def test_a_bad_size_is_named_where_the_model_is_made(make: Callable, named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        make()
-
-
-def test_images_without_channels_are_named() -> None:
-    with pytest.raises(DataError, match=r"not of shape \(4, 8, 8\): add a channel axis"):
-        CNN(10).init(KEY, jnp.ones((4, 8, 8)))
-    with pytest.raises(DataError, match=r"not of shape \(4, 64\)\."):
-        CNN(10).init(KEY, jnp.ones((4, 64)))
-
-
 @pytest.mark.parametrize(
     ("model", "shape", "named"),
     [
@@ -318,10 +215,3 @@ def test_images_without_channels_are_named() -> None:
 def test_images_too_small_are_named(model: CNN, shape: tuple[int, ...], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(shape, jnp.float32))
-
-
-def test_images_just_large_enough_pass() -> None:
-    assert num_params(CNN(2, blocks=((1, 1),), padding="VALID", dense=()), (1, 6, 7, 1)) == 10 + 10 + 4
-    # 8 -> 3 -> 1: of 8 three windows of 3 at steps of 2, of 3 one.
-    overlapping = CNN(2, blocks=((1,), (1,)), pool=(3, 3), pool_strides=(2, 2), dense=())
-    assert num_params(overlapping, (1, 8, 7, 1)) == 10 + 10 + 4

@@ -13,7 +13,6 @@ import pytest
 from flax import linen
 
 from jaxnn.models import BottleneckResNet, MobileNetV2
-from jaxnn.types import ConfigError, DataError
 from tests import draws
 
 KEY = jax.random.key(0)
@@ -81,34 +80,6 @@ def test_it_equals_the_same_layers_of_flax(name: str, reference: Callable[..., j
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [
-        ("resnet", {"Conv_0", "BatchNorm_0", "Dense_0", *(f"Bottleneck_{n}" for n in range(3))}),
-        (
-            "mobilenet",
-            {"Conv_0", "Conv_1", "BatchNorm_0", "BatchNorm_1", "Dense_0", *(f"InvertedResidual_{n}" for n in range(4))},
-        ),
-    ],
-)
-def test_parameters_have_the_names_that_are_documented(name: str, layers: set[str]) -> None:
-    variables = jax.eval_shape(MODELS[name].init, KEY, IMAGES)
-    assert set(variables["params"]) == layers
-    assert set(variables["batch_stats"]) == {layer for layer in layers if layer[:4] not in ("Conv", "Dens")}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_batch_statistics_move_in_training_only(name: str) -> None:
-    model = MODELS[name]
-    variables = draws.variables(model, IMAGES)
-    before = variables["batch_stats"]
-    _, trained = jax.jit(partial(model.apply, train=True, mutable=["batch_stats"]))(variables, IMAGES)
-    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, trained["batch_stats"])
-    assert all(jax.tree.leaves(moved))
-    _, evaluated = jax.jit(partial(model.apply, mutable=["batch_stats"]))(variables, IMAGES)
-    jax.tree.map(np.testing.assert_array_equal, evaluated["batch_stats"], before)
-
-
 @pytest.mark.parametrize("make", [BottleneckResNet, MobileNetV2])
 def test_an_image_is_halved_five_times(make: Callable[[], linen.Module]) -> None:
     # 224 -> 7: the mean of one channel over 7x7 positions.
@@ -127,32 +98,3 @@ def test_dropout_is_before_the_logits_in_training_only() -> None:
     np.testing.assert_array_equal(got, np.tile(variables["params"]["Dense_0"]["bias"], (2, 1)))
     evaluated = (jax.jit(model.apply)(variables, IMAGES) for model in (dropped, MOBILENET))
     np.testing.assert_array_equal(*evaluated)
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: BottleneckResNet(0), "BottleneckResNet: num_classes must be an integer >= 1, not 0"),
-        (lambda: BottleneckResNet(num_blocks=()), "BottleneckResNet: num_blocks is empty"),
-        (lambda: BottleneckResNet(num_blocks=50), "BottleneckResNet: num_blocks must be a tuple of integers >= 1"),
-        (lambda: BottleneckResNet(features=0), "BottleneckResNet: features must be an integer >= 1"),
-        (lambda: MobileNetV2(-1), "MobileNetV2: num_classes must be an integer >= 1, not -1"),
-        (lambda: MobileNetV2(features=0.5), "MobileNetV2: features must be an integer >= 1"),
-        (lambda: MobileNetV2(last_features=0), "MobileNetV2: last_features must be an integer >= 1"),
-        (lambda: MobileNetV2(stages=()), "MobileNetV2: stages must hold the expansion, channels, number of blocks"),
-        (lambda: MobileNetV2(stages=3), "MobileNetV2: stages must hold the expansion"),
-        (lambda: MobileNetV2(stages=((6, 24, 2),)), "MobileNetV2: stages must hold the expansion"),
-        (lambda: MobileNetV2(stages=((6, 24, 0, 2),)), r"MobileNetV2: stages\[0\] must be a tuple of integers >= 1"),
-        (lambda: MobileNetV2(dropout=2.0), "a dropout rate is a probability"),
-    ],
-)
-def test_a_bad_size_is_named_where_the_model_is_made(make: Callable[[], Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        make()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_what_is_no_image_is_named(name: str) -> None:
-    named = rf"{type(MODELS[name]).__name__} needs images .* not of shape \(2, 17, 12\): add a channel axis"
-    with pytest.raises(DataError, match=named):
-        MODELS[name].init(KEY, IMAGES[..., 0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,8 +11,7 @@ import pytest
 from flax import linen
 
 from jaxnn.models import RecurrentLanguageModel
-from jaxnn.nn import GRU, Dropout
-from jaxnn.types import ConfigError, DataError
+from jaxnn.nn import Dropout
 from tests import draws
 
 KEY = jax.random.key(0)
@@ -52,24 +50,6 @@ def test_an_embedding_is_as_wide_as_a_state_unless_told() -> None:
     assert params["Embed_0"]["embedding"].shape == (6, 3)
 
 
-def test_parameter_counts_by_hand() -> None:
-    shapes = jax.eval_shape(RecurrentLanguageModel(6, features=3, num_layers=3, layer=GRU).init, KEY, TOKENS)
-    # 6 * 3; three times three gates of 3 * 3 + 3 * 3 + 3, and a second bias of 3; 3 * 6 + 6
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 18 + 3 * (3 * 21 + 3) + 24
-
-
-@pytest.mark.parametrize(
-    ("model", "layers"),
-    [
-        (MODEL, {"LSTM_0", "LSTM_1"}),
-        (RecurrentLanguageModel(6, features=3, num_layers=1, layer=GRU), {"GRU_0"}),
-    ],
-)
-def test_parameters_have_the_names_that_are_documented(model: linen.Module, layers: set[str]) -> None:
-    params = jax.eval_shape(model.init, KEY, TOKENS)["params"]
-    assert set(params) == {"Embed_0", "Dense_0"} | layers
-
-
 def test_dropout_is_active_in_training_only_and_before_the_logits() -> None:
     model, variables = MODEL.clone(dropout=1.0), draws.variables(MODEL, TOKENS)
     np.testing.assert_array_equal(model.apply(variables, TOKENS), MODEL.apply(variables, TOKENS))
@@ -89,29 +69,3 @@ def test_dropout_is_before_each_layer_and_the_logits() -> None:
         jax.eval_shape(lambda: model.apply(variables, TOKENS, train=True, rngs={"dropout": KEY}))
     # Two sequences of five: the second axis is the batch, of which every device draws its rows.
     assert dropped == [(0.5, 1, 5, 2, 4), (0.5, 1, 5, 2, 3), (0.5, 1, 5, 2, 3)]
-
-
-def test_bfloat16_in_bfloat16_out() -> None:
-    variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), draws.variables(MODEL, TOKENS))
-    assert MODEL.apply(variables, TOKENS).dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: RecurrentLanguageModel(0), "RecurrentLanguageModel: vocabulary_size must be an integer >= 1, not 0"),
-        (lambda: RecurrentLanguageModel(6, features=None), "features must be an integer >= 1, not None"),
-        (lambda: RecurrentLanguageModel(6, num_layers=0), "num_layers must be an integer >= 1, not 0"),
-        (lambda: RecurrentLanguageModel(6, embedding_features=0), "embedding_features must be an integer >= 1, not 0"),
-        (lambda: RecurrentLanguageModel(6, layer=linen.LSTMCell), "layer must be nn.LSTM or nn.GRU"),
-        (lambda: RecurrentLanguageModel(6, dropout=1.5), "a dropout rate is a probability"),
-    ],
-)
-def test_a_bad_choice_is_named_where_the_model_is_made(make: Callable[[], Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        make()
-
-
-def test_what_is_no_token_is_named() -> None:
-    with pytest.raises(DataError, match=r"RecurrentLanguageModel needs token ids \[batch, time\] of integers"):
-        MODEL.init(KEY, TOKENS[0])

@@ -14,7 +14,6 @@ from flax import linen
 from jaxnn import observe
 from jaxnn.models import RecurrentClassifier
 from jaxnn.nn import GRU, LSTM
-from jaxnn.types import ConfigError, DataError
 from tests import draws
 
 KEY = jax.random.key(0)
@@ -89,42 +88,6 @@ def test_of_nothing_but_padding_the_bias_is_left() -> None:
     np.testing.assert_array_equal(got[0], variables["params"]["Dense_0"]["bias"])
 
 
-@pytest.mark.parametrize(
-    ("model", "count"),
-    [
-        # 20000 * 128; four gates of 128 * 64 + 64 * 64 + 64; 64 * 2 + 2
-        (RecurrentClassifier(2, vocabulary_size=20_000), 2_560_000 + 4 * 12_352 + 130),
-        # The other direction has as many, and the logits twice the inputs.
-        (RecurrentClassifier(2, vocabulary_size=20_000, bidirectional=True), 2_560_000 + 8 * 12_352 + 258),
-        # One sigmoid: Keras's imdb_bidirectional_lstm.
-        (RecurrentClassifier(1, vocabulary_size=20_000, bidirectional=True), 2_658_945),
-        # Four gates of 6 * 3 + 3 * 3 + 3; 3 * 5 + 5
-        (RecurrentClassifier(5, **SIZES | {"embedding_features": None}), 4 * 30 + 20),
-        # 6 * 4; three gates of 4 * 3 + 3 * 3 + 3, and a second bias of 3; 3 * 5 + 5
-        (RecurrentClassifier(5, **SIZES, layer=GRU), 24 + 3 * 24 + 3 + 20),
-    ],
-)
-def test_parameter_counts_by_hand(model: RecurrentClassifier, count: int) -> None:
-    shapes = jax.eval_shape(model.init, KEY, TOKENS)
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
-
-
-@pytest.mark.parametrize(
-    ("model", "layers"),
-    [
-        (RecurrentClassifier(2, **SIZES), {"LSTM_0"}),
-        (RecurrentClassifier(2, **SIZES, bidirectional=True), {"LSTM_0", "LSTM_1"}),
-        (RecurrentClassifier(2, **SIZES, layer=GRU), {"GRU_0"}),
-        (RecurrentClassifier(2, **SIZES | {"embedding_features": None}), {"LSTM_0"}),
-    ],
-)
-def test_parameters_have_the_names_that_are_documented(model: RecurrentClassifier, layers: set[str]) -> None:
-    params = jax.eval_shape(model.init, KEY, TOKENS)["params"]
-    embedding = set() if model.embedding_features is None else {"Embed_0"}
-    assert set(params) == {"Dense_0"} | embedding | layers
-    assert all(set(params[layer]) == {"cell"} for layer in layers)
-
-
 @pytest.mark.parametrize("embedding_features", [4, None])
 def test_bfloat16_in_bfloat16_out(embedding_features: int | None) -> None:
     model = RecurrentClassifier(5, **SIZES | {"embedding_features": embedding_features})
@@ -140,34 +103,3 @@ def test_dropout_is_active_in_training_only() -> None:
     # Before the logits everything is dropped.
     dropped = model.apply(variables, TOKENS, train=True, rngs={"dropout": KEY})
     np.testing.assert_array_equal(dropped, np.tile(variables["params"]["Dense_0"]["bias"], (4, 1)))
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: RecurrentClassifier(0, **SIZES), "RecurrentClassifier: num_classes must be an integer >= 1, not 0"),
-        (lambda: RecurrentClassifier(2, vocabulary_size=0), "vocabulary_size must be an integer >= 1, not 0"),
-        (lambda: RecurrentClassifier(2, vocabulary_size=6, features=-1), "features must be an integer >= 1, not -1"),
-        (
-            lambda: RecurrentClassifier(2, vocabulary_size=6, embedding_features=0),
-            "embedding_features must be an integer >= 1, not 0",
-        ),
-        (
-            lambda: RecurrentClassifier(2, vocabulary_size=6, features=None),
-            "features must be an integer >= 1, not None",
-        ),
-        (lambda: RecurrentClassifier(2, **SIZES, layer="lstm"), "layer must be nn.LSTM or nn.GRU, not 'lstm'"),
-        (lambda: RecurrentClassifier(2, **SIZES, layer=linen.LSTMCell), "layer must be nn.LSTM or nn.GRU"),
-        (lambda: RecurrentClassifier(2, **SIZES, dropout=-1.0), "a dropout rate is a probability"),
-    ],
-)
-def test_a_bad_choice_is_named_where_the_model_is_made(make: Callable[[], Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        make()
-
-
-def test_what_is_no_token_is_named() -> None:
-    with pytest.raises(
-        DataError, match=r"RecurrentClassifier needs token ids \[batch, time\] of integers, not float32"
-    ):
-        RecurrentClassifier(2, **SIZES).init(KEY, TOKENS / 255)

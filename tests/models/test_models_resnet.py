@@ -12,7 +12,6 @@ import pytest
 from flax import linen
 
 from jaxnn.models import ResNet
-from jaxnn.types import ConfigError, DataError
 from tests import draws
 
 KEY = jax.random.key(0)
@@ -108,39 +107,9 @@ def test_it_equals_the_same_layers_of_flax(model: ResNet) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_batch_statistics_move_in_training_only() -> None:
-    variables = draws.variables(SMALL, IMAGES)
-    before = variables["batch_stats"]
-    _, trained = SMALL.apply(variables, IMAGES, train=True, mutable=["batch_stats"])
-    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, trained["batch_stats"])
-    assert all(jax.tree.leaves(moved))
-    _, evaluated = SMALL.apply(variables, IMAGES, mutable=["batch_stats"])
-    jax.tree.map(np.testing.assert_array_equal, evaluated["batch_stats"], before)
-
-
 @pytest.mark.parametrize("project", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 5, 4, 1)])
 def test_any_size_of_image_passes(shape: tuple[int, ...], project: bool) -> None:
     model = ResNet(4, features=2, project=project)
     outputs, _ = jax.eval_shape(lambda x: model.init_with_output(KEY, x), jnp.ones(shape))
     assert outputs.shape == (shape[0], 4)
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: ResNet(0), "ResNet: num_classes must be an integer >= 1, not 0"),
-        (lambda: ResNet(10, num_blocks=()), "ResNet: num_blocks is empty"),
-        (lambda: ResNet(10, num_blocks=3), "ResNet: num_blocks must be a tuple of integers >= 1"),
-        (lambda: ResNet(10, num_blocks=(3, 0)), "ResNet: num_blocks must be a tuple of integers >= 1"),
-        (lambda: ResNet(10, features=1.5), "ResNet: features must be an integer >= 1"),
-    ],
-)
-def test_a_bad_size_is_named_where_the_model_is_made(make: Callable[[], Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        make()
-
-
-def test_what_is_no_image_is_named() -> None:
-    with pytest.raises(DataError, match=r"ResNet needs images .* not of shape \(3, 7, 6\)"):
-        SMALL.init(KEY, IMAGES[..., 0])

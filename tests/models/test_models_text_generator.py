@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import linen
 
 from jaxnn.models import TextGenerator
-from jaxnn.types import ConfigError, DataError
 from tests import draws
 
 KEY = jax.random.key(0)
@@ -49,47 +46,3 @@ def test_in_training_the_auxiliary_logits_come_straight_from_the_state() -> None
     layer = variables["params"]["auxiliary"]
     np.testing.assert_allclose(auxiliary, state @ layer["kernel"] + layer["bias"][None], rtol=1e-4, atol=1e-5)
     assert logits.shape == auxiliary.shape == (3, 6)
-
-
-def test_parameters_have_the_names_that_are_documented() -> None:
-    shapes = jax.eval_shape(MODEL.init, KEY, TOKENS)
-    layers = {"Embed_0", "LSTM_0", "Dense_0", "BatchNorm_0", "Dense_1", "BatchNorm_1", "Dense_2", "auxiliary"}
-    assert set(shapes["params"]) == layers
-    assert set(shapes["params"]["Dense_0"]) == {"kernel"}
-    assert set(shapes["params"]["Dense_2"]) == {"kernel", "bias"}
-
-
-def test_batch_statistics_move_in_training_only() -> None:
-    variables = draws.variables(MODEL, TOKENS)
-    _, trained = train(variables, TOKENS)
-    _, evaluated = MODEL.apply(variables, TOKENS, mutable=["batch_stats"])
-    before = variables["batch_stats"]
-    moved = jax.tree.map(lambda old, new: bool(np.any(old != new)), before, trained["batch_stats"])
-    assert all(jax.tree.leaves(moved))
-    jax.tree.map(np.testing.assert_array_equal, evaluated["batch_stats"], before)
-
-
-def test_without_dense_layers_the_logits_are_of_the_state() -> None:
-    params = jax.eval_shape(MODEL.clone(hidden=()).init, KEY, TOKENS)["params"]
-    assert set(params) == {"Embed_0", "LSTM_0", "Dense_0", "auxiliary"}
-    assert params["Dense_0"]["kernel"].shape == params["auxiliary"]["kernel"].shape == (3, 6)
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: TextGenerator(0), "TextGenerator: vocabulary_size must be an integer >= 1, not 0"),
-        (lambda: TextGenerator(6, embedding_features=None), "embedding_features must be an integer >= 1, not None"),
-        (lambda: TextGenerator(6, features=2.5), "features must be an integer >= 1, not 2.5"),
-        (lambda: TextGenerator(6, hidden=512), r"hidden must be a tuple of integers >= 1, as \(512, 256\), not 512"),
-        (lambda: TextGenerator(6, layer="gru"), "layer must be nn.LSTM or nn.GRU, not 'gru'"),
-    ],
-)
-def test_a_bad_choice_is_named_where_the_model_is_made(make: Callable[[], Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        make()
-
-
-def test_what_is_no_token_is_named() -> None:
-    with pytest.raises(DataError, match=r"TextGenerator needs token ids \[batch, time\] of integers, not float32"):
-        MODEL.init(KEY, TOKENS / 255)

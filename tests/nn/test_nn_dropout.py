@@ -134,14 +134,6 @@ def test_float64_is_scaled_in_float64() -> None:
     np.testing.assert_allclose(y[y != 0], 1 / (1 - 6554 / 65536), rtol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtype_and_shape_are_kept(dtype: str) -> None:
-    x = ONES.astype(dtype)
-    for rate in (0.4, jnp.float32(0.4)):
-        y = drop(rate, x)
-        assert (y.dtype, y.shape) == (x.dtype, x.shape)
-
-
 def test_keys_give_masks_and_the_same_key_the_same_mask() -> None:
     assert np.array_equal(drop(0.5), drop(0.5))
     assert not np.array_equal(drop(0.5), drop(0.5, key=jax.random.key(1)))

@@ -409,3 +409,25 @@ def test_a_bag_of_words_is_learnt_and_recorded(tmp_path: Any) -> None:
     # The batch holds an example often enough in 60 steps for every word to have its sign.
     assert run.evaluate()["accuracy"] > 0.9
     assert read(tmp_path / "run")
+
+
+@pytest.mark.parametrize("has_aux", [True, False])
+def test_value_and_grad_of_an_optimizer(has_aux: bool) -> None:
+    def loss(params: Any, scale: float) -> Any:
+        value = scale * jnp.sum(params["table"][IDS] ** 2) + params["factor"]
+        return (value, {"scale": scale}) if has_aux else value
+
+    params = {"table": jnp.arange(10.0).reshape(5, 2), "factor": jnp.float32(1.5)}
+    plain = optax.sgd(0.1)
+    assert optim.value_and_grad_of(plain) is jax.value_and_grad
+    # A combinator around a lazy optimizer takes dense gradients.
+    assert optim.value_and_grad_of(optim.averaged(lazy(plain, "table"), 0.9)) is jax.value_and_grad
+    optimizer = lazy(plain, "table")
+    given, gradient = optim.value_and_grad_of(optimizer)(loss, has_aux=has_aux)(params, 2.0)
+    expected, dense = jax.value_and_grad(loss, has_aux=has_aux)(params, 2.0)
+    assert_close(given, expected)
+    assert is_rows(gradient["table"])
+    (updates, _), (expected, _) = (
+        each.update(slope, each.init(params), params) for each, slope in ((optimizer, gradient), (plain, dense))
+    )
+    assert_close(optim.apply_updates(params, updates), optax.apply_updates(params, expected))

@@ -8,44 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen
+from losses import KEY, SCALE, batch_of, gradient_of, loss_of, sums_of
 
 from jaxnn import Policy, observe, tasks
 from jaxnn.models import CNN, MLP
 from jaxnn.tasks import as_model
-from jaxnn.types import Batch, ConfigError, Task
-
-KEY = jax.random.key(0)
-# The outputs are the inputs times a parameter of 1: what a test feeds in is what the loss sees.
-SCALE = (lambda key, inputs: {"scale": jnp.ones(())}, lambda params, inputs: inputs * params["scale"])
+from jaxnn.types import Batch, ConfigError
 
 # Probabilities 1/8, 2/8, 5/8, twice: with label 2 the first is right, with label 0 the second is wrong.
 LOGITS = np.log(np.array([[1, 2, 5], [1, 2, 5]], np.float32))
 LABELS = np.array([2, 0], np.int32)
-
-
-def batch_of(inputs: Any, targets: Any, mask: Any = None) -> Batch:
-    inputs = np.asarray(inputs, np.float32)
-    return Batch(inputs, np.asarray(targets), np.asarray([1.0] * len(inputs) if mask is None else mask, np.float32))
-
-
-def loss_of(task: Task, batch: Batch) -> dict[str, float]:
-    """The training loss and the metrics beside it."""
-    params, model_state = task.init(KEY, batch)
-    loss, (_, metrics) = task.loss(params, model_state, batch, KEY)
-    return {name: float(value) for name, value in {"loss": loss, **metrics}.items()}
-
-
-def gradient_of(task: Task, batch: Batch) -> Any:
-    params, model_state = task.init(KEY, batch)
-    return jax.grad(lambda params: task.loss(params, model_state, batch, KEY)[0])(params)
-
-
-def sums_of(task: Task, batch: Batch) -> dict[str, float]:
-    sums = task.evaluate(*task.init(KEY, batch), batch)
-    return {name: float(value) for name, value in sums.items()}
 
 
 # Classification.
@@ -70,14 +44,6 @@ def test_label_smoothing_by_hand() -> None:
     assert loss == pytest.approx(0.7 * math.log(1.6) + 0.1 * math.log(8 * 4 * 1.6), rel=1e-6)
 
 
-def test_smoothed_cross_entropy_equals_optaxs() -> None:
-    logits, labels = jax.random.normal(KEY, (16, 5)), jnp.arange(16) % 5
-    targets = optax.smooth_labels(jax.nn.one_hot(labels, 5), 0.2)
-    expected = optax.softmax_cross_entropy(logits, targets).mean()
-    loss = loss_of(tasks.classification(SCALE, label_smoothing=0.2), batch_of(logits, labels))["loss"]
-    assert loss == pytest.approx(float(expected), rel=1e-6)
-
-
 def test_evaluation_is_not_smoothed() -> None:
     batch = batch_of(LOGITS, LABELS)
     assert sums_of(tasks.classification(SCALE, label_smoothing=0.3), batch) == sums_of(
@@ -98,10 +64,11 @@ def test_a_traced_label_smoothing_equals_the_plain_one(smoothing: float) -> None
     assert jax.jit(jax.vmap(traced))(jnp.array([0.5, smoothing]))[1] == pytest.approx(plain, rel=1e-6)
 
 
+@pytest.mark.parametrize("task", [tasks.classification, tasks.binary_classification])
 @pytest.mark.parametrize("smoothing", [-0.1, 1.0, float("nan")])
-def test_a_label_smoothing_out_of_range_is_named(smoothing: float) -> None:
+def test_a_label_smoothing_out_of_range_is_named(smoothing: float, task: Any) -> None:
     with pytest.raises(ConfigError, match=f"label_smoothing is {smoothing}, and must be at least 0 and below 1"):
-        tasks.classification(SCALE, label_smoothing=smoothing)
+        task(SCALE, label_smoothing=smoothing)
 
 
 @pytest.mark.parametrize(
