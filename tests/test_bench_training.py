@@ -14,7 +14,7 @@ from articles.studies.study_training import network, run_time, step_time, traini
 
 from jaxnn import data
 from jaxnn.bench import Bench, Prepared, Quantity, Row, Rows
-from jaxnn.nn.partitioning import unboxed
+from jaxnn.nn import unboxed
 from jaxnn.types import DataError, Splits
 from tests import shell
 

@@ -28,7 +28,7 @@ from jaxnn.models import (
     ResNet,
     TextGenerator,
 )
-from jaxnn.nn.recurrent import GRU
+from jaxnn.nn import GRU
 from jaxnn.steps import EvaluateStep, TrainStep, init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import binary_classification, classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState

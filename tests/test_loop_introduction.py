@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-import jaxnn as jn
 from jaxnn.loop import introduction
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.feed import resident_feed
 from jaxnn.loop.tuning import Choice
-from jaxnn.nn.implementations import scope
+
+import jaxnn as jn
+from jaxnn.nn import scope
 from jaxnn.observe import Clock, Ledger
 from tests import tiny
 

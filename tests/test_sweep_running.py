@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-import jaxnn as jn
-from jaxnn.checkpoints import open_checkpoints
 from jaxnn.sweeps.engine import running
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.running import Running
 from jaxnn.sweeps.engine.training import GroupReport
 from jaxnn.sweeps.options import SweepOptions
+
+import jaxnn as jn
+from jaxnn.checkpoints import open_checkpoints
 from jaxnn.sweeps.search import rung_step, rungs, survivors
 from tests import tiny
 

@@ -1,13 +1,13 @@
 """Flax Linen models, which know nothing of losses, data or devices."""
 
-from jaxnn.models.bag import BagOfTokens as BagOfTokens
-from jaxnn.models.cnn import CNN as CNN
-from jaxnn.models.counting import num_parameters as num_parameters
-from jaxnn.models.gpt import GPT as GPT
-from jaxnn.models.language_model import RecurrentLanguageModel as RecurrentLanguageModel
-from jaxnn.models.mlp import MLP as MLP
-from jaxnn.models.mobilenet import MobileNetV2 as MobileNetV2
-from jaxnn.models.recurrent import RecurrentClassifier as RecurrentClassifier
-from jaxnn.models.resnet import ResNet as ResNet
-from jaxnn.models.resnet_imagenet import BottleneckResNet as BottleneckResNet
-from jaxnn.models.text_generator import TextGenerator as TextGenerator
+from jaxnn.models._bag_of_tokens import BagOfTokens as BagOfTokens
+from jaxnn.models._feedforward import CNN as CNN
+from jaxnn.models._feedforward import MLP as MLP
+from jaxnn.models._gpt import GPT as GPT
+from jaxnn.models._mobilenet import MobileNetV2 as MobileNetV2
+from jaxnn.models._model_inputs import num_parameters as num_parameters
+from jaxnn.models._resnet import BottleneckResNet as BottleneckResNet
+from jaxnn.models._resnet import ResNet as ResNet
+from jaxnn.models._rnn_models import RecurrentClassifier as RecurrentClassifier
+from jaxnn.models._rnn_models import RecurrentLanguageModel as RecurrentLanguageModel
+from jaxnn.models._rnn_models import TextGenerator as TextGenerator

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxnn.engine import RunOptions
-from jaxnn.run import Run
 from jaxnn.record import config_json, final_metrics, is_sweep, metrics_of, read_metrics, read_run
+from jaxnn.run import Run
 from jaxnn.sweeps.results._outcomes import SEED, At, Member, Outcomes, count_by_status, show, show_point
 from jaxnn.sweeps.results._stored import read_sweep
 from jaxnn.sweeps.results._summary import grouped

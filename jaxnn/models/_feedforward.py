@@ -1,0 +1,232 @@
+"""Networks without recurrence or residuals: a multilayer perceptron, and convolutions with pooling for small images."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import linen
+from jax.typing import ArrayLike
+
+from jaxnn.models._model_inputs import check_images
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_int, positive_ints
+from jaxnn.types import ConfigError, DataError, suggest
+
+_PADDINGS = ("SAME", "VALID")
+type Pooling = Callable[[jax.Array, tuple[int, int], tuple[int, int]], jax.Array]
+
+
+class MLP(linen.Module):
+    """Dense layers on flattened inputs, with activation and dropout after all but the last.
+
+    ``MLP((512, 512, 10))`` has two hidden layers of 512 units and 10 outputs. Parameters:
+    ``Dense_0``, ``Dense_1``, ….
+
+    Attributes:
+        features: the units of each layer, outputs last.
+        activation: an elementwise function, after each layer but the last.
+        dropout: ``[]`` the rate after each activation, 0…1; may be a tracer.
+
+    Raises:
+        ConfigError: no features, features that are not positive integers, or a dropout rate outside
+        0…1.
+    """
+
+    features: tuple[int, ...]
+    _: dataclasses.KW_ONLY
+    activation: Callable[[jax.Array], jax.Array] = linen.relu
+    dropout: ArrayLike = 0.0
+
+    def __post_init__(self) -> None:
+        self.features = positive_ints("MLP: features", self.features, "(512, 10)")
+        if not self.features:
+            raise ConfigError("MLP: features is empty: give at least the outputs, such as (10,).")
+        check_rate(self.dropout)
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, ...]`` to ``[batch, features[-1]]``.
+
+        Args:
+            x: ``[batch, ...]``, flattened to ``[batch, -1]``.
+            train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+
+        Raises:
+            DataError: an input without an axis of the batch.
+        """
+        if x.ndim < 1:
+            raise DataError("MLP needs inputs [batch, ...], not a single number.")
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        *hidden, outputs = self.features
+        for width in hidden:
+            x = self.activation(Dense(width)(x))
+            x = Dropout(self.dropout)(x, train=train)
+        return Dense(outputs)(x)
+
+
+class CNN(linen.Module):
+    """Blocks of convolutions, each closed by pooling, then dense layers and the logits.
+
+    Each block: convolution, batch norm if asked for, and activation, once for each of its channel
+    counts; then pooling, then dropout. After the last it is flattened. Each dense layer: dense,
+    activation, dropout. Then the dense logits. ``CNN(num_classes=10)`` suits 28x28x1 and 32x32x3.
+    Parameters: ``Conv_0``, …, ``Dense_0``, …, and ``BatchNorm_0``, … with running statistics in the
+    collection ``batch_stats`` (at momentum 0.9, since runs are short).
+
+    Known networks, with their parameters: Keras's ``mnist_cnn``, ``CNN(10, blocks=((32, 64),),
+    padding="VALID", dropout=0.25, dense_dropout=0.5)``, 1,199,882; its ``cifar10_cnn``, ``CNN(10,
+    blocks=((32, 32), (64, 64)), padding=("SAME", "VALID"), dense=(512,), dropout=0.25,
+    dense_dropout=0.5)``, 1,250,858; AlexNet-R of Shi et al., "Benchmarking State-of-the-Art Deep Learning
+    Software Tools" (2017, arXiv:1608.07249), ``CNN(10, blocks=((32,), (32,), (64,)), kernel_size=(5, 5),
+    pool=(3, 3), pool_strides=(2, 2), pooling=(max_pool, max_pool, avg_pool), dense=())``, 85,098.
+
+    Attributes:
+        num_classes: how many logits.
+        blocks: the channels of each convolution of each block.
+        kernel_size: the window of the convolutions, height and width.
+        pool: the window of the pooling, height and width; a remainder is dropped.
+        pool_strides: the steps of the pooling; None: its window, which is much faster on CPU.
+        pooling: `jaxnn.nn.max_pool`, `jaxnn.nn.avg_pool` or what is called as they are; or a tuple,
+            one for each block.
+        padding: of the convolutions: ``"SAME"`` keeps height and width, ``"VALID"`` shrinks them by
+            the kernel less one; or a tuple, one for each convolution of a block.
+        dense: the units of the dense layers before the logits; may be empty.
+        activation: an elementwise function.
+        dropout: ``[]`` the rate after each pooling and after each dense activation, 0…1; may be a
+            tracer.
+        dense_dropout: ``[]`` the rate after each dense activation where it is another; None: ``dropout``.
+        batch_norm: whether each convolution is normalised over the batch (Ioffe & Szegedy, 2015),
+            and has no bias.
+
+    Raises:
+        ConfigError: sizes that are not positive integers, another padding, tuples that do not match
+        the blocks, or a dropout rate outside 0…1.
+    """
+
+    num_classes: int
+    _: dataclasses.KW_ONLY
+    blocks: tuple[tuple[int, ...], ...] = ((32,), (64,))
+    kernel_size: tuple[int, int] = (3, 3)
+    pool: tuple[int, int] = (2, 2)
+    pool_strides: tuple[int, int] | None = None
+    pooling: Pooling | tuple[Pooling, ...] = max_pool
+    padding: str | tuple[str, ...] = "SAME"
+    dense: tuple[int, ...] = (128,)
+    activation: Callable[[jax.Array], jax.Array] = linen.relu
+    dropout: ArrayLike = 0.0
+    dense_dropout: ArrayLike | None = None
+    batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_classes = positive_int("CNN: num_classes", self.num_classes)
+        self.blocks = _checked_blocks(self.blocks)
+        self.kernel_size = _pair("CNN: kernel_size", self.kernel_size)
+        self.pool = _pair("CNN: pool", self.pool)
+        self.pool_strides = None if self.pool_strides is None else _pair("CNN: pool_strides", self.pool_strides)
+        self.pooling = _checked_pooling(self.pooling, len(self.blocks))
+        self.padding = _checked_padding(self.padding, self.blocks)
+        self.dense = positive_ints("CNN: dense", self.dense, "(128,)")
+        for rate in (self.dropout, self._dense_dropout):
+            check_rate(rate)
+        super().__post_init__()
+
+    @property
+    def _dense_dropout(self) -> ArrayLike:
+        return self.dropout if self.dense_dropout is None else self.dense_dropout
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
+
+        Args:
+            x: ``[batch, height, width, channels]``.
+            train: whether dropout is active, which then needs ``rngs={"dropout": key}``, and batch
+                statistics are updated, which then needs ``mutable=["batch_stats"]``.
+
+        Raises:
+            DataError: inputs that are not of rank 4.
+            ConfigError: images too small for the blocks.
+        """
+        check_images("CNN", x)
+        _check_size(self, x.shape)
+        for block, pooling in zip(self.blocks, _for_each(self.pooling, len(self.blocks)), strict=True):
+            for channels, padding in zip(block, _for_each(self.padding, len(block)), strict=True):
+                x = self._convolve(x, channels, padding, train)
+            x = pooling(x, self.pool, self.pool_strides or self.pool)
+            x = Dropout(self.dropout)(x, train=train)
+        x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+        for width in self.dense:
+            x = self.activation(Dense(width)(x))
+            x = Dropout(self._dense_dropout)(x, train=train)
+        return Dense(self.num_classes)(x)
+
+    def _convolve(self, x: jax.Array, channels: int, padding: str, train: bool) -> jax.Array:
+        use_bias = not self.batch_norm  # the norm subtracts any bias again
+        x = Conv(channels, self.kernel_size, padding=padding, use_bias=use_bias)(x)
+        if self.batch_norm:
+            x = BatchNorm(use_running_average=not train, momentum=0.9)(x)
+        return self.activation(x)
+
+
+def _check_size(cnn: CNN, shape: tuple[int, ...]) -> None:
+    sizes = shape[1:3]
+    for number, block in enumerate(cnn.blocks, start=1):
+        shrinking = _for_each(cnn.padding, len(block)).count("VALID")
+        sizes = tuple(size - shrinking * (kernel - 1) for size, kernel in zip(sizes, cnn.kernel_size, strict=True))
+        steps = cnn.pool_strides or cnn.pool
+        sizes = tuple((size - pool) // step + 1 for size, pool, step in zip(sizes, cnn.pool, steps, strict=True))
+        if min(sizes) < 1:
+            raise ConfigError(
+                f"CNN: images of {shape[1]}x{shape[2]} are too small, nothing is left after block "
+                f"{number} of {len(cnn.blocks)}: use fewer blocks or smaller windows."
+            )
+
+
+def _checked_blocks(blocks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    given = blocks if isinstance(blocks, Sequence) else ()
+    checked = tuple(positive_ints(f"CNN: blocks[{number}]", block, "(32,)") for number, block in enumerate(given))
+    if not checked or () in checked:
+        raise ConfigError(
+            f"CNN: blocks must hold a tuple of channel counts for each block, as ((32,), (64,)), not {blocks!r}."
+        )
+    return checked
+
+
+def _for_each[T](given: T | tuple[T, ...], count: int) -> tuple[T, ...]:
+    return given if isinstance(given, tuple) else (given,) * count
+
+
+def _checked_pooling(pooling: Any, num_blocks: int) -> Any:
+    pooling = tuple(pooling) if isinstance(pooling, list | tuple) else pooling
+    each = _for_each(pooling, num_blocks)
+    if len(each) != num_blocks or not all(map(callable, each)):
+        raise ConfigError(
+            "CNN: pooling must be nn.max_pool, nn.avg_pool or a function as they are, or a tuple of one for each of "
+            f"the {num_blocks} blocks, not {pooling!r}."
+        )
+    return pooling
+
+
+def _checked_padding(padding: Any, blocks: tuple[tuple[int, ...], ...]) -> Any:
+    padding = tuple(padding) if isinstance(padding, list | tuple) else padding
+    for name in _for_each(padding, 1):
+        if name not in _PADDINGS:
+            raise ConfigError(f"CNN: no padding {name!r}: {suggest(name, _PADDINGS)}.")
+    for number, block in enumerate(blocks):
+        if len(_for_each(padding, len(block))) != len(block):
+            raise ConfigError(
+                f"CNN: padding names {len(padding)} convolutions and blocks[{number}] has {len(block)}: give one name "
+                "for each convolution of a block, or one for all."
+            )
+    return padding
+
+
+def _pair(name: str, values: tuple[int, int]) -> tuple[int, int]:
+    checked = positive_ints(name, values, "(3, 3)")
+    if len(checked) != 2:
+        raise ConfigError(f"{name} must be two integers, height and width, not {values!r}.")
+    return checked[0], checked[1]

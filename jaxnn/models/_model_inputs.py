@@ -1,0 +1,57 @@
+"""What models take: images, token ids, sequences of states; and how many parameters a model has."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+
+from jaxnn.nn import widened
+from jaxnn.types import DataError
+
+
+def num_parameters(model: linen.Module, inputs: Any, **options: Any) -> int:
+    """How many numbers of ``model`` are trained, as publications count them: running statistics are not among them.
+
+    ``num_parameters(models.ResNet(10), jax.ShapeDtypeStruct((1, 32, 32, 3), "float32"))`` is 272,474. Only shapes are
+    computed, no array is made.
+
+    Args:
+        model: a Flax Linen module.
+        inputs: what it is called with: an array, or a ``jax.ShapeDtypeStruct``, or a tree of such.
+        options: what else it must be called with, such as ``train=False``.
+    """
+    variables = jax.eval_shape(lambda inputs: model.init(jax.random.key(0), inputs, **options), inputs)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.get("params", {})))
+
+
+def check_images(model: str, x: jax.Array) -> None:
+    """Raises DataError unless ``x`` is of rank 4; ``model`` says for whom."""
+    if x.ndim != 4:
+        hint = ": add a channel axis, images[..., None]" if x.ndim == 3 else ""
+        raise DataError(f"{model} needs images [batch, height, width, channels], not of shape {x.shape}{hint}.")
+
+
+def checked_tokens(model: str, tokens: jax.Array) -> jax.Array:
+    """``tokens`` as int32 or wider; DataError unless they are integers ``[batch, time]``; ``model`` says for whom."""
+    if tokens.ndim == 2 and jnp.issubdtype(tokens.dtype, jnp.integer):
+        return widened(tokens)
+    # A data set scales uint8 to floats, taking it for pictures.
+    hint = ": give ids as int32, uint8 is for pictures" if jnp.issubdtype(tokens.dtype, jnp.floating) else ""
+    raise DataError(
+        f"{model} needs token ids [batch, time] of integers, not {tokens.dtype} {list(tokens.shape)}{hint}."
+    )
+
+
+def sequence_lengths(tokens: jax.Array, pad_id: int) -> jax.Array:
+    """How many tokens stand before the padding at each sequence's end: ``[batch]`` int32.
+
+    Args:
+        tokens: ``[batch, time]`` integers.
+        pad_id: what pads; where another token follows it counts as a token.
+    """
+    ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
+    return jnp.max(jnp.where(tokens == pad_id, 0, ends), axis=1, initial=0)

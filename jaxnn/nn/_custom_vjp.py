@@ -1,0 +1,187 @@
+"""`jax.custom_vjp` with forward mode: a custom backward pass that `jax.jvp` and `jax.linearize` do not refuse.
+
+A `jax.custom_jvp` whose tangent is a single linear operation. The transpose of that operation is the custom backward
+pass, so reverse mode computes and keeps exactly what it does with `jax.custom_vjp`. Forward mode evaluates the
+operation: the transpose of the backward pass, or a given pushforward. `jax.custom_derivatives.linear_call` would be
+this operation, but it has no batching rule and cannot be differentiated by its residuals.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+class custom_vjp[R]:  # noqa: N801
+    """A function with a custom backward pass, differentiable in either mode and to any order.
+
+    Use it as `jax.custom_vjp`: decorate ``f`` with it, then call ``f.defvjp(forward, backward)``.
+
+    Args:
+        function: takes and returns trees of arrays.
+        nondiff_argnums: positions of static, hashable arguments; ``backward`` gets them first.
+    """
+
+    def __init__(self, function: Callable[..., R], nondiff_argnums: Sequence[int] = ()) -> None:
+        functools.update_wrapper(self, function)
+        self._static = tuple(nondiff_argnums)
+        self._call: Any = jax.custom_jvp(function, nondiff_argnums=self._static)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Calls the function."""
+        result: R = self._call(*args, **kwargs)
+        return result
+
+    def defvjp(
+        self,
+        forward: Callable[..., tuple[R, Any]],
+        backward: Callable[..., tuple[Any, ...]],
+        pushforward: Callable[..., R] | None = None,
+    ) -> None:
+        """Sets the rules.
+
+        Args:
+            forward: takes the arguments of the function; returns its result and the residuals.
+            backward: ``(*static, residuals, cotangent) -> cotangents``, linear in ``cotangent``, with None for
+                arguments without floats.
+            pushforward: ``(*static, residuals, tangents) -> tangent``, for forward mode, with None for tangents of
+                arguments without floats; by default ``backward`` transposed. Give one if ``backward`` loops over
+                large intermediate values: the transposed loop would hold those of all iterations at once.
+        """
+
+        def rule(*args: Any) -> tuple[R, R]:
+            *static, primals, tangents = args
+            arguments = list(primals)
+            for position, value in zip(self._static, static, strict=True):
+                arguments.insert(position, value)
+            out, residuals = forward(*arguments)
+            rules = _Rules(backward, pushforward, tuple(static))
+            return out, _apply_linear(rules, residuals, tangents, out)
+
+        self._call.defjvp(rule, symbolic_zeros=True)
+
+
+class _Rules(NamedTuple):
+    """What `custom_vjp.defvjp` is given, and the values of the static arguments."""
+
+    backward: Callable[..., tuple[Any, ...]]
+    pushforward: Callable[..., Any] | None
+    static: tuple[Any, ...]
+
+
+class _Linear(NamedTuple):
+    """The parameters of the linear operation, which takes the residuals and the tangents that are not zero.
+
+    For each enclosing `jax.vmap`, the outermost first, ``batch_axes`` has the batch axis of each residual, None for a
+    residual without one; operands and outputs have theirs in front.
+    """
+
+    rules: _Rules
+    residuals: Any  # their structure
+    tangents: Any  # their structure
+    zeros: tuple[Any, ...]  # for each leaf of the tangents the type of a zero, or None for an operand
+    output: Any  # its structure
+    outputs: tuple[Any, ...]  # the types of its leaves
+    batch_axes: tuple[tuple[int | None, ...], ...] = ()
+
+    def pull(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """The cotangents of the operands, from those of the outputs."""
+        return self._batched(self._pull_one)(list(residuals), list(cotangents))
+
+    def push(self, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
+        """The tangents of the outputs, from those of the operands."""
+        return self._batched(self._push_one)(list(residuals), list(tangents))
+
+    def _batched(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        for axes in reversed(self.batch_axes):
+            function = jax.vmap(function, in_axes=(list(axes), 0))
+        return function
+
+    def _pull_one(self, residuals: list[Any], cotangents: list[Any]) -> list[Any]:
+        rules = self.rules
+        results = rules.backward(*rules.static, self.residuals.unflatten(residuals), self.output.unflatten(cotangents))
+        floats = [zero for zero in self.zeros if zero is None or zero.dtype != jax.dtypes.float0]
+        return [result for result, zero in zip(jax.tree.leaves(results), floats, strict=True) if zero is None]
+
+    def _push_one(self, residuals: list[Any], tangents: list[Any]) -> list[Any]:
+        rules = self.rules
+        if rules.pushforward is None:
+            like = [out.update(shape=out.shape[len(self.batch_axes) :]) for out in self.outputs]
+            pushed: list[Any]
+            (pushed,) = jax.linear_transpose(functools.partial(self._pull_one, residuals), like)(tangents)
+            return pushed
+        operands = iter(tangents)
+        leaves = [
+            next(operands) if zero is None else None if zero.dtype == jax.dtypes.float0 else ad.zeros_like_aval(zero)
+            for zero in self.zeros
+        ]
+        return jax.tree.leaves(
+            rules.pushforward(*rules.static, self.residuals.unflatten(residuals), self.tangents.unflatten(leaves))
+        )
+
+
+def _apply_linear(rules: _Rules, residuals: Any, tangents: Any, out: Any) -> Any:
+    kept, kept_tree = jax.tree.flatten(residuals)
+    leaves, tangents_tree = jax.tree.flatten(tangents)
+    zeros = tuple(leaf.aval if isinstance(leaf, SymbolicZero) else None for leaf in leaves)
+    outs, out_tree = jax.tree.flatten(out)
+    outputs = tuple(jax.typeof(leaf).to_tangent_aval() for leaf in outs)
+    linear = _Linear(rules, kept_tree, tangents_tree, zeros, out_tree, outputs)
+    operands = [leaf for leaf, zero in zip(leaves, zeros, strict=True) if zero is None]
+    return linear.output.unflatten(_linear.bind(*kept, *operands, linear=linear))
+
+
+def _split(operands: Sequence[Any], linear: _Linear) -> tuple[list[Any], list[Any]]:
+    count = linear.residuals.num_leaves
+    return list(operands[:count]), list(operands[count:])
+
+
+def _evaluate(*operands: Any, linear: _Linear) -> list[Any]:
+    return linear.push(*_split(operands, linear))
+
+
+def _jvp(primals: Any, tangents: Any, *, linear: _Linear) -> Any:
+    return jax.jvp(
+        functools.partial(_evaluate, linear=linear), tuple(primals), tuple(map(ad.instantiate_zeros, tangents))
+    )
+
+
+def _transpose(cotangents: Any, *operands: Any, linear: _Linear) -> list[Any]:
+    residuals, tangents = _split(operands, linear)
+    pulled = linear.pull(residuals, list(map(ad.instantiate_zeros, cotangents)))
+    wanted = [x if ad.is_undefined_primal(tangent) else None for x, tangent in zip(pulled, tangents, strict=True)]
+    return [None] * len(residuals) + wanted
+
+
+def _batch(operands: Any, dims: Any, *, linear: _Linear) -> tuple[list[Any], list[int]]:
+    size = next(x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None)
+    residuals, tangents = _split(operands, linear)
+    axes, tangent_axes = _split(dims, linear)
+    # A tangent that all members share gets a copy for each: its cotangent is then summed over them.
+    moved = [
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(tangents, tangent_axes, strict=True)
+    ]
+    batched = linear._replace(
+        outputs=tuple(out.update(shape=(size, *out.shape)) for out in linear.outputs),
+        batch_axes=(tuple(axes), *linear.batch_axes),
+    )
+    outs = _linear.bind(*residuals, *moved, linear=batched)
+    return outs, [0] * len(outs)
+
+
+_linear = Primitive("linear_with_transpose")
+_linear.multiple_results = True
+_linear.def_impl(jax.jit(_evaluate, static_argnames="linear"))
+_linear.def_abstract_eval(lambda *_, linear: list(linear.outputs))
+ad.primitive_jvps[_linear] = _jvp
+ad.primitive_transposes[_linear] = _transpose
+batching.primitive_batchers[_linear] = _batch
+mlir.register_lowering(_linear, mlir.lower_fun(_evaluate, multiple_results=True))

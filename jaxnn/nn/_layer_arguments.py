@@ -1,0 +1,164 @@
+"""What layers are given: sizes, ids, dtypes, and the implementation to compute with.
+
+An operation with several implementations takes ``implementation=None``: None is the first of `PREFERRED` that can do
+what is asked, a name or a function overrides it. What was taken is a named scope in the traced program, so that a
+report shows what it observes there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jaxnn.types import ConfigError, PyTree, suggest
+
+SCOPE = "jaxnn"
+# By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
+PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
+        "recurrence": {"gpu": ("cudnn", "paired", "hoisted"), "other": ("hoisted", "paired", "cudnn")},
+        "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
+        "embedding": {"gpu": ("one_hot", "gather"), "other": ("gather", "one_hot")},
+        "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
+    }
+)
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def platform() -> str:
+    """``cpu``, ``gpu`` or ``tpu``: where a computation that names no device will run."""
+    device = jax.config.jax_default_device
+    if device is None:
+        return jax.default_backend()
+    return device if isinstance(device, str) else str(device.platform)
+
+
+def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
+    """The implementation of ``operation`` to trace.
+
+    Args:
+        operation: a key of `PREFERRED`.
+        given: the name of the one that was asked for, or None for the first that can be used here.
+        obstacles: for each implementation that cannot do what is asked, why not; None or absent: it can.
+
+    Raises:
+        ConfigError: the one asked for is unknown or cannot do it, or none can.
+    """
+    preferred = PREFERRED[operation]
+    if given is None:
+        order = preferred.get(platform(), preferred["other"])
+        found = next((name for name in order if obstacles.get(name) is None), None)
+        if found is None:
+            raise ConfigError(f"{operation} cannot be computed here: {'; '.join(map(str, obstacles.values()))}.")
+        return found
+    known = {name for names in preferred.values() for name in names}
+    if given not in known:
+        raise ConfigError(f"{operation} has no implementation {given!r}: {suggest(str(given), known)}.")
+    if (obstacle := obstacles.get(given)) is not None:
+        raise ConfigError(f"{operation} cannot use {given!r} here: {obstacle}; leave implementation out.")
+    return given
+
+
+def scope(operation: str, chosen: str | Callable[..., Any]) -> Any:
+    """The context in which an implementation is traced: its operations carry ``jaxnn.operation.name``."""
+    name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "function").strip("<>")
+    return jax.named_scope(f"{SCOPE}.{operation}.{name}")
+
+
+def positive_int(name: str, value: Any) -> int:
+    """``value`` as an ``int``; ConfigError, which names ``name``, unless it is an integer of at least 1."""
+    if not _is_count(value):
+        raise ConfigError(f"{name} must be an integer >= 1, not {value!r}.")
+    return int(value)
+
+
+def positive_ints(name: str, values: Any, example: str) -> tuple[int, ...]:
+    """``values`` as a tuple of ``int``, which may be empty.
+
+    Raises:
+        ConfigError: it is not a sequence of integers of at least 1; ``example`` shows a good one.
+    """
+    if not isinstance(values, Sequence) or not all(map(_is_count, values)):
+        raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
+    return tuple(map(int, values))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def check_rate(rate: ArrayLike) -> None:
+    """Raises ConfigError if a dropout rate is a plain number outside 0…1 or NaN; JAX arrays and tracers pass."""
+    if isinstance(rate, numbers.Real) and not 0 <= rate <= 1:
+        raise ConfigError(f"a dropout rate is a probability, 0…1, not {rate!r}.")
+
+
+def widened(ids: jax.Array) -> jax.Array:
+    """``ids`` of any integer dtype as at least int32.
+
+    In a narrower dtype their comparison with a count of classes wraps around: among ``uint8`` 256 is 0.
+    """
+    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The dtypes of a model: ``Policy(compute="bfloat16")`` is the usual mixed precision.
+
+    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), without their loss scaling: bfloat16 needs
+    none, float16 may. Each dtype is a name or a dtype, and is kept as its name, so that a policy can be a config's
+    field.
+
+    Attributes:
+        params: in which the parameters are kept and updated.
+        compute: in which the model runs.
+        outputs: in which the model's outputs meet the loss.
+
+    Raises:
+        ConfigError: a dtype other than float32, bfloat16 and float16.
+    """
+
+    params: Any = "float32"
+    compute: Any = "float32"
+    outputs: Any = "float32"
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            dtype = getattr(self, field.name)
+            try:
+                name = dtype if isinstance(dtype, str | None) else jnp.dtype(dtype).name
+            except TypeError:
+                name = None
+            if name not in _DTYPES:
+                raise ConfigError(
+                    f"Policy: {field.name}={dtype!r} is no dtype to train in: {suggest(str(name), _DTYPES)}."
+                )
+            object.__setattr__(self, field.name, name)
+
+    def cast_to_params(self, tree: PyTree) -> PyTree:
+        """``tree`` with its floating arrays as ``params``; all other leaves as they are."""
+        return _cast(tree, self.params)
+
+    def cast_to_compute(self, tree: PyTree) -> PyTree:
+        """``tree`` with its floating arrays as ``compute``; all other leaves as they are."""
+        return _cast(tree, self.compute)
+
+    def cast_to_outputs(self, tree: PyTree) -> PyTree:
+        """``tree`` with its floating arrays as ``outputs``; all other leaves as they are."""
+        return _cast(tree, self.outputs)
+
+
+def _cast(tree: PyTree, dtype: str) -> PyTree:
+    def cast(leaf: Any) -> Any:
+        floating = jnp.issubdtype(getattr(leaf, "dtype", int), jnp.floating)
+        return leaf.astype(dtype) if floating else leaf
+
+    return jax.tree.map(cast, tree)

@@ -1,0 +1,362 @@
+"""Recurrent layers as Flax's: LSTM and GRU, in one direction or both, and one upon another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+from jax.nn.initializers import Initializer
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxnn.nn._dense import Dropout
+from jaxnn.nn._device_axes import unboxed
+from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope
+from jaxnn.nn._rnn_kernels import Direction, Weights, cudnn_obstacle, run_layer
+from jaxnn.types import ConfigError, DataError
+
+_OPERATION = "recurrence"
+
+
+class Recurrent(linen.Module):
+    """What `LSTM` and `GRU` share; see there.
+
+    Attributes:
+        features: the width of the state, and of the outputs.
+        time_major: whether inputs and outputs are ``[time, *batch, features]`` instead of ``[*batch, time, features]``,
+            which saves transposing them.
+        return_carry: whether the state after the last step is returned too.
+        reverse: whether sequences are read, and given, from their ends.
+        keep_order: whether the outputs of ``reverse`` are given in the order of the inputs.
+        kernel_init: of the inputs' kernels.
+        recurrent_kernel_init: of the state's kernels.
+        bias_init: of the biases.
+        dtype: of the products; None: what the operands promote to. A state of float32 stays float32.
+        param_dtype: of the parameters, and of a state that is not given.
+        implementation: ``"hoisted"``, ``"paired"``, ``"cudnn"``, or None: what is fastest here.
+    """
+
+    features: int
+    time_major: bool = False
+    return_carry: bool = False
+    reverse: bool = False
+    keep_order: bool = False
+    kernel_init: Initializer = linen.initializers.lecun_normal()
+    recurrent_kernel_init: Initializer = linen.initializers.orthogonal()
+    bias_init: Initializer = linen.initializers.zeros_init()
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    implementation: str | None = None
+
+    cell_type: ClassVar[type[linen.RNNCellBase]]
+    gates: ClassVar[str]
+    num_states: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        self.features = positive_int(f"{type(self).__name__}: features", self.features)
+        super().__post_init__()
+
+    def setup(self) -> None:
+        """Makes Flax's cell, which holds the parameters."""
+        names = ("features", "kernel_init", "recurrent_kernel_init", "bias_init", "param_dtype")
+        self.cell = self.cell_type(**{name: getattr(self, name) for name in names})
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: Any = None,
+        init_key: jax.Array | None = None,
+        seq_lengths: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+        reverse: bool | None = None,
+        keep_order: bool | None = None,
+    ) -> Any:
+        """Reads sequences, each from its first step to its last.
+
+        A classifier that needs the last output alone takes it from the state (``return_carry``): nothing is computed
+        then for the other outputs, which ``outputs[:, -1]`` would not give, and padding is passed over.
+
+        Args:
+            inputs: ``[*batch, time, inputs]`` floats, or ``[time, *batch, inputs]`` if ``time_major``.
+            initial_carry: the state before the first step, as the layer returns it; None: zeros.
+            init_key: taken for Flax's sake; no state is drawn at random.
+            seq_lengths: ``[*batch]`` integers, 0…time: how many steps of each sequence count; None: all.
+            return_carry: overrides the attribute where it is not None, as the following do.
+            time_major: likewise.
+            reverse: likewise; with ``seq_lengths`` padding stays behind.
+            keep_order: likewise.
+
+        Returns:
+            The outputs, shaped as the inputs but ``features`` wide; with ``return_carry`` the state after each
+            sequence's last step, ``[*batch, features]`` or a tuple of such, then the outputs. Outputs behind a
+            sequence's end mean nothing: they go on from its padding, as in Flax, or are 0, from cuDNN.
+
+        Raises:
+            DataError: inputs, lengths or a state of the wrong shape or dtype.
+            ConfigError: an implementation that is unknown, or that cannot do what is asked.
+        """
+        time_major = self.time_major if time_major is None else time_major
+        keep_order = self.keep_order if keep_order is None else keep_order
+        reverses = (self.reverse if reverse is None else reverse,)
+        ((carry, outputs),) = _read([self], inputs, [initial_carry], seq_lengths, time_major, reverses, keep_order)
+        return (carry, outputs) if (self.return_carry if return_carry is None else return_carry) else outputs
+
+
+class LSTM(Recurrent):
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997): ``linen.RNN(linen.OptimizedLSTMCell(features))``.
+
+    The same parameters, initial values, calls and results to rounding, with the input products of all steps in one
+    matrix product before the loop, and the kernels' gradients in one each after it. The state is ``(c, h)``.
+
+    It differs from Flax in this: the parameters are always under ``cell`` (Flax puts those of a cell made in its
+    parent's ``__call__`` into the parent); gates are sigmoids and the rest tanh; the initial state is zeros unless
+    given; a sequence of length 0 keeps it; ``seq_lengths`` may have several axes. On an NVIDIA GPU cuDNN computes
+    what is all float32, wherever the arrays are (on the CPU of such a machine: ``with jax.default_device(cpu)``); it
+    has no forward mode (``jax.jvp``), its gradients cannot be differentiated again, and under ``vmap`` its members run
+    one after another: give ``implementation="hoisted"`` if any of these matters.
+
+    From token ids nothing need be transposed: ``LSTM(64, time_major=True)(Embed(20_000, 128)(ids.T))``. The attributes
+    are `Recurrent`'s.
+    """
+
+    cell_type = linen.OptimizedLSTMCell
+    gates = "ifgo"
+    num_states = 2
+
+
+class GRU(Recurrent):
+    """Gated recurrent unit (Cho et al., 2014, arXiv:1406.1078): ``linen.RNN(linen.GRUCell(features))``.
+
+    The same parameters, initial values, calls and results to rounding. The state is ``h``. What `LSTM` says of
+    itself holds, but for cuDNN, which JAX gives no GRU.
+    """
+
+    cell_type = linen.GRUCell
+    gates = "rzn"
+    num_states = 1
+
+
+def _concatenate(forward: jax.Array, backward: jax.Array) -> jax.Array:
+    return jnp.concatenate([forward, backward], axis=-1)
+
+
+class Bidirectional(linen.Module):
+    """Reads sequences in both directions and merges the outputs (Schuster and Paliwal, 1997): ``linen.Bidirectional``.
+
+    The same parameters and results to rounding: ``Bidirectional(LSTM(64), LSTM(64))``. Two layers alike are run
+    together: as two loops side by side on CPU, where small batched products are slow, as one loop or by one call of
+    cuDNN on a GPU. The layers' own ``implementation`` says otherwise; their other options are overridden.
+
+    Attributes:
+        forward_rnn: an `LSTM` or a `GRU`.
+        backward_rnn: likewise; if it is the same object, they share their parameters.
+        merge_fn: of the two directions' outputs; by default they stand side by side.
+        time_major: as the layers'.
+        return_carry: as the layers'; the state is the pair of both layers'.
+    """
+
+    forward_rnn: Recurrent
+    backward_rnn: Recurrent
+    merge_fn: Callable[[jax.Array, jax.Array], jax.Array] = _concatenate
+    time_major: bool = False
+    return_carry: bool = False
+
+    def __post_init__(self) -> None:
+        for layer in (self.forward_rnn, self.backward_rnn):
+            if not isinstance(layer, Recurrent):
+                raise ConfigError(
+                    f"Bidirectional takes jaxnn's LSTM or GRU, not {type(layer).__name__}: "
+                    "use flax.linen.Bidirectional for it."
+                )
+        super().__post_init__()
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        initial_carry: Any = None,
+        init_key: jax.Array | None = None,
+        seq_lengths: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+    ) -> Any:
+        """Reads sequences; arguments, results and errors are the layers', with a pair of states."""
+        time_major = self.time_major if time_major is None else time_major
+        carries = _one_for_each("Bidirectional", initial_carry, 2)
+        layers = (self.forward_rnn, self.backward_rnn)
+        together = [(0, 1)] if _alike(*layers) else [(0,), (1,)]
+        results: list[tuple[Any, jax.Array]] = []
+        for group in together:
+            members, states = [layers[k] for k in group], [carries[k] for k in group]
+            reverses = [k == 1 for k in group]
+            results += _read(members, inputs, states, seq_lengths, time_major, reverses, keep_order=True)
+        (forward_carry, forward), (backward_carry, backward) = results
+        outputs = self.merge_fn(forward, backward)
+        wants_carry = self.return_carry if return_carry is None else return_carry
+        return ((forward_carry, backward_carry), outputs) if wants_carry else outputs
+
+
+class Stacked(linen.Module):
+    """Recurrent layers one upon another, with dropout between them.
+
+    ``Stacked([LSTM(64), LSTM(64)], dropout=0.2)`` is PyTorch's ``LSTM(…, 64, num_layers=2, dropout=0.2)``; widths and
+    kinds may differ, and any layer may be a `Bidirectional`. The parameters are under ``layers_0``, ``layers_1``, ….
+
+    Attributes:
+        layers: `LSTM`, `GRU`, `Bidirectional`, or whatever is called as they are; the first reads the inputs.
+        dropout: ``[]`` the rate between two layers, 0…1; may be a tracer.
+        time_major: whether inputs and outputs are ``[time, *batch, features]``; the layers' own is overridden.
+        return_carry: whether the tuple of all layers' last states is returned too.
+    """
+
+    layers: Sequence[linen.Module]
+    dropout: ArrayLike = 0.0
+    time_major: bool = False
+    return_carry: bool = False
+
+    def __post_init__(self) -> None:
+        check_rate(self.dropout)
+        layers = self.layers if isinstance(self.layers, Sequence) else ()
+        readers = [isinstance(layer, linen.Module) and not isinstance(layer, linen.RNNCellBase) for layer in layers]
+        if not readers or not all(readers):
+            raise ConfigError(f"Stacked needs layers, as Stacked([LSTM(64), LSTM(64)]), not {self.layers!r}.")
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(
+        self,
+        inputs: jax.Array,
+        *,
+        train: bool = False,
+        initial_carry: Any = None,
+        seq_lengths: jax.Array | None = None,
+        return_carry: bool | None = None,
+        time_major: bool | None = None,
+    ) -> Any:
+        """Reads sequences; arguments, results and errors are the layers', with a tuple of states.
+
+        Args:
+            inputs: ``[*batch, time, inputs]`` floats, or ``[time, *batch, inputs]`` if ``time_major``.
+            train: whether to drop; then ``apply`` needs ``rngs={"dropout": key}``, unless the rate is a plain 0.
+            initial_carry: one state for each layer; None: zeros.
+            seq_lengths: as the layers'.
+            return_carry: overrides the attribute where it is not None, as ``time_major`` does.
+            time_major: likewise.
+        """
+        time_major = self.time_major if time_major is None else time_major
+        carries = _one_for_each("Stacked", initial_carry, len(self.layers))
+        _check_sequences("Stacked", inputs, time_major)
+        x = inputs if time_major else jnp.moveaxis(inputs, -2, 0)
+        last = []
+        for k, (layer, carry) in enumerate(zip(self.layers, carries, strict=True)):
+            x = Dropout(self.dropout, batch_axis=1)(x, train=train) if k else x
+            options = {"initial_carry": carry, "seq_lengths": seq_lengths, "return_carry": True, "time_major": True}
+            carry, x = layer(x, **options)
+            last.append(carry)
+        outputs = x if time_major else jnp.moveaxis(x, 0, -2)
+        wants_carry = self.return_carry if return_carry is None else return_carry
+        return (tuple(last), outputs) if wants_carry else outputs
+
+
+def _check_sequences(name: str, inputs: jax.Array, time_major: bool) -> None:
+    if inputs.ndim < 2 or not jnp.issubdtype(inputs.dtype, jnp.floating):
+        wanted = "[time, *batch, features]" if time_major else "[*batch, time, features]"
+        hint = ": embed token ids first" if jnp.issubdtype(inputs.dtype, jnp.integer) else ""
+        raise DataError(f"{name} needs floats {wanted}, not {inputs.dtype} {list(inputs.shape)}{hint}.")
+
+
+def _one_for_each(name: str, carry: Any, count: int) -> tuple[Any, ...]:
+    """The states of ``count`` layers; None for each where ``carry`` is None."""
+    if carry is None:
+        return (None,) * count
+    if not isinstance(carry, list | tuple) or len(carry) != count:
+        raise DataError(f"{name} needs an initial_carry of {count} states, one for each layer.")
+    return tuple(carry)
+
+
+def _read(
+    layers: Sequence[Recurrent],
+    inputs: jax.Array,
+    initial_carries: Sequence[Any],
+    seq_lengths: jax.Array | None,
+    time_major: bool,
+    reverses: Sequence[bool],
+    keep_order: bool,
+) -> list[tuple[Any, jax.Array]]:
+    """Runs one layer, or two alike in both directions, over the same inputs: each one's state and outputs."""
+    first, name = layers[0], type(layers[0]).__name__
+    _check_sequences(name, inputs, time_major)
+    batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
+    moved = inputs if time_major else jnp.moveaxis(inputs, -2, 0)
+    sequences = moved.reshape(moved.shape[0], math.prod(batch), moved.shape[-1])
+    if seq_lengths is not None:
+        if jnp.shape(seq_lengths) != batch or not jnp.issubdtype(jnp.result_type(seq_lengths), jnp.integer):
+            raise DataError(
+                f"{name} needs seq_lengths of one integer for each sequence, {list(batch)}, "
+                f"not {jnp.result_type(seq_lengths)} {list(jnp.shape(seq_lengths))}."
+            )
+        seq_lengths = jnp.asarray(seq_lengths).reshape(-1)
+    directions = [
+        Direction(_weights(layer, inputs.shape[-1]), _flat_carry(layer, carry, batch), reverse)
+        for layer, carry, reverse in zip(layers, initial_carries, reverses, strict=True)
+    ]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, [(d.weights, d.carry) for d in directions]))]
+    dtypes += [] if first.dtype is None else [first.dtype]
+    obstacles = {
+        "cudnn": cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM alone",
+        "paired": "there is one direction" if len(directions) == 1 else None,
+    }
+    chosen = choose(_OPERATION, first.implementation, obstacles)
+    with scope(_OPERATION, chosen):
+        results = run_layer(chosen, sequences, directions, seq_lengths, first.dtype, keep_order)
+
+    def as_given(carry: Any, outputs: jax.Array) -> tuple[Any, jax.Array]:
+        """State and outputs with the batch axes, and the time axis, where the inputs had them."""
+        outputs = outputs.reshape(outputs.shape[0], *batch, outputs.shape[-1])
+        carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, leaf.shape[-1]), carry)
+        return carry, outputs if time_major else jnp.moveaxis(outputs, 0, -2)
+
+    return [as_given(carry, outputs) for carry, outputs in results]
+
+
+def _weights(layer: Recurrent, num_inputs: int) -> Weights:
+    """The parameters of Flax's cell, with the gates put side by side for one matrix product."""
+    if "params" not in layer.cell.variables:
+        state, inputs = (jnp.zeros((1, width), layer.param_dtype) for width in (layer.features, num_inputs))
+        layer.cell(state if layer.num_states == 1 else (state,) * layer.num_states, inputs)
+    params = unboxed(layer.cell.variables["params"])
+    of_inputs, of_state = ([params[side + gate] for gate in layer.gates] for side in "ih")
+    kernel, recurrent = (jnp.concatenate([gate["kernel"] for gate in side], -1) for side in (of_inputs, of_state))
+    biases = [one["bias"] if "bias" in one else other["bias"] for one, other in zip(of_inputs, of_state, strict=True)]
+    # Where the last gate has two biases, the second is added apart from the first.
+    second = of_state[-1]["bias"] if "bias" in of_inputs[-1] else None
+    return Weights(kernel, recurrent, jnp.concatenate(biases), second)
+
+
+def _flat_carry(layer: Recurrent, carry: Any, batch: tuple[int, ...]) -> Any:
+    """The initial state as ``[batch, features]``, or a tuple of such; zeros where ``carry`` is None."""
+    flat, num_states = (math.prod(batch), layer.features), layer.num_states
+    if carry is None:
+        zeros = jnp.zeros(flat, layer.param_dtype)
+        return zeros if num_states == 1 else (zeros,) * num_states
+    shape = (*batch, layer.features)
+    states = (carry,) if num_states == 1 else carry
+    shapes = jax.tree.map(jnp.shape, states)
+    if not isinstance(states, list | tuple) or list(shapes) != [shape] * num_states:
+        wanted = f"{list(shape)}" if num_states == 1 else f"(c, h) of {list(shape)} each"
+        given = jax.tree.map(jnp.shape, carry)
+        raise DataError(f"{type(layer).__name__} needs an initial_carry {wanted}, not {given}.")
+    arrays = tuple(jnp.asarray(state).reshape(flat) for state in states)
+    return arrays[0] if num_states == 1 else arrays
+
+
+def _alike(forward: Recurrent, backward: Recurrent) -> bool:
+    """Whether both can be computed as one."""
+    names = ("features", "dtype", "param_dtype", "implementation")
+    same = all(getattr(forward, name) == getattr(backward, name) for name in names)
+    return same and type(forward) is type(backward)

@@ -1,0 +1,366 @@
+"""Recurrent layers over ``[time, batch, features]``, with one matrix product to each step of a loop.
+
+What does not depend on the step before is computed outside the loops, for all steps at once: the products with the
+inputs, the slopes of the gates, and the gradient of the recurrent kernel, one product. What is kept for the gradient
+is the gates and the memory. On NVIDIA GPUs the LSTM can be cuDNN's, through `jax.experimental.rnn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen.dtypes import promote_dtype
+from flax.linen.recurrent import flip_sequences
+from jax.custom_batching import sequential_vmap
+from jax.experimental import rnn
+from jax.typing import DTypeLike
+
+from jaxnn.nn._custom_vjp import custom_vjp
+from jaxnn.nn._device_axes import varying_alike
+from jaxnn.nn._layer_arguments import platform
+
+type _Pair = tuple[jax.Array, jax.Array]
+type _Sizes = tuple[int, int, bool]  # of inputs and state, and whether there are two directions
+type _Kept = tuple[Any, ...]
+
+
+class Weights(NamedTuple):
+    """What a layer multiplies by, the gates side by side."""
+
+    kernel: jax.Array  # [inputs, gates * features]
+    recurrent_kernel: jax.Array  # [features, gates * features]
+    bias: jax.Array  # [gates * features]
+    recurrent_bias: jax.Array | None = None  # [features], the GRU's second bias of its last gate
+
+
+class Direction(NamedTuple):
+    """One pass over the sequences."""
+
+    weights: Weights
+    carry: Any  # the state before the first step, [batch, features] or a tuple of such, the output last
+    reverse: bool
+
+
+def run_layer(
+    chosen: str,
+    inputs: jax.Array,
+    directions: Sequence[Direction],
+    lengths: jax.Array | None,
+    dtype: DTypeLike | None,
+    keep_order: bool,
+) -> list[tuple[Any, jax.Array]]:
+    """The layer in every direction: for each the state after each sequence's last step, and the outputs.
+
+    Args:
+        chosen: ``"hoisted"`` a loop for each direction, ``"paired"`` one loop over batched products for both of them,
+            ``"cudnn"`` (float32 LSTMs alone).
+        inputs: ``[time, batch, inputs]`` floats; outputs are ``[time, batch, features]``.
+        directions: one, or the forward and the backward one.
+        lengths: ``[batch]`` integers; None: all are whole.
+        dtype: of the products; None: what the operands promote to.
+        keep_order: whether outputs of a reversed direction are put in the order of the inputs.
+    """
+    if chosen == "cudnn" and len(directions) == 2:
+        return _run_cudnn(inputs, directions, lengths)
+    turned = [_flip(inputs, lengths) if direction.reverse else inputs for direction in directions]
+    if chosen == "cudnn":
+        results = _run_cudnn(turned[0], directions, lengths)
+    else:
+        each = partial(_run_hoisted, lengths=lengths, dtype=dtype)
+        results = _run_paired(each, turned, directions) if chosen == "paired" else list(map(each, turned, directions))
+    return [
+        (carry, _flip(outputs, lengths) if direction.reverse and keep_order else outputs)
+        for direction, (carry, outputs) in zip(directions, results, strict=True)
+    ]
+
+
+def _at_last_step(states: Any, initial: Any, lengths: jax.Array) -> Any:
+    """The state after each sequence's last step, of ``[time, batch, features]``; ``initial`` for a length of 0."""
+    columns = jnp.arange(lengths.size)
+    return jax.tree.map(
+        lambda states, initial: jnp.where(lengths[:, None] > 0, states[lengths - 1, columns], initial), states, initial
+    )
+
+
+def _run_hoisted(
+    inputs: jax.Array, direction: Direction, *, lengths: jax.Array | None, dtype: DTypeLike | None
+) -> tuple[Any, jax.Array]:
+    weights = direction.weights
+    operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
+    projected = operands[0] @ operands[1] + operands[2][None, None]
+    hidden = jax.tree.leaves(direction.carry)[-1]
+    (recurrent_kernel,) = promote_dtype(
+        weights.recurrent_kernel, dtype=dtype or jnp.result_type(hidden, weights.recurrent_kernel)
+    )
+    # As in Flax, a state of float32 stays so where the products are computed in bfloat16.
+    wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(direction.carry))
+    carry = jax.tree.map(lambda leaf: leaf.astype(wide), direction.carry)
+    biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
+    recurrence: Callable[..., tuple[Any, Any]] = _gru if biases else _lstm
+    arguments = varying_alike(projected.astype(wide), recurrent_kernel, *biases, carry)
+    states, last = recurrence(*arguments)
+    last = last if lengths is None else _at_last_step(states, carry, lengths)
+    outputs: jax.Array = jax.tree.leaves(states)[-1]
+    return last, outputs
+
+
+def _run_paired(
+    each: Callable[..., tuple[Any, jax.Array]], inputs: Sequence[jax.Array], directions: Sequence[Direction]
+) -> list[tuple[Any, jax.Array]]:
+    stacked_weights, stacked_carries = (
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+        for trees in zip(*((direction.weights, direction.carry) for direction in directions), strict=True)
+    )
+
+    def one(inputs: jax.Array, weights: Weights, carry: Any) -> tuple[Any, jax.Array]:
+        return each(inputs, Direction(weights, carry, reverse=False))
+
+    both = jax.vmap(one)(jnp.stack(inputs), stacked_weights, stacked_carries)
+    return [jax.tree.map(lambda leaf, k=k: leaf[k], both) for k in range(2)]
+
+
+def _flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """Each sequence in reverse, its padding behind it as before (and itself reversed): Flax's ``flip_sequences``."""
+    return jnp.flip(sequences, 0) if lengths is None else _flip_ragged(sequences, lengths)
+
+
+@custom_vjp
+def _flip_ragged(sequences: jax.Array, lengths: jax.Array) -> jax.Array:
+    flipped: jax.Array = flip_sequences(sequences, lengths, num_batch_dims=1, time_major=True)
+    return flipped
+
+
+def _flip_forward(sequences: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _flip_ragged(sequences, lengths), lengths
+
+
+def _flip_backward(lengths: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    # A reversal is its own transpose; JAX would scatter, which is slow on CPU and in no fixed order on GPU.
+    return _flip_ragged(cotangent, lengths), None
+
+
+def _flip_pushforward(lengths: jax.Array, tangents: tuple[jax.Array, None]) -> jax.Array:
+    return _flip_ragged(tangents[0], lengths)
+
+
+_flip_ragged.defvjp(_flip_forward, _flip_backward, _flip_pushforward)
+
+
+def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
+    """What stood before each step: ``first [...]``, then all of ``sequence [time, ...]`` but its last."""
+    return jnp.concatenate([first[None], sequence])[: sequence.shape[0]]
+
+
+def _summed_products(first: jax.Array, second: jax.Array) -> jax.Array:
+    """The outer products of ``[time, batch, m]`` and ``[time, batch, n]``, summed over time and batch: ``[m, n]``.
+
+    One product of matrices with the summed axis first in both: in any other order XLA:CPU transposes one of them.
+    """
+    rows, others = (sequence.reshape(-1, sequence.shape[-1]) for sequence in (first, second))
+    return jax.lax.dot_general(rows, others, (((0,), (0,)), ((), ())))
+
+
+@custom_vjp
+def _lstm(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[_Pair, _Pair]:
+    """All steps of an LSTM (Hochreiter and Schmidhuber, 1997, with the forget gate of Gers et al., 2000).
+
+    ``i, f, g, o = projected[t] + h @ kernel``; ``c = sigmoid(f) * c + sigmoid(i) * tanh(g)``;
+    ``h = sigmoid(o) * tanh(c)``.
+
+    Takes ``projected [time, batch, 4 * features]``, the inputs' products with their kernel, and the bias; ``kernel
+    [features, 4 * features]``, in whose dtype the recurrent product is computed, all else in that of ``projected``;
+    and ``(c, h)`` before the first step, ``[batch, features]`` each. Gives ``(c, h)`` after every step, and after the
+    last.
+    """
+    last, states = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (c, h))
+    return states, last
+
+
+def _lstm_loop(projected: jax.Array, kernel: jax.Array, carry: _Pair, keep: Callable[..., Any]) -> tuple[_Pair, Any]:
+    # sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, so that one tanh does for all four gates.
+    halves = np.repeat([0.5, 0.5, 1.0, 0.5], carry[0].shape[-1])[None]
+    scale, offset = jnp.asarray(halves, projected.dtype), jnp.asarray(1 - halves, projected.dtype)
+    scaled_kernel = kernel * scale.astype(kernel.dtype)
+
+    def step(carry: _Pair, z: jax.Array) -> tuple[_Pair, Any]:
+        c, h = carry
+        product = jnp.matmul(h.astype(kernel.dtype), scaled_kernel, preferred_element_type=z.dtype)
+        gates = jnp.tanh(z * scale + product) * scale + offset
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
+        c = f * c + i * g
+        h = o * jnp.tanh(c)
+        return (c, h), keep(gates, c, h)
+
+    return jax.lax.scan(step, carry, projected)
+
+
+def _lstm_forward(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[tuple[_Pair, _Pair], _Kept]:
+    last, (gates, c) = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (gates, c))
+    h = jnp.split(gates, 4, axis=-1)[3] * jnp.tanh(c)
+    return ((c, h), last), (gates, c, kernel, carry)
+
+
+def _lstm_backward(kept: _Kept, cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
+    gates, c, kernel, (first_c, first_h) = kept
+    i, f, g, o = jnp.split(gates, 4, axis=-1)
+    tanh_c = jnp.tanh(c)
+    before_c, before_h = _delayed(first_c, c), _delayed(first_h, o * tanh_c)
+    slopes = jnp.concatenate([g * i * (1 - i), before_c * f * (1 - f), i * (1 - g * g), tanh_c * o * (1 - o)], axis=-1)
+
+    def step(carry: _Pair, x: tuple[jax.Array, ...]) -> tuple[_Pair, jax.Array]:
+        dc, dh = carry
+        to_c, to_h, slopes, slope_c, f = x
+        dh = dh + to_h
+        dc = dc + to_c + dh * slope_c
+        dz = jnp.concatenate([dc, dc, dc, dh], axis=-1) * slopes
+        dh = jnp.matmul(dz.astype(kernel.dtype), kernel.T, preferred_element_type=dh.dtype)
+        return (dc * f, dh), dz
+
+    (to_c, to_h), to_last = cotangents
+    steps = (to_c, to_h, slopes, o * (1 - tanh_c * tanh_c), f)
+    to_first, dz = jax.lax.scan(step, to_last, steps, reverse=True)
+    return dz, _summed_products(before_h.astype(kernel.dtype), dz.astype(kernel.dtype)), to_first
+
+
+_lstm.defvjp(_lstm_forward, _lstm_backward)
+
+
+@custom_vjp
+def _gru(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """All steps of a GRU (Cho et al., 2014, arXiv:1406.1078) that resets after the product, as Flax's and cuDNN's.
+
+    ``r, z = sigmoid(projected[t, :, :2] + h @ kernel[:, :2])`` and ``n = tanh(projected[t, :, 2] + r * (h @ kernel[:,
+    2] + bias))`` by thirds of the last axis; ``h = (1 - z) * n + z * h``.
+
+    Takes what `_lstm` takes, of three gates, and ``bias [features]`` of the recurrent product for ``n``. Gives ``h``
+    after every step, and after the last.
+    """
+    last, states = _gru_loop(projected, kernel, bias, carry, lambda h, *gates: h)
+    return states, last
+
+
+def _gru_loop(
+    projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array, keep: Callable[..., Any]
+) -> tuple[jax.Array, Any]:
+    features = carry.shape[-1]
+
+    def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, Any]:
+        product = jnp.matmul(h.astype(kernel.dtype), kernel, preferred_element_type=x.dtype)
+        inner = product[:, 2 * features :] + bias[None]
+        # sigmoid(x) = tanh(x / 2) / 2 + 1 / 2: without exp, which is slower and may overflow.
+        gates = 0.5 * jnp.tanh(0.5 * (x + product)[:, : 2 * features]) + 0.5
+        r, z = jnp.split(gates, 2, axis=-1)
+        n = jnp.tanh(x[:, 2 * features :] + r * inner)
+        h = n + z * (h - n)
+        return h, keep(h, gates, n, inner)
+
+    return jax.lax.scan(step, carry, projected)
+
+
+def _gru_forward(
+    projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], _Kept]:
+    last, (h, gates, n, inner) = _gru_loop(projected, kernel, bias, carry, lambda *kept: kept)
+    return (h, last), (h, gates, n, inner, kernel, carry)
+
+
+def _gru_backward(kept: _Kept, cotangents: _Pair) -> tuple[jax.Array, ...]:
+    h, gates, n, inner, kernel, first = kept
+    r, z = jnp.split(gates, 2, axis=-1)
+    before = _delayed(first, h)
+    slope_n = (1 - z) * (1 - n * n)
+    slopes = jnp.concatenate([slope_n * inner * r * (1 - r), (before - n) * z * (1 - z), slope_n * r], axis=-1)
+
+    def step(dh: jax.Array, x: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        to_h, slopes, z = x
+        total = dh + to_h
+        product = (jnp.tile(total, 3) * slopes).astype(kernel.dtype)
+        dh = total * z + jnp.matmul(product, kernel.T, preferred_element_type=dh.dtype)
+        return dh, total
+
+    to_h, to_last = cotangents
+    to_first, total = jax.lax.scan(step, to_last, (to_h, slopes, z), reverse=True)
+    product = jnp.tile(total, 3) * slopes
+    gate_parts = 2 * (product.shape[-1] // 3)
+    to_kernel = _summed_products(before.astype(kernel.dtype), product.astype(kernel.dtype))
+    to_projected = jnp.concatenate([product[..., :gate_parts], total * slope_n], axis=-1)
+    return to_projected, to_kernel, product[..., gate_parts:].sum((0, 1)), to_first
+
+
+_gru.defvjp(_gru_forward, _gru_backward)
+
+
+def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
+    """Why cuDNN cannot run an LSTM of these dtypes here; None: it can."""
+    if platform() != "gpu" or "rocm" in jax.local_devices(backend="gpu")[0].client.platform_version.lower():
+        return "cuDNN runs on NVIDIA GPUs"
+    if any(dtype != jnp.float32 for dtype in dtypes):
+        return f"its LSTM computes in float32, not in {', '.join(sorted({jnp.dtype(d).name for d in dtypes}))}"
+    return None
+
+
+def _run_cudnn(
+    inputs: jax.Array, directions: Sequence[Direction], lengths: jax.Array | None
+) -> list[tuple[Any, jax.Array]]:
+    """One layer in one direction or in both; outputs past a sequence's end are 0.
+
+    Under ``vmap`` the members run one after another, for JAX has no batched form of the call.
+    """
+    num_steps, batch, num_inputs = inputs.shape
+    c, h = (jnp.stack(leaves) for leaves in zip(*(direction.carry for direction in directions), strict=True))
+    lengths = jnp.full(batch, num_steps) if lengths is None else jnp.clip(lengths, 0, num_steps)
+    sizes = (num_inputs, c.shape[-1], len(directions) == 2)
+    weights = _pack([direction.weights for direction in directions])
+    outputs, last_h, last_c = _cudnn(inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32), sizes)
+    by_direction = jnp.split(outputs.swapaxes(0, 1), len(directions), axis=-1)
+    return [((last_c[k], last_h[k]), y) for k, y in enumerate(by_direction)]
+
+
+def _pack(weights: Sequence[Weights]) -> jax.Array:
+    """The vector of weights as cuDNN has it: every direction's kernels first, then every direction's biases.
+
+    cuDNN has two biases, whose sum counts: the first is given 0.
+    """
+    matrices = [matrix.T.ravel() for each in weights for matrix in (each.kernel, each.recurrent_kernel)]
+    biases = [part for each in weights for part in (jnp.zeros_like(each.bias), each.bias)]
+    return jnp.concatenate(matrices + biases)
+
+
+# jax.experimental.rnn.lstm again, with its two halves made to run under vmap.
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _cudnn(x: jax.Array, h: jax.Array, c: jax.Array, weights: jax.Array, lengths: jax.Array, sizes: _Sizes) -> Any:
+    return _cudnn_forward(x, h, c, weights, lengths, sizes)[0]
+
+
+def _cudnn_forward(
+    x: jax.Array, h: jax.Array, c: jax.Array, weights: jax.Array, lengths: jax.Array, sizes: _Sizes
+) -> tuple[Any, Any]:
+    num_inputs, features, bidirectional = sizes
+
+    def forward(x: jax.Array, h: jax.Array, c: jax.Array, weights: jax.Array, lengths: jax.Array) -> Any:
+        return rnn.lstm_fwd(x, h, c, weights, lengths, num_inputs, features, 1, 0.0, bidirectional, _cudnn_precision())
+
+    return cast(tuple[Any, Any], sequential_vmap(forward)(x, h, c, weights, lengths))
+
+
+def _cudnn_backward(sizes: _Sizes, kept: Any, cotangents: Any) -> tuple[Any, ...]:
+    num_inputs, features, bidirectional = sizes
+
+    def backward(kept: Any, cotangents: Any) -> Any:
+        return rnn.lstm_bwd(num_inputs, features, 1, 0.0, bidirectional, _cudnn_precision(), kept, cotangents)[:4]
+
+    return *sequential_vmap(backward)(kept, cotangents), None
+
+
+_cudnn.defvjp(_cudnn_forward, _cudnn_backward)
+
+
+def _cudnn_precision() -> jax.lax.Precision:
+    """Float32 throughout where JAX is told so; else products in TF32, as XLA's. cuDNN knows no third."""
+    exact = jax.config.jax_default_matmul_precision in ("highest", "float32")
+    return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.HIGH

@@ -1,0 +1,192 @@
+"""Optimizers around an optimizer: gradients accumulated or clipped, parameters averaged; checks of arguments."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from jaxnn.types import ConfigError, Params
+
+
+def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
+    """``optimizer`` that updates once in ``num_steps`` calls, with the mean of their gradients.
+
+    The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It
+    equals one batch of ``num_steps`` times the examples where the micro-batches have equal counts.
+    A schedule inside ``optimizer`` counts its updates, not the calls. The mean costs one more copy
+    of the parameters, in float32. A gradient that is not finite stays in the mean for good: to skip
+    such micro-batches put ``optax.apply_if_finite`` around this, not inside.
+
+    Args:
+        optimizer: any Optax optimizer.
+        num_steps: calls to an update, at least 1; 1 returns ``optimizer`` itself.
+
+    Raises:
+        ConfigError: ``num_steps`` is not an integer of at least 1.
+    """
+    check_count("accumulated", "num_steps", num_steps, 1)
+    if num_steps == 1:
+        return optimizer
+    multi_steps = optax.MultiSteps(optimizer, int(num_steps))
+    return optax.GradientTransformationExtraArgs(multi_steps.init, multi_steps.update)
+
+
+def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> optax.GradientTransformationExtraArgs:
+    """``optimizer`` fed with gradients scaled down together to a global norm of ``max_norm``.
+
+    Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013
+    (arXiv:1211.5063). Gradients within the norm stay as they are. Equal to
+    ``optax.clip_by_global_norm`` before the optimizer, which refuses a traced norm for gradients
+    narrower than float32; here their norm is computed in float32.
+
+    Args:
+        optimizer: any Optax optimizer.
+        max_norm: ``[]`` the largest global norm, above 0; infinity clips nothing; may be a tracer.
+
+    Raises:
+        ConfigError: ``max_norm`` is a number that is not above 0.
+    """
+    check_positive("clipped", "max_norm", max_norm)
+
+    def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+        norm = optax.tree.norm(optax.tree.cast(updates, jnp.float32))
+        scale = jnp.minimum(1.0, max_norm / norm)  # 1 where the norm is 0
+        return jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
+
+    return optax.chain(optax.stateless(clip), optimizer)
+
+
+class AveragedState(NamedTuple):
+    """State of ``averaged``.
+
+    Attributes:
+        inner: the state of the optimizer within.
+        average: the average so far, debiased already, shaped as the parameters, float32 or wider.
+        total: ``[]`` float32, the sum of the weights averaged so far: ``1 + decay + decay² + …``.
+    """
+
+    inner: optax.OptState
+    average: optax.Params
+    total: jax.Array
+
+
+def averaged(
+    optimizer: optax.GradientTransformation, decay: ArrayLike, *, debias: bool = True
+) -> optax.GradientTransformationExtraArgs:
+    """``optimizer`` that also keeps an exponential moving average of the parameters it leads to.
+
+    Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is
+    their uniform average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the
+    weights. Read it with ``evaluation_params``. Costs one copy of the parameters. Put it around
+    whatever else changes the updates; around ``accumulated`` it averages at each micro-batch,
+    within at each update.
+
+    Args:
+        optimizer: any Optax optimizer; its ``update`` must be given the parameters.
+        decay: ``[]`` how much less the parameters of the update before weigh, 0…1; may be a tracer.
+        debias: True averages only what updates led to; False starts from the initial parameters, as
+            if they had always been there, so that they weigh ``decay**updates``.
+
+    Raises:
+        ConfigError: ``decay`` is a number outside 0…1, or ``update`` is called without parameters.
+    """
+    check_range("averaged", "decay", decay, 0.0, 1.0)
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: optax.Params) -> AveragedState:
+        total = jnp.float32(0.0) if debias else 1.0 / jnp.asarray(1.0 - decay, jnp.float32)
+        return AveragedState(inner.init(params), jax.tree.map(_widened_copy, params), total)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, AveragedState]:
+        if params is None:
+            raise ConfigError("averaged: update needs the parameters: pass them as params.")
+        updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
+        total = jnp.asarray(1.0 + decay * state.total, jnp.float32)
+        average = jax.tree.map(
+            lambda mean, param: mean + (param - mean) / total,
+            state.average,
+            optax.apply_updates(params, updates),
+        )
+        return updates, AveragedState(inner_state, average, total)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
+    """The parameters to evaluate with: ``averaged``'s average, or ``params`` where there is none.
+
+    The average is found wherever it lies in ``opt_state``: in a chain, under ``accumulated``, in
+    injected hyper-parameters; of averages within averages the outermost. Where several cover parts
+    of the parameters, as in ``optax.partition``, each gives its part.
+
+    Args:
+        params: what is trained.
+        opt_state: the state of any optimizer.
+
+    Returns:
+        A tree with the structure, shapes and dtypes of ``params``.
+    """
+    nodes = jax.tree.leaves(opt_state, is_leaf=_is_averaged)
+    for state in filter(_is_averaged, nodes):
+        params = jax.tree.map(_average_or_param, state.average, params, is_leaf=_is_masked)
+    return params
+
+
+def _widened_copy(param: ArrayLike) -> jax.Array:
+    # A copy even where the dtype stays: parameters and average may be donated together.
+    return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
+
+
+def _average_or_param(average: Any, param: Any) -> Any:
+    return param if _is_masked(average) else average.astype(jnp.result_type(param))
+
+
+def _is_averaged(node: Any) -> bool:
+    return isinstance(node, AveragedState)
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
+
+
+def check_count(where: str, name: str, value: Any, minimum: int) -> None:
+    """Checks a count, which shapes the program and so is never traced.
+
+    Raises:
+        ConfigError: ``value`` is not an integer, or is below ``minimum``; ``where`` and ``name``
+        say whose it is.
+    """
+    if not isinstance(value, numbers.Integral) or int(value) < minimum:
+        raise ConfigError(f"{where}: {name} must be an integer >= {minimum}, not {value!r}.")
+
+
+def check_range(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Checks that a number lies in ``low``…``high``, both included; JAX arrays and tracers pass.
+
+    Raises:
+        ConfigError: it does not, or is NaN; ``where`` and ``name`` say whose it is.
+    """
+    if isinstance(value, numbers.Real) and not low <= float(value) <= high:
+        allowed = f">= {low:g}" if high == math.inf else f"in {low:g}…{high:g}"
+        raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
+
+
+def check_positive(where: str, name: str, value: Any) -> None:
+    """Checks that a number is above zero; JAX arrays and tracers pass.
+
+    Raises:
+        ConfigError: it is not, or is NaN; ``where`` and ``name`` say whose it is.
+    """
+    if isinstance(value, numbers.Real) and not float(value) > 0:
+        raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")

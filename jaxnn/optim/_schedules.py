@@ -1,0 +1,178 @@
+"""Schedules whose peak may be a tracer: Optax's shapes at unit height, times the peak.
+
+Each function returns an Optax schedule ``step -> value``; ``step`` is a Python integer or an
+integer array, traced or not, and counts optimizer updates from 0. Optax branches on the value of
+the peak in Python; at unit height it has none.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from jaxnn.optim._combinators import check_count, check_positive, check_range
+from jaxnn.types import ConfigError
+
+
+def constant(peak: ArrayLike) -> optax.Schedule:
+    """``peak`` at every step.
+
+    Args:
+        peak: ``[]`` the value; may be a tracer.
+
+    Raises:
+        ConfigError: ``peak`` is a negative number or NaN.
+    """
+    check_range("constant", "peak", peak, 0.0)
+    return optax.constant_schedule(peak)
+
+
+def linear(
+    peak: ArrayLike, num_steps: int, *, warmup_steps: int = 0, final_fraction: ArrayLike = 0.0
+) -> optax.Schedule:
+    """A linear warm-up, then a straight line from ``peak`` to ``final_fraction * peak``, held.
+
+    Args:
+        peak: ``[]`` the largest value; may be a tracer.
+        num_steps: updates until the final value, the warm-up among them.
+        warmup_steps: updates until the peak; 0 starts at the peak, any other at 0.
+        final_fraction: ``[]`` the final value as a fraction of the peak, 0…1; may be a tracer.
+
+    Raises:
+        ConfigError: an argument out of its range, or a warm-up longer than the whole.
+    """
+    _check_decay("linear", peak, num_steps, warmup_steps, final_fraction)
+    decay_steps = max(num_steps - warmup_steps, 1)
+    decay = optax.linear_schedule(1.0, final_fraction, decay_steps)
+    return _scaled(peak, _warmed_up(decay, warmup_steps))
+
+
+def cosine(
+    peak: ArrayLike, num_steps: int, *, warmup_steps: int = 0, final_fraction: ArrayLike = 0.0
+) -> optax.Schedule:
+    """A linear warm-up, then half a cosine from ``peak`` to ``final_fraction * peak``, held.
+
+    The half cosine is one cycle of Loshchilov & Hutter, SGDR, 2017 (arXiv:1608.03983).
+
+    Args:
+        peak: ``[]`` the largest value; may be a tracer.
+        num_steps: updates until the final value, the warm-up among them.
+        warmup_steps: updates until the peak; 0 starts at the peak, any other at 0.
+        final_fraction: ``[]`` the final value as a fraction of the peak, 0…1; may be a tracer.
+
+    Raises:
+        ConfigError: an argument out of its range, or a warm-up longer than the whole.
+    """
+    _check_decay("cosine", peak, num_steps, warmup_steps, final_fraction)
+    decay_steps = max(num_steps - warmup_steps, 1)
+    decay = optax.cosine_decay_schedule(1.0, decay_steps, alpha=final_fraction)
+    return _scaled(peak, _warmed_up(decay, warmup_steps))
+
+
+def one_cycle(
+    peak: ArrayLike,
+    num_steps: int,
+    *,
+    warmup_fraction: ArrayLike = 0.3,
+    initial_divisor: ArrayLike = 25.0,
+    final_divisor: ArrayLike = 1e4,
+) -> optax.Schedule:
+    """Half a cosine up to ``peak``, then half a cosine down to far below where it began, held.
+
+    Smith & Topin, Super-Convergence, 2018 (arXiv:1708.07120), in the cosine form of
+    ``optax.cosine_onecycle_schedule``. That rounds the peak down to a whole step; here it may lie
+    between two, for a traced fraction would round otherwise than a plain one.
+
+    Args:
+        peak: ``[]`` the largest value; may be a tracer.
+        num_steps: updates until the final value.
+        warmup_fraction: ``[]`` the part of ``num_steps`` that goes up, 0…1; may be a tracer.
+        initial_divisor: ``[]`` the peak over the first value; may be a tracer.
+        final_divisor: ``[]`` the first value over the last; may be a tracer.
+
+    Raises:
+        ConfigError: an argument out of its range.
+    """
+    check_count("one_cycle", "num_steps", num_steps, 1)
+    check_range("one_cycle", "peak", peak, 0.0)
+    check_range("one_cycle", "warmup_fraction", warmup_fraction, 0.0, 1.0)
+    check_positive("one_cycle", "initial_divisor", initial_divisor)
+    check_positive("one_cycle", "final_divisor", final_divisor)
+    rise_steps = warmup_fraction * num_steps
+    fall_steps = num_steps - rise_steps
+    first = 1.0 / initial_divisor
+    last = first / final_divisor
+
+    def unit(step: ArrayLike) -> ArrayLike:
+        rise = 1.0 - (1.0 - first) * _half_cosine(step / jnp.maximum(rise_steps, 1.0))
+        fall = last + (1.0 - last) * _half_cosine((step - rise_steps) / jnp.maximum(fall_steps, 1.0))
+        return jnp.where(jnp.less(step, rise_steps), rise, fall)
+
+    return _scaled(peak, unit)
+
+
+def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
+    """A linear warm-up to ``peak``, then ``peak * sqrt(warmup_steps / step)``, without an end.
+
+    Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 3, written with the
+    value at its peak.
+
+    Args:
+        peak: ``[]`` the largest value, reached at step ``warmup_steps``; may be a tracer.
+        warmup_steps: updates until the peak, at least 1.
+
+    Raises:
+        ConfigError: an argument out of its range.
+    """
+    check_count("inverse_sqrt", "warmup_steps", warmup_steps, 1)
+    check_range("inverse_sqrt", "peak", peak, 0.0)
+
+    def unit(step: ArrayLike) -> ArrayLike:
+        rise = step / warmup_steps
+        fall = jnp.sqrt(warmup_steps / jnp.maximum(step, warmup_steps))
+        return jnp.minimum(rise, fall)
+
+    return _scaled(peak, unit)
+
+
+def inverse_time(peak: ArrayLike, rate: ArrayLike) -> optax.Schedule:
+    """``peak / (1 + rate * step)``, without an end: the ``decay`` of Keras's first optimizers.
+
+    Args:
+        peak: ``[]`` the first and largest value; may be a tracer.
+        rate: ``[]`` how fast it falls: after ``1 / rate`` updates it is half the peak; at least 0; may be a tracer.
+
+    Raises:
+        ConfigError: an argument out of its range.
+    """
+    check_range("inverse_time", "peak", peak, 0.0)
+    check_range("inverse_time", "rate", rate, 0.0)
+    return _scaled(peak, lambda step: 1.0 / (1.0 + rate * step))
+
+
+def _check_decay(where: str, peak: ArrayLike, num_steps: int, warmup_steps: int, final_fraction: ArrayLike) -> None:
+    check_count(where, "num_steps", num_steps, 1)
+    check_count(where, "warmup_steps", warmup_steps, 0)
+    check_range(where, "peak", peak, 0.0)
+    check_range(where, "final_fraction", final_fraction, 0.0, 1.0)
+    if warmup_steps > num_steps:
+        raise ConfigError(
+            f"{where}: warmup_steps={warmup_steps} is more than num_steps={num_steps}, which "
+            "includes it: shorten the warm-up or train for longer."
+        )
+
+
+def _warmed_up(decay: optax.Schedule, warmup_steps: int) -> optax.Schedule:
+    if warmup_steps == 0:
+        return decay
+    warmup = optax.linear_schedule(0.0, 1.0, warmup_steps)
+    return optax.join_schedules([warmup, decay], [warmup_steps])
+
+
+def _scaled(peak: ArrayLike, unit: optax.Schedule) -> optax.Schedule:
+    return lambda step: peak * unit(step)
+
+
+def _half_cosine(share: ArrayLike) -> ArrayLike:
+    return 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.clip(share, 0.0, 1.0)))

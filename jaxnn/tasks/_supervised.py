@@ -1,0 +1,250 @@
+"""A model and a loss per example become a task; every supervised task is one call of `supervised`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxnn.nn import Policy, is_full, mean_over_batch_axis, rows_masked
+from jaxnn.tasks._data_checks import check_ids
+from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
+
+type PerExample = Callable[[Array, Array], jax.Array]
+
+# How Linen modules spell "this is training", and whether the word means the opposite.
+_TRAIN_FLAGS = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+# Collections a module fills for its caller to look at; they are no state to carry.
+_TRANSIENT_COLLECTIONS = ("params", "intermediates", "losses", "perturbations")
+
+
+class Model(NamedTuple):
+    """A network as pure functions.
+
+    Attributes:
+        init: ``(key, inputs) -> (params, model_state)``.
+        apply: ``(params, model_state, inputs, key) -> (outputs, model_state)``; a key means training (dropout
+            draws from it, batch statistics move), ``None`` means evaluation.
+    """
+
+    init: Callable[[jax.Array, Array], tuple[Params, ModelState]]
+    apply: Callable[[Params, ModelState, Array, jax.Array | None], tuple[Any, ModelState]]
+
+
+def as_model(model: Any, policy: Policy | None = None) -> Model:
+    """Takes a model in any of its forms, computing in the precision of ``policy`` (default: as it comes).
+
+    Args:
+        model: a Flax Linen module, or a pair ``(init, apply)`` with ``init(key, inputs) -> params`` and
+            ``apply(params, inputs) -> outputs``, where ``apply`` may also take ``key`` and ``train``.
+        policy: parameters are kept in ``policy.params`` and cast to ``policy.compute`` for every call.
+
+    Raises:
+        ConfigError: something else was passed.
+    """
+    if isinstance(model, Model):
+        plain = model
+    elif isinstance(model, nn.Module):
+        plain = _from_linen(model)
+    elif isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
+        plain = _from_pair(*model)
+    else:
+        raise ConfigError(f"a model must be a Flax Linen module or a pair (init, apply) of functions, not {model!r}.")
+    return plain if policy is None else _with_policy(plain, policy)
+
+
+def _from_linen(module: nn.Module) -> Model:
+    flags = _train_flags(type(module).__call__)
+
+    def init(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
+        params_key, dropout_key = jax.random.split(key)
+        keys = {"params": params_key, "dropout": dropout_key}
+        variables = module.init(keys, inputs, **flags(False))
+        state = {k: v for k, v in variables.items() if k not in _TRANSIENT_COLLECTIONS}
+        return variables.get("params", {}), state
+
+    def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
+        variables = {"params": params, **model_state}
+        if key is None:
+            return module.apply(variables, inputs, **flags(False)), model_state
+        # Linen falls back to the key named "params" for any name it is not given.
+        keys = {"params": key, "dropout": key}
+        outputs, updated = module.apply(variables, inputs, **flags(True), rngs=keys, mutable=list(model_state))
+        return outputs, updated
+
+    return Model(init, apply)
+
+
+def _from_pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Model:
+    flags = _train_flags(apply)
+    takes_key = "key" in inspect.signature(apply).parameters
+
+    def init_pair(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
+        return init(key, inputs), {}
+
+    def apply_pair(
+        params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None
+    ) -> tuple[Any, ModelState]:
+        keys = {"key": key} if takes_key else {}
+        return apply(params, inputs, **flags(key is not None), **keys), model_state
+
+    return Model(init_pair, apply_pair)
+
+
+def _train_flags(function: Callable[..., Any]) -> Callable[[bool], dict[str, Any]]:
+    """The keyword arguments that tell ``function`` whether it is training."""
+    known = {
+        name: positive for name, positive in _TRAIN_FLAGS.items() if name in inspect.signature(function).parameters
+    }
+    return lambda train: {name: train == positive for name, positive in known.items()}
+
+
+def _with_policy(model: Model, policy: Policy) -> Model:
+    def init(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
+        params, model_state = model.init(key, inputs)
+        return policy.cast_to_params(params), model_state
+
+    def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
+        params, inputs = policy.cast_to_compute((params, inputs))
+        outputs, updated = model.apply(params, model_state, inputs, key)
+        # Statistics keep the dtype they have, whatever precision they were computed in.
+        updated = jax.tree.map(lambda new, old: new.astype(old.dtype), updated, model_state)
+        return policy.cast_to_outputs(outputs), updated
+
+    return Model(init, apply)
+
+
+def supervised(
+    model: Any,
+    objective: PerExample,
+    measures: Mapping[str, PerExample],
+    policy: Policy | None = None,
+) -> Task:
+    """A task that minimises the masked mean of ``objective``.
+
+    Args:
+        model: a Flax Linen module or an ``(init, apply)`` pair.
+        objective: ``(outputs [batch, ...], targets [batch, ...]) -> [batch]``, what is minimised.
+        measures: what is reported, each like ``objective``; ``evaluate`` returns their masked sums, and those not
+            called ``loss`` are the metrics of a training step.
+        policy: the precision to compute in.
+
+    Token ids beyond the embeddings of a Linen model are refused before training; nothing is assumed of targets.
+    """
+    network = as_model(model, policy)
+
+    def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
+        return network.init(key, batch.inputs)
+
+    def apply(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array | None
+    ) -> tuple[Any, Batch, ModelState]:
+        batch = _blank_padding(batch)
+        with rows_masked(batch.mask):
+            outputs, updated = network.apply(params, model_state, batch.inputs, key)
+        return outputs, batch, updated
+
+    def loss(
+        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+        outputs, batch, updated = apply(params, model_state, batch, key)
+        count = batch.mask.sum()
+        if not is_full(batch.mask):
+            # Devices that share a batch may hold different numbers of examples: then the means of their results, each
+            # divided by the mean number, are those of the batch. A batch of padding alone changes nothing.
+            count = mean_over_batch_axis(jnp.asarray(count))
+            updated = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), updated, model_state)
+            count = jnp.where(count > 0, count, 1.0)
+        sums = {
+            name: _masked_sum(measure(outputs, batch.targets), batch.mask)
+            for name, measure in measures.items()
+            if name != "loss"
+        }
+        total = _masked_sum(objective(outputs, batch.targets), batch.mask)
+        return total / count, (updated, {name: value / count for name, value in sums.items()})
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        outputs, batch, _ = apply(params, model_state, batch, None)
+        sums = {name: _masked_sum(measure(outputs, batch.targets), batch.mask) for name, measure in measures.items()}
+        return {**sums, "count": jnp.sum(batch.mask)}
+
+    def predict(params: Params, model_state: ModelState, inputs: Array) -> Any:
+        return network.apply(params, model_state, inputs, None)[0]
+
+    return Task(init, loss, evaluate, predict, check=check_ids(predict))
+
+
+def _blank_padding(batch: Batch) -> Batch:
+    """The batch with zeros for padding, whatever it held: a NaN there would reach the gradient as ``0 * NaN``."""
+    if is_full(batch.mask):
+        return batch
+
+    def blank(rows: Array) -> jax.Array:
+        counts = (batch.mask > 0).reshape(-1, *[1] * (rows.ndim - 1))
+        return jnp.where(counts, rows, 0)
+
+    return Batch(blank(batch.inputs), blank(batch.targets), batch.mask)
+
+
+def _masked_sum(values: jax.Array, mask: Array) -> jax.Array:
+    """The sum of ``values [batch]`` where ``mask [batch]`` is 1; what padding gives, NaN too, does not count.
+
+    Raises:
+        ConfigError: ``values`` are shaped otherwise; broadcast, they would be counted more than once.
+    """
+    if jnp.shape(values) != mask.shape:
+        raise ConfigError(
+            f"an objective or a measure must give a number an example, [{len(mask)}], not {list(jnp.shape(values))}: "
+            "take its mean over every axis but the first."
+        )
+    return jnp.sum(jnp.where(mask > 0, values, 0.0))
+
+
+def regression(model: Any, *, policy: Policy | None = None) -> Task:
+    """Trains ``model`` to predict numbers.
+
+    Metrics are ``loss``, the squared error, and ``mean_absolute_error``, both means over a target's components
+    and in the targets' units (squared for the loss).
+
+    Args:
+        model: outputs ``[batch, ...]`` shaped like the targets; ``[batch, 1]`` also does for targets ``[batch]``.
+        policy: the precision to compute in.
+
+    Raises:
+        ConfigError: when traced, outputs and targets of different shapes.
+    """
+    squared = _componentwise(jnp.square)
+    measures = {"loss": squared, "mean_absolute_error": _componentwise(jnp.abs)}
+    return supervised(model, squared, measures, policy)
+
+
+def _componentwise(
+    penalty: Callable[[jax.Array], jax.Array],
+) -> Callable[[Array, Array], jax.Array]:
+    def per_example(outputs: Array, targets: Array) -> jax.Array:
+        errors = penalty(jnp.asarray(_aligned(outputs, targets) - targets))
+        return jnp.mean(errors.reshape(errors.shape[0], -1), axis=-1)
+
+    return per_example
+
+
+def _aligned(outputs: Array, targets: Array) -> Array:
+    # [batch, 1] - [batch] would broadcast to [batch, batch] and train on nonsense.
+    if outputs.shape == (*targets.shape, 1):
+        outputs = outputs[..., 0]
+    if outputs.shape != targets.shape:
+        raise ConfigError(
+            f"regression needs outputs shaped like the targets, not outputs {list(outputs.shape)} for targets "
+            f"{list(targets.shape)}: change the model's last layer."
+        )
+    return outputs
