@@ -53,7 +53,7 @@ class BatchSizePlan(NamedTuple):
 
     def __str__(self) -> str:
         lines = [
-            f"batch size {trial.size:>6}: {trial.per_second:>10,.0f} examples/s, {1e3 * trial.seconds:.3g} ms per step, "
+            f"batch size {trial.size:>6}: {trial.per_second:>10,.0f} examples/s, {1e3 * trial.seconds:.3g} ms a step, "
             f"{format_bytes(trial.temporary_bytes)} of temporaries"
             + ("  ← the smallest that is nearly as fast as any" if trial.size == self.smallest else "")
             for trial in self.trials
