@@ -162,7 +162,7 @@ def plan_sweep(
             run, or more shards than these.
     """
     halving = points if isinstance(points, Halving) else None
-    if halving is not None and (options.shard is not None or options.executor != "local"):
+    if halving is not None and (options.shard is not None or options.executor == "ray"):
         raise ConfigError(
             "halving compares all members, so it needs them in one process: leave shard and executor at their defaults."
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import jax
 
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train, with_changes
 from jaxnn.parallel import computing_on
-from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record
+from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record, script
 from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
@@ -67,19 +68,26 @@ def sweep(
         if options.resume is None:
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
         _, points = recorded_points(options.resume, experiment)
-    if options.executor != "local":
-        execute = sweep_on_ray if options.executor == "ray" else options.executor
-        return execute(experiment, points, options)  # type: ignore[no-any-return, operator]
+    if options.executor == "ray":
+        return sweep_on_ray(experiment, points, options, functools.partial(sweep_here, origin=script()))
+    if callable(options.executor):
+        return options.executor(experiment, points, options)  # type: ignore[no-any-return]
     return sweep_here(experiment, points, located(options))
 
 
-def sweep_here(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Sweep:
+def sweep_here(
+    experiment: Experiment[Any],
+    points: Points | Halving,
+    options: SweepOptions,
+    origin: Mapping[str, Any] | None = None,
+) -> Sweep:
     """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume.
 
     Args:
         experiment: what is run.
         points: those of all members.
         options: how to run them; a shard's directory is already its own.
+        origin: the command and git state that the record names; default: this process's.
 
     Raises:
         ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
@@ -109,7 +117,7 @@ def sweep_here(experiment: Experiment[Any], points: Points | Halving, options: S
                     say_rows(startup.display, closing_rows(results))
                     return results
             # Before anything is written: what is wrong with the options is found when a group is opened.
-            facts = before or sweep_facts(plan, _first_trainer(plan))
+            facts = before or sweep_facts(plan, _first_trainer(plan)) | dict(origin or {})
         # From here on there is something to save, and its record to complete.
         with interruption.finishing("the current window"), _open_record(plan, facts) as sweep:
             run = SweepRun(plan, sweep, interruption, startup.display)
