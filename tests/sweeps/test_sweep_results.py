@@ -452,13 +452,17 @@ def test_a_member_is_opened_from_the_record_by_the_given_opener(tmp_path: Path) 
         opened.append((sweep.dir, member.index, experiment.config.seed))
         return "run"
 
-    lines = [
-        swept.member(index, {"seed": index + 5}, 1.0, status=name) for index, name in enumerate(("finished", "pruned"))
-    ]
+    lines = [swept.member(0, {"seed": 5}, 1.0), swept.member(1, {"seed": 6}, status="pruned")]
     sweep = open_sweep(swept.write(tmp_path / "s", lines), tiny.experiment(), opener)
-    assert sweep.select(seed=5).run(0) == "run" and opened == [(tmp_path / "s", 0, 5)]
-    with pytest.raises(ConfigError, match=r"member 1 is pruned, and loading it would train it further"):
-        sweep.run(1)
+    assert sweep.select(seed=5).run(0) == "run" == sweep.run(sweep.members[1])
+    assert opened == [(tmp_path / "s", 0, 5), (tmp_path / "s", 1, 6)]
+
+
+def test_a_run_directory_of_an_incomplete_member_is_not_loaded(tmp_path: Path) -> None:
+    lines = [swept.member(0, {"seed": 5}, status="pruned", dir=".")]
+    sweep = open_sweep(swept.write(tmp_path / "s", lines), tiny.experiment())
+    with pytest.raises(ConfigError, match="member 0 is pruned, and loading it would train it on: do so with jn.fit"):
+        sweep.run(0)
 
 
 def test_a_member_without_a_record_cannot_be_loaded(grid: Sweep) -> None:

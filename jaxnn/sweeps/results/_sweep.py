@@ -145,8 +145,8 @@ class Sweep(Outcomes):
             member: its number, or itself.
 
         Raises:
-            ConfigError: the sweep was read without its experiment, has no such member, or the member neither finished
-                nor stopped early.
+            ConfigError: the sweep was read without its experiment, has no such member, or only a run directory of a
+                member that neither finished nor stopped early.
             RecordError: the sweep has no record, or the record holds no state of the member.
         """
         index = member.index if isinstance(member, Member) else member
@@ -156,20 +156,19 @@ class Sweep(Outcomes):
             raise ConfigError(f"there is no member {index!r}: their numbers are {numbers}.")
         if self.experiment is None:
             raise ConfigError("the sweep was read without its experiment: open it with open_sweep(path, experiment).")
-        exported = found.dir is not None and found.dir.is_dir()
-        if not exported and (self.dir is None or self.run_opener is None):
+        experiment = dataclasses.replace(self.experiment, config=with_fields(self.experiment.config, found.point))
+        if self.dir is not None and self.run_opener is not None:
+            return self.run_opener(self, found, experiment)
+        if found.dir is None or not found.dir.is_dir():
             raise RecordError(
                 f"member {index} has no run directory: sweep again with the options record and member_runs on, "
                 f"or run it alone with {show_point(found.point) or 'the same config'}."
             )
         if not found.complete:
-            resume = f"jn.fit(experiment.replace(…), resume={str(found.dir)!r})" if exported else "jn.sweep(resume=…)"
             raise ConfigError(
-                f"member {index} is {found.status}, and loading it would train it further: do so with {resume}."
+                f"member {index} is {found.status}, and loading it would train it on: do so with "
+                f"jn.fit(experiment.replace(…), resume={str(found.dir)!r})."
             )
-        experiment = dataclasses.replace(self.experiment, config=with_fields(self.experiment.config, found.point))
-        if self.run_opener is not None:
-            return self.run_opener(self, found, experiment)
         return fit(experiment, resume=found.dir, progress="none")
 
     def table(self, metric: str | None = None, at: At = "final", limit: int = 20) -> Table:

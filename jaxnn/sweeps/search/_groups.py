@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from jaxnn.data import check_batch_size
 from jaxnn.engine import check_config, check_data, check_parts
 from jaxnn.record import config_json
-from jaxnn.sweeps.search._points import Points, check_fields, field_value, with_fields
+from jaxnn.sweeps.search._points import Points, field_names, field_value, with_fields
 from jaxnn.sweeps.search._tracing import check_traces, find_untraceable, watched
-from jaxnn.types import Experiment, JaxnnError, Splits
+from jaxnn.types import ConfigError, Experiment, JaxnnError, Splits, suggest
 
 
 class Planned(NamedTuple):
@@ -56,7 +56,13 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
     Raises:
         ConfigError: a field that the config does not have, or that is a dataclass.
     """
-    check_fields(points, experiment.config)
+    known = list(field_names(experiment.config))
+    for name in points.scales:
+        if name not in known:
+            raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
+        inner = next((other for other in known if other.startswith(f"{name}.")), None)
+        if inner is not None:
+            raise ConfigError(f"the field {name!r} is a dataclass: sweep its own fields, as in {inner!r}.")
 
     def plan(number: int, point: Mapping[str, Any]) -> Planned:
         try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnn.types import ConfigError, suggest
+from jaxnn.types import ConfigError
 
 # From this ratio of the largest to the smallest value on, evenly spaced powers get a logarithmic axis.
 LOG_RATIO = 8.0
@@ -215,7 +215,7 @@ def field_names(config: Any, prefix: str = "") -> Iterator[str]:
     for field in (field for field in dataclasses.fields(config) if field.init):
         value = getattr(config, field.name)
         yield prefix + field.name
-        if _is_config(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from field_names(value, f"{prefix}{field.name}.")
 
 
@@ -238,21 +238,6 @@ def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
         changes[head] = with_fields(changes.get(head, getattr(config, head)), inner)
     # In one call: a config that checks its fields against each other must not see half of the changes.
     return dataclasses.replace(config, **changes)
-
-
-def check_fields(points: Points, config: Any) -> None:
-    """Checks that ``points`` set fields of ``config``.
-
-    Raises:
-        ConfigError: the config has no such field, or the field is a dataclass.
-    """
-    known = list(field_names(config))
-    for name in points.scales:
-        if name not in known:
-            raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
-        if _is_config(value := field_value(config, name)):
-            inner = next(field_names(value), "…")
-            raise ConfigError(f"the field {name!r} is a dataclass: sweep its own fields, as in '{name}.{inner}'.")
 
 
 def _columns(where: str, axes: Mapping[str, Any], *, least: int = 1, distinct: bool = True) -> dict[str, list[Any]]:
@@ -303,10 +288,6 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_config(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _hashable(value: Any) -> Any:
