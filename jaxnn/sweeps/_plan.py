@@ -162,16 +162,7 @@ def plan_sweep(
             run, or more shards than these.
     """
     halving = points if isinstance(points, Halving) else None
-    if halving is not None and (options.shard is not None or options.executor == "ray"):
-        raise ConfigError(
-            "halving compares all members, so it needs them in one process: leave shard and executor at their defaults."
-        )
-    points = points.points if isinstance(points, Halving) else points
-    if not isinstance(points, Points):
-        raise ConfigError(
-            f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid, jn.zipped or jn.random."
-        )
-    _check_devices(experiment, points, options)
+    points = checked_points(experiment, points, options)
     load, clock = Loader(), clock or Clock()
     with clock.span("load", "loading the data and grouping the members"):
         groups, failed = plan_groups(plan_members(experiment, points), load)
@@ -184,6 +175,32 @@ def plan_sweep(
     for member in failed:
         logs[member.number] = MemberLog(status="failed", error=member.error)
     return SweepPlan(experiment, points, halving, options, members, groups, logs, load, clock)
+
+
+def checked_points(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Points:
+    """The points of all members, once it is known that the options can train them; nothing is built or read.
+
+    Raises:
+        ConfigError: they are no points, halving of a part of them, or devices that are not there or cannot share the
+            batches.
+    """
+    if isinstance(points, Halving) and (options.shard is not None or options.executor == "ray"):
+        raise ConfigError(
+            "halving compares all members, so it needs them in one process: leave shard and executor at their defaults."
+        )
+    points = points.points if isinstance(points, Halving) else points
+    if not isinstance(points, Points):
+        raise ConfigError(
+            f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid, jn.zipped or jn.random."
+        )
+    own = getattr(experiment.config, "batch_size", None)
+    sizes = {size for point in points if isinstance(size := point.get("batch_size", own), int) and size > 0}
+    for batch_size in sorted(sizes):
+        # How members share a batch does not depend on their number.
+        layout = members_layout(options, batch_size, num_members=1)
+        if options.eval_batch_size is not None:
+            check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
+    return points
 
 
 def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> Layout:
@@ -205,17 +222,6 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
     layout = Layout(strategy, make_mesh(devices if options.mesh else devices[:size], axes), (DATA, MEMBERS))
     check_divides(batch_size, layout.data_size)
     return layout._replace(strategy=STRATEGIES["data"]) if layout.data_size == 1 else layout
-
-
-def _check_devices(experiment: Experiment[Any], points: Points, options: SweepOptions) -> None:
-    """Raises ConfigError unless the devices are there, and can share the batches of every member."""
-    own = getattr(experiment.config, "batch_size", None)
-    sizes = {size for point in points if isinstance(size := point.get("batch_size", own), int) and size > 0}
-    for batch_size in sorted(sizes):
-        # How members share a batch does not depend on their number.
-        layout = members_layout(options, batch_size, num_members=1)
-        if options.eval_batch_size is not None:
-            check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
 
 
 def _shard(groups: list[Group], failed: list[Planned], shard: str | None) -> tuple[list[Group], list[Planned]]:

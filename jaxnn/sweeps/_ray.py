@@ -19,7 +19,7 @@ from jaxnn.record import check_vacant, create_run_dir, is_locked, is_sweep, jax_
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display, say_rows
 from jaxnn.sweeps._member_runs import open_sweep
 from jaxnn.sweeps._options import SweepOptions
-from jaxnn.sweeps._plan import plan_sweep
+from jaxnn.sweeps._plan import checked_points, plan_sweep
 from jaxnn.sweeps._sweep_resume import located, shard_folders
 from jaxnn.sweeps.results import Sweep, count_by_status
 from jaxnn.sweeps.search import Halving, Points, reason
@@ -68,6 +68,7 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
             "executor='ray' gathers the records of shards with a device each: leave record, plan_only, shard and "
             "devices at their defaults, and give num_workers."
         )
+    checked_points(experiment, points, dataclasses.replace(options, device="cpu", devices=1))
     if options.resume is None and options.run_dir is not None:
         check_vacant(options.run_dir)
     # Ray sets signal handlers when it starts, so that ours come after.

@@ -19,7 +19,7 @@ from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record,
 from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
-from jaxnn.sweeps._plan import SweepPlan, plan_sweep
+from jaxnn.sweeps._plan import SweepPlan, checked_points, plan_sweep
 from jaxnn.sweeps._ray import sweep_on_ray
 from jaxnn.sweeps._sweep_record import SweepRecord, results_of, sweep_facts
 from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, count_statuses, group_rows, sweep_rows
@@ -99,6 +99,7 @@ def sweep_here(
             options = continued_options(options, before)
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
+        checked_points(experiment, points, options)
         with starting(options.progress) as startup:
             startup.device()
             plan = plan_sweep(experiment, points, options, startup.clock)

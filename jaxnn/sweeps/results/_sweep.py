@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
-from jaxnn.run import Run, fit, format_rate
+from jaxnn.run import Run, format_rate
 from jaxnn.sweeps.results._outcomes import (
     SEED,
     At,
@@ -145,8 +145,8 @@ class Sweep(Outcomes):
             member: its number, or itself.
 
         Raises:
-            ConfigError: the sweep was read without its experiment, has no such member, or only a run directory of a
-                member that neither finished nor stopped early.
+            ConfigError: the sweep was read without its experiment, has no such member, or one that neither finished nor
+                stopped early.
             RecordError: the sweep has no record, or the record holds no state of the member.
         """
         index = member.index if isinstance(member, Member) else member
@@ -156,20 +156,16 @@ class Sweep(Outcomes):
             raise ConfigError(f"there is no member {index!r}: their numbers are {numbers}.")
         if self.experiment is None:
             raise ConfigError("the sweep was read without its experiment: open it with open_sweep(path, experiment).")
-        experiment = dataclasses.replace(self.experiment, config=with_fields(self.experiment.config, found.point))
-        if self.dir is not None and self.run_opener is not None:
-            return self.run_opener(self, found, experiment)
-        if found.dir is None or not found.dir.is_dir():
-            raise RecordError(
-                f"member {index} has no run directory: sweep again with the options record and member_runs on, "
-                f"or run it alone with {show_point(found.point) or 'the same config'}."
-            )
+        if self.dir is None or self.run_opener is None:
+            point = show_point(found.point) or "the same config"
+            raise RecordError(f"the sweep has no record to open member {index} from: run it alone with {point}.")
         if not found.complete:
             raise ConfigError(
-                f"member {index} is {found.status}, and loading it would train it on: do so with "
-                f"jn.fit(experiment.replace(…), resume={str(found.dir)!r})."
+                f"member {index} is {found.status}, and loading it would train it on: export it with "
+                "jn.sweep(experiment, resume=…, member_runs=True), and resume its run directory with jn.fit."
             )
-        return fit(experiment, resume=found.dir, progress="none")
+        experiment = dataclasses.replace(self.experiment, config=with_fields(self.experiment.config, found.point))
+        return self.run_opener(self, found, experiment)
 
     def table(self, metric: str | None = None, at: At = "final", limit: int = 20) -> Table:
         """Returns the members best first: their points, status, step and metrics, and errors if any failed.
