@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from jaxnn.sweeps.engine import running
 
 import jaxnn as jn
 from jaxnn.cli.sweeping import parse
-from jaxnn.sweeps.engine import running
 from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--width", "2"]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
+from jaxnn.sweeps.engine import running
+from jaxnn.sweeps.engine.plan import plan_sweep
+from jaxnn.sweeps.options import SweepOptions
 
 import jaxnn as jn
 from jaxnn.cli import app
 from jaxnn.record.directory import locked
-from jaxnn.sweeps.engine import running
-from jaxnn.sweeps.engine.plan import plan_sweep
-from jaxnn.sweeps.options import SweepOptions
 from tests import shell, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -356,6 +356,7 @@ def test_a_resumed_sweep_names_what_is_computed_otherwise_and_refuses_other_data
 
 def test_a_directory_of_another_sweep_is_refused(finished: jn.Sweep, tmp_path: Path) -> None:
     points = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
+    member_dir = finished.run(0).dir
     before = {file: file.read_bytes() for file in finished.dir.rglob("*.json*")}  # type: ignore[union-attr]
     for other, theirs, sentence in (
         (tiny.experiment(num_steps=40), points, "has num_steps = 30, this experiment 40"),
@@ -367,7 +368,7 @@ def test_a_directory_of_another_sweep_is_refused(finished: jn.Sweep, tmp_path: P
     with pytest.raises(jn.RecordError, match="is not empty: choose another --run-dir"):
         jn.sweep(tiny.experiment(), points, run_dir=finished.dir, progress="none")
     with pytest.raises(jn.RecordError, match="holds a run, not a sweep"):
-        jn.sweep(tiny.experiment(), points, resume=finished.run(0).dir, progress="none")
+        jn.sweep(tiny.experiment(), points, resume=member_dir, progress="none")
     with pytest.raises(jn.RecordError, match="holds no sweep"):
         jn.sweep(tiny.experiment(), points, resume=tmp_path, progress="none")
     assert before == {file: file.read_bytes() for file in finished.dir.rglob("*.json*")}  # type: ignore[union-attr]
