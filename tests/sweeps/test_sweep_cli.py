@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from jaxnn.sweeps.engine import running
 
 import jaxnn as jn
+from jaxnn.advise import BatchSizePlan
 from jaxnn.cli.sweeping import parse
 from tests import shell, tiny
 
-QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--width", "2"]
+QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--vmap-size", "2"]
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -51,7 +50,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object, **how: Any) ->
 
 def test_every_field_takes_several_values() -> None:
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
-    values, design, options = parse(wide(), [*flags.split(), "--combine", "zipped", "--halving", "3", "--width", "7"])
+    values, design, options = parse(wide(), [*flags.split(), *"--combine zipped --halving 3 --vmap-size 7".split()])
     assert values == {
         "learning_rate": [0.001, 2.0],
         "model.features": [(8, 8), (16,)],
@@ -60,7 +59,7 @@ def test_every_field_takes_several_values() -> None:
         "clip": [None, 0.5],
         "norm": [True, False],
     }
-    assert (design.combine, design.halving, options.width) == ("zipped", 3, 7)
+    assert (design.combine, design.halving, options.vmap_size) == ("zipped", 3, 7)
 
 
 def test_several_values_are_swept_and_one_is_set(tmp_path: Path) -> None:
@@ -85,16 +84,13 @@ def test_a_script_may_have_points_of_its_own() -> None:
 def test_an_interrupted_sweep_exits_75_and_resume_needs_no_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = running._process
-
-    def process(under_way: Any, report: Any) -> Any:
-        if under_way.interruption.signum is None:
-            signal.raise_signal(signal.SIGINT)
-        return real(under_way, report)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(running, "_process", process)
-        fails(capsys, "sweep", "--seed", 0, 1, 2, "--run-dir", tmp_path / "sweep", status=75)
+    (tmp_path / "ending.py").write_text(
+        "import signal\nclass Writer:\n    left = 1\n    def write(self, lines):\n        self.left -= 1\n"
+        "        if self.left == 0:\n            signal.raise_signal(signal.SIGINT)\nwriter = Writer()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    where = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
+    fails(capsys, "sweep", "--seed", 0, 1, 2, *where, status=75)
     # The word is not needed: the directory tells what it holds.
     found = sweep("--resume", tmp_path / "sweep")
     whole = sweep("sweep", "--seed", 0, 1, 2, "--no-record")
@@ -103,7 +99,7 @@ def test_an_interrupted_sweep_exits_75_and_resume_needs_no_flags(
 
 def test_plan_tells_how_fast_each_batch_size_is(capsys: pytest.CaptureFixture[str]) -> None:
     plan = jn.main(tiny.experiment(), ["plan", "--batch-size", "4", "16", "--learning-rate", "0.5"])
-    assert isinstance(plan, jn.sweeps.BatchSizePlan) and "examples/s" in capsys.readouterr().out
+    assert isinstance(plan, BatchSizePlan) and "examples/s" in capsys.readouterr().out
     error = shell.fails(capsys, lambda words: jn.main(tiny.experiment(), words), "plan", "--seed", 0, 1)
     assert error == "error: plan takes several values for --batch-size alone, not for --seed."
 
@@ -140,12 +136,12 @@ def test_a_word_that_is_no_value_of_its_field_is_named(capsys: pytest.CaptureFix
 def test_a_field_named_like_an_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     @dataclasses.dataclass(frozen=True)
     class Clashing(tiny.Config):
-        width: int = 3
+        vmap_size: int = 3
 
     own = tiny.experiment()
     clashing = jn.Experiment(Clashing(), own.data, own.task, own.optimizer)
     error = shell.fails(capsys, lambda words: jn.main(clashing, words), "sweep", "--seed", "0", "1")
-    assert "the config Clashing has a field 'width', which is an option's name" in error
+    assert "the config Clashing has a field 'vmap_size', which is an option's name" in error
 
 
 @pytest.mark.parametrize(("told", "expected"), [({}, "all"), ({"JAX_NUM_CPU_DEVICES": "3"}, "3")])
@@ -167,7 +163,7 @@ def test_a_sweep_on_the_cpu_opens_nothing_else() -> None:
     script = (
         "import jax, jaxnn as jn\n"
         "from tests import tiny\n"
-        "words = 'sweep --seed 0 1 --num-steps 2 --device cpu --no-record --progress none --width 1'\n"
+        "words = 'sweep --seed 0 1 --num-steps 2 --device cpu --no-record --progress none --vmap-size 1'\n"
         "found = jn.main(tiny.experiment(), [*words.split(), '--steps-per-call', '1'])\n"
         "print(found.status, jax.config.jax_platforms, jax.config.jax_default_device)\n"
     )

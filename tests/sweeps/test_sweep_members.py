@@ -100,7 +100,7 @@ SLOW = [
 @pytest.mark.filterwarnings("ignore:nothing reads the swept field 'label_smoothing'")
 @pytest.mark.parametrize(("name", "devices"), [*CASES, *SLOW])
 def test_members_equal_their_solo_runs(name: str, devices: int) -> None:
-    sweep = jn.sweep(experiment(name), POINTS, record=False, width=2, devices=devices, **HOW)
+    sweep = jn.sweep(experiment(name), POINTS, record=False, vmap_size=2, devices=devices, **HOW)
     assert [member.status for member in sweep.members] == ["finished"] * 3
     for index in (0, 2):
         lines = [line for line in sweep.lines if line["member"] == index]
@@ -113,10 +113,10 @@ def test_members_equal_their_solo_runs(name: str, devices: int) -> None:
 
 def test_members_differ_from_each_other_and_share_the_batches_of_a_seed() -> None:
     # Else the test above would pass for a sweep that trains one member over and over.
-    sweep = jn.sweep(experiment("MLP"), POINTS, record=False, width=3, **HOW)
+    sweep = jn.sweep(experiment("MLP"), POINTS, record=False, vmap_size=3, **HOW)
     assert len(set(sweep.values("test_loss"))) == len(POINTS)
     own = experiment("MLP").replace(dropout=0.0, label_smoothing=0.0)
-    sweep = jn.sweep(own, jn.grid(learning_rate=[0.02, 0.01]), record=False, width=2, devices=1, **HOW)
+    sweep = jn.sweep(own, jn.grid(learning_rate=[0.02, 0.01]), record=False, vmap_size=2, devices=1, **HOW)
     assert sweep.values("test_loss")[1] == pytest.approx(alone("MLP", 0).final["test_loss"], rel=2e-5)
 
 
@@ -124,7 +124,7 @@ def test_members_differ_from_each_other_and_share_the_batches_of_a_seed() -> Non
 def test_a_member_in_bfloat16_is_computed_in_bfloat16() -> None:
     # A traced float must take the precision of what it meets, as Python's do, and not lift it to float32.
     narrow = experiment("MLP", jn.Policy(compute="bfloat16"))
-    sweep = jn.sweep(narrow, POINTS, record=False, width=3, devices=1, **HOW)
+    sweep = jn.sweep(narrow, POINTS, record=False, vmap_size=3, devices=1, **HOW)
     run = jn.fit(narrow.replace(**POINTS.points[2]), record=False, **HOW)
     assert sweep.values("test_loss")[2] == pytest.approx(run.final["test_loss"], rel=2e-3)
     # Float32 differs from both by more than they from each other.
@@ -182,7 +182,7 @@ def test_any_field_may_be_swept_and_nested_ones_by_their_dotted_names() -> None:
 @pytest.mark.parametrize("num_seeds", [2, 7])
 def test_a_sweep_compiles_once_a_group_whatever_the_number_of_members(num_seeds: int, tmp_path: Any) -> None:
     points = jn.grid(batch_size=[4, 8], learning_rate=[0.1, 0.2, 0.3], seed=range(num_seeds))
-    sweep = jn.sweep(tiny.experiment(num_steps=12), points, run_dir=tmp_path / "sweep", width=4, devices=1, **HOW)
+    sweep = jn.sweep(tiny.experiment(num_steps=12), points, run_dir=tmp_path / "sweep", vmap_size=4, devices=1, **HOW)
     programs = [entry["name"].split()[0] for entry in tiny.read(sweep.dir, "compiles.json")]
     assert sorted(programs) == ["evaluate"] * 2 + ["initialise"] * 2 + ["train"] * 2
     assert {member.status for member in sweep.members} == {"finished"}
@@ -191,9 +191,9 @@ def test_a_sweep_compiles_once_a_group_whatever_the_number_of_members(num_seeds:
 def test_nothing_compiles_behind_the_ledgers_back(caplog: pytest.LogCaptureFixture) -> None:
     short = tiny.experiment(num_steps=12)
     # What JAX compiles once a process, such as the stacking of values, is compiled by the first.
-    jn.sweep(short, jn.grid(seed=range(3)), record=False, width=2, devices=1, **HOW)
+    jn.sweep(short, jn.grid(seed=range(3)), record=False, vmap_size=2, devices=1, **HOW)
     with jax.log_compiles():
-        jn.sweep(short, jn.grid(seed=range(3)), record=False, width=2, devices=1, **HOW)
+        jn.sweep(short, jn.grid(seed=range(3)), record=False, vmap_size=2, devices=1, **HOW)
     told = [record.getMessage() for record in caplog.records]
     names = [line.split()[4] for line in told if line.startswith("Finished XLA compilation of")]
     assert sorted(names) == ["jit(evaluate)", "jit(init)", "jit(train)"]

@@ -19,6 +19,7 @@ import jaxnn as jn
 from jaxnn import record
 from jaxnn.record import is_sweep, json_line, write_json
 from jaxnn.sweeps import Sweep, open_sweep
+from jaxnn.sweeps.results import read_sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 
@@ -438,7 +439,7 @@ def test_an_exported_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
     config = tiny.read(path / "members" / "0000")["config"]
     point = {"learning_rate": 0.25, "seed": 1}
     line = swept.member(7, point, config=config, dir="members/0000", final=dict(alone.final))
-    sweep = open_sweep(swept.write(path, [line]), experiment)
+    sweep = jn.open_sweep(swept.write(path, [line]), experiment)
     for run in (sweep.run(7), sweep.run(sweep.members[0])):
         assert isinstance(run, jn.Run) and run.summary.status == "finished"
         tiny.assert_bitwise_equal(run.state.params, alone.state.params)
@@ -453,20 +454,14 @@ def test_a_member_is_opened_from_the_record_by_the_given_opener(tmp_path: Path) 
         return "run"
 
     lines = [swept.member(0, {"seed": 5}, 1.0), swept.member(1, {"seed": 6}, status="pruned")]
-    sweep = open_sweep(swept.write(tmp_path / "s", lines), tiny.experiment(), opener)
-    assert sweep.select(seed=5).run(0) == "run" == sweep.run(sweep.members[1])
-    assert opened == [(tmp_path / "s", 0, 5), (tmp_path / "s", 1, 6)]
-
-
-def test_a_run_directory_of_an_incomplete_member_is_not_loaded(tmp_path: Path) -> None:
-    lines = [swept.member(0, {"seed": 5}, status="pruned", dir=".")]
-    sweep = open_sweep(swept.write(tmp_path / "s", lines), tiny.experiment())
-    with pytest.raises(ConfigError, match="member 0 is pruned, and loading it would train it on: do so with jn.fit"):
-        sweep.run(0)
+    sweep = read_sweep(swept.write(tmp_path / "s", lines), tiny.experiment(), opener)
+    assert sweep.select(seed=5).run(0) == "run"
+    assert opened == [(tmp_path / "s", 0, 5)]
+    with pytest.raises(ConfigError, match="member 1 is pruned, and loading it would train it on: export it"):
+        sweep.run(1)
 
 
 def test_a_member_without_a_record_cannot_be_loaded(grid: Sweep) -> None:
-    sweep = dataclasses.replace(grid, experiment=tiny.experiment())
-    expected = "member 3 has no run directory: .*options record and member_runs .*alone with learning_rate 0.1, seed 0"
-    with pytest.raises(RecordError, match=expected):
+    sweep = dataclasses.replace(grid, experiment=tiny.experiment(), dir=None)
+    with pytest.raises(RecordError, match="no record .* member 3 .* alone with learning_rate 0.1, seed 0"):
         sweep.run(3)

@@ -103,7 +103,7 @@ def test_members_grouped_so_equal_their_solo_runs() -> None:
     points = jn.grid(decay=[0.0, 0.3], learning_rate=[0.1, 0.2])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sweep = jn.sweep(experiment(if_decayed), points, record=False, width=2, **tiny.HOW)
+        sweep = jn.sweep(experiment(if_decayed), points, record=False, vmap_size=2, **tiny.HOW)
     assert_equal_solo_runs(experiment(if_decayed), sweep.members[::3])
 
 
@@ -114,7 +114,7 @@ def test_a_field_that_the_data_are_made_from_is_grouped_by() -> None:
 
     points = jn.grid(seed=[3, 4], learning_rate=[0.1, 0.2])
     with pytest.warns(UserWarning, match="data.config. reads 'seed'"):
-        sweep = jn.sweep(experiment(data=data), points, record=False, width=2, **tiny.HOW)
+        sweep = jn.sweep(experiment(data=data), points, record=False, vmap_size=2, **tiny.HOW)
     assert_equal_solo_runs(experiment(data=data), sweep.members[::3])
 
 
@@ -125,7 +125,7 @@ def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
         loads.append(config.batch_size and config.num_steps)
         return tiny.splits()
 
-    jn.sweep(experiment(data=data), jn.grid(decay=[0.1, 0.2], seed=[0, 1]), record=False, width=4, **tiny.HOW)
+    jn.sweep(experiment(data=data), jn.grid(decay=[0.1, 0.2], seed=[0, 1]), record=False, vmap_size=4, **tiny.HOW)
     assert len(loads) == 1
 
 
@@ -139,7 +139,7 @@ def test_a_field_that_augmentation_reads_when_it_is_traced_is_grouped_by(name: s
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sweep = jn.sweep(experiment(data=data), jn.grid(**{name: values}), record=False, width=2, **tiny.HOW)
+        sweep = jn.sweep(experiment(data=data), jn.grid(**{name: values}), record=False, vmap_size=2, **tiny.HOW)
     assert_equal_solo_runs(experiment(data=data), sweep.members)
     assert len(set(sweep.values("test_loss"))) == 2
 
