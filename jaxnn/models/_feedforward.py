@@ -49,11 +49,7 @@ class MLP(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, ...]`` to ``[batch, features[-1]]``.
-
-        Args:
-            x: ``[batch, ...]``, flattened to ``[batch, -1]``.
-            train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+        """``[batch, ...]``, which is flattened to ``[batch, -1]``, to ``[batch, features[-1]]``.
 
         Raises:
             DataError: an input without an axis of the batch.
@@ -141,11 +137,6 @@ class CNN(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Args:
-            x: ``[batch, height, width, channels]``.
-            train: whether dropout is active, which then needs ``rngs={"dropout": key}``, and batch
-                statistics are updated, which then needs ``mutable=["batch_stats"]``.
 
         Raises:
             DataError: inputs that are not of rank 4.

@@ -56,9 +56,7 @@ class ResNet(linen.Module):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
 
-        Args:
-            x: ``[batch, height, width, channels]``; odd heights and widths are halved upwards.
-            train: whether batch statistics are updated, which then needs ``mutable=["batch_stats"]``.
+        Odd heights and widths are halved upwards.
 
         Raises:
             DataError: inputs that are not of rank 4.
@@ -131,9 +129,7 @@ class BottleneckResNet(linen.Module):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
 
-        Args:
-            x: ``[batch, height, width, channels]``; odd heights and widths are halved upwards.
-            train: whether batch statistics are updated, which then needs ``mutable=["batch_stats"]``.
+        Odd heights and widths are halved upwards.
 
         Raises:
             DataError: inputs that are not of rank 4.

@@ -211,7 +211,7 @@ def avg_pool(
 
 
 class _Pooling(NamedTuple):
-    """How to pool: the first spatial axis, and for each of them the window, its steps and ``(low, high)`` of padding."""
+    """How to pool: the first spatial axis; for each the window, its steps and ``(low, high)`` of padding."""
 
     first: int
     window: tuple[int, ...]

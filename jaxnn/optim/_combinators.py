@@ -137,9 +137,18 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
     Returns:
         A tree with the structure, shapes and dtypes of ``params``.
     """
-    nodes = jax.tree.leaves(opt_state, is_leaf=_is_averaged)
-    for state in filter(_is_averaged, nodes):
-        params = jax.tree.map(_average_or_param, state.average, params, is_leaf=_is_masked)
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    def is_averaged(node: Any) -> bool:
+        return isinstance(node, AveragedState)
+
+    def pick(average: Any, param: Any) -> Any:
+        return param if is_masked(average) else average.astype(jnp.result_type(param))
+
+    for state in filter(is_averaged, jax.tree.leaves(opt_state, is_leaf=is_averaged)):
+        params = jax.tree.map(pick, state.average, params, is_leaf=is_masked)
     return params
 
 
@@ -148,45 +157,20 @@ def _widened_copy(param: ArrayLike) -> jax.Array:
     return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
 
 
-def _average_or_param(average: Any, param: Any) -> Any:
-    return param if _is_masked(average) else average.astype(jnp.result_type(param))
-
-
-def _is_averaged(node: Any) -> bool:
-    return isinstance(node, AveragedState)
-
-
-def _is_masked(node: Any) -> bool:
-    return isinstance(node, optax.MaskedNode)
-
-
 def check_count(where: str, name: str, value: Any, minimum: int) -> None:
-    """Checks a count, which shapes the program and so is never traced.
-
-    Raises:
-        ConfigError: ``value`` is not an integer, or is below ``minimum``; ``where`` and ``name``
-        say whose it is.
-    """
+    """Raises ConfigError unless a count, which shapes the program and so is never traced, is at least ``minimum``."""
     if not isinstance(value, numbers.Integral) or int(value) < minimum:
         raise ConfigError(f"{where}: {name} must be an integer >= {minimum}, not {value!r}.")
 
 
 def check_range(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Checks that a number lies in ``low``…``high``, both included; JAX arrays and tracers pass.
-
-    Raises:
-        ConfigError: it does not, or is NaN; ``where`` and ``name`` say whose it is.
-    """
+    """Raises ConfigError for a number outside ``low``…``high``, both included, or NaN; JAX arrays and tracers pass."""
     if isinstance(value, numbers.Real) and not low <= float(value) <= high:
         allowed = f">= {low:g}" if high == math.inf else f"in {low:g}…{high:g}"
         raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
 
 
 def check_positive(where: str, name: str, value: Any) -> None:
-    """Checks that a number is above zero; JAX arrays and tracers pass.
-
-    Raises:
-        ConfigError: it is not, or is NaN; ``where`` and ``name`` say whose it is.
-    """
+    """Raises ConfigError for a number that is not above zero, or NaN; JAX arrays and tracers pass."""
     if isinstance(value, numbers.Real) and not float(value) > 0:
         raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")
