@@ -193,11 +193,7 @@ def _rows_backward(num_rows: int, ids: jax.Array, gradient: jax.Array) -> tuple[
     return total.astype(rows.dtype), None
 
 
-def _rows_pushforward(num_rows: int, ids: jax.Array, tangents: tuple[jax.Array, None]) -> jax.Array:
-    return _rows(tangents[0], ids, num_rows)
-
-
-_rows.defvjp(_rows_forward, _rows_backward, _rows_pushforward)
+_rows.defvjp(_rows_forward, _rows_backward)
 
 
 class Dropout(linen.Module):

@@ -128,11 +128,7 @@ def _flip_backward(lengths: jax.Array, cotangent: jax.Array) -> tuple[jax.Array,
     return _flip_ragged(cotangent, lengths), None
 
 
-def _flip_pushforward(lengths: jax.Array, tangents: tuple[jax.Array, None]) -> jax.Array:
-    return _flip_ragged(tangents[0], lengths)
-
-
-_flip_ragged.defvjp(_flip_forward, _flip_backward, _flip_pushforward)
+_flip_ragged.defvjp(_flip_forward, _flip_backward)
 
 
 def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
