@@ -153,9 +153,8 @@ def _lstm(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[_Pair,
     ``h = sigmoid(o) * tanh(c)``.
 
     Takes ``projected [time, batch, 4 * features]``, the inputs' products with their kernel, and the bias; ``kernel
-    [features, 4 * features]``, in whose dtype the recurrent product is computed, all else in that of ``projected``;
-    and ``(c, h)`` before the first step, ``[batch, features]`` each. Gives ``(c, h)`` after every step, and after the
-    last.
+    [features, 4 * features]``, in whose dtype the recurrent product is computed, all else in that of ``projected``; and
+    ``(c, h)`` before the first step, ``[batch, features]`` each. Gives ``(c, h)`` after every step, and after the last.
     """
     last, states = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (c, h))
     return states, last

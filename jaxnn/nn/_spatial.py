@@ -162,8 +162,7 @@ def max_pool(
     Args:
         inputs: ``[..., *spatial, features]``, floats or integers.
         window_shape: the window along each spatial axis.
-        strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for
-            tiles.
+        strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for tiles.
         padding: ``"VALID"`` (a remainder is dropped), ``"SAME"``, ``"SAME_LOWER"`` or ``(low, high)`` for
             each spatial axis.
 

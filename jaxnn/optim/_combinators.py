@@ -17,11 +17,10 @@ from jaxnn.types import ConfigError, Params
 def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
     """``optimizer`` that updates once in ``num_steps`` calls, with the mean of their gradients.
 
-    The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It
-    equals one batch of ``num_steps`` times the examples where the micro-batches have equal counts.
-    A schedule inside ``optimizer`` counts its updates, not the calls. The mean costs one more copy
-    of the parameters, in float32. A gradient that is not finite stays in the mean for good: to skip
-    such micro-batches put ``optax.apply_if_finite`` around this, not inside.
+    The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It equals one batch of
+    ``num_steps`` times the examples where the micro-batches have equal counts. A schedule inside ``optimizer`` counts
+    its updates, not the calls. The mean costs one more copy of the parameters, in float32. A gradient that is not
+    finite stays in the mean for good: to skip such micro-batches put ``optax.apply_if_finite`` around this, not inside.
 
     Args:
         optimizer: any Optax optimizer.
@@ -40,10 +39,9 @@ def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> opta
 def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> optax.GradientTransformationExtraArgs:
     """``optimizer`` fed with gradients scaled down together to a global norm of ``max_norm``.
 
-    Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013
-    (arXiv:1211.5063). Gradients within the norm stay as they are. Equal to
-    ``optax.clip_by_global_norm`` before the optimizer, which refuses a traced norm for gradients
-    narrower than float32; here their norm is computed in float32.
+    Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013 (arXiv:1211.5063).
+    Gradients within the norm stay as they are. Equal to ``optax.clip_by_global_norm`` before the optimizer, which
+    refuses a traced norm for gradients narrower than float32; here their norm is computed in float32.
 
     Args:
         optimizer: any Optax optimizer.
@@ -81,11 +79,10 @@ def averaged(
 ) -> optax.GradientTransformationExtraArgs:
     """``optimizer`` that also keeps an exponential moving average of the parameters it leads to.
 
-    Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is
-    their uniform average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the
-    weights. Read it with ``evaluation_params``. Costs one copy of the parameters. Put it around
-    whatever else changes the updates; around ``accumulated`` it averages at each micro-batch,
-    within at each update.
+    Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is their uniform
+    average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
+    ``evaluation_params``. Costs one copy of the parameters. Put it around whatever else changes the updates; around
+    ``accumulated`` it averages at each micro-batch, within at each update.
 
     Args:
         optimizer: any Optax optimizer; its ``update`` must be given the parameters.

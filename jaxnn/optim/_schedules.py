@@ -1,8 +1,7 @@
 """Schedules whose peak may be a tracer: Optax's shapes at unit height, times the peak.
 
-Each function returns an Optax schedule ``step -> value``; ``step`` is a Python integer or an
-integer array, traced or not, and counts optimizer updates from 0. Optax branches on the value of
-the peak in Python; at unit height it has none.
+Each function returns an Optax schedule ``step -> value``; ``step`` is a Python integer or an integer array, traced or
+not, and counts optimizer updates from 0. Optax branches on the value of the peak in Python; at unit height it has none.
 """
 
 from __future__ import annotations
@@ -105,8 +104,7 @@ def one_cycle(
 def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
     """A linear warm-up to ``peak``, then ``peak * sqrt(warmup_steps / step)``, without an end.
 
-    Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 3, written with the
-    value at its peak.
+    Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 3, written with the value at its peak.
 
     Args:
         peak: ``[]`` the largest value, reached at step ``warmup_steps``; may be a tracer.
