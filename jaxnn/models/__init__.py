@@ -1,4 +1,10 @@
-"""Flax Linen models, which know nothing of losses, data or devices."""
+"""Flax Linen models, which know nothing of losses, data or devices.
+
+Models of images take ``[batch, height, width, channels]``, models of text token ids ``[batch, time]``, integers below
+``vocabulary_size``. With ``train=True`` dropout is active, which needs ``rngs={"dropout": key}``, and batch statistics
+are updated, which needs ``mutable=["batch_stats"]``. Sizes that are not positive integers, and dropout rates outside
+0…1, raise `ConfigError` where a model is made.
+"""
 
 from jaxnn.models._bag_of_tokens import BagOfTokens as BagOfTokens
 from jaxnn.models._feedforward import CNN as CNN

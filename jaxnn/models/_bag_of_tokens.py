@@ -30,9 +30,6 @@ class BagOfTokens(linen.Module):
         vocabulary_size: how many tokens there are.
         features: the width of an embedding.
         pad_id: a token that does not count in the mean, wherever it stands; None: all count.
-
-    Raises:
-        ConfigError: sizes that are not positive integers.
     """
 
     num_classes: int
@@ -50,8 +47,7 @@ class BagOfTokens(linen.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
 
-        Args:
-            tokens: ``[batch, time]`` integers below ``vocabulary_size``. Of nothing but padding the mean is 0.
+        Of nothing but padding the mean is 0.
 
         Raises:
             DataError: inputs that are not integers of rank 2.

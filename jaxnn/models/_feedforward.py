@@ -22,8 +22,7 @@ type Pooling = Callable[[jax.Array, tuple[int, int], tuple[int, int]], jax.Array
 class MLP(linen.Module):
     """Dense layers on flattened inputs, with activation and dropout after all but the last.
 
-    ``MLP((512, 512, 10))`` has two hidden layers of 512 units and 10 outputs. Parameters:
-    ``Dense_0``, ``Dense_1``, ….
+    ``MLP((512, 512, 10))`` has two hidden layers of 512 units and 10 outputs. Parameters: ``Dense_0``, ``Dense_1``, ….
 
     Attributes:
         features: the units of each layer, outputs last.
@@ -49,11 +48,7 @@ class MLP(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, ...]`` to ``[batch, features[-1]]``.
-
-        Args:
-            x: ``[batch, ...]``, flattened to ``[batch, -1]``.
-            train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+        """``[batch, ...]``, which is flattened to ``[batch, -1]``, to ``[batch, features[-1]]``.
 
         Raises:
             DataError: an input without an axis of the batch.
@@ -90,17 +85,14 @@ class CNN(linen.Module):
         kernel_size: the window of the convolutions, height and width.
         pool: the window of the pooling, height and width; a remainder is dropped.
         pool_strides: the steps of the pooling; None: its window, which is much faster on CPU.
-        pooling: `jaxnn.nn.max_pool`, `jaxnn.nn.avg_pool` or what is called as they are; or a tuple,
-            one for each block.
+        pooling: `jaxnn.nn.max_pool`, `jaxnn.nn.avg_pool` or what is called as they are; or a tuple, one for each block.
         padding: of the convolutions: ``"SAME"`` keeps height and width, ``"VALID"`` shrinks them by
             the kernel less one; or a tuple, one for each convolution of a block.
         dense: the units of the dense layers before the logits; may be empty.
         activation: an elementwise function.
-        dropout: ``[]`` the rate after each pooling and after each dense activation, 0…1; may be a
-            tracer.
+        dropout: ``[]`` the rate after each pooling and after each dense activation, 0…1; may be a tracer.
         dense_dropout: ``[]`` the rate after each dense activation where it is another; None: ``dropout``.
-        batch_norm: whether each convolution is normalised over the batch (Ioffe & Szegedy, 2015),
-            and has no bias.
+        batch_norm: whether each convolution is normalised over the batch (Ioffe & Szegedy, 2015), and has no bias.
 
     Raises:
         ConfigError: sizes that are not positive integers, another padding, tuples that do not match
@@ -141,11 +133,6 @@ class CNN(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Args:
-            x: ``[batch, height, width, channels]``.
-            train: whether dropout is active, which then needs ``rngs={"dropout": key}``, and batch
-                statistics are updated, which then needs ``mutable=["batch_stats"]``.
 
         Raises:
             DataError: inputs that are not of rank 4.

@@ -66,9 +66,7 @@ class GPT(linen.Module):
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
-        Args:
-            tokens: ``[batch, time]`` integers below ``vocabulary_size``; logits depend on no later token.
-            train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+        Logits depend on no later token.
 
         Raises:
             DataError: inputs that are not integers of rank 2, or longer than ``max_length``.

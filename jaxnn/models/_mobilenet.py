@@ -68,10 +68,7 @@ class MobileNetV2(linen.Module):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
 
-        Args:
-            x: ``[batch, height, width, channels]``; odd heights and widths are halved upwards.
-            train: whether dropout is active, which then needs ``rngs={"dropout": key}``, and batch statistics are
-                updated, which then needs ``mutable=["batch_stats"]``.
+        Odd heights and widths are halved upwards.
 
         Raises:
             DataError: inputs that are not of rank 4.

@@ -20,11 +20,10 @@ _WIDENING = 4  # of a bottleneck's last convolution
 class ResNet(linen.Module):
     """Stages of residual blocks of two 3x3 convolutions each, then the mean over positions and the logits.
 
-    He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: each stage but
-    the first halves height and width and doubles the channels. ``ResNet(10)`` is their ResNet-20 for
-    CIFAR-10 and ``ResNet(10, num_blocks=(9, 9, 9))`` their ResNet-56, but for 1x1 convolutions where a
-    block changes the shape (their option B): 272,474 and 855,770 parameters. With ``project=False`` they are
-    theirs (option A): 269,722 and 853,018.
+    He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: each stage but the first
+    halves height and width and doubles the channels. ``ResNet(10)`` is their ResNet-20 for CIFAR-10 and ``ResNet(10,
+    num_blocks=(9, 9, 9))`` their ResNet-56, but for 1x1 convolutions where a block changes the shape (their option B):
+    272,474 and 855,770 parameters. With ``project=False`` they are theirs (option A): 269,722 and 853,018.
     Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0``, …, ``Dense_0``; each block ``Conv_0``,
     ``BatchNorm_0``, ``Conv_1``, ``BatchNorm_1`` and, where it changes the shape, ``Conv_2``,
     ``BatchNorm_2``; running statistics, at momentum 0.9, in the collection ``batch_stats``.
@@ -56,9 +55,7 @@ class ResNet(linen.Module):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
 
-        Args:
-            x: ``[batch, height, width, channels]``; odd heights and widths are halved upwards.
-            train: whether batch statistics are updated, which then needs ``mutable=["batch_stats"]``.
+        Odd heights and widths are halved upwards.
 
         Raises:
             DataError: inputs that are not of rank 4.
@@ -131,9 +128,7 @@ class BottleneckResNet(linen.Module):
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
 
-        Args:
-            x: ``[batch, height, width, channels]``; odd heights and widths are halved upwards.
-            train: whether batch statistics are updated, which then needs ``mutable=["batch_stats"]``.
+        Odd heights and widths are halved upwards.
 
         Raises:
             DataError: inputs that are not of rank 4.

@@ -74,9 +74,7 @@ class RecurrentClassifier(linen.Module):
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
 
-        Args:
-            tokens: ``[batch, time]`` integers below ``vocabulary_size``. Of nothing but padding the state is 0.
-            train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+        Of nothing but padding the state is 0.
 
         Raises:
             DataError: inputs that are not integers of rank 2.
@@ -133,9 +131,7 @@ class RecurrentLanguageModel(linen.Module):
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
-        Args:
-            tokens: ``[batch, time]`` integers below ``vocabulary_size``; logits depend on no later token.
-            train: whether dropout is active; it then needs ``rngs={"dropout": key}``.
+        Logits depend on no later token.
 
         Raises:
             DataError: inputs that are not integers of rank 2.
@@ -189,10 +185,7 @@ class TextGenerator(linen.Module):
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Token ids ``[batch, time]`` to logits of the next ``[batch, vocabulary_size]``.
 
-        Args:
-            tokens: ``[batch, time]`` integers below ``vocabulary_size``.
-            train: whether the auxiliary logits, shaped as the others, are given too, and batch statistics are
-                updated, which then needs ``mutable=["batch_stats"]``.
+        With ``train`` the auxiliary logits, shaped as the others, are given too.
 
         Raises:
             DataError: inputs that are not integers of rank 2.

@@ -193,11 +193,7 @@ def _rows_backward(num_rows: int, ids: jax.Array, gradient: jax.Array) -> tuple[
     return total.astype(rows.dtype), None
 
 
-def _rows_pushforward(num_rows: int, ids: jax.Array, tangents: tuple[jax.Array, None]) -> jax.Array:
-    return _rows(tangents[0], ids, num_rows)
-
-
-_rows.defvjp(_rows_forward, _rows_backward, _rows_pushforward)
+_rows.defvjp(_rows_forward, _rows_backward)
 
 
 class Dropout(linen.Module):
@@ -209,9 +205,8 @@ class Dropout(linen.Module):
     element where ``jax.random`` spends 64, from the same generator.
 
     Attributes:
-        rate: ``[]`` the probability of zero, 0…1; may be a tracer. It is rounded to a multiple of
-            ``2**-16``, in the scale too, so that the mean stays. A plain 0 is the identity and needs
-            no key.
+        rate: ``[]`` the probability of zero, 0…1; may be a tracer. It is rounded to a multiple of ``2**-16``, in the
+            scale too, so that the mean stays. A plain 0 is the identity and needs no key.
         rng_collection: the name under which ``apply`` is given the key: ``rngs={"dropout": key}``.
         batch_axis: which axis of the inputs is the batch, of which each device may hold its rows alone.
     """

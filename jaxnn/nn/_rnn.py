@@ -18,8 +18,6 @@ from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope
 from jaxnn.nn._rnn_kernels import Direction, Weights, cudnn_obstacle, run_layer
 from jaxnn.types import ConfigError, DataError
 
-_OPERATION = "recurrence"
-
 
 class Recurrent(linen.Module):
     """What `LSTM` and `GRU` share; see there.
@@ -36,7 +34,7 @@ class Recurrent(linen.Module):
         bias_init: of the biases.
         dtype: of the products; None: what the operands promote to. A state of float32 stays float32.
         param_dtype: of the parameters, and of a state that is not given.
-        implementation: ``"hoisted"``, ``"paired"``, ``"cudnn"``, or None: what is fastest here.
+        implementation: ``"hoisted"``, ``"cudnn"``, or None: what is fastest here.
     """
 
     features: int
@@ -148,9 +146,8 @@ def _concatenate(forward: jax.Array, backward: jax.Array) -> jax.Array:
 class Bidirectional(linen.Module):
     """Reads sequences in both directions and merges the outputs (Schuster and Paliwal, 1997): ``linen.Bidirectional``.
 
-    The same parameters and results to rounding: ``Bidirectional(LSTM(64), LSTM(64))``. Two layers alike are run
-    together: as two loops side by side on CPU, where small batched products are slow, as one loop or by one call of
-    cuDNN on a GPU. The layers' own ``implementation`` says otherwise; their other options are overridden.
+    The same parameters and results to rounding: ``Bidirectional(LSTM(64), LSTM(64))``. Two loops, or for two layers of
+    the same sizes one call of cuDNN. The layers' own ``implementation`` counts; their other options are overridden.
 
     Attributes:
         forward_rnn: an `LSTM` or a `GRU`.
@@ -307,12 +304,9 @@ def _read(
     ]
     dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, [(d.weights, d.carry) for d in directions]))]
     dtypes += [] if first.dtype is None else [first.dtype]
-    obstacles = {
-        "cudnn": cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM alone",
-        "paired": "there is one direction" if len(directions) == 1 else None,
-    }
-    chosen = choose(_OPERATION, first.implementation, obstacles)
-    with scope(_OPERATION, chosen):
+    obstacle = cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM alone"
+    chosen = choose("recurrence", first.implementation, {"cudnn": obstacle})
+    with scope("recurrence", chosen):
         results = run_layer(chosen, sequences, directions, seq_lengths, first.dtype, keep_order)
 
     def as_given(carry: Any, outputs: jax.Array) -> tuple[Any, jax.Array]:

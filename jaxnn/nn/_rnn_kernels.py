@@ -57,8 +57,7 @@ def run_layer(
     """The layer in every direction: for each the state after each sequence's last step, and the outputs.
 
     Args:
-        chosen: ``"hoisted"`` a loop for each direction, ``"paired"`` one loop over batched products for both of them,
-            ``"cudnn"`` (float32 LSTMs alone).
+        chosen: ``"hoisted"`` a loop for each direction, or ``"cudnn"`` (float32 LSTMs alone).
         inputs: ``[time, batch, inputs]`` floats; outputs are ``[time, batch, features]``.
         directions: one, or the forward and the backward one.
         lengths: ``[batch]`` integers; None: all are whole.
@@ -72,7 +71,7 @@ def run_layer(
         results = _run_cudnn(turned[0], directions, lengths)
     else:
         each = partial(_run_hoisted, lengths=lengths, dtype=dtype)
-        results = _run_paired(each, turned, directions) if chosen == "paired" else list(map(each, turned, directions))
+        results = list(map(each, turned, directions))
     return [
         (carry, _flip(outputs, lengths) if direction.reverse and keep_order else outputs)
         for direction, (carry, outputs) in zip(directions, results, strict=True)
@@ -109,21 +108,6 @@ def _run_hoisted(
     return last, outputs
 
 
-def _run_paired(
-    each: Callable[..., tuple[Any, jax.Array]], inputs: Sequence[jax.Array], directions: Sequence[Direction]
-) -> list[tuple[Any, jax.Array]]:
-    stacked_weights, stacked_carries = (
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-        for trees in zip(*((direction.weights, direction.carry) for direction in directions), strict=True)
-    )
-
-    def one(inputs: jax.Array, weights: Weights, carry: Any) -> tuple[Any, jax.Array]:
-        return each(inputs, Direction(weights, carry, reverse=False))
-
-    both = jax.vmap(one)(jnp.stack(inputs), stacked_weights, stacked_carries)
-    return [jax.tree.map(lambda leaf, k=k: leaf[k], both) for k in range(2)]
-
-
 def _flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
     """Each sequence in reverse, its padding behind it as before (and itself reversed): Flax's ``flip_sequences``."""
     return jnp.flip(sequences, 0) if lengths is None else _flip_ragged(sequences, lengths)
@@ -144,11 +128,7 @@ def _flip_backward(lengths: jax.Array, cotangent: jax.Array) -> tuple[jax.Array,
     return _flip_ragged(cotangent, lengths), None
 
 
-def _flip_pushforward(lengths: jax.Array, tangents: tuple[jax.Array, None]) -> jax.Array:
-    return _flip_ragged(tangents[0], lengths)
-
-
-_flip_ragged.defvjp(_flip_forward, _flip_backward, _flip_pushforward)
+_flip_ragged.defvjp(_flip_forward, _flip_backward)
 
 
 def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
@@ -173,9 +153,8 @@ def _lstm(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[_Pair,
     ``h = sigmoid(o) * tanh(c)``.
 
     Takes ``projected [time, batch, 4 * features]``, the inputs' products with their kernel, and the bias; ``kernel
-    [features, 4 * features]``, in whose dtype the recurrent product is computed, all else in that of ``projected``;
-    and ``(c, h)`` before the first step, ``[batch, features]`` each. Gives ``(c, h)`` after every step, and after the
-    last.
+    [features, 4 * features]``, in whose dtype the recurrent product is computed, all else in that of ``projected``; and
+    ``(c, h)`` before the first step, ``[batch, features]`` each. Gives ``(c, h)`` after every step, and after the last.
     """
     last, states = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (c, h))
     return states, last

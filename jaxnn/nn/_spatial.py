@@ -162,8 +162,7 @@ def max_pool(
     Args:
         inputs: ``[..., *spatial, features]``, floats or integers.
         window_shape: the window along each spatial axis.
-        strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for
-            tiles.
+        strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for tiles.
         padding: ``"VALID"`` (a remainder is dropped), ``"SAME"``, ``"SAME_LOWER"`` or ``(low, high)`` for
             each spatial axis.
 
@@ -211,7 +210,7 @@ def avg_pool(
 
 
 class _Pooling(NamedTuple):
-    """How to pool: the first spatial axis, and for each of them the window, its steps and ``(low, high)`` of padding."""
+    """How to pool: the first spatial axis; for each the window, its steps and ``(low, high)`` of padding."""
 
     first: int
     window: tuple[int, ...]

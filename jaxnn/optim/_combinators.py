@@ -17,11 +17,10 @@ from jaxnn.types import ConfigError, Params
 def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
     """``optimizer`` that updates once in ``num_steps`` calls, with the mean of their gradients.
 
-    The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It
-    equals one batch of ``num_steps`` times the examples where the micro-batches have equal counts.
-    A schedule inside ``optimizer`` counts its updates, not the calls. The mean costs one more copy
-    of the parameters, in float32. A gradient that is not finite stays in the mean for good: to skip
-    such micro-batches put ``optax.apply_if_finite`` around this, not inside.
+    The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It equals one batch of
+    ``num_steps`` times the examples where the micro-batches have equal counts. A schedule inside ``optimizer`` counts
+    its updates, not the calls. The mean costs one more copy of the parameters, in float32. A gradient that is not
+    finite stays in the mean for good: to skip such micro-batches put ``optax.apply_if_finite`` around this, not inside.
 
     Args:
         optimizer: any Optax optimizer.
@@ -40,10 +39,9 @@ def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> opta
 def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> optax.GradientTransformationExtraArgs:
     """``optimizer`` fed with gradients scaled down together to a global norm of ``max_norm``.
 
-    Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013
-    (arXiv:1211.5063). Gradients within the norm stay as they are. Equal to
-    ``optax.clip_by_global_norm`` before the optimizer, which refuses a traced norm for gradients
-    narrower than float32; here their norm is computed in float32.
+    Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013 (arXiv:1211.5063).
+    Gradients within the norm stay as they are. Equal to ``optax.clip_by_global_norm`` before the optimizer, which
+    refuses a traced norm for gradients narrower than float32; here their norm is computed in float32.
 
     Args:
         optimizer: any Optax optimizer.
@@ -81,11 +79,10 @@ def averaged(
 ) -> optax.GradientTransformationExtraArgs:
     """``optimizer`` that also keeps an exponential moving average of the parameters it leads to.
 
-    Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is
-    their uniform average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the
-    weights. Read it with ``evaluation_params``. Costs one copy of the parameters. Put it around
-    whatever else changes the updates; around ``accumulated`` it averages at each micro-batch,
-    within at each update.
+    Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is their uniform
+    average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
+    ``evaluation_params``. Costs one copy of the parameters. Put it around whatever else changes the updates; around
+    ``accumulated`` it averages at each micro-batch, within at each update.
 
     Args:
         optimizer: any Optax optimizer; its ``update`` must be given the parameters.
@@ -137,9 +134,18 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
     Returns:
         A tree with the structure, shapes and dtypes of ``params``.
     """
-    nodes = jax.tree.leaves(opt_state, is_leaf=_is_averaged)
-    for state in filter(_is_averaged, nodes):
-        params = jax.tree.map(_average_or_param, state.average, params, is_leaf=_is_masked)
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    def is_averaged(node: Any) -> bool:
+        return isinstance(node, AveragedState)
+
+    def pick(average: Any, param: Any) -> Any:
+        return param if is_masked(average) else average.astype(jnp.result_type(param))
+
+    for state in filter(is_averaged, jax.tree.leaves(opt_state, is_leaf=is_averaged)):
+        params = jax.tree.map(pick, state.average, params, is_leaf=is_masked)
     return params
 
 
@@ -148,45 +154,20 @@ def _widened_copy(param: ArrayLike) -> jax.Array:
     return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
 
 
-def _average_or_param(average: Any, param: Any) -> Any:
-    return param if _is_masked(average) else average.astype(jnp.result_type(param))
-
-
-def _is_averaged(node: Any) -> bool:
-    return isinstance(node, AveragedState)
-
-
-def _is_masked(node: Any) -> bool:
-    return isinstance(node, optax.MaskedNode)
-
-
 def check_count(where: str, name: str, value: Any, minimum: int) -> None:
-    """Checks a count, which shapes the program and so is never traced.
-
-    Raises:
-        ConfigError: ``value`` is not an integer, or is below ``minimum``; ``where`` and ``name``
-        say whose it is.
-    """
+    """Raises ConfigError unless a count, which shapes the program and so is never traced, is at least ``minimum``."""
     if not isinstance(value, numbers.Integral) or int(value) < minimum:
         raise ConfigError(f"{where}: {name} must be an integer >= {minimum}, not {value!r}.")
 
 
 def check_range(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Checks that a number lies in ``low``…``high``, both included; JAX arrays and tracers pass.
-
-    Raises:
-        ConfigError: it does not, or is NaN; ``where`` and ``name`` say whose it is.
-    """
+    """Raises ConfigError for a number outside ``low``…``high``, both included, or NaN; JAX arrays and tracers pass."""
     if isinstance(value, numbers.Real) and not low <= float(value) <= high:
         allowed = f">= {low:g}" if high == math.inf else f"in {low:g}…{high:g}"
         raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
 
 
 def check_positive(where: str, name: str, value: Any) -> None:
-    """Checks that a number is above zero; JAX arrays and tracers pass.
-
-    Raises:
-        ConfigError: it is not, or is NaN; ``where`` and ``name`` say whose it is.
-    """
+    """Raises ConfigError for a number that is not above zero, or NaN; JAX arrays and tracers pass."""
     if isinstance(value, numbers.Real) and not float(value) > 0:
         raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")

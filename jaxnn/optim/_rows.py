@@ -32,14 +32,8 @@ def is_rows(node: Any) -> bool:
 def summed(rows: Rows, num_rows: int) -> Rows:
     """The same with each id once: values of equal ids are summed, and what sums to zero gets an id beyond the table.
 
-    Costs a sort of the ids, or where there are more of them than rows, an array of ``num_rows`` values.
-
-    Args:
-        rows: of a table with ``num_rows`` rows.
-        num_rows: how many rows the table has.
-
-    Returns:
-        At most ``num_rows`` rows, their ids distinct; zeros for ids beyond the table.
+    Costs a sort of the ids, or where there are more of them than rows, an array of ``num_rows`` values. Gives at most
+    ``num_rows`` rows, their ids distinct; zeros for ids beyond the table.
     """
     if len(rows.ids) >= num_rows:
         ids = jnp.arange(num_rows, dtype=jnp.int32)

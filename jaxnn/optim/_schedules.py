@@ -1,8 +1,7 @@
 """Schedules whose peak may be a tracer: Optax's shapes at unit height, times the peak.
 
-Each function returns an Optax schedule ``step -> value``; ``step`` is a Python integer or an
-integer array, traced or not, and counts optimizer updates from 0. Optax branches on the value of
-the peak in Python; at unit height it has none.
+Each function returns an Optax schedule ``step -> value``; ``step`` is a Python integer or an integer array, traced or
+not, and counts optimizer updates from 0. Optax branches on the value of the peak in Python; at unit height it has none.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def linear(
         ConfigError: an argument out of its range, or a warm-up longer than the whole.
     """
     _check_decay("linear", peak, num_steps, warmup_steps, final_fraction)
-    decay_steps = max(num_steps - warmup_steps, 1)
-    decay = optax.linear_schedule(1.0, final_fraction, decay_steps)
+    decay = optax.linear_schedule(1.0, final_fraction, max(num_steps - warmup_steps, 1))
     return _scaled(peak, _warmed_up(decay, warmup_steps))
 
 
@@ -53,20 +51,11 @@ def cosine(
 ) -> optax.Schedule:
     """A linear warm-up, then half a cosine from ``peak`` to ``final_fraction * peak``, held.
 
-    The half cosine is one cycle of Loshchilov & Hutter, SGDR, 2017 (arXiv:1608.03983).
-
-    Args:
-        peak: ``[]`` the largest value; may be a tracer.
-        num_steps: updates until the final value, the warm-up among them.
-        warmup_steps: updates until the peak; 0 starts at the peak, any other at 0.
-        final_fraction: ``[]`` the final value as a fraction of the peak, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: an argument out of its range, or a warm-up longer than the whole.
+    The half cosine is one cycle of Loshchilov & Hutter, SGDR, 2017 (arXiv:1608.03983). Arguments and errors are those
+    of `linear`.
     """
     _check_decay("cosine", peak, num_steps, warmup_steps, final_fraction)
-    decay_steps = max(num_steps - warmup_steps, 1)
-    decay = optax.cosine_decay_schedule(1.0, decay_steps, alpha=final_fraction)
+    decay = optax.cosine_decay_schedule(1.0, max(num_steps - warmup_steps, 1), alpha=final_fraction)
     return _scaled(peak, _warmed_up(decay, warmup_steps))
 
 
@@ -115,8 +104,7 @@ def one_cycle(
 def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
     """A linear warm-up to ``peak``, then ``peak * sqrt(warmup_steps / step)``, without an end.
 
-    Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 3, written with the
-    value at its peak.
+    Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 3, written with the value at its peak.
 
     Args:
         peak: ``[]`` the largest value, reached at step ``warmup_steps``; may be a tracer.

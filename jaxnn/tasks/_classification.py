@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnn.nn import Policy, cross_entropy
-from jaxnn.tasks._data_checks import check_binary, check_classes
+from jaxnn.tasks._data_checks import check_data, last_axis
 from jaxnn.tasks._supervised import supervised
 from jaxnn.types import Array, ConfigError, ModelState, Params, Task
 
@@ -56,7 +56,7 @@ def classification(
 
     measures = {"loss": _of_main(_cross_entropy), "accuracy": _of_main(_is_largest)}
     task = supervised(model, objective, measures, policy)
-    return task._replace(check=check_classes(task.predict))
+    return task._replace(check=check_data(task.predict, last_axis))
 
 
 def _cross_entropy(logits: Array, labels: Array, label_smoothing: float | jax.Array = 0.0) -> jax.Array:
@@ -147,7 +147,8 @@ def binary_classification(
     def predict(params: Params, model_state: ModelState, inputs: Array) -> jax.Array:
         return _one_logit(task.predict(params, model_state, inputs))
 
-    return task._replace(predict=predict, check=check_binary(predict))
+    advice = " in binary_classification: renumber the labels, or use classification."
+    return task._replace(predict=predict, check=check_data(predict, lambda outputs: (2, advice)))
 
 
 def _sigmoid_cross_entropy(logits: Array, labels: Array, label_smoothing: float | jax.Array = 0.0) -> jax.Array:

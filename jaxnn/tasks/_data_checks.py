@@ -20,54 +20,38 @@ type Check = Callable[[Params, ModelState, Batch, Splits], None]
 _MOVES = ("transpose", "reshape", "squeeze", "convert_element_type", "broadcast_in_dim", "copy")
 
 
-def check_ids(predict: Predict) -> Check:
-    """A `Task.check` that inputs which a model looks up in its embeddings are ids of these."""
-
-    def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
-        trace_model(predict, params, model_state, batch, splits)
-
-    return check
-
-
-def check_classes(predict: Predict, *, ignore: int | None = None) -> Check:
-    """A `Task.check` that the model has an output, along the last axis, for every label of the data.
+def check_data(
+    predict: Predict, classes: Callable[[Any], tuple[int, str]] | None = None, ignore: int | None = None
+) -> Check:
+    """A `Task.check` that ids are within the embeddings they are looked up in, and labels within the model's classes.
 
     Args:
-        predict: gives logits ``[batch, ..., classes]``, or a tuple with them first.
+        predict: as `Task.predict`.
+        classes: from the shapes of the outputs to how many classes there are, and how the error for another label is
+            to end; None: targets are no labels.
         ignore: a label that stands for none.
     """
 
     def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
-        logits = trace_model(predict, params, model_state, batch, splits)
-        num_classes = (logits[0] if isinstance(logits, tuple) else logits).shape[-1]
+        outputs = _trace_model(predict, params, model_state, batch, splits)
+        if classes is None:
+            return
+        num_classes, advice = classes(outputs)
         try:
             check_labels(splits, num_classes, ignore=ignore)
         except DataError as error:
-            reason = str(error).rstrip(".")
-            raise DataError(
-                f"{reason}, since the model has {num_classes} outputs: increase their number, or fix the labels."
-            ) from error
+            raise DataError(f"{str(error).rstrip('.')}{advice}") from error
 
     return check
 
 
-def check_binary(predict: Predict) -> Check:
-    """A `Task.check` that labels are 0 and 1."""
-
-    def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
-        trace_model(predict, params, model_state, batch, splits)
-        try:
-            check_labels(splits, 2)
-        except DataError as error:
-            reason = str(error).rstrip(".")
-            raise DataError(
-                f"{reason} in binary_classification: renumber the labels, or use classification."
-            ) from error
-
-    return check
+def last_axis(logits: Any) -> tuple[int, str]:
+    """The classes of logits ``[batch, ..., classes]``, or of a tuple with them first; for `check_data`."""
+    count = (logits[0] if isinstance(logits, tuple) else logits).shape[-1]
+    return count, f", since the model has {count} outputs: increase their number, or fix the labels."
 
 
-def trace_model(predict: Predict, params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> Any:
+def _trace_model(predict: Predict, params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> Any:
     """The shapes of a model's outputs; confirms that ids in the data are within the embeddings it looks them up in.
 
     An id beyond an embedding gives NaN, which would be taken for a diverged loss.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import Policy, cross_entropy, mean_over_batch_axis, widened
-from jaxnn.tasks._data_checks import check_classes
+from jaxnn.tasks._data_checks import check_data, last_axis
 from jaxnn.tasks._supervised import supervised
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
@@ -47,7 +47,7 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
 
     measures = {"loss": nats, "accuracy": correct, "tokens": count}
     task = _per_token(supervised(model, nats, measures, policy))
-    return task._replace(check=check_classes(task.predict, ignore=ignore))
+    return task._replace(check=check_data(task.predict, last_axis, ignore))
 
 
 def _per_token(task: Task) -> Task:

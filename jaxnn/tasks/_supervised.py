@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.nn import Policy, is_full, mean_over_batch_axis, rows_masked
-from jaxnn.tasks._data_checks import check_ids
+from jaxnn.tasks._data_checks import check_data
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type PerExample = Callable[[Array, Array], jax.Array]
@@ -181,7 +181,7 @@ def supervised(
     def predict(params: Params, model_state: ModelState, inputs: Array) -> Any:
         return network.apply(params, model_state, inputs, None)[0]
 
-    return Task(init, loss, evaluate, predict, check=check_ids(predict))
+    return Task(init, loss, evaluate, predict, check=check_data(predict))
 
 
 def _blank_padding(batch: Batch) -> Batch:

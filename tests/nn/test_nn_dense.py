@@ -42,15 +42,6 @@ def test_product_and_gradients_are_those_of_lax(leading: tuple[int, ...], dtype:
     assert_close(gradients(nn.dot_general)(x, kernel), gradients(lax.dot_general)(x, kernel), tolerance)
 
 
-def test_forward_mode_and_second_derivatives_are_those_of_lax() -> None:
-    tangents = jnp.cos(X), jnp.cos(KERNEL)
-
-    def second(dot: Any) -> Any:
-        return jax.jvp(gradients(dot), (X, KERNEL), tangents), jax.hessian(lambda k: loss(dot, X, k))(KERNEL)
-
-    assert_close(second(nn.dot_general), second(lax.dot_general))
-
-
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0), (1, -1)])
 def test_members_of_vmap_are_those_of_lax(axes: tuple[int | None, int | None]) -> None:
     arrays = [a if axis is None else jnp.stack([a, -2 * a], axis) for a, axis in zip((X, KERNEL), axes, strict=True)]
@@ -74,12 +65,6 @@ def test_devices_sum_a_gradient_as_it_lies() -> None:
     text = step.lower(X, KERNEL).compile().as_text()
     assert "all-reduce" in text and " transpose(%" not in text
     assert_close(step(X, KERNEL), gradients(lax.dot_general)(X, KERNEL))
-
-
-def test_a_kernel_on_all_devices_gets_the_gradient_of_all_their_rows() -> None:
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    split = jax.shard_map(gradients(nn.dot_general), mesh=mesh, in_specs=(P("data"), P()), out_specs=(P("data"), P()))
-    assert_close(jax.jit(split)(X, KERNEL), gradients(lax.dot_general)(X, KERNEL))
 
 
 @pytest.mark.parametrize(

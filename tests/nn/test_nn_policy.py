@@ -49,10 +49,6 @@ def test_values_are_rounded_once_and_gradients_come_back_wide() -> None:
     assert jax.grad(loss)(params)["w"].dtype == jnp.float32
 
 
-def test_the_default_is_float32_throughout() -> None:
-    assert Policy() == Policy("float32", "float32", "float32")
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, ml_dtypes.bfloat16, jnp.dtype("bfloat16")])
 def test_a_dtype_does_for_its_name(dtype: object) -> None:
     policy = Policy(compute=dtype)

@@ -194,10 +194,9 @@ def test_lstm_by_hand() -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("either", ["hoisted", "paired"])
-def test_both_directions_are_flaxs(kind: type, either: str) -> None:
+def test_both_directions_are_flaxs(kind: type) -> None:
     def pair(call: dict, params: Any, x: jax.Array, carry: Any) -> list[Any]:
-        layers = (both(kind, implementation=either), flax_both(kind))
+        layers = (both(kind), flax_both(kind))
         return [value_and_gradients(layer, params, x, carry, **call) for layer in layers]
 
     cases = [(str(call), functools.partial(pair, call)) for call in (CALLS[0], CALLS[3])]
@@ -342,14 +341,6 @@ def test_one_product_to_each_step_and_the_others_outside(layer: linen.Module, lo
     assert [products(body) for body in bodies] == [1] * 2 * loops
     # Per direction outside: the inputs' product, its two gradients, and the recurrent kernel's gradient.
     assert products(traced) - sum(map(products, bodies)) == 4 * loops
-
-
-@pytest.mark.parametrize("either", ["hoisted", "paired"])
-def test_both_directions_paired_are_one_loop(either: str) -> None:
-    x = draws.normal(0, BATCH, TIME, INPUTS)
-    layer, params = both(GRU, implementation=either), params_of_both(GRU)
-    loops = scans(jax.make_jaxpr(jax.grad(lambda p: layer.apply(p, x).sum()))(params).jaxpr)
-    assert len(loops) == {"hoisted": 4, "paired": 2}[either]
 
 
 def test_the_state_alone_needs_no_gradient_of_outputs() -> None:

@@ -111,12 +111,11 @@ TABLE = [
     of_module("LSTM", nn.LSTM(2)),
     of_module("GRU", nn.GRU(2)),
     ragged(both(nn.GRU, implementation="hoisted")),
-    of_module("both directions paired", both(nn.LSTM, implementation="paired")),
     of_module("Stacked", nn.Stacked([nn.GRU(2), nn.GRU(1)])),
 ]
 # Their rules stand in faster rows, or are JAX's own.
 SLOW = {
-    *("both directions of several lengths", "both directions paired", "Stacked", "Conv of thin inputs", "RMSNorm"),
+    *("both directions of several lengths", "Stacked", "Conv of thin inputs", "RMSNorm"),
     *("Embed", "whole attention", "Dropout", "avg_pool of tiles"),
 }
 rows = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE])

@@ -44,19 +44,6 @@ def test_averages_by_hand() -> None:
     assert average(optim.averaged(optax.sgd(1.0), 1.0, debias=False)) == pytest.approx(10.0)
 
 
-def test_average_equals_optaxs_debiased_ema() -> None:
-    path = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    ema = optax.ema(0.9, debias=True)
-    ema_state = ema.init(jnp.zeros(3))
-    optimizer = optim.averaged(optax.sgd(1.0), 0.9)
-    params, state = jnp.zeros(3), optimizer.init(jnp.zeros(3))
-    for point in path:
-        updates, state = optimizer.update(params - point, state, params)
-        params = optax.apply_updates(params, updates)
-        expected, ema_state = ema.update(params, ema_state)
-        np.testing.assert_allclose(state.average, expected, rtol=1e-4, atol=1e-6)
-
-
 def test_before_the_first_update_the_average_is_the_start() -> None:
     params = {"w": jnp.array([1.0, 2.0])}
     state = optim.averaged(optax.adam(0.1), 0.9).init(params)
