@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 import jaxnn as jn
 from jaxnn.models import GPT, MLP
 from jaxnn.observe import nbytes
-from jaxnn.observe.memory import leaf_nbytes
 from jaxnn.parallel import check_divides, make_layout, parse_mesh
 from jaxnn.parallel import layout as layouts
 from jaxnn.parallel.shardings import LEAST_SHARDED, state_shardings
@@ -42,7 +41,7 @@ def wide(**fields: Any) -> jn.Experiment[Any]:
 def bytes_on_a_device(tree: Any) -> int:
     """Read off the arrays: what the first device holds of them."""
     return sum(
-        leaf_nbytes(shard.data)
+        nbytes(shard.data)
         for leaf in jax.tree.leaves(tree)
         for shard in leaf.addressable_shards
         if shard.device.id == 0
@@ -64,7 +63,7 @@ def test_fully_sharded_bytes_fall_with_the_number_of_devices() -> None:
     whole = tiny.fit(wide(num_steps=5)).state
     for num_devices in (2, 4):
         state = tiny.fit(wide(num_steps=5), devices=num_devices, strategy="fsdp").state
-        small = sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < LEAST_SHARDED)
+        small = sum(nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < LEAST_SHARDED)
         assert small < nbytes(whole) / 10
         assert bytes_on_a_device(state) == (nbytes(whole) - small) / num_devices + small
 

@@ -1,14 +1,14 @@
-"""Text that a terminal shows as it is: what is read from records, scripts and other hosts may hold its commands."""
+"""Text that a terminal shows as it is."""
 
 from __future__ import annotations
 
 
 def printable(text: object, *, lines: bool = True) -> str:
-    r"""``text`` with control characters and lone surrogates escaped, as ``\x1b``.
+    r"""Escapes control characters and lone surrogates, as ``\x1b``: records and other hosts may contain any text.
 
     Args:
         text: what is to be printed.
-        lines: whether line ends stay; not where it is one value of many.
+        lines: whether line ends stay; False for one value among others.
     """
     return "".join(
         character

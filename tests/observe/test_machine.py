@@ -1,5 +1,6 @@
-"""What the machine has, and why JAX may not see it."""
+"""The machine's devices, and why JAX does not use a GPU."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -8,10 +9,7 @@ import jax
 import pytest
 
 from jaxnn.observe import describe_devices, missing_gpu
-from jaxnn.observe.devices import explain_missing_gpu
 from jaxnn.types import ConfigError
-
-NO_BACKEND = "Unknown backend cuda. Available backends are ['cpu']"
 
 
 def raise_no_backend(platform: str | None = None) -> None:
@@ -44,28 +42,19 @@ def test_only_the_cpus_this_process_may_use_are_counted() -> None:
         os.sched_setaffinity(0, allowed)
 
 
-def test_a_backend_that_does_not_start_is_one_sentence(monkeypatch) -> None:
+def test_a_backend_that_does_not_start_is_one_clear_error(monkeypatch) -> None:
     monkeypatch.setattr(jax, "devices", raise_no_backend)
     with pytest.raises(ConfigError, match="Unable to initialize backend 'cuda'") as caught:
         describe_devices()
     assert "\n" not in str(caught.value)
 
 
-def test_no_gpu_in_the_system_is_nothing_to_say(tmp_path) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidiactl").touch()  # the driver's own node is no GPU
-    assert missing_gpu(tmp_path) is None
-
-
-def test_a_gpu_that_jax_has_is_nothing_to_say(machine_with_gpu, monkeypatch) -> None:
+def test_no_gpu_in_the_system_or_one_that_jax_uses_gives_no_reason(tmp_path, machine_with_gpu, monkeypatch) -> None:
+    (tmp_path / "none" / "dev").mkdir(parents=True)
+    (tmp_path / "none" / "dev/nvidiactl").touch()  # the driver's own node is no GPU
+    assert missing_gpu(tmp_path / "none") is None
     monkeypatch.setattr(jax, "devices", lambda platform: ["cuda:0"])
     assert missing_gpu(machine_with_gpu) is None
-
-
-def test_a_gpu_that_jax_lacks_is_said(machine_with_gpu, monkeypatch) -> None:
-    monkeypatch.setattr(jax, "devices", raise_no_backend)
-    sentence = missing_gpu(machine_with_gpu)
-    assert sentence is not None and sentence.startswith("An NVIDIA GPU is visible to the system")
 
 
 def test_a_device_node_is_a_gpu_too(tmp_path, monkeypatch) -> None:
@@ -75,19 +64,30 @@ def test_a_device_node_is_a_gpu_too(tmp_path, monkeypatch) -> None:
     assert missing_gpu(tmp_path) is not None
 
 
-def test_each_cause_has_its_sentence() -> None:
-    plugin = "jax-cuda13-plugin"
-    absent = explain_missing_gpu(None, None, NO_BACKEND)
-    assert "not installed" in absent and 'pip install "jax[cuda13]"' in absent
-    assert "JAX_PLATFORMS" not in absent
+@pytest.mark.parametrize(
+    ("platforms", "plugin", "words", "absent"),
+    [
+        (None, False, ["not installed", 'pip install "jax[cuda13]"'], "JAX_PLATFORMS"),
+        ("cpu", True, ["unset JAX_PLATFORMS, which allows only 'cpu'"], "pip"),
+        ("cpu", False, ["not installed", "unset JAX_PLATFORMS"], "failed"),
+        *((p, True, ["jax-cuda13-plugin failed (Unable to ini"], "JAX_PLATFORMS") for p in ("", "cuda", "cpu, gpu")),
+    ],
+)
+def test_each_cause_of_a_missing_gpu_has_its_reason(
+    platforms: str | None, plugin: bool, words: list[str], absent: str, machine_with_gpu, monkeypatch
+) -> None:
+    def version(package: str) -> str:
+        if not plugin:
+            raise importlib.metadata.PackageNotFoundError
+        return "1"
 
-    pinned = explain_missing_gpu("cpu", plugin, NO_BACKEND)
-    assert "unset JAX_PLATFORMS, which allows only 'cpu'" in pinned and "pip" not in pinned
-
-    both = explain_missing_gpu("cpu", None, NO_BACKEND)
-    assert "not installed" in both and "unset JAX_PLATFORMS" in both
-
-    for platforms in ("", "cuda", "cpu, gpu"):
-        failed = explain_missing_gpu(platforms, plugin, "CUDA driver too old")
-        assert f"{plugin} failed (CUDA driver too old)" in failed
-        assert "JAX_PLATFORMS" not in failed
+    monkeypatch.setattr(jax, "devices", raise_no_backend)
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        reason = missing_gpu(machine_with_gpu)
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert reason is not None and reason.startswith("An NVIDIA GPU is visible to the system")
+    assert all(word in reason for word in words) and absent not in reason

@@ -1,5 +1,6 @@
-"""What glibc's allocator does with freed blocks is seen in page faults, each in a process of its own."""
+"""The allocator keeps freed memory: seen in page faults, each case in a process of its own."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -7,15 +8,15 @@ import sys
 
 import pytest
 
-from jaxnn.observe import allocator
+from jaxnn.observe import can_keep_freed_memory, keeping_freed_memory, share_heap
 
 MIB = 2**20
-needs_glibc = pytest.mark.skipif(not allocator.can_keep_freed_memory(), reason="needs glibc, whose settings these are")
+needs_glibc = pytest.mark.skipif(not can_keep_freed_memory(), reason="needs glibc, whose settings these are")
 
 # Takes a block, writes to all of it and gives it back; says how many pages each of five rounds cost.
 BLOCKS = """
 import ctypes, json, sys, threading
-from jaxnn.observe import allocator
+from jaxnn.observe import keeping_freed_memory, page_faults, share_heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -25,11 +26,11 @@ libc.free.argtypes = (ctypes.c_void_p,)
 def faults(num_bytes):
     counts = []
     for _ in range(5):
-        before = allocator.page_faults()
+        before = page_faults()
         block = libc.malloc(ctypes.c_size_t(num_bytes))
         libc.memset(block, 1, num_bytes)
         libc.free(block)
-        counts.append(allocator.page_faults() - before)
+        counts.append(page_faults() - before)
     return counts
 
 def in_a_thread(num_bytes):
@@ -49,15 +50,15 @@ def phase(small):
     return {"large": faults(40 * MIB), "resident": resident_bytes(), "small": faults(small)}
 
 before = phase(MIB)
-with allocator.keeping_freed_memory():
+with keeping_freed_memory():
     within = phase(MIB)
 resident = resident_bytes()
 print(json.dumps([before, within, phase(20 * MIB) | {"resident": resident}]))
 """
 OTHER_THREAD = """
 if sys.argv[1] == "shared":
-    allocator.share_heap()
-with allocator.keeping_freed_memory():
+    share_heap()
+with keeping_freed_memory():
     print(json.dumps({mib: in_a_thread(mib * MIB) for mib in (40, 80)}))
 """
 
@@ -121,10 +122,11 @@ class Recorder:
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 
 
+@needs_glibc
 def test_the_usual_settings_are_put_back_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     libc = Recorder()
-    monkeypatch.setattr(allocator, "_glibc", lambda: libc)
-    with pytest.raises(RuntimeError), allocator.keeping_freed_memory():
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    with pytest.raises(RuntimeError), keeping_freed_memory():
         assert dict(libc.calls) == {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1, M_TOP_PAD: 64 * MIB}
         libc.calls.clear()
         raise RuntimeError
@@ -144,18 +146,18 @@ def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "confstr", unknown)  # as Python does on musl
-        assert not allocator.can_keep_freed_memory()
+        assert not can_keep_freed_memory()
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not allocator.can_keep_freed_memory()
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: pytest.fail("the C library was touched"))
-    with allocator.keeping_freed_memory():
-        allocator.share_heap()
+    assert not can_keep_freed_memory()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: pytest.fail("the C library was touched"))
+    with keeping_freed_memory():
+        share_heap()
 
 
 def test_importing_sets_nothing() -> None:
     code = (
         "import ctypes\n"
         "ctypes.CDLL = lambda *a, **k: (_ for _ in ()).throw(AssertionError('a library was opened'))\n"
-        "import jaxnn.observe.allocator\n"
+        "import jaxnn\n"
     )
     subprocess.run([sys.executable, "-c", "import jax, numpy\n" + code], check=True)

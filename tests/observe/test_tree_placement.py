@@ -1,4 +1,4 @@
-"""What sits where is read off the arrays."""
+"""Placement is read from the arrays."""
 
 import json
 
@@ -26,8 +26,9 @@ def mesh() -> jax.sharding.Mesh:
 
 def test_arrays_of_one_device(platform) -> None:
     params = {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}
-    (tree,) = observe_placement(parameters=params).trees
-    assert tree.platforms == (platform,)
+    tree, key = observe_placement(parameters=params, key=jax.random.key(0)).trees
+    assert key.device_bytes == {f"{platform}:0": 8}
+    assert tuple(tree.first_leaf) == (platform,)
     assert (tree.num_leaves, tree.num_committed) == (2, 0)
     assert tree.num_bytes == 6 * 4 + 3 * 4
     assert tree.device_bytes == {f"{platform}:0": 36}
@@ -48,11 +49,6 @@ def test_copies_count_on_each_device_and_shards_once(mesh, platform) -> None:
     assert parameters.device_bytes == {f"{platform}:0": 32, f"{platform}:1": 32}
     assert data.device_bytes == {f"{platform}:0": 16, f"{platform}:1": 16}
     assert parameters.num_bytes == data.num_bytes == 32
-
-
-def test_keys_have_a_place_too(platform) -> None:
-    (tree,) = observe_placement(key=jax.random.key(0)).trees
-    assert tree.device_bytes == {f"{platform}:0": 8}
 
 
 def test_a_host_array_is_named_by_its_path(platform) -> None:

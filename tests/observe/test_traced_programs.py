@@ -1,4 +1,4 @@
-"""Implementations are read off the traced program, through every transformation; so are convolutions without one."""
+"""Implementations, plain convolutions and dtypes of products are read from traced programs, wherever they are."""
 
 from collections.abc import Callable
 from typing import Any
@@ -125,3 +125,51 @@ def test_all_that_look_into_a_jitted_function_share_one_trace() -> None:
     assert implementations(step, KERNEL) and product_dtypes(step, KERNEL)
     assert plain_convolutions(step, KERNEL) == 0
     assert len(traces) == 1
+
+
+MATRIX = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+
+
+@jax.custom_vjp
+def product(x: jax.Array) -> jax.Array:
+    return x @ x
+
+
+product.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x @ x,
+        jax.jit(lambda x: x @ x),
+        lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, length=3)[0],
+        lambda x: jax.lax.while_loop(lambda c: c[0, 0] < 1, lambda c: c @ c, x),
+        lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x, x),
+        jax.checkpoint(lambda x: x @ x),
+        product,
+        lambda x: jax.vmap(lambda row: row @ x)(x),
+    ],
+    ids=["plain", "jit", "scan", "while", "cond", "remat", "custom_vjp", "vmap"],
+)
+def test_a_product_is_found(function: Callable[..., Any]) -> None:
+    assert product_dtypes(function, MATRIX) == {"float32": 1}
+
+
+def test_products_are_counted_by_dtype_the_most_frequent_first() -> None:
+    def mixed(x: jax.Array) -> jax.Array:
+        low = x.astype(jnp.bfloat16)
+        # lax takes operands of unequal dtypes as they are; jnp would promote them.
+        unequal = jax.lax.dot_general(low, x, (((1,), (0,)), ((), ())))
+        return low @ low @ low + unequal.astype(jnp.bfloat16)
+
+    assert list(product_dtypes(mixed, MATRIX).items()) == [("bfloat16", 2), ("bfloat16*float32", 1)]
+    assert product_dtypes(jax.grad(lambda x: product(x).sum()), MATRIX) == {"float32": 3}
+    assert product_dtypes(lambda x: x + 1, MATRIX) == {}
+
+
+def test_a_layer_shows_its_compute_dtype() -> None:
+    layer = linen.Conv(2, (3, 3), dtype=jnp.bfloat16)
+    images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
+    variables = jax.eval_shape(layer.init, jax.random.key(0), images)
+    assert product_dtypes(layer.apply, variables, images) == {"bfloat16": 1}
