@@ -22,7 +22,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import _compat
-from jaxnn.cli.cluster import ClusterOptions
+from jaxnn.cli import ClusterOptions
 from jaxnn.parallel.processes import Place, start_processes
 from tests import processes, shell, tiny
 
@@ -486,13 +486,11 @@ SCRIPT = """
 import os
 import sys
 import jax
-from jaxnn.cli.cluster import processes
-from jaxnn.cli.errors import sentences
-from jaxnn.cli.script import parse
+from jaxnn.cli import exit_on_user_error, parse_run, processes
 from jaxnn.parallel.processes import from_leader
 from tests import tiny
-with sentences():
-    config, options, cluster = parse(tiny.experiment(), sys.argv[1:])
+with exit_on_user_error():
+    config, options, cluster = parse_run(tiny.experiment(), sys.argv[1:])
     with processes(cluster):
         found = options.run_dir or f"resumed {options.resume}"
         told = (cluster.process_id, found, config.num_steps, jax.process_count(), from_leader(lambda: "led"))

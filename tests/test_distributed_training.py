@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli.script import RESUMABLE
+from jaxnn.loop import RESUMABLE
 from tests import processes, several, tiny
 from tests.processes import Done, Started, free_port, started
 

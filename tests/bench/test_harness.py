@@ -1,24 +1,18 @@
 """The benchmark harness: what is timed and how, what cannot be measured, and pages of several machines."""
 
 import contextlib
-import dataclasses
-import io
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
-from articles.studies import activations, matmul
-from matplotlib.figure import Figure
+from articles.studies import activations
 
 from jaxnn.bench import (
     Bench,
     Case,
-    Finding,
     Machine,
     Measured,
     NotMeasured,
@@ -38,47 +32,15 @@ from jaxnn.bench import (
     merge,
     per_call,
     read_results,
-    training_call,
     write_results,
 )
-from jaxnn.cli.app import main
+from jaxnn.cli import command
 from jaxnn.parallel import first_devices
 from jaxnn.types import ConfigError, DataError, RecordError
-from tests import benched, tiny
+from tests import benched
+from tests.benched import Settings, interrupted_at, study
 
 STUDIES = find_studies()
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    sizes: tuple[int, ...] = (10, 1000)
-    rounds: int = 3
-    seconds: float = 0.001
-    precision: float | None = None
-
-
-def sum_cases(bench: Bench) -> Iterator[Sequence[Case]]:
-    for size in bench.settings.sizes:
-        yield [Case(kind, {"size": size}, lambda size=size: lambda: sum(range(size)), size) for kind in bench.devices]
-
-
-def sum_findings(rows: Rows) -> list[Finding]:
-    return [Finding("A0", f"sum of {row.what['size']}", row.time, "fast") for row in rows]
-
-
-def study(cases: Callable[[Bench], Any] = sum_cases, **changes: Any) -> Study:
-    fields: dict[str, Any] = {
-        "name": "sums",
-        "claims": ("A0",),
-        "title": "How long?",
-        "method": "All of it.",
-        "full": Settings(),
-        "quick": Settings((10,)),
-        "cases": cases,
-        "findings": sum_findings,
-        "draw": lambda columns, figure: None,
-    }
-    return Study(**{**fields, **changes})
 
 
 def one_group(*cases: Case) -> Study:
@@ -239,15 +201,6 @@ def test_a_case_that_breaks_while_timed_is_not_measured() -> None:
     assert rows[0].missing == "MemoryError: full" and rows[0].seconds == () and rows[1].seconds
 
 
-def test_a_training_call_continues_where_the_one_before_ended() -> None:
-    def losses(num_steps: int, times: int) -> list[float]:
-        train, _, _ = training_call(tiny.experiment(), tiny.splits(), "cpu", num_steps)
-        return [float(train().sums["loss"]) for _ in range(times)]
-
-    parts = losses(5, 3)
-    assert sum(parts) == pytest.approx(losses(15, 1)[0], rel=1e-6) and parts[2] < parts[0]
-
-
 # --- results ---
 
 
@@ -306,13 +259,13 @@ def test_figures_that_do_not_fit_together_are_not_merged(tmp_path: Path, other: 
 
 
 def test_the_page_shows_what_was_not_measured() -> None:
-    page = make_page(results(), STUDIES, "Page")
+    page = make_page(results(), STUDIES)
     assert "| claim | what | the article | CPU, Chip, 2 cores | GPU |" in page
     assert "| 150 elements/s (100–200) | not measured |" in page
     assert "quick settings: activations." in page and "matmul" in page.split("## Not measured")[1]
     (part,) = results()["activations"].parts.values()
     halved = {part.machine.label: part._replace(complete=False)}
-    page = make_page({"activations": results()["activations"]._replace(parts=halved)}, STUDIES, "Page")
+    page = make_page({"activations": results()["activations"]._replace(parts=halved)}, STUDIES)
     assert "Interrupted on CPU, Chip, 2 cores after 1 cases" in page and "| A1 |" not in page
 
 
@@ -322,7 +275,7 @@ def test_the_page_names_every_commit_it_was_measured_at() -> None:
     later = second["activations"].parts[label]
     later = later._replace(machine=later.machine._replace(commit="fedcba", load=3.0))
     both = {**first, "more": second["activations"]._replace(parts={label: later})}
-    (line,) = [line for line in make_page(both, {}, "Page").splitlines() if line.startswith(f"| {label} |")]
+    (line,) = [line for line in make_page(both, {}).splitlines() if line.startswith(f"| {label} |")]
     assert "; fedcba |" in line and "to 3.0 |" in line
 
 
@@ -339,7 +292,7 @@ def test_only_devices_that_are_available_are_measured() -> None:
 def test_studies_are_found_by_name_and_by_path(tmp_path: Path) -> None:
     assert load_study("matmul", STUDIES) is STUDIES["matmul"]
     own = tmp_path / "own.py"
-    own.write_text("from tests.test_bench import study\nSTUDY = study()\n")
+    own.write_text("from tests.benched import study\nSTUDY = study()\n")
     assert load_study(str(own), {}).name == "sums"
     own_none = tmp_path / "none.py"
     own_none.write_text("")
@@ -366,22 +319,12 @@ def test_a_page_grows_and_keeps_figures_of_other_devices(tmp_path: Path) -> None
         bench(study(), quick=True, out=tmp_path, say=quiet)
 
 
-def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
-    def cases(bench: Bench) -> Iterator[Sequence[Case]]:
-        for count, group in enumerate(sum_cases(bench)):
-            if count == number:
-                raise KeyboardInterrupt
-            yield group
-
-    return cases
-
-
 def interrupted_and_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch, commits: tuple[str, str]) -> list[str]:
     """What is printed when a study that was interrupted in its second group, at one commit, runs at another."""
     lines: list[str] = []
     for tried, commit in zip((study(interrupted_at(1)), study()), commits, strict=True):
         here = machine("cpu", "Chip")._replace(commit=commit)
-        monkeypatch.setattr("jaxnn.bench.runner.describe_machine", lambda device, here=here: here)
+        monkeypatch.setattr("jaxnn.bench._measurement.describe_machine", lambda device, here=here: here)
         lines.clear()
         with contextlib.suppress(KeyboardInterrupt):
             bench(tried, out=folder, say=lines.append)
@@ -418,7 +361,7 @@ def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(tmp_
 
 
 OWN = """
-from tests.test_bench import interrupted_at, study, sum_cases
+from tests.benched import interrupted_at, study, sum_cases
 STUDY = study({cases}, name="{name}")
 """
 
@@ -427,66 +370,21 @@ def test_the_command_lists_measures_and_refuses(tmp_path: Path, capsys: pytest.C
     own, broken, page = tmp_path / "own_study.py", tmp_path / "broken_study.py", tmp_path / "page"
     own.write_text(OWN.format(cases="sum_cases", name="own"))
     broken.write_text(OWN.format(cases="interrupted_at(1)", name="broken"))
-    main(["bench"])
+    command(["bench"])
     assert "matmul" in capsys.readouterr().out
-    main(["bench", str(own), "--quick", "--out", str(page)])
+    command(["bench", str(own), "--quick", "--out", str(page)])
     out = capsys.readouterr().out
     assert "sum of 10" in out and str(page / "results.md") in out
     assert {file.name for file in page.iterdir()} == {"results.json", "results.md", "own.png"}
     with pytest.raises(SystemExit, match="130"):
-        main(["bench", str(broken), "--out", str(tmp_path / "part")])
+        command(["bench", str(broken), "--out", str(tmp_path / "part")])
     assert f"what was measured is in {tmp_path / 'part' / 'results.json'}" in capsys.readouterr().err
     (part,) = read_results(tmp_path / "part")["broken"].parts.values()
     assert [row.what["size"] for row in part.rows] == [10] and not part.complete
     for wrong in (["--devices", "gpu"], ["--devices", "abacus"]):
         with pytest.raises(SystemExit, match="2"):
-            main(["bench", str(own), *wrong, "--out", str(tmp_path / "none")])
+            command(["bench", str(own), *wrong, "--out", str(tmp_path / "none")])
         assert not (tmp_path / "none").exists()
     with pytest.raises(SystemExit):
-        main(["bench", "merge", str(page), str(page)])
+        command(["bench", "merge", str(page), str(page)])
     assert "give --out DIR" in capsys.readouterr().err
-
-
-# --- the studies of this repository ---
-
-
-@pytest.mark.parametrize("one", STUDIES.values(), ids=list(STUDIES))
-def test_a_study_is_complete_and_draws_nothing_from_nothing(one: Study) -> None:
-    assert one.title[-1] == "?" and len(one.method) > 40 and re.fullmatch(r"[a-z_]+", one.name)
-    assert all(re.fullmatch(r"A\d+", claim) for claim in one.claims)
-    for settings in (one.full, one.quick):
-        assert settings.rounds >= 2
-        json.dumps(one.definition(settings))
-    assert one.definition(one.full) != one.definition(one.quick)
-    assert all(found.quantity is None for found in one.findings(Rows())) and list(one.conclude({"CPU": Rows()})) == []
-    figure = Figure(layout="constrained")
-    one.draw({"CPU": Rows()}, figure)
-    figure.savefig(io.BytesIO(), format="png")
-
-
-def test_the_figures_of_other_prices_are_measured_again() -> None:
-    assert [one.name for one in STUDIES.values() if not one.resumable] == ["cost"]
-
-
-def test_every_way_of_running_an_activation_computes_the_same() -> None:
-    vector = np.linspace(-3, 3, 50, dtype=np.float32)
-    for operation in activations.OPERATIONS:
-        values = [activations.make_call(operation, form, vector, jax.devices()[0])() for form in activations.FORMS]
-        for found in values[1:]:
-            np.testing.assert_allclose(np.asarray(found), values[0], rtol=1e-5, atol=1e-6)
-
-
-def test_the_error_of_a_precision_is_that_of_its_rounding() -> None:
-    def error(name: str) -> float:
-        return float(matmul._error(name, 128, "cpu", jax.devices()[0])["error"])  # type: ignore[arg-type]
-
-    # Rounding to m bits is off by 2**-(m+1) at most, and by 0.4 of that on average; two factors, so √2 of it.
-    assert 0.2 * 2**-8 < error("bfloat16") < 2**-8 and 0.2 * 2**-11 < error("float16") < 2**-11
-    assert 1e-17 < error("float64") < 1e-14 and 1e-8 < error("float32") < 1e-6
-    # Steps of 1/32 are off by 1/32/√12 each: 0.9 % of a standard deviation, in two factors 1.3 %.
-    assert error("int8") == pytest.approx(0.0128, rel=0.1)
-
-
-def test_precisions_that_a_device_lacks_are_not_measured() -> None:
-    with pytest.raises(NotMeasured, match="CPUs do not have it in hardware"):
-        matmul._begin("tf32", 8, "cpu", jax.devices()[0])

@@ -22,11 +22,10 @@ from jaxnn.bench import (
     Rows,
     bench,
     findings_table,
-    machines_of,
     merge,
     write_results,
 )
-from jaxnn.cli.app import main
+from jaxnn.cli import command
 from jaxnn.types import ConfigError
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
@@ -92,7 +91,7 @@ def test_the_price_stays_with_the_figure_when_results_are_merged(tmp_path: Path)
     write_results(results("cpu", "Chip", Rows([row("mnist_cnn", (3.6,), 0.5)])), tmp_path / "a")
     write_results(results("gpu", "H100", Rows([row("mnist_cnn", (0.36,), 4.0)])), tmp_path / "b")
     merged = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
-    _, table = findings_table(cost.STUDY, merged["cost"].rows, machines_of(merged))
+    table, _ = findings_table(cost.STUDY, merged)
     assert table[0][3:] == ("6 min", "36 s, 10×")
     # 360 s of $0.50 an hour are 5 cents, 36 s of $4 are 4.
     assert table[1][1:] == (
@@ -153,10 +152,10 @@ def test_a_run_on_this_machine_has_its_cost_on_the_page(tmp_path: Path) -> None:
 
 def test_prices_are_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("jaxnn.cli.bench.measure", lambda *studies, **options: asked.update(options) or {})
-    main(["bench", "cost", "--prices", "cpu=0.12, gpu=2.5", "--out", str(tmp_path)])
+    monkeypatch.setattr("jaxnn.cli._command.measure", lambda *studies, **options: asked.update(options) or {})
+    command(["bench", "cost", "--prices", "cpu=0.12, gpu=2.5", "--out", str(tmp_path)])
     assert asked["prices"] == {"cpu": 0.12, "gpu": 2.5}
     with pytest.raises(SystemExit) as exit_:
-        main(["bench", "cost", "--prices", "cpu", "--out", str(tmp_path)])
+        command(["bench", "cost", "--prices", "cpu", "--out", str(tmp_path)])
     assert exit_.value.code == 2
     assert "prices has 'cpu': give dollars per hour by kind, as in cpu=0.12,gpu=2.5." in capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from jaxnn.bench.figures import Plain, Quantity, Rows
+from jaxnn.bench._figures import Plain, Quantity, Rows
 from jaxnn.record import jsonable
 from jaxnn.types import ConfigError, suggest
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The studies of a checkout, below its folder of experiments.
-STUDIES = Path("articles/studies")
+_STUDIES = Path("articles/studies")
 
 
 class NotMeasured(Exception):
@@ -27,7 +27,7 @@ class NotMeasured(Exception):
 
 
 class Bench(NamedTuple):
-    """What the cases of a study are made from.
+    """Input of a study's cases.
 
     Attributes:
         devices: devices to measure, ``{"cpu": …, "gpu": …}``, the first of each kind.
@@ -41,13 +41,7 @@ class Bench(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A call to be timed whose amount of work is known only once it is made.
-
-    Attributes:
-        call: waits for its own result.
-        work: amount of work of one call.
-        observed: further figures, as from `Case.observe`.
-    """
+    """A call to be timed that comes with its amount of work and with further figures, see `Case`."""
 
     call: Callable[[], object]
     work: float
@@ -60,8 +54,8 @@ class Case(NamedTuple):
     Attributes:
         device: key in `Bench.devices`; work of the host itself belongs to ``cpu``.
         what: identifies the case within its study, ``{"operation": "relu", "size": 1000}``.
-        begin: puts arrays on the device, compiles, and returns the call to be timed. It and the first call, which is
-            not timed, may raise `NotMeasured`.
+        begin: puts arrays on the device, compiles, and returns the call to be timed, which waits for its own result.
+            It and the first call, which is not timed, may raise `NotMeasured`.
         work: amount of work of one call, unless ``begin`` returns `Prepared`.
         unit: of ``work``, such as ``elements``.
         observe: returns figures that are not times, such as an error or an accuracy.
@@ -136,12 +130,12 @@ class Study:
 def find_studies() -> dict[str, Study]:
     """The studies of the checkout in the working directory, else of the one jaxnn is imported from, by claim."""
     roots = (Path.cwd() / "experiments", Path(__file__).parents[2] / "experiments")
-    root = next((root for root in roots if (root / STUDIES).is_dir()), None)
+    root = next((root for root in roots if (root / _STUDIES).is_dir()), None)
     if root is None:
         return {}
     if str(root) not in sys.path:  # studies import the scripts of the networks that they measure
         sys.path.append(str(root))
-    found = [_study_in(path) for path in sorted((root / STUDIES).glob("*.py")) if not path.stem.startswith("study_")]
+    found = [_study_in(path) for path in sorted((root / _STUDIES).glob("*.py")) if not path.stem.startswith("study_")]
     return {study.name: study for study in sorted(found, key=lambda study: int(study.claims[0].strip("A")))}
 
 
@@ -155,16 +149,15 @@ def load_study(name: str, known: Mapping[str, Study]) -> Study:
         return known[name]
     if name.endswith(".py"):
         return _study_in(Path(name))
-    if not known:
-        raise ConfigError(f"no study {name!r}: run in a checkout of jaxnn, or give the path of a file with a STUDY.")
-    raise ConfigError(f"no study {name!r}: {suggest(name, known)}; or give the path of a file with a STUDY.")
+    near = suggest(name, known) + "; or" if known else "run in a checkout of jaxnn, or"
+    raise ConfigError(f"no study {name!r}: {near} give the path of a file with a STUDY.")
 
 
 def _study_in(path: Path) -> Study:
     path = path.resolve()
     if not path.is_file():
         raise ConfigError(f"no study at {path}: there is no such file.")
-    name = f"articles.studies.{path.stem}" if path.parts[-3:-1] == STUDIES.parts else path.stem
+    name = f"articles.studies.{path.stem}" if path.parts[-3:-1] == _STUDIES.parts else path.stem
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from articles import news_bag
 from articles.studies import cats_vs_dogs, keras_scripts, networks, text
-from articles.studies.study_training import network, run_time, step_time, training_cases
+from articles.studies.study_training import network, run_time, step_time, training_call, training_cases
 
 from jaxnn import data
 from jaxnn.bench import Bench, Prepared, Quantity, Row, Rows
 from jaxnn.nn.partitioning import unboxed
 from jaxnn.types import DataError, Splits
-from tests import shell
+from tests import shell, tiny
 
 # Parameters of each network, as published or as its own code says.
 PARAMETERS = {
@@ -167,6 +167,15 @@ def test_data_that_are_not_there_are_a_reason_and_not_the_end(tmp_path: Path, mo
     with pytest.raises(DataError, match="cats_vs_dogs"):
         assert case.begin is not None
         case.begin()
+
+
+def test_a_training_call_continues_where_the_one_before_ended() -> None:
+    def losses(num_steps: int, times: int) -> list[float]:
+        train, _, _ = training_call(tiny.experiment(), tiny.splits(), "cpu", num_steps)
+        return [float(train().sums["loss"]) for _ in range(times)]
+
+    parts = losses(5, 3)
+    assert sum(parts) == pytest.approx(losses(15, 1)[0], rel=1e-6) and parts[2] < parts[0]
 
 
 @pytest.mark.slow

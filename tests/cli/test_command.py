@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli import app
+from jaxnn.cli import command
 from tests import shell, swept, tiny
 
 EXPERIMENTS = sorted((shell.ROOT / "experiments").glob("*.py"))
@@ -26,7 +26,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def says(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    app.main(list(map(str, arguments)))
+    command(list(map(str, arguments)))
     return capsys.readouterr().out
 
 
@@ -111,7 +111,7 @@ def test_a_sweep_is_shown(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_two_sweeps_are_compared(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "side A has 2 members with seed 0, which differ in learning_rate"
-    assert words in shell.fails(capsys, app.main, "compare", sweeps / "older", sweeps / "newer")
+    assert words in shell.fails(capsys, command, "compare", sweeps / "older", sweeps / "newer")
     text = says(capsys, "compare", sweeps / "newer", sweeps / "newer", "--metric", "test_accuracy")
     assert f"A  {sweeps / 'newer'}" in text and "test_accuracy: B 0.815 against A 0.815, paired over 2 seeds." in text
 
@@ -127,7 +127,7 @@ def test_one_value_of_an_axis_is_compared(sweeps: Path, capsys: pytest.CaptureFi
         ("learning_rate", "--select is 'learning_rate', and must be FIELD=VALUE"),
         ("learning_rate=7", "no member has learning_rate = 7: there are 0.1, 0.2"),
     ):
-        assert words in shell.fails(capsys, app.main, *compare, "--select", choice)
+        assert words in shell.fails(capsys, command, *compare, "--select", choice)
 
 
 def test_a_failure_is_shown_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def test_a_failure_is_shown_with_its_reason(tmp_path: Path, capsys: pytest.Captu
 def test_a_mistake_with_the_command_is_named(
     arguments: Sequence[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert re.search(words, shell.fails(capsys, app.main, *arguments))
+    assert re.search(words, shell.fails(capsys, command, *arguments))
 
 
 def test_the_command_is_a_module_and_exits_with_a_status(tmp_path: Path) -> None:

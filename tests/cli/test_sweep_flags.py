@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli.sweeping import parse
+from jaxnn.cli import parse_sweep
 from jaxnn.sweeps.engine import running
 from tests import shell, tiny
 
@@ -51,7 +51,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object, **how: Any) ->
 
 def test_every_field_takes_several_values() -> None:
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
-    values, design, options = parse(wide(), [*flags.split(), "--combine", "zipped", "--halving", "3", "--width", "7"])
+    values, design, options = parse_sweep(
+        wide(), [*flags.split(), "--combine", "zipped", "--halving", "3", "--width", "7"]
+    )
     assert values == {
         "learning_rate": [0.001, 2.0],
         "model.features": [(8, 8), (16,)],
@@ -152,7 +154,7 @@ def test_a_field_named_like_an_option_is_refused(capsys: pytest.CaptureFixture[s
 def test_each_core_is_a_device_unless_jax_was_told_otherwise(told: dict[str, str], expected: str) -> None:
     probe = (
         "import jax\n"
-        "from jaxnn.cli.cores import MOST_DEVICES, use_all_cores\n"
+        "from jaxnn.cli import MOST_DEVICES, use_all_cores\n"
         "from jaxnn.observe import cpu_count\n"
         "use_all_cores()\n"
         "count = len(jax.devices('cpu'))\n"

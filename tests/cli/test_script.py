@@ -1,4 +1,4 @@
-"""An experiment as a script: flags, statuses, one sentence for each mistake, and never a traceback."""
+"""An experiment as a script: flags, statuses, one line for each mistake, and never a traceback."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli.cluster import ClusterOptions
-from jaxnn.cli.script import COMMANDS, parse
+from jaxnn.cli import COMMANDS, ClusterOptions, parse_run
 from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
@@ -50,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_flags_a_script_runs_its_experiment_as_it_stands() -> None:
-    assert parse(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions(), ClusterOptions())
+    assert parse_run(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions(), ClusterOptions())
 
 
 def test_flags_change_the_config_and_how_it_is_run(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_run_that_diverges_fails_with_another_status(tmp_path: Path, capsys: p
 def test_resuming_takes_the_config_from_the_record(finished: Path) -> None:
     run = script("--resume", finished)
     assert run.experiment.config.learning_rate == 0.25 and run.summary.status == "finished"
-    config, options, _ = parse(tiny.experiment(), [f"--resume={finished}"])
+    config, options, _ = parse_run(tiny.experiment(), [f"--resume={finished}"])
     assert config.learning_rate == 0.25 and options.resume == finished
 
 

@@ -1,4 +1,4 @@
-"""Measured figures: the times of a case, their median and spread, and how they are written."""
+"""Measured figures: the times of a case, their median and spread, and their text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ _TIMES = ((120.0, 60.0, " min"), (1.0, 1.0, " s"), (1e-3, 1e-3, " ms"), (1e-6, 1
 
 
 class Quantity(NamedTuple):
-    """A figure with its spread over rounds.
-
-    Attributes:
-        median: the median of the rounds.
-        low: the least of the rounds.
-        high: the greatest.
-        unit: such as ``elements/s`` or ``s``; empty for a ratio.
-    """
+    """A figure over rounds: median, minimum, maximum, and a unit such as ``elements/s``; empty for a ratio."""
 
     median: float
     low: float
@@ -41,18 +34,18 @@ class Quantity(NamedTuple):
             unit = f" {prefix}{' ' if prefix and not self.unit.startswith(('FLOP', 'B/')) else ''}{self.unit}"
         else:
             scale, unit = 1.0, ""
-        middle, low, high = (digits(value / scale) for value in self[:3])
+        middle, low, high = (_digits(value / scale) for value in self[:3])
         return f"{middle}{unit}" + (f" ({low}–{high})" if low != high else "")
 
 
 class Row(NamedTuple):
-    """What was measured of one case.
+    """Measurements of one case.
 
     Attributes:
-        what: what identifies the case, see `Case`.
+        what: identifies the case, see `Case`.
         seconds: of one call, one value per round.
-        work: amount of work of one call.
-        unit: of ``work``.
+        work: amount of work of one call, in ``unit``.
+        unit: such as ``elements``.
         observed: figures that are not times, such as an error or an accuracy.
         missing: why the case was not measured; empty if it was.
     """
@@ -83,7 +76,7 @@ class Rows(tuple[Row, ...]):
         return Rows(row for row in self if what.items() <= row.what.items())
 
     def one(self, **what: Plain) -> Row:
-        """The first row that matches, or a row that says it was not measured."""
+        """The first row that matches, or a row that was not measured."""
         return next(iter(self.where(**what)), Row(what, missing="not measured"))
 
     def values(self, name: str) -> list[Plain]:
@@ -111,21 +104,20 @@ def quantity(values: Sequence[float], unit: str) -> Quantity | None:
 
 def exactly(value: Plain, unit: str = "") -> Quantity:
     """A figure that was measured once."""
-    number = float(value or 0.0)
-    return Quantity(number, number, number, unit)
+    return Quantity(*3 * (float(value or 0.0),), unit)
 
 
 def relative(row: Row, base: Row) -> Quantity | None:
     """Rate of ``row`` over that of ``base``, round by round; None if either was not timed."""
-    pairs = zip(base.seconds, row.seconds, strict=True) if base.seconds and row.seconds else ()
-    return quantity([row.work / base.work * theirs / ours for theirs, ours in pairs], "")
+    if not (row.seconds and base.seconds):
+        return None
+    return ratios(base.seconds, row.seconds).scaled(row.work / base.work, "")
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> Quantity:
-    """``values`` over ``base``, round by round: both from one call of `interleaved`."""
-    found = quantity([value / other for value, other in zip(values, base, strict=True)], "")
-    assert found is not None, "no rounds"
-    return found
+    """``values`` over ``base``, round by round: both from one call of `interleaved`, of at least one round."""
+    found = [value / other for value, other in zip(values, base, strict=True)]
+    return Quantity(median(found), min(found), max(found), "")
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
@@ -141,13 +133,11 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 def format_ratio(ratio: float) -> str:
     """``28×``, ``0.31×``."""
-    return f"{digits(ratio)}×"
+    return f"{_digits(ratio)}×"
 
 
-def digits(value: float) -> str:
+def _digits(value: float) -> str:
     """Three significant digits, without an exponent if possible."""
-    if value == 0:
-        return "0"
     if abs(value) >= 100:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+    return f"{value:.3g}" if value == 0 or abs(value) >= 1e-4 else f"{value:.1e}"
