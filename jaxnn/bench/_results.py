@@ -200,17 +200,16 @@ def make_page(results: Results, studies: Mapping[str, Study]) -> str:
         title = name + (f" ({', '.join(study.claims)})" if study.claims else "")
         blocks += [f"## {title}", f"{study.title} {study.method}", markdown_table(*findings_table(study, results))]
         blocks += [*study.conclude(measured.rows), f"![{study.title}]({name}.png)"]
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[tuple[str, str], list[str]] = {}
         for label, part in measured.parts.items():
             if not part.complete:
                 blocks.append(f"Interrupted on {label} after {len(part.rows)} cases: measure it again.")
                 continue
-            for row in part.rows:
-                if row.missing:
-                    case = " ".join(map(str, row.what.values()))
-                    reasons.setdefault(f"({row.missing.rstrip('.')})", [f"{label}: {case}"]).append(case)
-        if reasons:
-            blocks.append("Not measured: " + "; ".join(f"{', '.join(x)} {reason}" for reason, x in reasons.items()))
+            for row in filter(lambda row: row.missing, part.rows):
+                cases = reasons.setdefault((label, row.missing.rstrip(".")), [])
+                cases.append(" ".join(map(str, row.what.values())))
+        if told := [f"{label}: {', '.join(cases)} ({reason})" for (label, reason), cases in reasons.items()]:
+            blocks.append(f"Not measured: {'; '.join(told)}.")
     if missing := [name for name in studies if name not in results]:
         blocks += ["## Not measured", f"{', '.join(missing)}."]
     return "\n\n".join(blocks) + "\n"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -135,7 +136,8 @@ def find_studies() -> dict[str, Study]:
         return {}
     if str(root) not in sys.path:  # studies import the scripts of the networks that they measure
         sys.path.append(str(root))
-    found = [_study_in(path) for path in sorted((root / _STUDIES).glob("*.py")) if not path.stem.startswith("study_")]
+    names = sorted(path.stem for path in (root / _STUDIES).glob("*.py") if not path.stem.startswith("study_"))
+    found = [importlib.import_module(f"articles.studies.{name}").STUDY for name in names]
     return {study.name: study for study in sorted(found, key=lambda study: int(study.claims[0].strip("A")))}
 
 
@@ -147,27 +149,13 @@ def load_study(name: str, known: Mapping[str, Study]) -> Study:
     """
     if name in known:
         return known[name]
-    if name.endswith(".py"):
-        return _study_in(Path(name))
-    near = suggest(name, known) + "; or" if known else "run in a checkout of jaxnn, or"
-    raise ConfigError(f"no study {name!r}: {near} give the path of a file with a STUDY.")
-
-
-def _study_in(path: Path) -> Study:
-    path = path.resolve()
+    if not name.endswith(".py"):
+        near = f"{suggest(name, known)}; or" if known else "run in a checkout of jaxnn, or"
+        raise ConfigError(f"no study {name!r}: {near} give the path of a file with a STUDY.")
+    path = Path(name).resolve()
     if not path.is_file():
         raise ConfigError(f"no study at {path}: there is no such file.")
-    name = f"articles.studies.{path.stem}" if path.parts[-3:-1] == _STUDIES.parts else path.stem
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    study = getattr(sys.modules[name], "STUDY", None)
+    study = runpy.run_path(str(path)).get("STUDY")
     if not isinstance(study, Study):
         raise ConfigError(f"{path} defines no STUDY: assign a jaxnn.bench.Study to that name.")
     return study
