@@ -13,7 +13,7 @@ import jax
 
 from jaxnn.bench._figures import Quantity, Row, Rows, format_ratio
 from jaxnn.bench._study import Finding, Study
-from jaxnn.observe import cpu_count, describe_devices, device_kind, name_device
+from jaxnn.observe import cpu_count, describe_devices, device_kind, markdown_table, name_device
 from jaxnn.record import git_state, make_room, write_json
 from jaxnn.types import RecordError
 
@@ -213,14 +213,6 @@ def make_page(results: Results, studies: Mapping[str, Study]) -> str:
     if missing := [name for name in studies if name not in results]:
         blocks += ["## Not measured", f"{', '.join(missing)}."]
     return "\n\n".join(blocks) + "\n"
-
-
-def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
-    """A Markdown table; ``|`` in cells is escaped. Without a header, which Markdown requires, its cells are empty."""
-    table = list(rows)
-    header = header or ("",) * len(table[0])
-    lines = [header, ("---",) * len(header), *table]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '\\|') for cell in line)} |" for line in lines)
 
 
 def _machines(results: Results) -> dict[str, Machine | None]:

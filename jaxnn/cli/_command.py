@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json as json_format
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxnn.bench import RESULTS_FILE, Results, Study, find_studies, findings_tab
 from jaxnn.bench import bench as measure
 from jaxnn.bench import merge as merge_pages
 from jaxnn.cli._exit_status import INTERRUPTED, exit_on_user_error
-from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable
+from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import age, final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
 from jaxnn.sweeps import Sweep, best_label, count_by_status, open_sweep
 from jaxnn.sweeps import compare as compare_sides
@@ -67,7 +67,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
             rows.append((str(path), *(_sweep_row(path) if is_sweep(path) else _run_row(path))))
         except JaxnnError as error:
             rows.append((str(path), "unreadable", "", "", str(error)))
-    _print_table(rows, ("run", "status", "step", "steps/s", "final metrics"))
+    print(printable(text_table(rows, ("run", "status", "step", "steps/s", "final metrics"))))
 
 
 def _run_row(path: Path) -> tuple[str, str, str, str]:
@@ -175,7 +175,7 @@ def bench(
         if not known:
             raise ConfigError("no studies here: run in a checkout of jaxnn, or give the path of a file with a STUDY.")
         rows = [(study.name, ", ".join(study.claims), study.title) for study in known.values()]
-        _print_table(rows, ("study", "claims", "question"))
+        print(text_table(rows, ("study", "claims", "question")))
         return
     if names[0] == "merge":
         if out == _OUT:
@@ -207,10 +207,8 @@ def _read_prices(text: str | None) -> dict[str, float]:
 def _show_results(results: Results, studies: Mapping[str, Study], out: Path) -> None:
     for name in results:
         if name in studies:
-            rows, header = findings_table(studies[name], results)
-            _print_table(rows, header, title=name)
-            for sentence in studies[name].conclude(results[name].rows):
-                print(sentence)
+            table = text_table(*findings_table(studies[name], results))
+            print(printable("\n".join([name, table, *studies[name].conclude(results[name].rows)])))
     print(f"page: {out / 'results.md'}")
 
 
@@ -228,15 +226,3 @@ def _brief(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_brief, value))
     return printable(value, lines=False)
-
-
-def _print_table(rows: Iterable[Sequence[str]], header: Sequence[str], title: str | None = None) -> None:
-    """Prints a table: on a terminal folded to its width, elsewhere one line per row, for other programs to read."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*header, box=None, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))  # as text: brackets are no markup
-    Console(width=None if sys.stdout.isatty() else 10_000).print(table)

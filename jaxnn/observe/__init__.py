@@ -1,4 +1,4 @@
-"""Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput."""
+"""Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
 from jaxnn.observe._allocator import MAPPED_BYTES as MAPPED_BYTES
 from jaxnn.observe._allocator import can_keep_freed_memory as can_keep_freed_memory
@@ -32,3 +32,7 @@ from jaxnn.observe._programs import equations as equations
 from jaxnn.observe._programs import implementations as implementations
 from jaxnn.observe._programs import plain_convolutions as plain_convolutions
 from jaxnn.observe._programs import product_dtypes as product_dtypes
+from jaxnn.observe._tables import Table as Table
+from jaxnn.observe._tables import html_table as html_table
+from jaxnn.observe._tables import markdown_table as markdown_table
+from jaxnn.observe._tables import text_table as text_table
