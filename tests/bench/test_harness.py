@@ -41,6 +41,7 @@ from tests import benched
 from tests.benched import Settings, interrupted_at, study
 
 STUDIES = find_studies()
+SILENT = [].append
 
 
 def one_group(*cases: Case) -> Study:
@@ -65,10 +66,6 @@ def results(kind: str = "Chip", device: str = "cpu", seconds: float = 0.5, **def
     rows = Rows([Row({"operation": "relu", "size": 100, "form": "jit"}, (seconds, 2 * seconds), 100.0, "elements")])
     one = machine(device, kind)
     return {"activations": Measured(known, True, {one.label: Part(one, rows)})}
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 # --- timer and figures ---
@@ -96,13 +93,10 @@ def test_a_measurement_lasts_as_long_as_asked_by_repeating_calls() -> None:
     assert per_call(lambda: None, 0.0)() > 0
 
 
-def test_the_interval_of_a_median_is_that_of_order_statistics() -> None:
+def test_statistics_are_the_spread_over_rounds_and_order_statistics_of_the_median() -> None:
     # Conover (1999): of 10 values the 2nd and 9th hold the median with 97.9 %.
     assert median_interval([float(value) for value in range(1, 11)]) == (2.0, 9.0)
     assert median_interval([1.0, 3.0, 2.0]) == (1.0, 3.0)
-
-
-def test_a_row_has_time_and_rate_with_their_spread() -> None:
     row = Row({}, (0.5, 0.25, 1.0), 100.0, "elements")
     assert row.time == Quantity(0.5, 0.25, 1.0, "s")
     assert row.rate == Quantity(200.0, 100.0, 400.0, "elements/s")
@@ -135,13 +129,10 @@ def test_figures_as_text(quantity: Quantity, text: str) -> None:
 # --- cases ---
 
 
-def test_a_study_has_a_row_for_each_case_in_order() -> None:
+def test_a_study_has_a_row_for_each_case_and_the_first_call_is_not_timed() -> None:
     rows = measured_rows(study(), on_cpu())
     assert [row.what["size"] for row in rows] == [10, 1000]
     assert all(len(row.seconds) == 3 for row in rows) and rows[1].work == 1000
-
-
-def test_the_first_call_is_not_timed() -> None:
     calls: list[int] = []
 
     def begin() -> Callable[[], object]:
@@ -286,7 +277,7 @@ def test_only_devices_that_are_available_are_measured() -> None:
     assert list(first_devices(None)) == ["cpu"] == list(first_devices(("cpu",)))
     for asked, words in ((("cpu", "gpu"), "gpu, which is not there"), (("gpus",), "did you mean 'gpu'"), ((), "empty")):
         with pytest.raises(ConfigError, match=words):
-            bench(study(), devices=asked, say=quiet)
+            bench(study(), devices=asked, say=SILENT)
 
 
 def test_studies_are_found_by_name_and_by_path(tmp_path: Path) -> None:
@@ -308,15 +299,15 @@ def test_studies_are_found_by_name_and_by_path(tmp_path: Path) -> None:
 
 
 def test_a_page_grows_and_keeps_figures_of_other_devices(tmp_path: Path) -> None:
-    (mine,) = bench(study(), out=tmp_path, say=quiet)["sums"].parts.values()
+    (mine,) = bench(study(), out=tmp_path, say=SILENT)["sums"].parts.values()
     other = machine("gpu", "H100")
     write_results(
         {"sums": Measured(study().definition(Settings()), False, {other.label: Part(other, mine.rows)})}, tmp_path
     )
-    bench(study(), out=tmp_path, say=quiet)
+    bench(study(), out=tmp_path, say=SILENT)
     assert list(read_results(tmp_path)["sums"].parts) == [other.label, mine.machine.label]
     with pytest.raises(RecordError, match="sums was defined differently: sizes is "):
-        bench(study(), quick=True, out=tmp_path, say=quiet)
+        bench(study(), quick=True, out=tmp_path, say=SILENT)
 
 
 def interrupted_and_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch, commits: tuple[str, str]) -> list[str]:
@@ -346,9 +337,9 @@ def test_what_other_code_measured_is_measured_again(
 
 
 def test_complete_figures_stay_until_new_ones_are_complete(tmp_path: Path) -> None:
-    whole = bench(study(), out=tmp_path, say=quiet)
+    whole = bench(study(), out=tmp_path, say=SILENT)
     with pytest.raises(KeyboardInterrupt):
-        bench(study(interrupted_at(1)), out=tmp_path, say=quiet)
+        bench(study(interrupted_at(1)), out=tmp_path, say=SILENT)
     assert read_results(tmp_path) == whole
 
 

@@ -63,6 +63,8 @@ def test_an_array_that_was_read_before_is_read_anew() -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_pinned_arrays_change_their_memory_and_no_number(direction: str) -> None:
     device = jax.devices()[1]
+    assert unpinnable("cpu", device) == "a CPU's memory is the host's: there is nothing to pin"
+    assert unpinnable("gpu", device) == ""
     call = make_transfer(direction, PINNED, 64, device)
     first, second = call(), call()
     kind = device.default_memory().kind if direction == DIRECTIONS[0] else "pinned_host"
@@ -76,12 +78,6 @@ def test_pageable_arrays_go_and_come_as_they_are(direction: str) -> None:
     result = make_transfer(direction, PAGEABLE, 64, jax.devices()[1])()
     np.testing.assert_array_equal(result, host_array(16))
     assert isinstance(result, jax.Array if direction == DIRECTIONS[0] else np.ndarray)
-
-
-def test_a_cpu_and_a_device_without_pinned_memory_say_why() -> None:
-    device = jax.devices()[0]
-    assert unpinnable("cpu", device) == "a CPU's memory is the host's: there is nothing to pin"
-    assert unpinnable("gpu", device) == ""
 
 
 # --- computing ---
@@ -134,9 +130,6 @@ def test_only_sizes_that_both_ran_are_compared() -> None:
     missing = Rows([*second, Row({"size": 2}, missing="no memory")])
     assert shared_sizes(first, missing, "size") == [1, 8] and faster_from(first, missing, "size") == 1
     assert shared_sizes(first, Rows(), "size") == [] and faster_from(first, Rows(), "size") is None
-
-
-def test_each_cpu_of_a_page_is_compared_with_each_gpu() -> None:
     labels = ["CPU, a", "CPU, b", "GPU, c", "TPU, d"]
     assert cpus_with_gpus(labels) == [("CPU, a", "GPU, c"), ("CPU, b", "GPU, c")] and cpus_with_gpus(labels[:2]) == []
 

@@ -1,4 +1,4 @@
-"""The ``jaxnn`` command, and what every script in ``experiments`` says of itself."""
+"""The ``jaxnn`` command, and the header of every script in ``experiments``."""
 
 from __future__ import annotations
 
@@ -90,16 +90,16 @@ def test_a_sweep_is_one_row_among_the_runs(sweeps: Path, capsys: pytest.CaptureF
     assert "0000" in member
     (row,) = says(capsys, "runs", sweeps / "older").splitlines()[1:]
     assert "sweep of 3" in row
+    for seed in (0, 1):  # shards alone are one row
+        swept.write(sweeps / "x" / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)])
+    (row,) = says(capsys, "runs", sweeps / "x").splitlines()[1:]
+    assert row.split()[0] == str(sweeps / "x" / "s") and "sweep of 2: 2 finished" in row
 
 
-def test_shards_alone_are_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for seed in (0, 1):
-        swept.write(tmp_path / "s" / "shards" / str(seed), [swept.member(seed, {"seed": seed}, 1.0)])
-    (row,) = says(capsys, "runs", tmp_path).splitlines()[1:]
-    assert row.split()[0] == str(tmp_path / "s") and "sweep of 2: 2 finished" in row
-
-
-def test_a_sweep_is_shown(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_shown_with_its_failures(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = swept.member(1, {"seed": 1}, status="failed", error="out of memory")
+    path = swept.write(sweeps / "s", [swept.member(0, {"seed": 0}, 1.0), failed])
+    assert re.search(r"^failed +member 1 \(seed 1\): out of memory$", says(capsys, "show", path), re.MULTILINE)
     text = says(capsys, "show", sweeps / "older")
     assert "sweep of 3: 2 finished, 1 diverged" in text and "member 0 (learning_rate 0.1, seed 0)" in text
     # Losses 1 and 3: mean 2, deviation √2.
@@ -128,12 +128,6 @@ def test_one_value_of_an_axis_is_compared(sweeps: Path, capsys: pytest.CaptureFi
         ("learning_rate=7", "no member has learning_rate = 7: there are 0.1, 0.2"),
     ):
         assert words in shell.fails(capsys, command, *compare, "--select", choice)
-
-
-def test_a_failure_is_shown_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    failed = swept.member(1, {"seed": 1}, status="failed", error="out of memory")
-    path = swept.write(tmp_path / "s", [swept.member(0, {"seed": 0}, 1.0), failed])
-    assert re.search(r"^failed +member 1 \(seed 1\): out of memory$", says(capsys, "show", path), re.MULTILINE)
 
 
 @pytest.mark.parametrize(

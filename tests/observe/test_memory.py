@@ -58,9 +58,6 @@ def test_the_peak_of_a_gpu_run_is_its_fullest_device(monkeypatch) -> None:
     devices = [Device(peak_bytes_in_use=5), Device(peak_bytes_in_use=9), Device()]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     assert peak_memory_bytes() == (9, "in use on cuda:0")
-
-
-def test_available_bytes_of_a_gpu() -> None:
     assert available_bytes(Device(bytes_limit=100, bytes_in_use=30)) == 70
     assert available_bytes(Device()) is None
 

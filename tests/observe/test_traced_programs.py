@@ -33,26 +33,18 @@ def layer(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return custom(x, kernel)
 
 
-def scanned(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.lax.scan(lambda carry, _: (layer(carry, kernel), None), x, length=3)[0]
-
-
 def scanned_within(x: jax.Array, kernel: jax.Array) -> jax.Array:
     with scope("convolution", "canonical"):
         return jax.lax.scan(lambda carry, _: (convolve(carry, kernel), None), x, length=3)[0]
-
-
-def mapped(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.vmap(layer, (None, 0))(x, jnp.stack([kernel, kernel]))
 
 
 HIDING_PLACES: dict[str, Callable[..., Any]] = {
     "plain": layer,
     "jit": jax.jit(layer),
     "remat": jax.checkpoint(layer),
-    "scan": scanned,
+    "scan": lambda x, kernel: jax.lax.scan(lambda carry, _: (layer(carry, kernel), None), x, length=3)[0],
     "scan within the scope": scanned_within,
-    "vmap": mapped,
+    "vmap": lambda x, kernel: jax.vmap(layer, (None, 0))(x, jnp.stack([kernel, kernel])),
 }
 
 
@@ -72,6 +64,9 @@ def test_the_layers_that_have_implementations_and_observation_spell_them_alike()
         for operation, name in (("attention", "cudnn"), ("recurrence", "hoisted"), ("attention", "whole")):
             with scope(operation, name):
                 x = x + 1
+        for name in ("jaxnn", "jaxnn.attention", "mine.jaxnn_like.x", "myjaxnn.attention.mine"):
+            with jax.named_scope(name):  # none of an implementation
+                x = x + 1
         with scope("attention", "cudnn"), scope("normalization", "analytic"):
             return x * 2
 
@@ -80,16 +75,6 @@ def test_the_layers_that_have_implementations_and_observation_spell_them_alike()
         "recurrence": ["hoisted"],
         "normalization": ["analytic"],
     }
-
-
-def test_other_scopes_are_not_implementations() -> None:
-    def step(x: jax.Array) -> jax.Array:
-        for name in ("jaxnn", "jaxnn.attention", "mine.jaxnn_like.x", "myjaxnn.attention.mine"):
-            with jax.named_scope(name):
-                x = x + 1
-        return x
-
-    assert implementations(step, X) == {}
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
