@@ -53,6 +53,9 @@ class Machine(NamedTuple):
         """Name of the column: ``CPU, AMD EPYC, 2 cores``."""
         return name_device(self.device, self.kind, self.cores)
 
+    def __str__(self) -> str:
+        return f"{self.date}, {self.label}, jax {self.versions.get('jax')}"
+
     def runs_the_same(self, other: Machine) -> bool:
         """Whether both measured with the same committed code and versions."""
         return (self.versions, self.commit) == (other.versions, other.commit) and not (self.commit or "").endswith("+")
