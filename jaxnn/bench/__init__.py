@@ -13,7 +13,6 @@ from jaxnn.bench._figures import relative as relative
 from jaxnn.bench._measurement import bench as bench
 from jaxnn.bench._measurement import interleaved as interleaved
 from jaxnn.bench._measurement import measure_group as measure_group
-from jaxnn.bench._measurement import merge as merge
 from jaxnn.bench._measurement import per_call as per_call
 from jaxnn.bench._results import RESULTS_FILE as RESULTS_FILE
 from jaxnn.bench._results import Machine as Machine
@@ -23,6 +22,7 @@ from jaxnn.bench._results import Results as Results
 from jaxnn.bench._results import describe_machine as describe_machine
 from jaxnn.bench._results import findings_table as findings_table
 from jaxnn.bench._results import make_page as make_page
+from jaxnn.bench._results import merge as merge
 from jaxnn.bench._results import read_results as read_results
 from jaxnn.bench._results import write_results as write_results
 from jaxnn.bench._study import Bench as Bench

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,15 +17,14 @@ from jaxnn.bench._results import (
     Part,
     Results,
     describe_machine,
-    make_page,
-    merge_results,
     read_results,
+    write_page,
     write_results,
 )
 from jaxnn.bench._study import Bench, Case, NotMeasured, Prepared, Study, find_studies
 from jaxnn.observe import keeping_freed_memory, share_heap
 from jaxnn.parallel import PLATFORMS, first_devices
-from jaxnn.record import make_room, new_figure, write_bytes, write_text
+from jaxnn.record import make_room
 from jaxnn.types import ConfigError, JaxnnError, suggest
 
 
@@ -194,41 +192,10 @@ def bench(
         if folder is not None:
             known, here = {each.name: each for each in studies}, find_studies()
             # A page of this checkout's studies names those that are missing.
-            _write_page(page, folder, {**here, **known} if set(here) & set(page) else known, [study.name])
+            write_page(page, folder, {**here, **known} if set(here) & set(page) else known, [study.name])
     if folder is not None:
         say(f"bench: {folder / 'results.md'}")
     return {study.name: page[study.name] for study in studies}
-
-
-def merge(sources: Sequence[str | Path], out: str | Path) -> Results:
-    """Merges the results of several machines into one page.
-
-    Args:
-        sources: folders or ``results.json`` files.
-        out: folder of the page.
-
-    Raises:
-        ConfigError: fewer than two sources.
-        RecordError: a source cannot be read, or two do not fit together.
-    """
-    if len(sources) < 2:
-        raise ConfigError("merge needs the results of two machines or more: give their folders.")
-    results = merge_results([(str(source), read_results(Path(source))) for source in sources])
-    _write_page(results, Path(out), find_studies(), list(results))
-    return results
-
-
-def _write_page(results: Results, folder: Path, studies: Mapping[str, Study], changed: Sequence[str]) -> None:
-    """Writes ``results.json``, ``results.md`` and the pictures of ``changed`` studies, or that do not exist."""
-    write_results(results, folder)
-    for name in results:
-        picture = folder / f"{name}.png"
-        if name in studies and (name in changed or not picture.exists()):
-            figure, content = new_figure(layout="constrained"), io.BytesIO()
-            studies[name].draw(results[name].rows, figure)
-            figure.savefig(content, format="png", dpi=110)
-            write_bytes(picture, content.getvalue())
-    write_text(folder / "results.md", make_page(results, studies))
 
 
 def _measure_study(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -12,10 +13,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn.bench._figures import Quantity, Row, Rows, format_ratio
-from jaxnn.bench._study import Finding, Study
+from jaxnn.bench._study import Finding, Study, find_studies
 from jaxnn.observe import cpu_count, describe_devices, device_kind, markdown_table, name_device
-from jaxnn.record import git_state, make_room, write_json
-from jaxnn.types import RecordError
+from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json, write_text
+from jaxnn.types import ConfigError, RecordError
 
 RESULTS_FILE = "results.json"
 _FORMAT = 2
@@ -165,27 +166,47 @@ def read_results(path: Path) -> Results:
     return results
 
 
-def merge_results(sources: Sequence[tuple[str, Results]]) -> Results:
-    """The results of several machines as one.
+def merge(sources: Sequence[str | Path], out: str | Path) -> Results:
+    """Merges the results of several machines into one page.
 
     Args:
-        sources: each with its name in errors.
+        sources: folders or ``results.json`` files.
+        out: folder of the page.
 
     Raises:
-        RecordError: a study is incomplete, was defined differently, or was measured twice on one device.
+        ConfigError: fewer than two sources.
+        RecordError: a source cannot be read; a study is incomplete, was defined differently, or was measured twice on
+            one device.
     """
-    merged: dict[str, tuple[str, Measured]] = {}
-    for there, results in sources:
-        for name, measured in results.items():
+    if len(sources) < 2:
+        raise ConfigError("merge needs the results of two machines or more: give their folders.")
+    merged: dict[str, Measured] = {}
+    first: dict[str, str] = {}
+    for there in map(str, sources):
+        for name, measured in read_results(Path(there)).items():
             for label, part in measured.parts.items():
                 if not part.complete:
                     raise RecordError(f"{there} has incomplete figures of {name} on {label}: measure it again.")
-            here, known = merged.get(name, (there, measured._replace(parts={})))
+            here, known = first.setdefault(name, there), merged.get(name, measured._replace(parts={}))
             known.check_comparable(name, measured, here, there)
             if both := sorted(set(known.parts) & set(measured.parts)):
                 raise RecordError(f"{here} and {there} both have {name} on {both[0]}: leave one of them out.")
-            merged[name] = here, known._replace(parts={**known.parts, **measured.parts})
-    return {name: measured for name, (_, measured) in merged.items()}
+            merged[name] = known._replace(parts={**known.parts, **measured.parts})
+    write_page(merged, Path(out), find_studies(), list(merged))
+    return merged
+
+
+def write_page(results: Results, folder: Path, studies: Mapping[str, Study], changed: Sequence[str]) -> None:
+    """Writes ``results.json``, ``results.md`` and the pictures of ``changed`` studies, or that do not exist."""
+    write_results(results, folder)
+    for name in results:
+        picture = folder / f"{name}.png"
+        if name in studies and (name in changed or not picture.exists()):
+            figure, content = new_figure(layout="constrained"), io.BytesIO()
+            studies[name].draw(results[name].rows, figure)
+            figure.savefig(content, format="png", dpi=110)
+            write_bytes(picture, content.getvalue())
+    write_text(folder / "results.md", make_page(results, studies))
 
 
 def make_page(results: Results, studies: Mapping[str, Study]) -> str:

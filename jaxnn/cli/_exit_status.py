@@ -7,13 +7,13 @@ import contextlib
 import errno
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxnn.loop import RESUMABLE as RESUMABLE
 from jaxnn.loop import Farewell, drop_output, interruptible, leave
 from jaxnn.observe import printable
-from jaxnn.types import ConfigError, JaxnnError, TrainingError
+from jaxnn.types import JaxnnError, TrainingError
 
 FAILED = 1
 BAD_INPUT = 2
@@ -89,16 +89,3 @@ def _ignore_signals() -> None:
     """Keeps the status of a finished command while JAX cleans up, which takes most of a second."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-
-
-def check_text(arguments: Sequence[str]) -> None:
-    """Refuses arguments that are not in the encoding of file names, which JAX and the files of a record require.
-
-    Raises:
-        ConfigError: names the argument, with its bytes as escapes.
-    """
-    for word in arguments:
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{word} is not UTF-8: use another name.") from None

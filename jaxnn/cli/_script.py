@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.advise import Advice, AdviseOptions, advise
-from jaxnn.cli._exit_status import INTERRUPTED, RESUMABLE, check_text, exit_on_user_error
+from jaxnn.cli._exit_status import INTERRUPTED, RESUMABLE, exit_on_user_error
 from jaxnn.cli._flags import Design, given, parse_run, parse_sweep, parse_values
 from jaxnn.cli._process_setup import ClusterOptions, check_alone, enable_compile_cache, processes, use_all_cores
 from jaxnn.loop import Run, fit
@@ -68,7 +68,9 @@ def main(
     arguments = list(sys.argv[1:] if argv is None else argv)
     resumed = None if (directory := given(arguments, "--resume")) is None else Path(directory)
     with exit_on_user_error(resumed, owns_process=argv is None):
-        check_text(arguments)
+        for word in arguments:
+            if any("\ud800" <= character <= "\udfff" for character in word):  # bytes that Python could not decode
+                raise ConfigError(f"{word} is not UTF-8: use another name.")
         if arguments and arguments[0] in COMMANDS:
             command, *arguments = arguments
         else:  # the directory of a sweep is resumed as one without the word
