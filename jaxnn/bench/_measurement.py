@@ -44,7 +44,7 @@ def interleaved[Key](
         rounds: number of rounds, or the least number with ``precision``.
         precision: stop once the 95 % interval of every contender's median is within this share of the median on either
             side; None: after ``rounds``.
-        most_rounds: stop after this many rounds at the latest.
+        most_rounds: stop after this many rounds, or ``rounds`` if that is more, at the latest.
 
     Returns:
         By contender, one figure per round.
@@ -60,7 +60,7 @@ def interleaved[Key](
 
     figures: dict[Key, list[float]] = {key: [] for key in measures}
     order = list(measures)
-    for count in range(rounds if precision is None else most_rounds):
+    for count in range(rounds if precision is None else max(rounds, most_rounds)):
         if count >= rounds and all(precise(values) for values in figures.values()):
             break
         start = count % max(1, len(order))
