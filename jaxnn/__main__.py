@@ -1,5 +1,5 @@
 """``python -m jaxnn`` is the ``jaxnn`` command."""
 
-from jaxnn.cli.app import main
+from jaxnn.cli import command
 
-main()
+command()

@@ -3,12 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxnn.bench import Bench, Case, Plain, Row, Rows, Study, bench, measure_group
+from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, bench, measure_group
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    sizes: tuple[int, ...] = (10, 1000)
+    rounds: int = 3
+    seconds: float = 0.001
+    precision: float | None = None
+
+
+def sum_cases(bench: Bench) -> Iterator[Sequence[Case]]:
+    for size in bench.settings.sizes:
+        yield [Case(kind, {"size": size}, lambda size=size: lambda: sum(range(size)), size) for kind in bench.devices]
+
+
+def sum_findings(rows: Rows) -> list[Finding]:
+    return [Finding("A0", f"sum of {row.what['size']}", row.time, "fast") for row in rows]
+
+
+def study(cases: Callable[[Bench], Any] = sum_cases, **changes: Any) -> Study:
+    fields: dict[str, Any] = {
+        "name": "sums",
+        "claims": ("A0",),
+        "title": "How long?",
+        "method": "All of it.",
+        "full": Settings(),
+        "quick": Settings((10,)),
+        "cases": cases,
+        "findings": sum_findings,
+        "draw": lambda columns, figure: None,
+    }
+    return Study(**{**fields, **changes})
+
+
+def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
+    def cases(bench: Bench) -> Iterator[Sequence[Case]]:
+        for count, group in enumerate(sum_cases(bench)):
+            if count == number:
+                raise KeyboardInterrupt
+            yield group
+
+    return cases
 
 
 def page_of(study: Study, settings: Any, folder: Path) -> str:

@@ -30,8 +30,7 @@ import functools, os, signal, sys, time
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxnn as jn
-from jaxnn.cli.cluster import ClusterOptions, processes
-from jaxnn.cli.errors import sentences
+from jaxnn.cli import ClusterOptions, exit_on_user_error, processes
 from jaxnn.parallel import *
 
 rank, count = int(sys.argv[1]), int(sys.argv[2])
@@ -157,7 +156,7 @@ def start(
     """
     where = {"coordinator": f"127.0.0.1:{free_port()}", "num_processes": count, "start_timeout": 30.0}
     options = "".join(f", {name}={value!r}" for name, value in {**where, **(flags or {})}.items())
-    body = f"with sentences(), processes(ClusterOptions(**{{'process_id': rank}} | dict({options[2:]}))):\n"
+    body = f"with exit_on_user_error(), processes(ClusterOptions(**{{'process_id': rank}} | dict({options[2:]}))):\n"
     program = PRELUDE + before + body + textwrap.indent(textwrap.dedent(code).strip(), "    ")
     return started(
         [[sys.executable, "-c", program, rank, count, devices] for rank in (range(count) if ranks is None else ranks)],

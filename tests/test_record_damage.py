@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli.app import main
+from jaxnn.cli import command as main
 from tests import shell, swept, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -221,7 +221,7 @@ def compare(ours: Call, theirs: Call, rounds: int) -> dict[str, tuple[float, ...
 
 def main(options: Options) -> None:
     """Times the cases in turn and prints by how much the plain form takes longer."""
-    print(f"{jax.devices()[0].device_kind}, jax {jax.__version__}; medians of {options.rounds} rounds")
+    print(f"{describe_machine()}; medians of {options.rounds} rounds")
     results = {}
     for name, make in (layer_cases() | program_cases()).items():
         if options.only and not any(word in name for word in options.only):

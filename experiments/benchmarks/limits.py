@@ -29,6 +29,7 @@ from jax.extend import core
 
 import jaxnn as jn
 from jaxnn.bench import describe_machine, interleaved, per_call
+from jaxnn.observe import text_table
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
 import flax_networks
@@ -133,9 +134,8 @@ def seconds_per_step(problem: Any, steps: int, rounds: int) -> list[float]:
 def main(options: Options) -> None:
     """Measures the device, then each network, and prints how far apart they are."""
     rate, bandwidth = product_rate(), memory_rate()
-    print(f"products {rate / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s, {jax.devices()[0].device_kind}")
-    print(f"{'':<13}{'GFLOP':>8}{'MB':>8}{'floor ms':>10}  {'bound by':<10}{'jaxnn ms':>9}{'of floor':>10}")
-    results = {}
+    print(f"products {rate / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s; {describe_machine()}", flush=True)
+    results, table = {}, []
     for name in options.networks:
         with tempfile.TemporaryDirectory() as folder:
             problems.write_problem(name, Path(folder))
@@ -145,12 +145,11 @@ def main(options: Options) -> None:
         floors = {"products": num_flops / rate, "memory": num_bytes / bandwidth}
         bound = max(floors, key=lambda kind: floors[kind])
         median = statistics.median(measured)
-        print(
-            f"{name:<13}{num_flops / 1e9:>8.3g}{num_bytes / 1e6:>8.3g}{1e3 * floors[bound]:>10.3g}  {bound:<10}"
-            f"{1e3 * median:>9.3g}{floors[bound] / median:>9.0%}",
-            flush=True,
-        )
+        work_done = f"{num_flops / 1e9:.3g}", f"{num_bytes / 1e6:.3g}"
+        times = f"{1e3 * floors[bound]:.3g}", bound, f"{1e3 * median:.3g}", f"{floors[bound] / median:.0%}"
+        table.append((name, *work_done, *times))
         results[name] = {"flops": num_flops, "bytes": num_bytes, "floor_seconds": floors, "seconds": measured}
+    print(text_table(table, ("network", "GFLOP", "MB", "floor ms", "bound by", "jaxnn ms", "floor/jaxnn")))
     device = {"products_flops_per_second": rate, "memory_bytes_per_second": bandwidth}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"limits_{jax.default_backend()}.json"

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import tyro
 
 from jaxnn.bench import interleaved, ratios
+from jaxnn.observe import text_table
 
 HERE = Path(__file__).parent
 CONTENDERS = HERE / "contenders"
@@ -155,19 +156,16 @@ def measure(problem: Path, steps: int, options: Options) -> dict[str, dict[str, 
 
 def show(network: str, results: dict[str, dict[str, Any]]) -> None:
     """Prints a network's table: steps a second, and how many times as fast jaxnn is in the same round."""
-    print(
-        f"\n{network:<22}{'steps/s':>10}{'spread':>9}{'jaxnn is':>10}{'':>16}{'compile':>9}{'peak':>10}{'loss off':>10}"
-    )
+    table = []
     for name, result in results.items():
         rates = result["steps_per_second"]
         ratio = ratios(results["jaxnn"]["steps_per_second"], rates)
         spread = (max(rates) - min(rates)) / statistics.median(rates)
-        print(
-            f"  {name:<20}{statistics.median(rates):>10.4g}{spread:>8.0%} {ratio.median:>8.2f}x"
-            f"  ({ratio.low:.2f} to {ratio.high:.2f}){result['compile_seconds']:>8.1f}s"
-            f"{result['peak_bytes'] / 2**20:>6.0f} MiB{result['loss_difference']:>10.1e}",
-            flush=True,
-        )
+        speed = f"{statistics.median(rates):.4g}", f"{spread:.0%}", f"{ratio} times as fast"
+        cost = f"{result['compile_seconds']:.1f} s", f"{result['peak_bytes'] / 2**20:.0f} MiB"
+        table.append((name, *speed, *cost, f"{result['loss_difference']:.1e}"))
+    header = (network, "steps/s", "spread", "jaxnn is", "compile", "peak", "loss difference")
+    print(f"\n{text_table(table, header)}", flush=True)
 
 
 def best_peer(results: dict[str, dict[str, Any]]) -> str:
@@ -179,13 +177,14 @@ def best_peer(results: dict[str, dict[str, Any]]) -> str:
 def conclude(networks: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Prints, for each network, the ratio to its best peer, and their geometric mean."""
     print("\njaxnn / best peer")
-    medians = []
+    table, medians = [], []
     for network, results in networks.items():
         peer = best_peer(results)
         ratio = ratios(results["jaxnn"]["steps_per_second"], results[peer]["steps_per_second"])
         medians.append(ratio.median)
-        print(f"  {network:<14}{ratio.median:>6.2f}  ({ratio.low:.2f} to {ratio.high:.2f})  {peer}")
-    print(f"  {'geometric mean':<14}{statistics.geometric_mean(medians):>6.2f}", flush=True)
+        table.append((network, str(ratio), peer))
+    table.append(("geometric mean", f"{statistics.geometric_mean(medians):.2f}", ""))
+    print(text_table(table), flush=True)
 
 
 def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:

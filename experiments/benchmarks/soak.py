@@ -105,10 +105,10 @@ def main(options: Options) -> None:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         samples = list(sampled(options, Path(folder) / "run"))
-    facts, last, growth = describe_machine(), samples[-1], 1000 * slope(samples)
+    last, growth = samples[-1], 1000 * slope(samples)
     share = growth * options.num_steps / 1000 / last.resident
     saves = options.num_steps // options.checkpoint_every if options.checkpoint_every else 0
-    print(f"{facts.date}, {facts.label}, jax {facts.versions['jax']}")
+    print(describe_machine())
     done = f"{len(samples):,} reports, {options.num_steps // options.eval_every:,} evaluations, {saves:,} checkpoints"
     print(f"{last.step:,} steps, {done}, {time.perf_counter() - began:,.0f} s")
     print(f"resident memory  {samples[0].resident / KIB**2:.1f} MiB first, {last.resident / KIB**2:.1f} MiB last")

@@ -32,12 +32,13 @@ import tyro
 from sweep_picture import draw
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
+from jaxnn.loop import format_rate
+from jaxnn.sweeps.engine.layout import member_state
 from sweep_contenders import Measure, Measured, first_losses, fitted, looped, opened, population, swept
 from sweep_networks import NETWORKS, Network
 
 from jaxnn.bench import describe_machine, interleaved, ratios
-from jaxnn.loop.report import format_rate
-from jaxnn.sweeps.engine.layout import member_state
+from jaxnn.observe import text_table
 
 TORCH_SOLO = Path(__file__).parent / "contenders" / "torch_solo.py"
 CHECK_STEPS = 50
@@ -193,15 +194,6 @@ def measure(contenders: dict[str, Measure], options: Options) -> dict[str, list[
     return results
 
 
-def told(rates: dict[str, list[float]], name: str, other: str) -> str:
-    """How many times as fast as ``other`` in the same round: median, least and most."""
-    return str(ratios(rates[name], rates[other]))
-
-
-def ends(values: list[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
 def show(facts: dict[str, Any], rates: dict[str, list[float]], walls: dict[str, list[float]]) -> None:
     """Prints a network's table."""
     config = facts["config"]
@@ -210,11 +202,12 @@ def show(facts: dict[str, Any], rates: dict[str, list[float]], walls: dict[str, 
         f"\n{facts['title']}, batch {config['batch_size']}: {facts['members']} members are planned at width "
         f"{facts['planned_width']}, {facts['steps_per_call']} steps a call"
     )
-    print(f"  {'':<10}{'member-steps/s':>16}{'spread':>8}" + "".join(f"{'/ ' + PEERS[peer]:>21}" for peer in peers))
+    table = []
     for name, values in rates.items():
-        median, (least, most) = statistics.median(values), ends(values)
-        columns = "".join(f"{'' if peer == name else told(rates, name, peer):>21}" for peer in peers)
-        print(f"  {name:<10}{format_rate(median):>16}{(most - least) / median:>8.0%}{columns}")
+        median, least, most = statistics.median(values), min(values), max(values)
+        columns = ("" if peer == name else str(ratios(rates[name], rates[peer])) for peer in peers)
+        table.append((name, format_rate(median), f"{(most - least) / median:.0%}", *columns))
+    print(text_table(table, ("", "member-steps/s", "spread", *(f"/ {PEERS[peer]}" for peer in peers))))
     each = ", ".join(f"{name} {statistics.median(seconds):.3g} s" for name, seconds in walls.items())
     print(f"  a member of {config['num_steps']:,} steps, from call to result: {each}", flush=True)
 
@@ -233,13 +226,14 @@ def run_network(name: str, options: Options) -> dict[str, Any]:
 def conclude(networks: dict[str, dict[str, Any]]) -> None:
     """Prints what the claim is about."""
     print("\nplanned population")
+    table = []
     for name, network in networks.items():
         rates = network["member_steps_per_second"]
-        print(
-            f"  {name:<5} / jitted loop {told(rates, 'planned', 'loop'):<20} / width 1 "
-            f"{told(rates, 'planned', 'width 1') if 'width 1' in rates else '-'}",
-            flush=True,
+        others = (
+            str(ratios(rates["planned"], rates[other])) if other in rates else "-" for other in ("loop", "width 1")
         )
+        table.append((name, *others))
+    print(text_table(table, ("", "/ jitted loop", "/ width 1")), flush=True)
 
 
 def main(options: Options) -> None:

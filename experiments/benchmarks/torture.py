@@ -26,6 +26,7 @@ from torture_kills import Kills, kill_runs
 from torture_run import Broken, Victim
 
 from jaxnn.bench import describe_machine
+from jaxnn.observe import text_table
 
 
 def kills(num_kills: int = 50, seed: int = 0, num_steps: int = 1_000) -> None:
@@ -75,11 +76,8 @@ def _rows(found: Kills) -> dict[str, object]:
 
 
 def _tell(rows: Mapping[str, object]) -> None:
-    facts = describe_machine()
-    width = max(map(len, rows))
-    print(f"{facts.date}, {facts.label}, jax {facts.versions['jax']}")
-    for name, value in rows.items():
-        print(f"{name:<{width}}  {value}")
+    print(describe_machine())
+    print(text_table((name, str(value)) for name, value in rows.items()))
 
 
 if __name__ == "__main__":

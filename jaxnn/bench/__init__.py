@@ -1,71 +1,35 @@
-"""A benchmark harness: cases, an interleaved timer, statistics, and results as JSON and Markdown."""
+"""Benchmark harness: cases, an interleaved timer, statistics, and results as JSON and Markdown."""
 
-from jaxnn.bench.figures import (
-    Plain,
-    Quantity,
-    Row,
-    Rows,
-    exactly,
-    format_ratio,
-    median_interval,
-    quantity,
-    ratios,
-    relative,
-)
-from jaxnn.bench.machine import Machine, describe_machine
-from jaxnn.bench.results import (
-    FILE,
-    Measured,
-    Part,
-    Results,
-    findings_table,
-    machines_of,
-    make_page,
-    markdown_table,
-    read_results,
-    write_results,
-)
-from jaxnn.bench.runner import bench, measure_group, merge
-from jaxnn.bench.study import Bench, Case, Finding, NotMeasured, Prepared, Study, find_studies, load_study
-from jaxnn.bench.timer import interleaved, per_call
-from jaxnn.bench.training import call_on, training_call
-
-__all__ = [
-    "FILE",
-    "Bench",
-    "Case",
-    "Finding",
-    "Machine",
-    "Measured",
-    "NotMeasured",
-    "Part",
-    "Plain",
-    "Prepared",
-    "Quantity",
-    "Results",
-    "Row",
-    "Rows",
-    "Study",
-    "bench",
-    "call_on",
-    "describe_machine",
-    "exactly",
-    "find_studies",
-    "findings_table",
-    "format_ratio",
-    "interleaved",
-    "load_study",
-    "machines_of",
-    "make_page",
-    "markdown_table",
-    "measure_group",
-    "median_interval",
-    "merge",
-    "per_call",
-    "quantity",
-    "ratios",
-    "read_results",
-    "relative",
-    "training_call",
-    "write_results",
-]
+from jaxnn.bench._figures import Plain as Plain
+from jaxnn.bench._figures import Quantity as Quantity
+from jaxnn.bench._figures import Row as Row
+from jaxnn.bench._figures import Rows as Rows
+from jaxnn.bench._figures import exactly as exactly
+from jaxnn.bench._figures import format_ratio as format_ratio
+from jaxnn.bench._figures import median_interval as median_interval
+from jaxnn.bench._figures import quantity as quantity
+from jaxnn.bench._figures import ratios as ratios
+from jaxnn.bench._figures import relative as relative
+from jaxnn.bench._measurement import bench as bench
+from jaxnn.bench._measurement import interleaved as interleaved
+from jaxnn.bench._measurement import measure_group as measure_group
+from jaxnn.bench._measurement import per_call as per_call
+from jaxnn.bench._results import RESULTS_FILE as RESULTS_FILE
+from jaxnn.bench._results import Machine as Machine
+from jaxnn.bench._results import Measured as Measured
+from jaxnn.bench._results import Part as Part
+from jaxnn.bench._results import Results as Results
+from jaxnn.bench._results import describe_machine as describe_machine
+from jaxnn.bench._results import findings_table as findings_table
+from jaxnn.bench._results import make_page as make_page
+from jaxnn.bench._results import merge as merge
+from jaxnn.bench._results import read_results as read_results
+from jaxnn.bench._results import write_results as write_results
+from jaxnn.bench._study import Bench as Bench
+from jaxnn.bench._study import Case as Case
+from jaxnn.bench._study import Finding as Finding
+from jaxnn.bench._study import NotMeasured as NotMeasured
+from jaxnn.bench._study import Prepared as Prepared
+from jaxnn.bench._study import Study as Study
+from jaxnn.bench._study import find_studies as find_studies
+from jaxnn.bench._study import load_study as load_study

@@ -21,7 +21,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import _compat
-from jaxnn.cli.cluster import ClusterOptions
+from jaxnn.cli import ClusterOptions
 from jaxnn.parallel import Place, joined
 from tests import processes, shell, tiny
 
@@ -460,13 +460,11 @@ SCRIPT = """
 import os
 import sys
 import jax
-from jaxnn.cli.cluster import processes
-from jaxnn.cli.errors import sentences
-from jaxnn.cli.script import parse
+from jaxnn.cli import exit_on_user_error, parse_run, processes
 from jaxnn.parallel import broadcast_from_primary
 from tests import tiny
-with sentences():
-    config, options, cluster = parse(tiny.experiment(), sys.argv[1:])
+with exit_on_user_error():
+    config, options, cluster = parse_run(tiny.experiment(), sys.argv[1:])
     with processes(cluster):
         found = options.run_dir or f"resumed {options.resume}"
         told = (cluster.process_id, found, config.num_steps, jax.process_count(), broadcast_from_primary(lambda: "led"))

@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec as P
 import jaxnn as jn
 from jaxnn.models import GPT, MLP
 from jaxnn.observe import nbytes
-from jaxnn.observe.memory import leaf_nbytes
 from jaxnn.parallel import STRATEGIES, make_layout, parse_mesh
 from jaxnn.types import TrainState
 from tests import shell, tiny
@@ -40,7 +39,7 @@ def wide(**fields: Any) -> jn.Experiment[Any]:
 def bytes_on_a_device(tree: Any) -> int:
     """Read off the arrays: what the first device holds of them."""
     return sum(
-        leaf_nbytes(shard.data)
+        nbytes(shard.data)
         for leaf in jax.tree.leaves(tree)
         for shard in leaf.addressable_shards
         if shard.device.id == 0
@@ -65,7 +64,7 @@ def test_fully_sharded_state_is_born_so_and_takes_fewer_bytes_on_more_devices() 
         born = run._session.programs._init.output_shardings.params["Dense_1"]["kernel"]
         assert born.spec == P("data", None)
         state = run.state
-        small = sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < 256)
+        small = sum(nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < 256)
         assert small < nbytes(whole) / 10
         assert bytes_on_a_device(state) == (nbytes(whole) - small) / num_devices + small
 

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli import app
+from jaxnn.cli import command
 from jaxnn.record.directory import locked
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
@@ -101,7 +101,7 @@ def test_merged_shards_are_compared_and_shown(
 ) -> None:
     alone, _, path = merged
     assert "over 6 pairs" in str(jn.compare(alone.dir, path))
-    app.main(["show", str(path)])
+    command(["show", str(path)])
     assert "sweep of 6: 6 finished" in capsys.readouterr().out
 
 

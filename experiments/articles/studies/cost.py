@@ -12,7 +12,7 @@ import numpy as np
 from articles.studies.keras_scripts import SCRIPTS as PUBLISHED
 from articles.studies.study_devices import cpus_with_gpus, is_cpu
 from articles.studies.study_pictures import draw_dots, panels
-from articles.studies.study_training import network
+from articles.studies.study_training import network, training_call
 
 from jaxnn.bench import (
     Bench,
@@ -26,7 +26,6 @@ from jaxnn.bench import (
     Rows,
     Study,
     format_ratio,
-    training_call,
 )
 from jaxnn.data import arrays
 from jaxnn.observe import cpu_count

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import importlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 from articles.studies.study_pictures import draw_dots
+from jaxnn.loop import CALL_SECONDS, Programs, fastest_steps, make_calls, make_feed, seconds_per_step
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, Plain, Prepared, Quantity, Row, Rows, exactly, training_call
+from jaxnn.bench import Bench, Case, Finding, Plain, Prepared, Quantity, Row, Rows, exactly
+from jaxnn.observe import Clock, Ledger
+from jaxnn.parallel import SINGLE, computing_on
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,6 +64,38 @@ def training_cases(bench: Bench) -> Iterator[Sequence[Case]]:
     if settings.whole_runs:
         for name in settings.networks:
             yield [Case(kind, _whole(name), observe=functools.partial(_train, name, kind)) for kind in bench.devices]
+
+
+def training_call(
+    experiment: jn.Experiment[Any], splits: jn.Splits, kind: Any, num_steps: int | None = None
+) -> tuple[Callable[[], Any], int, dict[str, list[str]]]:
+    """A call that trains for some steps, continuing where the call before ended, and waits for the result.
+
+    Args:
+        experiment: what is trained; its ``data`` is not called.
+        splits: its data, read once for all devices.
+        kind: kind of device, ``cpu``, ``gpu`` or ``tpu``.
+        num_steps: steps per call; None: as many as a run would use there, chosen by measuring.
+
+    Returns:
+        The call, its number of steps, and the implementations of operations that are used.
+    """
+    config = experiment.config
+    with computing_on(kind):
+        feed = make_feed(splits, config.seed, config.batch_size, layout=SINGLE)
+        programs = Programs(experiment, splits.train, feed, Ledger(), Clock(), SINGLE)
+        make_call = make_calls(programs, "start")
+        if num_steps is None:
+            # Steps this long need no company: compiling many takes minutes.
+            long = seconds_per_step(make_call(1), 1) >= CALL_SECONDS
+            num_steps = 1 if long else fastest_steps(programs, make_call, config.num_steps).steps_per_call
+        call, implementations = make_call(num_steps), programs.implementations
+
+    def wait() -> Any:
+        with computing_on(kind):
+            return jax.block_until_ready(call())
+
+    return wait, num_steps, implementations
 
 
 def _whole(name: str) -> dict[str, Plain]:

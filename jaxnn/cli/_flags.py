@@ -1,0 +1,181 @@
+"""Flags of a script: each config field one of a single value for a run, or of many values for a sweep."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import itertools
+import sys
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxnn.cli._process_setup import ClusterOptions
+from jaxnn.engine import RunOptions
+from jaxnn.record import config_from_json, read_run
+from jaxnn.sweeps import SweepOptions, field_names, field_value
+from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """How the values of the flags make members."""
+
+    combine: Literal["grid", "zipped"] = "grid"
+    """Every combination of the values, or the first of each field, the second of each, and so on."""
+    halving: int | None = None
+    """Successive halving: one of this many members continues after each rung; default: all train to the end."""
+
+
+def parse_run(
+    experiment: Experiment[Any], arguments: Sequence[str], options: Any = None, about: str = ""
+) -> tuple[Any, Any, ClusterOptions]:
+    """Returns the config, the options and which process of several this is, with one value per flag.
+
+    Args:
+        experiment: its config is the default, or that of the record after ``--resume``.
+        arguments: the command line after the command.
+        options: those of the command, at their defaults; None: those of a run.
+        about: description of the command for its help.
+
+    Raises:
+        ConfigError: two fields would be the same flag.
+    """
+    config, options = experiment.config, options or RunOptions()
+    _check_flags(arguments, config, type(options), ClusterOptions)
+    if (directory := given(arguments, "--resume")) is not None:
+        config = config_from_json(read_run(Path(directory))["config"], config)
+    form = _parse({"config": config, "run": options, "cluster": ClusterOptions()}, arguments, about)
+    return form.config, form.run, form.cluster
+
+
+def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Any, Any]:
+    """Returns the values given for each field, the `Design` and the `SweepOptions`; raises as `parse_values`."""
+    parts = {"design": Design(), "run": SweepOptions()}
+    values, form = parse_values(experiment, arguments, "sweep", "Trains a member for every point, together.", parts)
+    return values, form.design, form.run
+
+
+def parse_values(
+    experiment: Experiment[Any], arguments: Sequence[str], command: str, about: str, parts: Mapping[str, Any] = {}
+) -> tuple[dict[str, list[Any]], Any]:
+    """Returns the values given for each field, dotted, and the form with the other options.
+
+    Args:
+        experiment: whose fields are flags of many values.
+        arguments: the command line after the command.
+        command: first word of the command line.
+        about: description of the command for its help.
+        parts: dataclasses of options at their defaults, by name.
+
+    Raises:
+        ConfigError: two fields would be the same flag, or a word is no value of its field.
+    """
+    config = experiment.config
+    flags = _flag_fields(config, Design, SweepOptions)
+    _check_flags(arguments, config, *map(type, parts.values()))
+    kinds = {name: _type_of(config, name) for name in flags.values()}
+    fields = [(flag, _many(kinds[name], field_value(config, name)), ()) for flag, name in flags.items()]
+    axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
+    form = _parse({"axes": axes(), **parts}, arguments, about, command)
+    words = {name: getattr(form.axes, flag) for flag, name in flags.items()}
+    return {name: [_value(name, kinds[name], word) for word in found] for name, found in words.items() if found}, form
+
+
+def given(arguments: Sequence[str], name: str) -> str | None:
+    """The word after the flag ``name``, for what must be known before parsing."""
+    for word, after in itertools.pairwise([*arguments, ""]):
+        flag, equals, value = word.partition("=")
+        if flag == name and (found := value if equals else after) not in ("", "None"):
+            return found
+    return None
+
+
+def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, command: str = "") -> Any:
+    """Parses the fields of several dataclasses, at their defaults, as one flat set of flags."""
+    import tyro
+
+    kinds = [(name, type(default)) for name, default in parts.items()]
+    form: Any = dataclasses.make_dataclass("Arguments", kinds, frozen=True)
+    return tyro.cli(
+        form,
+        args=list(arguments),
+        default=form(*parts.values()),
+        prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
+        description=f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\n{about}",
+        config=(tyro.conf.OmitArgPrefixes,),
+    )
+
+
+def _flag_fields(config: Any, *options: type) -> dict[str, str]:
+    """The dotted field of each flag, which is its last name; ``options`` are dataclasses with flags of their own.
+
+    Raises:
+        ConfigError: two would be the same flag.
+    """
+    taken = {field.name for form in options for field in dataclasses.fields(form)}
+    names = list(field_names(config))
+    flags: dict[str, str] = {}
+    for name in names:
+        if any(other.startswith(f"{name}.") for other in names):
+            continue
+        flag = name.rpartition(".")[2]
+        if flag in taken or flag in flags:
+            raise ConfigError(
+                f"the config {type(config).__name__} has a field {flag!r}, which is an option's name or another "
+                f"field's: rename it, since each is a flag --{flag.replace('_', '-')}."
+            )
+        flags[flag] = name
+    return flags
+
+
+def _check_flags(arguments: Sequence[str], config: Any, *options: type) -> None:
+    """Raises ConfigError for a flag that has another name here, such as --lr; the parser answers misspelt ones."""
+    known = {*_flag_fields(config, *options), *(field.name for form in options for field in dataclasses.fields(form))}
+    for word in arguments:
+        flag = word.partition("=")[0]
+        name = flag.removeprefix("--").replace("-", "_")
+        usual = next((target for target in known if name in USUAL_NAMES.get(target, ())), None)
+        if flag.startswith("--") and name not in known and usual is not None:
+            steps = " (updates, not epochs)" if "epoch" in name else ""
+            raise ConfigError(f"there is no flag {flag}: did you mean --{usual.replace('_', '-')}{steps}?")
+
+
+def _type_of(config: Any, name: str) -> Any:
+    owner, _, leaf = name.rpartition(".")
+    return typing.get_type_hints(type(field_value(config, owner) if owner else config))[leaf]
+
+
+def _is_word(kind: Any) -> bool:
+    """Whether tyro parses a value of this type from one word among others; else it has a word of its own."""
+    return kind in (int, float, str, bool) or typing.get_origin(kind) is Literal
+
+
+def _many(kind: Any, default: Any) -> Any:
+    """Type of a flag with many values of a field, or words that `_value` parses, and its help."""
+    import tyro
+
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    note = "" if _is_word(kind) else ", each as one word, its parts apart by commas"
+    values = tuple[kind, ...] if _is_word(kind) else tuple[str, ...]
+    return typing.Annotated[
+        values, tyro.conf.arg(help=f"Values to sweep{note}; default: {shown}", help_behavior_hint="")
+    ]
+
+
+def _value(name: str, kind: Any, word: Any) -> Any:
+    """A word as a value of its field's type: ``64,64`` is ``(64, 64)`` for a tuple of integers."""
+    if _is_word(kind):
+        return word
+    import tyro
+
+    parts = [part for part in word.split(",") if part] if typing.get_origin(kind) is tuple else [word]
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return tyro.cli(kind, args=parts)
+    except SystemExit:
+        shown = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
+        raise ConfigError(f"--{name.replace('_', '-')} {word!r} is no value of {shown}.") from None

@@ -1,0 +1,177 @@
+"""Settings of the process that must be made before JAX starts: compile cache, CPU devices, one process of several."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+
+from jaxnn.cli._exit_status import status_of
+from jaxnn.engine import check_count
+from jaxnn.observe import cpu_count
+from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
+from jaxnn.types import ConfigError
+
+# Each device has a copy of the data: more copies than this would cost more memory than cores are worth.
+MOST_DEVICES = 16
+# Bytes: thousands of small networks' programs. JAX's own limit reads the whole cache for each program that it adds,
+# which takes 0.3 s with 5,000.
+_CACHE_LIMIT = 2 << 30
+
+
+def use_all_cores() -> None:
+    """Makes each CPU core a JAX device, unless another number is configured or a backend runs already.
+
+    XLA computes small operations on one core; sweep members on several devices use several cores.
+    """
+    configured = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not configured:
+        with contextlib.suppress(RuntimeError):  # a backend runs already
+            jax.config.update("jax_num_cpu_devices", min(cpu_count() or 1, MOST_DEVICES))
+
+
+def enable_compile_cache(limit: int = _CACHE_LIMIT) -> None:
+    """Keeps compiled programs in the user's cache directory, unless JAX is configured to use another one.
+
+    JAX runs the programs that it finds there: without a directory that only the user can write there is no cache, and
+    standard error has a line about it. The user's cache is reduced to half of ``limit`` bytes if it is larger.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        import platformdirs
+
+        directory = Path(platformdirs.user_cache_dir("jaxnn")) / "compiled"
+        if reason := _make_private(directory):
+            print(f"jaxnn: compiled programs are not kept: {reason}", file=sys.stderr)
+            return
+        _thin_out(directory, limit)
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+    # JAX keeps only programs that took a second to compile; small ones add up too.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _make_private(directory: Path) -> str | None:
+    """Creates a directory that only this user can write; returns why it cannot be used, or None."""
+    try:
+        for folder in (directory.parent, directory):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Who can write the parent can replace the directory.
+        parent, known = directory.parent.stat(), directory.stat()
+    except OSError as error:
+        return f"{directory} cannot be made ({error.strerror or error})."
+    # Windows has no such owners, and its cache directory is the user's alone.
+    if not hasattr(os, "getuid"):
+        return None
+    if {parent.st_uid, known.st_uid} != {os.getuid()}:
+        return f"{directory} or its parent belongs to another user: set JAX_COMPILATION_CACHE_DIR to one of yours."
+    if known.st_mode & 0o022 or parent.st_mode & 0o002:
+        return f"other users can write {directory} or its parent: delete it, or restrict its permissions."
+    return None
+
+
+def _thin_out(directory: Path, limit: int) -> None:
+    """Deletes the least recently used files of a folder with more than ``limit`` bytes, down to half of it."""
+    files = []
+    for place, _, names in os.walk(directory):
+        for name in names:
+            file = os.path.join(place, name)
+            with contextlib.suppress(FileNotFoundError):  # another process may delete files here
+                known = os.stat(file)
+                # File systems record a reading once a day, or not at all.
+                files.append((max(known.st_atime, known.st_mtime), known.st_size, file))
+    size = sum(num_bytes for _, num_bytes, _ in files)
+    if size <= limit:
+        return
+    for _, num_bytes, file in sorted(files):
+        if size <= limit // 2:  # half, so that the next scripts have nothing to delete
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+        size -= num_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterOptions:
+    """Which process of several this is; flags of every script, the same in all of them but for --process-id."""
+
+    cpu_devices: int | None = None
+    """Number of devices that the CPU simulates, to try out what several do; they share its cores."""
+    distributed: bool = False
+    """Join the processes that SLURM, Open MPI, Kubernetes or Cloud TPU started together."""
+    coordinator: str | None = None
+    """HOST:PORT, the machine of process 0 and a free port there; instead of --distributed, with the next two."""
+    num_processes: int | None = None
+    """Number of processes."""
+    process_id: int | None = None
+    """Which of them this is, from 0."""
+    start_timeout: float = START_TIMEOUT
+    """Seconds within which all of them must have started."""
+    lost_after: float = LOST_AFTER
+    """Seconds of silence after which one counts as lost and the others end; one that is killed is noticed at once."""
+
+    def __post_init__(self) -> None:
+        if self.cpu_devices is not None:
+            check_count("cpu_devices", self.cpu_devices, 1)
+
+    def place(self) -> Place | None:
+        """Which process this is; None: the only one.
+
+        Raises:
+            ConfigError: no cluster started this process, or the flags are incomplete or contradict each other.
+        """
+        given = {"coordinator": self.coordinator, "num_processes": self.num_processes, "process_id": self.process_id}
+        missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
+        if self.distributed and len(missing) < len(given):
+            raise ConfigError(f"--distributed finds out by itself what {EXPLICIT} say: give it or them.")
+        if self.distributed:
+            return detect_place(self.start_timeout, self.lost_after)
+        if len(missing) == len(given):
+            return None
+        if self.coordinator is None or self.num_processes is None or self.process_id is None:
+            raise ConfigError(f"{' and '.join(missing)} must be given too: {EXPLICIT}.")
+        return Place(self.coordinator, self.num_processes, self.process_id, self.start_timeout, self.lost_after)
+
+
+@contextlib.contextmanager
+def processes(options: ClusterOptions, device: str | None = None) -> Iterator[None]:
+    """Joins this process to the others within the block, if there are any; see `jaxnn.parallel.joined`.
+
+    Args:
+        options: which process this is, and the number of its CPU devices.
+        device: kind of device that the run asks for; a run on the CPU opens no accelerator, which others could use.
+    """
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    if options.cpu_devices is not None:
+        try:
+            jax.config.update("jax_num_cpu_devices", options.cpu_devices)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cpu_devices is {options.cpu_devices}, and JAX has started already: compute nothing before jn.main."
+            ) from error
+    if (place := options.place()) is None:
+        yield
+        return
+    # Connections of JAX's runtime within this machine must not go through a proxy for the web.
+    names = [os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy"), "127.0.0.1"]
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, names))
+    with joined(place, status_of):
+        yield
+
+
+def check_alone(arguments: Sequence[str], command: str) -> None:
+    """Refuses the flags of several processes to a command that is for one.
+
+    Raises:
+        ConfigError: one is among ``arguments``.
+    """
+    names = {field.name for field in dataclasses.fields(ClusterOptions)} - {"cpu_devices"}
+    flags = {f"--{name.replace('_', '-')}" for name in names}
+    for word in arguments:
+        if (flag := word.partition("=")[0].replace("_", "-")) in flags:
+            others = "split its members over machines with --shard I/N" if command == "sweep" else "leave it out"
+            raise ConfigError(f"{flag} makes one run of several processes, and {command} is for one process: {others}.")

@@ -1,0 +1,153 @@
+"""``jn.main(experiment)``: an experiment as a script, with commands to run it, sweep it, plan and advise."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxnn.advise import Advice, AdviseOptions, BatchSizePlan, advise, plan_batch_size
+from jaxnn.cli._exit_status import INTERRUPTED, RESUMABLE, exit_on_user_error
+from jaxnn.cli._flags import Design, given, parse_run, parse_sweep, parse_values
+from jaxnn.cli._process_setup import ClusterOptions, check_alone, enable_compile_cache, processes, use_all_cores
+from jaxnn.record import is_sweep
+from jaxnn.run import Run, fit
+from jaxnn.sweeps import (
+    Halving,
+    Points,
+    Sweep,
+    grid,
+    halving,
+    override,
+    recorded_points,
+    sweep,
+    with_fields,
+    zipped,
+)
+from jaxnn.types import ConfigError, Experiment
+
+COMMANDS = ("run", "sweep", "plan", "advise")
+_ABOUT_RUN = (
+    "`sweep` as the first word trains many runs together, `plan` measures batch sizes, `advise` says which device to "
+    "use: see `sweep --help`."
+)
+_ABOUT_PLAN = "Measures how fast it would train at several batch sizes; trains and writes nothing."
+_ABOUT_ADVISE = "Measures one step, batch sizes and sweeps per kind of device and says which to use; trains nothing."
+
+
+def main(
+    experiment: Experiment[Any],
+    argv: Sequence[str] | None = None,
+    *,
+    points: Points | Halving | None = None,
+) -> Run | Sweep | BatchSizePlan | Advice:
+    """Runs ``experiment`` as a script: flags change its config and how it is run.
+
+    With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
+
+    | first word | |
+    |---|---|
+    | ``run``, or none | one run |
+    | ``sweep`` | many: each field's flag takes several values, ``--learning-rate 1e-4 1e-3 --seed 0 1 2 3`` |
+    | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
+    | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
+
+    Args:
+        experiment: what the script defines; its config's defaults are the flags' defaults.
+        argv: the command line without the program's name; default: the process's.
+        points: for a script whose claim is about many runs: it sweeps these unless a command says otherwise.
+
+    Raises:
+        SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
+            with one line on standard error; 75 after an interruption that can be resumed, 130 after another.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    resumed = None if (directory := given(arguments, "--resume")) is None else Path(directory)
+    with exit_on_user_error(resumed, owns_process=argv is None):
+        for word in arguments:
+            if any("\ud800" <= character <= "\udfff" for character in word):  # bytes that Python could not decode
+                raise ConfigError(f"{word} is not UTF-8: use another name.")
+        if arguments and arguments[0] in COMMANDS:
+            command, *arguments = arguments
+        else:  # the directory of a sweep is resumed as one without the word
+            command = "sweep" if points is not None or (resumed is not None and is_sweep(resumed)) else "run"
+        if command != "run":
+            check_alone(arguments, command)
+        if command == "sweep":
+            return _sweep(experiment, arguments, points)
+        if command == "plan":
+            return _plan(experiment, arguments)
+        if command == "advise":
+            config, options, cluster = parse_run(experiment, arguments, AdviseOptions(), _ABOUT_ADVISE)
+            enable_compile_cache()
+            with processes(cluster):
+                advice = advise(dataclasses.replace(experiment, config=config), options)
+            print(advice)
+            return advice
+        config, options, cluster = parse_run(experiment, arguments, about=_ABOUT_RUN)
+        enable_compile_cache()
+        with processes(cluster, options.device):
+            run = fit(dataclasses.replace(experiment, config=config), options)
+    if run.summary.status == "interrupted":
+        raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
+    return run
+
+
+def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePlan:
+    enable_compile_cache()
+    values, _ = parse_values(experiment, arguments, "plan", _ABOUT_PLAN)
+    sizes = values.pop("batch_size", None)
+    if many := [name for name, given in values.items() if len(given) > 1]:
+        raise ConfigError(f"plan takes several values for --batch-size alone, not for --{many[0].replace('_', '-')}.")
+    plan = plan_batch_size(_with_values(experiment, values), sizes)
+    print(plan)
+    return plan
+
+
+def _sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points | Halving | None) -> Sweep:
+    enable_compile_cache()
+    use_all_cores()
+    with processes(ClusterOptions(), given(arguments, "--device")):
+        values, design, options = parse_sweep(experiment, arguments)
+        # A shard that was not started is started with the flags or the points that are given.
+        recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
+        if recorded and not values:
+            experiment, points = recorded_points(options.resume, experiment)
+        else:
+            # A field with one value is set, not swept.
+            experiment = _with_values(experiment, {name: words for name, words in values.items() if len(words) == 1})
+            points = _points(values, design, points)
+        found = sweep(experiment, points, options)
+    if found.status == "interrupted":
+        raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
+    return found
+
+
+def _with_values(experiment: Experiment[Any], values: Mapping[str, list[Any]]) -> Experiment[Any]:
+    single = {name: words[0] for name, words in values.items()}
+    return dataclasses.replace(experiment, config=with_fields(experiment.config, single))
+
+
+def _points(values: Mapping[str, list[Any]], design: Design, own: Points | Halving | None) -> Points | Halving:
+    """The points of the flags, or those of the script with what the flags say of their fields and of other swept ones.
+
+    Raises:
+        ConfigError: there is nothing to sweep, or the script's points cannot be combined otherwise.
+    """
+    many = {name: words for name, words in values.items() if len(words) > 1}
+    eta = design.halving
+    if own is None:
+        if not many:
+            raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
+        points = (grid if design.combine == "grid" else zipped)(**many)
+    else:
+        if design.combine != "grid":
+            raise ConfigError("--combine is for fields that the command line alone sweeps; this script has its points.")
+        if isinstance(own, Halving):
+            eta = own.eta if eta is None else eta
+            own = own.points
+        axes = {name: words for name, words in values.items() if name in many or name in own.scales}
+        points = override(own, axes) if axes else own
+    return points if eta is None else halving(points, eta)

@@ -1,0 +1,94 @@
+"""Clock of named spans whose seconds add up to wall time, and the steady throughput of training windows."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Clock:
+    """Seconds spent in named spans; an inner span pauses the one around it, so no second is counted twice.
+
+    Time outside every span is not counted. One thread opens spans; any thread may read ``current`` and ``stage``.
+
+    Args:
+        now: returns the time in seconds and never decreases.
+
+    Attributes:
+        now: the same.
+        current: the innermost span, None outside all, and when it started or resumed. The pair is replaced as one
+            value, so another thread never reads the name of one span with the time of another.
+        stage: description of what the innermost span does, None if it has none, and since when; replaced likewise.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now = now
+        self.current: tuple[str | None, float] = None, now()
+        self.stage: tuple[str | None, float] = self.current
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def span(self, name: str, stage: str | None = None) -> Iterator[None]:
+        """Adds the seconds of the ``with`` block to ``name``, less those of spans within it.
+
+        Args:
+            name: what the seconds are counted as.
+            stage: what is done, in words, for the user who waits.
+        """
+        (outer, _), (outer_stage, _) = self.current, self.stage
+        self._switch(name, stage)
+        try:
+            yield
+        finally:
+            self._switch(outer, outer_stage)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by name up to now, including the open span."""
+        name, since = self.current
+        spent = {} if name is None else {name: self._seconds.get(name, 0.0) + self.now() - since}
+        return self._seconds | spent
+
+    def _switch(self, name: str | None, stage: str | None) -> None:
+        now = self.now()
+        before, since = self.current
+        if before is not None:
+            self._seconds[before] = self._seconds.get(before, 0.0) + now - since
+        self.current, self.stage = (name, now), (stage, now)
+
+
+class Window(NamedTuple):
+    """Training steps that were synchronized together: ``num_steps`` updates took ``seconds`` of wall time."""
+
+    num_steps: int
+    seconds: float
+
+
+class Throughput(NamedTuple):
+    """Steady speed of training.
+
+    Attributes:
+        steps_per_second: the median over windows.
+        spread: interquartile range as a fraction of the median; 0.0 for one window.
+        num_windows: number of windows.
+    """
+
+    steps_per_second: float
+    spread: float
+    num_windows: int
+
+
+def steady_throughput(windows: Iterable[Window]) -> Throughput | None:
+    """Returns median and spread of steps/s over the windows, quartiles as in ``numpy.percentile``.
+
+    Windows without steps or time are left out; None if no window remains.
+    """
+    rates = [window.num_steps / window.seconds for window in windows if window.num_steps > 0 and window.seconds > 0]
+    if not rates:
+        return None
+    lower, median, upper = np.percentile(rates, [25, 50, 75])
+    return Throughput(float(median), float((upper - lower) / median), len(rates))

@@ -1,0 +1,381 @@
+"""The benchmark harness: what is timed and how, what cannot be measured, and pages of several machines."""
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from articles.studies import activations
+
+from jaxnn.bench import (
+    Bench,
+    Case,
+    Machine,
+    Measured,
+    NotMeasured,
+    Part,
+    Prepared,
+    Quantity,
+    Results,
+    Row,
+    Rows,
+    Study,
+    bench,
+    find_studies,
+    interleaved,
+    load_study,
+    make_page,
+    median_interval,
+    merge,
+    per_call,
+    read_results,
+    write_results,
+)
+from jaxnn.cli import command
+from jaxnn.parallel import first_devices
+from jaxnn.types import ConfigError, DataError, RecordError
+from tests import benched
+from tests.benched import Settings, interrupted_at, study
+
+STUDIES = find_studies()
+SILENT = [].append
+
+
+def one_group(*cases: Case) -> Study:
+    return study(lambda bench: [cases])
+
+
+def measured_rows(study: Study, context: Bench) -> Rows:
+    return benched.measured_rows(study, context)["cpu"]
+
+
+def on_cpu(settings: Any = Settings()) -> Bench:  # noqa: B008
+    return Bench({"cpu": jax.devices()[0]}, settings)
+
+
+def machine(device: str, kind: str) -> Machine:
+    return Machine(device, kind, 2, 0.5, {"jax": "0.12"}, "abc", "2026-11-21")
+
+
+def results(kind: str = "Chip", device: str = "cpu", seconds: float = 0.5, **definition: Any) -> Results:
+    """Figures of the activations, made by hand."""
+    known = activations.STUDY.definition(activations.STUDY.quick) | definition
+    rows = Rows([Row({"operation": "relu", "size": 100, "form": "jit"}, (seconds, 2 * seconds), 100.0, "elements")])
+    one = machine(device, kind)
+    return {"activations": Measured(known, True, {one.label: Part(one, rows)})}
+
+
+# --- timer and figures ---
+
+
+def test_contenders_alternate_and_another_starts_each_round() -> None:
+    order: list[str] = []
+    measures = {name: lambda name=name: order.append(name) or 1.0 for name in "abc"}
+    assert interleaved(measures, rounds=3) == {name: (1.0, 1.0, 1.0) for name in "abc"}
+    assert "".join(order) == "abcbcacab"
+
+
+def test_rounds_continue_until_the_median_is_precise_enough() -> None:
+    figures = iter([1.0, 2.0, 0.5, *[1.0] * 40])
+    precise = interleaved({"a": lambda: next(figures)}, rounds=3, precision=0.01)["a"]
+    # Three of 1.0 must stand on either side of the median of n for the 95 % interval to be all ones.
+    assert 6 < len(precise) < 30
+    assert len(interleaved({"a": iter(range(1, 100)).__next__}, rounds=3, precision=0.01, most_rounds=7)["a"]) == 7
+
+
+def test_a_measurement_lasts_as_long_as_asked_by_repeating_calls() -> None:
+    calls: list[int] = []
+    measure = per_call(lambda: calls.append(1), 0.001)
+    assert 0 < measure() < 1e-4 and len(calls) > 20
+    assert per_call(lambda: None, 0.0)() > 0
+
+
+def test_statistics_are_the_spread_over_rounds_and_order_statistics_of_the_median() -> None:
+    # Conover (1999): of 10 values the 2nd and 9th hold the median with 97.9 %.
+    assert median_interval([float(value) for value in range(1, 11)]) == (2.0, 9.0)
+    assert median_interval([1.0, 3.0, 2.0]) == (1.0, 3.0)
+    row = Row({}, (0.5, 0.25, 1.0), 100.0, "elements")
+    assert row.time == Quantity(0.5, 0.25, 1.0, "s")
+    assert row.rate == Quantity(200.0, 100.0, 400.0, "elements/s")
+    assert Row({}).time is None and Row({}).rate is None
+
+
+def test_rows_are_found_by_what_identifies_them() -> None:
+    rows = Rows([Row({"a": 1, "b": 1}), Row({"a": 1, "b": 2}, (1.0,)), Row({"a": 2, "b": 2})])
+    assert [row.what["b"] for row in rows.where(a=1)] == [1, 2]
+    assert rows.one(a=1, b=2) is rows[1] and rows.values("a") == [1, 2] and rows.measured() == (rows[1],)
+    assert rows.one(a=3).missing == "not measured" and rows.one(a=3).time is None
+
+
+@pytest.mark.parametrize(
+    ("quantity", "text"),
+    [
+        (Quantity(0.00123, 0.001, 0.002, "s"), "1.23 ms (1–2)"),
+        (Quantity(300.0, 300.0, 300.0, "s"), "5 min"),
+        (Quantity(2.5e-7, 2.5e-7, 2.5e-7, "s"), "250 ns"),
+        (Quantity(1.5e12, 1.4e12, 1.6e12, "FLOP/s"), "1.5 TFLOP/s (1.4–1.6)"),
+        (Quantity(12_345.0, 12_345.0, 12_345.0, "elements/s"), "12.3 k elements/s"),
+        (Quantity(0.714, 0.714, 0.714, ""), "0.714"),
+        (Quantity(0.0, 0.0, 0.0, "B/s"), "0 B/s"),
+    ],
+)
+def test_figures_as_text(quantity: Quantity, text: str) -> None:
+    assert str(quantity) == text
+
+
+# --- cases ---
+
+
+def test_a_study_has_a_row_for_each_case_and_the_first_call_is_not_timed() -> None:
+    rows = measured_rows(study(), on_cpu())
+    assert [row.what["size"] for row in rows] == [10, 1000]
+    assert all(len(row.seconds) == 3 for row in rows) and rows[1].work == 1000
+    calls: list[int] = []
+
+    def begin() -> Callable[[], object]:
+        calls.append(-1)
+        return lambda: calls.append(1)
+
+    measured_rows(one_group(Case("cpu", {"size": 1}, begin)), on_cpu(Settings(rounds=2, seconds=0.0)))
+    assert calls == [-1, 1, 1, 1, 1]  # prepared, compiled, once for the estimate, and two rounds
+
+
+def refuse(error: Exception) -> Callable[[], Any]:
+    def begin() -> Any:
+        raise error
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NotMeasured("there is none here"), "there is none here"),
+        (DataError("no data."), "no data."),
+        (RuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore"), "RuntimeError: RESOURCE_EXHAUSTED: out of memory"),
+    ],
+)
+@pytest.mark.parametrize("when", ["begin", "first call", "observe"])
+def test_a_case_that_cannot_be_measured_says_why_and_others_are(error: Exception, reason: str, when: str) -> None:
+    begin = {"begin": refuse(error), "first call": lambda: refuse(error), "observe": None}[when]
+    bad, good = measured_rows(
+        one_group(
+            Case("cpu", {"size": 1}, begin, observe=refuse(error) if when == "observe" else None),
+            Case("cpu", {"size": 2}, lambda: lambda: None, observe=lambda: {"error": 0.5}),
+        ),
+        on_cpu(),
+    )
+    assert bad.missing == reason and bad.seconds == () and bad.observed == {}
+    assert good.missing == "" and len(good.seconds) == 3 and good.observed == {"error": 0.5}
+
+
+def test_a_bug_in_a_study_is_raised() -> None:
+    with pytest.raises(TypeError, match="mine"):
+        measured_rows(one_group(Case("cpu", {"size": 1}, refuse(TypeError("mine")))), on_cpu())
+
+
+def test_a_prepared_call_brings_its_own_amount_of_work() -> None:
+    prepared = Prepared(lambda: None, 7.0, {"form": "loop"})
+    case = Case("cpu", {"size": 1}, lambda: prepared, observe=lambda: {"loss": 1.0})
+    (row,) = measured_rows(one_group(case), on_cpu())
+    assert row.work == 7.0 and row.observed == {"form": "loop", "loss": 1.0}
+
+
+def test_a_case_that_breaks_while_timed_is_not_measured() -> None:
+    answers = iter([None])  # the first call is made before others of the group hold their memory
+    broken = Case("cpu", {"size": 1}, lambda: lambda: next(answers, 0) or refuse(MemoryError("full"))())
+    whole = Case("cpu", {"size": 2}, lambda: lambda: None)
+    rows = measured_rows(study(lambda bench: [[broken], [whole]]), on_cpu())
+    assert rows[0].missing == "MemoryError: full" and rows[0].seconds == () and rows[1].seconds
+
+
+# --- results ---
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    written = results()
+    assert read_results(write_results(written, tmp_path)) == written == read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text[:-200], "not complete JSON"),
+        (lambda text: text.replace('"format": 2', '"format": 9'), "not a results file of format 2"),
+        (lambda text: text.replace('"seconds": [', '"hours": ['), "incomplete or was edited .*'seconds'"),
+        (lambda text: text.replace('"parts"', '"bits"'), "incomplete or was edited .*'parts'"),
+        (lambda text: "[]", "not a results file of format 2"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, change: Callable[[str], str], words: str) -> None:
+    file = write_results(results(), tmp_path)
+    file.write_text(change(file.read_text()))
+    with pytest.raises(RecordError, match=f"{re.escape(str(file))} is {words}"):
+        read_results(tmp_path)
+
+
+def test_two_machines_make_one_table_with_speedups(tmp_path: Path) -> None:
+    for folder, made in {"laptop": results("Chip"), "server": results("H100", "gpu", 0.025)}.items():
+        write_results(made, tmp_path / folder)
+    merged = merge([tmp_path / "laptop", tmp_path / "server"], tmp_path / "both")
+    assert list(merged["activations"].parts) == ["CPU, Chip, 2 cores", "GPU, H100"]
+    page = (tmp_path / "both" / "results.md").read_text()
+    # 100 elements in 0.5 and 1 s: 150 per second in the middle; a twentieth of the time on the other.
+    assert "| relu, jit, at its best size | – | 150 elements/s (100–200) | 3 k elements/s (2–4), 20× |" in page
+    assert (tmp_path / "both" / "activations.png").read_bytes().startswith(b"\x89PNG")
+    assert read_results(tmp_path / "both") == merged
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (results("H100", "gpu", sizes=[1, 2]), r"defined differently: sizes is \[100, .*\] in .*a and \[1, 2\] in .*b"),
+        (results(), "both have activations on CPU, Chip, 2 cores"),
+        (
+            {"activations": Measured({}, True, {"x": Part(machine("gpu", "x"), Rows(), complete=False)})},
+            "incomplete figures of activations on GPU, x",
+        ),
+    ],
+    ids=["definition", "twice", "incomplete"],
+)
+def test_figures_that_do_not_fit_together_are_not_merged(tmp_path: Path, other: Results, words: str) -> None:
+    write_results(results(), tmp_path / "a")
+    write_results(other, tmp_path / "b")
+    with pytest.raises(RecordError, match=words):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+def test_the_page_shows_what_was_not_measured() -> None:
+    page = make_page(results(), STUDIES)
+    assert "| claim | what | the article | CPU, Chip, 2 cores | GPU |" in page
+    assert "| 150 elements/s (100–200) | not measured |" in page
+    assert "quick settings: activations." in page and "matmul" in page.split("## Not measured")[1]
+    (part,) = results()["activations"].parts.values()
+    halved = {part.machine.label: part._replace(complete=False)}
+    page = make_page({"activations": results()["activations"]._replace(parts=halved)}, STUDIES)
+    assert "Interrupted on CPU, Chip, 2 cores after 1 cases" in page and "| A1 |" not in page
+
+
+def test_the_page_names_every_commit_it_was_measured_at() -> None:
+    first, second = results("Chip"), results("Chip")
+    (label,) = first["activations"].parts
+    later = second["activations"].parts[label]
+    later = later._replace(machine=later.machine._replace(commit="fedcba", load=3.0))
+    both = {**first, "more": second["activations"]._replace(parts={label: later})}
+    (line,) = [line for line in make_page(both, {}).splitlines() if line.startswith(f"| {label} |")]
+    assert "; fedcba |" in line and "to 3.0 |" in line
+
+
+# --- running ---
+
+
+def test_only_devices_that_are_available_are_measured() -> None:
+    assert list(first_devices(None)) == ["cpu"] == list(first_devices(("cpu",)))
+    for asked, words in ((("cpu", "gpu"), "gpu, which is not there"), (("gpus",), "did you mean 'gpu'"), ((), "empty")):
+        with pytest.raises(ConfigError, match=words):
+            bench(study(), devices=asked, say=SILENT)
+
+
+def test_studies_are_found_by_name_and_by_path(tmp_path: Path) -> None:
+    assert load_study("matmul", STUDIES) is STUDIES["matmul"]
+    own = tmp_path / "own.py"
+    own.write_text("from tests.benched import study\nSTUDY = study()\n")
+    assert load_study(str(own), {}).name == "sums"
+    own_none = tmp_path / "none.py"
+    own_none.write_text("")
+    for name, words in (
+        ("matmull", "did you mean 'matmul'"),
+        (str(tmp_path / "no.py"), "no such file"),
+        (str(own_none), "defines no STUDY"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_study(name, STUDIES)
+    with pytest.raises(ConfigError, match="run in a checkout"):
+        load_study("matmul", {})
+
+
+def test_a_page_grows_and_keeps_figures_of_other_devices(tmp_path: Path) -> None:
+    (mine,) = bench(study(), out=tmp_path, say=SILENT)["sums"].parts.values()
+    other = machine("gpu", "H100")
+    write_results(
+        {"sums": Measured(study().definition(Settings()), False, {other.label: Part(other, mine.rows)})}, tmp_path
+    )
+    bench(study(), out=tmp_path, say=SILENT)
+    assert list(read_results(tmp_path)["sums"].parts) == [other.label, mine.machine.label]
+    with pytest.raises(RecordError, match="sums was defined differently: sizes is "):
+        bench(study(), quick=True, out=tmp_path, say=SILENT)
+
+
+def interrupted_and_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch, commits: tuple[str, str]) -> list[str]:
+    """What is printed when a study that was interrupted in its second group, at one commit, runs at another."""
+    lines: list[str] = []
+    for tried, commit in zip((study(interrupted_at(1)), study()), commits, strict=True):
+        here = machine("cpu", "Chip")._replace(commit=commit)
+        monkeypatch.setattr("jaxnn.bench._measurement.describe_machine", lambda device, here=here: here)
+        lines.clear()
+        with contextlib.suppress(KeyboardInterrupt):
+            bench(tried, out=folder, say=lines.append)
+    return lines
+
+
+def test_an_interrupted_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = interrupted_and_resumed(tmp_path, monkeypatch, ("abcdef", "abcdef"))
+    assert ["measured before" in line for line in lines[1:3]] == [True, False]
+    (part,) = read_results(tmp_path)["sums"].parts.values()
+    assert part.complete and [row.what["size"] for row in part.rows] == [10, 1000]
+
+
+@pytest.mark.parametrize("commits", [("abcdef", "fedcba"), ("abcdef+", "abcdef+")])
+def test_what_other_code_measured_is_measured_again(
+    commits: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any("before" in line for line in interrupted_and_resumed(tmp_path, monkeypatch, commits))
+
+
+def test_complete_figures_stay_until_new_ones_are_complete(tmp_path: Path) -> None:
+    whole = bench(study(), out=tmp_path, say=SILENT)
+    with pytest.raises(KeyboardInterrupt):
+        bench(study(interrupted_at(1)), out=tmp_path, say=SILENT)
+    assert read_results(tmp_path) == whole
+
+
+def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    lines: list[str] = []
+    with pytest.raises(RecordError, match="file/page cannot be written"):
+        bench(study(), out=tmp_path / "file" / "page", say=lines.append)
+    assert lines == []
+
+
+OWN = """
+from tests.benched import interrupted_at, study, sum_cases
+STUDY = study({cases}, name="{name}")
+"""
+
+
+def test_the_command_lists_measures_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own, broken, page = tmp_path / "own_study.py", tmp_path / "broken_study.py", tmp_path / "page"
+    own.write_text(OWN.format(cases="sum_cases", name="own"))
+    broken.write_text(OWN.format(cases="interrupted_at(1)", name="broken"))
+    command(["bench"])
+    assert "matmul" in capsys.readouterr().out
+    command(["bench", str(own), "--quick", "--out", str(page)])
+    out = capsys.readouterr().out
+    assert "sum of 10" in out and str(page / "results.md") in out
+    assert {file.name for file in page.iterdir()} == {"results.json", "results.md", "own.png"}
+    with pytest.raises(SystemExit, match="130"):
+        command(["bench", str(broken), "--out", str(tmp_path / "part")])
+    assert f"what was measured is in {tmp_path / 'part' / 'results.json'}" in capsys.readouterr().err
+    (part,) = read_results(tmp_path / "part")["broken"].parts.values()
+    assert [row.what["size"] for row in part.rows] == [10] and not part.complete
+    for wrong in (["--devices", "gpu"], ["--devices", "abacus"]):
+        with pytest.raises(SystemExit, match="2"):
+            command(["bench", str(own), *wrong, "--out", str(tmp_path / "none")])
+        assert not (tmp_path / "none").exists()
+    with pytest.raises(SystemExit):
+        command(["bench", "merge", str(page), str(page)])
+    assert "give --out DIR" in capsys.readouterr().err

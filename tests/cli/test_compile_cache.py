@@ -1,0 +1,86 @@
+"""The compile cache of scripts stays below its limit, and is used only where no other user can have written it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxnn.cli import enable_compile_cache
+
+
+def entry(folder: Path, name: str, *, used: float, size: int = 100) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(bytes(size))
+    os.utime(file, (used, 0))
+    return file
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Path:
+    """Where the user's cache belongs; JAX has been given no place."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    return tmp_path / "jaxnn" / "compiled"
+
+
+@pytest.mark.parametrize(("limit", "left"), [(499, {"d", "last"}), (500, {"first", "b", "c", "d", "last"})])
+def test_the_least_recently_used_programs_are_deleted_down_to_half_the_limit(
+    limit: int, left: set[str], ours: Path
+) -> None:
+    for used, name in enumerate(["below/first", "b", "c", "d", "last"]):
+        entry(ours, name, used=used)
+    ours.chmod(0o700)
+    enable_compile_cache(limit)
+    assert names(ours) == left and jax.config.jax_compilation_cache_dir == str(ours)
+
+
+def test_a_cache_that_jax_is_configured_to_use_is_left_alone(ours: Path, tmp_path: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "other"))
+    entry(ours, "old", used=0)
+    enable_compile_cache(99)
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "other") and names(ours) == {"old"}
+
+
+@pytest.mark.parametrize("why", ["open to the group", "in a parent open to all", "of another user", "no directory"])
+def test_a_cache_that_others_may_have_written_is_not_used(
+    why: str, ours: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours.mkdir(parents=True, mode=0o700)
+    owner = os.getuid()
+    if why == "open to the group":
+        ours.chmod(0o770)
+    elif why == "in a parent open to all":
+        ours.parent.chmod(0o777)
+    elif why == "of another user":
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    else:
+        ours.rmdir()
+        ours.write_text("a file")
+    enable_compile_cache()
+    assert jax.config.jax_compilation_cache_dir is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "not kept" in line and str(ours) in line
+
+
+@pytest.mark.parametrize("system", ["POSIX", "without users"])
+def test_the_cache_is_made_for_its_user_alone(
+    system: str, ours: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if system != "POSIX":
+        monkeypatch.delattr(os, "getuid")
+    before = os.umask(0)
+    try:
+        enable_compile_cache()
+    finally:
+        os.umask(before)
+    assert ours.stat().st_mode & 0o777 == 0o700
+    assert jax.config.jax_compilation_cache_dir == str(ours)
+    assert not capsys.readouterr().err
