@@ -16,7 +16,7 @@ from jaxnn.bench import bench as measure
 from jaxnn.bench import merge as merge_pages
 from jaxnn.cli._exit_status import INTERRUPTED, exit_on_user_error
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
-from jaxnn.record import age, final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
+from jaxnn.record import age, draw_curves, final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
 from jaxnn.sweeps import Sweep, best_label, count_by_status, open_sweep
 from jaxnn.sweeps import compare as compare_sides
 from jaxnn.types import ConfigError, JaxnnError, RecordError, suggest
@@ -26,7 +26,7 @@ _OUT = Path("runs/bench")
 
 def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
-    functions = {function.__name__: function for function in (devices, runs, show, compare, bench)}
+    functions = {function.__name__: function for function in (devices, runs, show, plot, compare, bench)}
     arguments = None if argv is None else list(argv)
     with exit_on_user_error(owns_process=argv is None):
         tyro.extras.subcommand_cli_from_dict(functions, prog="jaxnn", description=__doc__, args=arguments)
@@ -109,10 +109,28 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
     shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
     shown["versions"] = facts["devices"]["versions"]
     shown["final"] = _metrics(final_metrics(read_metrics(run)))
-    shown["curves"] = run / "curves.png" if (run / "curves.png").exists() else None
     for name, value in shown.items():
         if value is not None:
             print(f"{name:<15} {_brief(value)}")
+
+
+def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None:
+    """Draws the curves of a run, or the results of a sweep, as a PNG picture.
+
+    Args:
+        run: the directory of a run or a sweep.
+        out: the picture; default: curves.png or sweep.png in that directory.
+    """
+    if is_sweep(run):
+        figure, name = open_sweep(run).plot(), "sweep.png"
+    else:
+        figure, name = draw_curves(read_metrics(run), f"{read_run(run)['name']} · {read_run(run)['data']}"), "curves.png"
+    path = out or run / name
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"the picture {path} cannot be written ({error}): choose another --out.") from error
+    print(path)
 
 
 def compare(

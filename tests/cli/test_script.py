@@ -204,7 +204,7 @@ def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
         JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
     )
     assert done.returncode == 0, done.stderr
-    for words in ("placement", "cpu:0", "finished", "test accuracy", "time to first step", "curves.png"):
+    for words in ("placement", "cpu:0", "finished", "test accuracy", "time to first step", "record"):
         assert words in done.stdout
     assert tiny.read(tmp_path / "run")["name"] == "digits_mlp"
 

@@ -1,4 +1,4 @@
-"""``experiment.py sweep`` and ``plan``: flags of many values, and one line for each mistake."""
+"""``experiment.py sweep`` and ``plan``: flags of many values, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from typing import Any, Literal
 import pytest
 
 import jaxnn as jn
-<<<<<<<< HEAD:tests/sweeps/test_sweep_cli.py
 from jaxnn.advise import BatchSizePlan
 from jaxnn.cli import parse_sweep as parse
-========
-from jaxnn.cli import parse_sweep
-from jaxnn.sweeps.engine import running
->>>>>>>> bench:tests/cli/test_sweep_flags.py
 from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10", "--vmap-size", "2"]
@@ -55,13 +50,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object, **how: Any) ->
 
 def test_every_field_takes_several_values() -> None:
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
-<<<<<<<< HEAD:tests/sweeps/test_sweep_cli.py
     values, design, options = parse(wide(), [*flags.split(), *"--combine zipped --halving 3 --vmap-size 7".split()])
-========
-    values, design, options = parse_sweep(
-        wide(), [*flags.split(), "--combine", "zipped", "--halving", "3", "--width", "7"]
-    )
->>>>>>>> bench:tests/cli/test_sweep_flags.py
     assert values == {
         "learning_rate": [0.001, 2.0],
         "model.features": [(8, 8), (16,)],
@@ -129,21 +118,10 @@ def test_plan_tells_how_fast_each_batch_size_is(capsys: pytest.CaptureFixture[st
         (["sweep", "--batch-size", "64", "99"], "no member of the sweep can be run"),
         (["sweep", "--resume", "nowhere"], "holds no sweep"),
         (["sweep", "--seed", "0", "x"], "Error parsing --seed"),
-        (["sweep", "--seed", "0", "1", "--device", "gpu"], "error: device is 'gpu', which JAX cannot open here"),
-        (["sweep", "--seed", "0", "1", "--devices", "9"], "error: devices is 9, and JAX has 4 cpu devices here"),
-        (["sweep", "--seed", "0", "1", "--mesh", "data=3"], "error: batch_size is 8, which 3 devices cannot share"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(
-    arguments: list[str],
-    sentence: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_are_sentences(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sentence in fails(capsys, *arguments)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_word_that_is_no_value_of_its_field_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +148,7 @@ def test_a_field_named_like_an_option_is_refused(capsys: pytest.CaptureFixture[s
 def test_each_core_is_a_device_unless_jax_was_told_otherwise(told: dict[str, str], expected: str) -> None:
     probe = (
         "import jax\n"
-        "from jaxnn.cli import MOST_DEVICES, use_all_cores\n"
+        "from jaxnn.cli.cores import MOST_DEVICES, use_all_cores\n"
         "from jaxnn.observe import cpu_count\n"
         "use_all_cores()\n"
         "count = len(jax.devices('cpu'))\n"
@@ -191,3 +169,22 @@ def test_a_sweep_on_the_cpu_opens_nothing_else() -> None:
     )
     done = shell.python("-c", script)
     assert done.stdout.strip() == "finished cpu None", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--device gpu", "device is 'gpu', which JAX cannot open here"),
+        ("--devices 9", "devices is 9, and JAX has 4 cpu devices here"),
+        ("--mesh data=3", "batch_size is 8, which 3 devices cannot share evenly"),
+    ],
+)
+def test_what_devices_cannot_do_is_the_only_thing_said(
+    flags: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = shell.fails(
+        capsys, lambda words: jn.main(tiny.experiment(), words), *"sweep --seed 0 1".split(), *flags.split()
+    )
+    assert error.startswith("error: ") and sentence in error
+    assert not list(tmp_path.iterdir())
