@@ -124,7 +124,10 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
     if is_sweep(run):
         figure, name = open_sweep(run).plot(), "sweep.png"
     else:
-        figure, name = draw_curves(read_metrics(run), f"{read_run(run)['name']} · {read_run(run)['data']}"), "curves.png"
+        figure, name = (
+            draw_curves(read_metrics(run), f"{read_run(run)['name']} · {read_run(run)['data']}"),
+            "curves.png",
+        )
     path = out or run / name
     try:
         figure.savefig(path, dpi=120)

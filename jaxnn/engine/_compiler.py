@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxnn.data import padded_indices
+from jaxnn.engine._feed import Piece, evaluation_pieces, mean_metrics
 from jaxnn.engine._programs import (
     GroupSpec,
     make_evaluate,
@@ -31,10 +32,12 @@ from jaxnn.nn import partition_specs, platform
 from jaxnn.observe import (
     Clock,
     Ledger,
+    Lowered,
     available_bytes,
     compile_ahead,
     format_bytes,
     implementations,
+    lower_ahead,
     nbytes,
     plain_convolutions,
     product_dtypes,
@@ -44,15 +47,12 @@ from jaxnn.parallel import Layout, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
-from jaxnn.types import Array, Batch, Examples, Metrics, Source, Splits, Task, TrainingError, TrainState
+from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
 
-# How many batches are sent at a time if a split is not on the device.
-STREAMED_BATCHES = 16
 # States are made at most this many at a time: one after another, whatever their number.
 MOST_AT_ONCE = 64
 
 type Evaluator = Callable[[Any], dict[str, np.ndarray]]
-type Piece = tuple[Examples, Any, Any]
 
 
 @dataclasses.dataclass
@@ -86,9 +86,8 @@ class Programs:
     shapes: TrainState = dataclasses.field(init=False)
     shardings: Any = dataclasses.field(init=False, default=None)
     metrics: tuple[str, ...] = dataclasses.field(init=False)
-    _train: dict[tuple[Shape | None, int], Any] = dataclasses.field(init=False, default_factory=dict)
-    _evaluators: dict[tuple[Shape | None, str], Evaluator] = dataclasses.field(init=False, default_factory=dict)
     _pieces: dict[str, Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
+    _compiled: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         size = self.spec.experiment.config.batch_size
@@ -116,16 +115,38 @@ class Programs:
         """That of a member; what it does on the host is the same for all."""
         return self.spec.experiment.task(self.spec.experiment.config)
 
+    def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
+        """Compiles in parallel threads what a start needs: initial states, training calls, an evaluation.
+
+        Args:
+            shape: that of the population.
+            lengths: the numbers of steps of the calls.
+            split: what is evaluated, or None.
+            cause: the reason for the training calls, for the ledger.
+        """
+        keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
+        keys += [("evaluate", shape, split)] if split is not None else []
+        missing = [key for key in keys if key not in self._compiled]
+        what = "programs" if shape is None else f"programs of {shape.chunks} × {shape.lanes} members"
+        with self.clock.span("compile", f"compiling the {what}"):
+            # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
+            lowered = [self._lower(key, cause) for key in missing]
+            with concurrent.futures.ThreadPoolExecutor(max(1, len(lowered))) as pool:
+                done = list(pool.map(Lowered.compile, lowered))
+        for key, (program, entry) in zip(missing, done, strict=True):
+            self._compiled[key] = program
+            self.ledger.append(entry)
+
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
-        state: TrainState = self._init(self.first_examples)
+        state: TrainState = self._program(("initialise", True), "start")(self.first_examples)
         return state
 
     @functools.cached_property
     def initial(self) -> HostStates:
         """The states of all members before the first step, on the host; made a few at a time by one program."""
         self._check_host()
-        count, init = self._population_init
+        count, init = self._init_count, self._program(("initialise", False), "start")
         parts = []
         for first in range(0, self.num_members, count):
             # The last few are filled up with the last member.
@@ -136,49 +157,24 @@ class Programs:
 
     def train(self, shape: Shape | None, num_steps: int, cause: str) -> TrainProgram:
         """The program of ``num_steps`` training steps, compiled if it was not yet."""
-        if (shape, num_steps) not in self._train:
-            steps = f"{num_steps} step{'s' if num_steps > 1 else ''}"
-            make = make_train if shape is None else make_population_train
-            examples = self.spec.feed.sample(num_steps)
-            jit: dict[str, Any] = {"donate_argnums": 0}
-            if (state := self.sharding(shape)) is not None:
-                spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
-                totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
-                jit |= {
-                    "in_shardings": (state, totals, shardings_of(examples)),
-                    "out_shardings": (state, totals),
-                }
-            arguments = self.abstract(shape), self.zeros(shape), examples
-            name = f"train {steps}{_of_members(shape)}"
-            self._train[shape, num_steps] = self.compile(make(self.spec, num_steps), name, cause, *arguments, **jit)
-        program: TrainProgram = self._train[shape, num_steps]
+        program: TrainProgram = self._program(("train", shape, num_steps), cause)
         return program
 
     def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
         """The memory that a call takes on each device and frees again."""
-        return temporary_bytes(self._train[shape, num_steps])
+        return temporary_bytes(self._compiled["train", shape, num_steps])
 
     def evaluator(self, shape: Shape | None, split: str) -> Evaluator:
         """A function from a state, or population, to the exact mean of each metric over a split: ``[*shape, ...]``."""
-        if (shape, split) not in self._evaluators:
-            source = self.splits.named()[split]
-            pieces = self._pieces_of(split)
-            piece, jit = next(pieces()), dict[str, Any]()
-            if (state := self.sharding(shape)) is not None:
-                jit = {"in_shardings": (state, *shardings_of(piece))}
-                jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
-            make = make_evaluate if shape is None else make_population_evaluate
-            name = f"evaluate {split}{_of_members(shape)}"
-            program = self.compile(make(self.spec, source), name, "start", self.abstract(shape), *piece, **jit)
+        pieces, program = self._pieces_of(split), self._program(("evaluate", shape, split), "start")
 
-            def evaluate(state: Any) -> dict[str, np.ndarray]:
-                sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
-                # Chunks without a living member are not computed: zero of zero examples.
-                with np.errstate(invalid="ignore"):
-                    return _mean_metrics(sums, axis=0 if shape is None else 2)
+        def evaluate(state: Any) -> dict[str, np.ndarray]:
+            sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
+            # Chunks without a living member are not computed: zero of zero examples.
+            with np.errstate(invalid="ignore"):
+                return mean_metrics(sums, axis=0 if shape is None else 2)
 
-            self._evaluators[shape, split] = evaluate
-        return self._evaluators[shape, split]
+        return evaluate
 
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
@@ -294,22 +290,60 @@ class Programs:
         self.ledger.append(entry)
         return program
 
-    @functools.cached_property
-    def _init(self) -> Any:
-        # Its arrays are created where they are placed: the whole state is never on one device.
-        jit = {} if self.shardings is None else {"out_shardings": self.shardings}
-        init = make_init(self.spec.experiment, self.source)
-        return self.compile(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
+    def _program(self, key: tuple[Any, ...], cause: str) -> Any:
+        if key not in self._compiled:
+            with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
+                self._compiled[key], entry = self._lower(key, cause).compile()
+            self.ledger.append(entry)
+        return self._compiled[key]
 
-    @functools.cached_property
-    def _population_init(self) -> tuple[int, Any]:
-        """How many states are made at a time, so that they take little of the device, and the program that does."""
+    def _lower(self, key: tuple[Any, ...], cause: str) -> Lowered:
+        """Traces and lowers what ``key`` stands for."""
+        match key:
+            case ("initialise", True):
+                # Its arrays are created where they are placed: the whole state is never on one device.
+                jit = {} if self.shardings is None else {"out_shardings": self.shardings}
+                init: Any = make_init(self.spec.experiment, self.source)
+                return lower_ahead(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
+            case ("initialise", _):
+                count = self._init_count
+                values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
+                init, name = make_population_init(self.spec, count), f"initialise {count} members"
+                return lower_ahead(init, name, "start", values, self.first_examples, **for_one_call())
+            case ("train", shape, num_steps):
+                return self._lower_train(shape, num_steps, cause)
+            case (_, shape, split):
+                return self._lower_evaluate(shape, split)
+        raise AssertionError(key)
+
+    def _lower_train(self, shape: Shape | None, num_steps: int, cause: str) -> Lowered:
+        steps = f"{num_steps} step{'s' if num_steps > 1 else ''}"
+        make = make_train if shape is None else make_population_train
+        examples = self.spec.feed.sample(num_steps)
+        jit: dict[str, Any] = {"donate_argnums": 0}
+        if (state := self.sharding(shape)) is not None:
+            spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
+            totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
+            jit |= {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
+        arguments = self.abstract(shape), self.zeros(shape), examples
+        name = f"train {steps}{_of_members(shape)}"
+        return lower_ahead(make(self.spec, num_steps), name, cause, *arguments, **jit)
+
+    def _lower_evaluate(self, shape: Shape | None, split: str) -> Lowered:
+        source, piece, jit = self.splits.named()[split], next(self._pieces_of(split)()), dict[str, Any]()
+        if (state := self.sharding(shape)) is not None:
+            jit = {"in_shardings": (state, *shardings_of(piece))}
+            jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
+        make = make_evaluate if shape is None else make_population_evaluate
+        name = f"evaluate {split}{_of_members(shape)}"
+        return lower_ahead(make(self.spec, source), name, "start", self.abstract(shape), *piece, **jit)
+
+    @property
+    def _init_count(self) -> int:
+        """How many states are made at a time, so that they take little of the device."""
         free = available_bytes(self.layout.device)
         fitting = MOST_AT_ONCE if free is None else free // (4 * self.member_bytes)
-        count = int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))
-        values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
-        init, name = make_population_init(self.spec, count), f"initialise {count} members"
-        return count, self.compile(init, name, "start", values, self.first_examples, **for_one_call())
+        return int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))
 
     @functools.cached_property
     def _like(self) -> Examples:
@@ -339,7 +373,7 @@ class Programs:
     def _pieces_of(self, split: str) -> Callable[[], Iterator[Piece]]:
         if split not in self._pieces:
             source, resident = self.splits.named()[split], self.spec.feed.resident
-            self._pieces[split] = _evaluation_pieces(source, self.eval_batch_size, resident, self.layout)
+            self._pieces[split] = evaluation_pieces(source, self.eval_batch_size, resident, self.layout)
         return self._pieces[split]
 
 
@@ -354,48 +388,3 @@ def for_one_call() -> dict[str, Any]:
 
 def _of_members(shape: Shape | None) -> str:
     return "" if shape is None else f" of {shape.chunks} × {shape.lanes} members"
-
-
-def _mean_metrics(sums: list[Metrics], axis: int) -> dict[str, np.ndarray]:
-    """The exact mean of each metric over the batches of all pieces, the loss first, in float64.
-
-    Args:
-        sums: of each piece, ``[..., batches, *metric]`` with ``axis`` axes before that of the batches.
-        axis: that of the batches.
-    """
-    totals = {key: np.sum([np.sum(part[key], axis, np.float64) for part in sums], axis=0) for key in sums[0]}
-    count = totals.pop("count")
-    ordered = sorted(totals, key=lambda key: key != "loss")
-    # A metric that is an array has more axes than its count.
-    return {key: (totals[key].T / count.T).T for key in ordered}
-
-
-def _evaluation_pieces(
-    source: Source, batch_size: int, resident: bool, layout: Layout
-) -> Callable[[], Iterator[Piece]]:
-    """A function that goes through ``source``, each example once: examples, indices and mask on the device, in pieces.
-
-    Args:
-        source: the split.
-        batch_size: examples per batch.
-        resident: whether the split is put on the device once, in one piece, or sent again each time.
-        layout: the devices.
-    """
-    indices, mask = padded_indices(source.num_examples, batch_size)
-    if resident and source.examples is not None:
-        piece = (layout.place(source.examples), layout.place(indices), layout.place(mask))
-        return lambda: iter([piece])
-    size = min(STREAMED_BATCHES, len(indices))
-    padding = [(0, -len(indices) % size), (0, 0)]
-    indices, mask = np.pad(indices, padding), np.pad(mask, padding)
-    own = layout.local_rows(batch_size)
-
-    def pieces() -> Iterator[Piece]:
-        for start in range(0, len(indices), size):
-            block = slice(start, start + size)
-            rows = source.read(indices[block, own].reshape(-1))
-            examples = Examples(*(array.reshape(size, -1, *array.shape[1:]) for array in rows))
-            placed, counts = layout.place_batch((examples, mask[block, own]), batch_size)
-            yield placed, None, counts
-
-    return pieces

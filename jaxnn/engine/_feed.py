@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn.data import padded_indices
 from jaxnn.observe import available_bytes, nbytes
 from jaxnn.parallel import SINGLE_DEVICE, Layout, broadcast_from_primary
-from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits
+from jaxnn.types import Array, Batch, Examples, Metrics, PyTree, Source, Splits
 
 # The share of a device's free memory that resident data may take: the rest is the step's own.
 RESIDENT_SHARE = 0.5
+# How many batches are sent at a time if a split is not on the device.
+STREAMED_BATCHES = 16
+
+type Piece = tuple[Examples, Any, Any]
 
 
 class DeviceFeed(NamedTuple):
@@ -147,3 +152,46 @@ def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Ex
 
 def _nothing() -> None:
     """There is nothing in the background."""
+
+
+def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: Layout) -> Callable[[], Iterator[Piece]]:
+    """A function that goes through ``source``, each example once: examples, indices and mask on the device, in pieces.
+
+    Args:
+        source: the split.
+        batch_size: examples per batch.
+        resident: whether the split is put on the device once, in one piece, or sent again each time.
+        layout: the devices.
+    """
+    indices, mask = padded_indices(source.num_examples, batch_size)
+    if resident and source.examples is not None:
+        piece = (layout.place(source.examples), layout.place(indices), layout.place(mask))
+        return lambda: iter([piece])
+    size = min(STREAMED_BATCHES, len(indices))
+    padding = [(0, -len(indices) % size), (0, 0)]
+    indices, mask = np.pad(indices, padding), np.pad(mask, padding)
+    own = layout.local_rows(batch_size)
+
+    def pieces() -> Iterator[Piece]:
+        for start in range(0, len(indices), size):
+            block = slice(start, start + size)
+            rows = source.read(indices[block, own].reshape(-1))
+            examples = Examples(*(array.reshape(size, -1, *array.shape[1:]) for array in rows))
+            placed, counts = layout.place_batch((examples, mask[block, own]), batch_size)
+            yield placed, None, counts
+
+    return pieces
+
+
+def mean_metrics(sums: list[Metrics], axis: int) -> dict[str, np.ndarray]:
+    """The exact mean of each metric over the batches of all pieces, the loss first, in float64.
+
+    Args:
+        sums: of each piece, ``[..., batches, *metric]`` with ``axis`` axes before that of the batches.
+        axis: that of the batches.
+    """
+    totals = {key: np.sum([np.sum(part[key], axis, np.float64) for part in sums], axis=0) for key in sums[0]}
+    count = totals.pop("count")
+    ordered = sorted(totals, key=lambda key: key != "loss")
+    # A metric that is an array has more axes than its count.
+    return {key: (totals[key].T / count.T).T for key in ordered}

@@ -136,6 +136,8 @@ def _check_processes(trainer: Trainer) -> None:
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     programs, plan, held_out = trainer.programs, trainer.plan, trainer.splits.held_out
     given = trainer.options.steps_per_call or steps_per_call
+    known = with_tails(plan._replace(steps_per_call=given)).call_lengths() if given else [1]
+    programs.compile_together(None, known, held_out, "start" if given else "to measure steps per call")
     with trainer.clock.span("measure", "measuring steps per call"):
         trainer.choice = choose_call(programs, plan, given)
     chosen = trainer.choice.steps_per_call
@@ -215,6 +217,7 @@ def _choose_vmap(programs: Programs, plan: Plan, members: Members, steps_per_cal
 
     def make_call(block: int, size: int, num_steps: int) -> Call:
         shape = shape_of(block * num_devices, size, num_devices)
+        programs.compile_together(shape, [num_steps], programs.splits.held_out, "to choose the vmap size")
         program = programs.train(shape, num_steps, "to choose the vmap size")
         rows, alive = range(min(shape.lanes, programs.num_members)), np.ones(programs.num_members, np.bool_)
         population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)

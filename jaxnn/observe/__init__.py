@@ -11,7 +11,9 @@ from jaxnn.observe._clock import Window as Window
 from jaxnn.observe._clock import steady_throughput as steady_throughput
 from jaxnn.observe._compiles import Compilation as Compilation
 from jaxnn.observe._compiles import Ledger as Ledger
+from jaxnn.observe._compiles import Lowered as Lowered
 from jaxnn.observe._compiles import compile_ahead as compile_ahead
+from jaxnn.observe._compiles import lower_ahead as lower_ahead
 from jaxnn.observe._compiles import temporary_bytes as temporary_bytes
 from jaxnn.observe._memory import available_bytes as available_bytes
 from jaxnn.observe._memory import format_bytes as format_bytes

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -67,10 +66,35 @@ class Ledger:
         return {"compilations": listed, "totals": self.totals()}
 
 
-def compile_ahead(
-    function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any
-) -> tuple[jax.stages.Compiled, Compilation]:
-    """Compiles ``function`` for arguments like ``args`` without running it.
+class Lowered(NamedTuple):
+    """A program that is traced and lowered, ready to be compiled, in any thread.
+
+    Attributes:
+        program: what JAX compiles.
+        name: the program's name in the ledger.
+        cause: why it is compiled.
+        trace_seconds: Python to jaxpr.
+        lower_seconds: jaxpr to StableHLO.
+    """
+
+    program: jax.stages.Lowered
+    name: str
+    cause: str
+    trace_seconds: float
+    lower_seconds: float
+
+    def compile(self) -> tuple[jax.stages.Compiled, Compilation]:
+        """The executable, which refuses arguments of another shape, dtype or sharding, and its entry."""
+        started = time.perf_counter()
+        with _cache_savings() as saved:
+            compiled = self.program.compile()
+        seconds, saving, taken = time.perf_counter() - started, max(0.0, sum(saved)), temporary_bytes(compiled)
+        times = self.trace_seconds, self.lower_seconds, seconds
+        return compiled, Compilation(self.name, self.cause, *times, bool(saved), saving, taken)
+
+
+def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any) -> Lowered:
+    """Traces and lowers ``function`` for arguments like ``args`` without running it.
 
     Args:
         function: what to compile; pure.
@@ -79,21 +103,19 @@ def compile_ahead(
         *args: arguments, or ``jax.ShapeDtypeStruct`` in their place. Static ones are omitted when the executable
             is called.
         **jit_options: as for ``jax.jit``: ``static_argnums``, ``donate_argnums``, ``out_shardings`` and so on.
-
-    Returns:
-        The executable, which refuses arguments of another shape, dtype or sharding, and its entry.
     """
-    times = [time.perf_counter()]
+    started = time.perf_counter()
     traced = jax.jit(function, **jit_options).trace(*args)
-    times.append(time.perf_counter())
+    traced_at = time.perf_counter()
     lowered = traced.lower()
-    times.append(time.perf_counter())
-    with _cache_savings() as saved:
-        compiled = lowered.compile()
-    times.append(time.perf_counter())
-    trace, lower, compile_ = (end - start for start, end in itertools.pairwise(times))
-    saving = max(0.0, sum(saved))
-    return compiled, Compilation(name, cause, trace, lower, compile_, bool(saved), saving, temporary_bytes(compiled))
+    return Lowered(lowered, name, cause, traced_at - started, time.perf_counter() - traced_at)
+
+
+def compile_ahead(
+    function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any
+) -> tuple[jax.stages.Compiled, Compilation]:
+    """Compiles ``function`` as `lower_ahead` and `Lowered.compile` do; returns the executable and its entry."""
+    return lower_ahead(function, name, cause, *args, **jit_options).compile()
 
 
 def temporary_bytes(compiled: Any) -> int:
