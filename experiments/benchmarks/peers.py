@@ -7,7 +7,7 @@ Command   make benchmark
 
 All contenders train the same network from the same initial weights on the same data with the same optimizer, and must
 reach the same losses, dropout off, before they are timed with it on. Compilation and warm-up are timed apart. Those
-named ``+malloc`` run with glibc's allocator keeping its memory, as jaxnn's run option ``allocator`` has it.
+named ``+malloc`` run with glibc's allocator keeping its memory (``MALLOC_`` variables).
 """
 
 import contextlib

@@ -22,7 +22,6 @@ from jaxnn.bench._results import (
     write_results,
 )
 from jaxnn.bench._study import Bench, Case, NotMeasured, Prepared, Study, find_studies
-from jaxnn.observe import keeping_freed_memory, share_heap
 from jaxnn.parallel import PLATFORMS, first_devices
 from jaxnn.record import make_room
 from jaxnn.types import ConfigError, JaxnnError, suggest
@@ -174,7 +173,6 @@ def bench(
         if isinstance(dollars, bool) or not isinstance(dollars, int | float) or not 0 < dollars < math.inf:
             raise ConfigError(f"prices[{kind!r}] is {dollars!r}, but must be dollars per hour, more than 0.")
     folder = None if out is None else Path(out)
-    share_heap()  # page faults of large arrays would count as computing; before JAX starts its threads
     found = first_devices(devices)
     mine = {describe_machine(device).label for device in found.values()}
     page = dict(read_results(folder)) if folder is not None and (folder / RESULTS_FILE).exists() else {}
@@ -187,8 +185,7 @@ def bench(
     for study in studies:
         say(f"{study.name}: {study.title}")
         context = Bench(found, study.quick if quick else study.full, prices or {})
-        with keeping_freed_memory():  # memory of a study is returned before the next
-            page[study.name] = _measure_study(study, context, quick, page, folder, say)
+        page[study.name] = _measure_study(study, context, quick, page, folder, say)
         if folder is not None:
             known, here = {each.name: each for each in studies}, find_studies()
             # A page of this checkout's studies names those that are missing.

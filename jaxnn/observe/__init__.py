@@ -1,10 +1,5 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
-from jaxnn.observe._allocator import MAPPED_BYTES as MAPPED_BYTES
-from jaxnn.observe._allocator import can_keep_freed_memory as can_keep_freed_memory
-from jaxnn.observe._allocator import keeping_freed_memory as keeping_freed_memory
-from jaxnn.observe._allocator import page_faults as page_faults
-from jaxnn.observe._allocator import share_heap as share_heap
 from jaxnn.observe._clock import Clock as Clock
 from jaxnn.observe._clock import Throughput as Throughput
 from jaxnn.observe._clock import Window as Window
@@ -29,7 +24,6 @@ from jaxnn.observe._placement import device_name as device_name
 from jaxnn.observe._placement import missing_gpu as missing_gpu
 from jaxnn.observe._placement import name_device as name_device
 from jaxnn.observe._placement import observe_placement as observe_placement
-from jaxnn.observe._printable import printable as printable
 from jaxnn.observe._programs import equations as equations
 from jaxnn.observe._programs import implementations as implementations
 from jaxnn.observe._programs import plain_convolutions as plain_convolutions
@@ -37,4 +31,5 @@ from jaxnn.observe._programs import product_dtypes as product_dtypes
 from jaxnn.observe._tables import Table as Table
 from jaxnn.observe._tables import html_table as html_table
 from jaxnn.observe._tables import markdown_table as markdown_table
+from jaxnn.observe._tables import printable as printable
 from jaxnn.observe._tables import text_table as text_table

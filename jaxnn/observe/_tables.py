@@ -1,4 +1,4 @@
-"""Tables as aligned text, HTML and Markdown; the library prints all of its tables with these."""
+"""Tables as aligned text, HTML and Markdown, and text that a terminal shows as it is: what the library prints with."""
 
 from __future__ import annotations
 
@@ -64,3 +64,18 @@ class Table(NamedTuple):
 
     def _repr_html_(self) -> str:
         return html_table(self.rows, self.header) + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+
+
+def printable(text: object, *, lines: bool = True) -> str:
+    r"""Escapes control characters and lone surrogates, as ``\x1b``: records and other hosts may contain any text.
+
+    Args:
+        text: what is to be printed.
+        lines: whether line ends stay; False for one value among others.
+    """
+    return "".join(
+        character
+        if character.isprintable() or (lines and character == "\n")
+        else character.encode("unicode_escape").decode()
+        for character in str(text)
+    )
