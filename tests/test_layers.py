@@ -98,7 +98,7 @@ def test_environment_is_read_in_few_places_only() -> None:
     reads = {"os.environ", "os.getenv", "os.putenv"}
     for module, path in MODULES.items():
         # The second gives worker processes an environment of their own; the third reads a secret.
-        places = ("jaxnn.data.files", "jaxnn.data.streaming.environment", "jaxnn.parallel.processes.wire")
+        places = ("jaxnn.data._downloads", "jaxnn.data._grain", "jaxnn.parallel.processes.wire")
         if module in places or room_of(module) == "cli":
             continue
         tree = ast.parse(path.read_text())
