@@ -13,15 +13,9 @@ _INT32 = np.iinfo(np.int32)
 
 
 def as_examples(split: str, pair: Any) -> Examples:
-    """A pair of array-likes as checked arrays of the dtypes that models take, see `converted`.
+    """A pair of array-likes as checked arrays, see `converted`; ``split`` is the split's name, for messages.
 
-    Args:
-        split: the split's name, for messages.
-        pair: ``(inputs [examples, ...], targets [examples, ...])``.
-
-    Raises:
-        DataError: not a pair, not arrays of numbers, no examples, lengths that differ, NaN or infinity, an integer
-            beyond int32.
+    Raises DataError for what is no pair of arrays of numbers, an empty one, and lengths that differ.
     """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(
@@ -116,14 +110,10 @@ def check_class_names(class_names: tuple[str, ...], num_classes: int | None) -> 
 def check_label_range(
     split: str, targets: np.ndarray, num_classes: int | None, *, may_ignore: bool = True, first: int = 0
 ) -> None:
-    """Raises DataError for the first label that is negative or not below ``num_classes``.
+    """Raises DataError for the first label that is negative or not below ``num_classes``, if that is known.
 
-    Args:
-        split: the split's name, for the message.
-        targets: integers ``[examples, ...]``.
-        num_classes: labels must be below it; None: any number of classes.
-        may_ignore: in sequences of labels, ``[examples, time]``, a negative one stands for "ignored".
-        first: the index of the first example, for the message.
+    In sequences, ``[examples, time]``, a negative label means "ignored" if ``may_ignore``; ``first`` is the index of
+    the first example, for the message.
     """
     negative_is_fine = may_ignore and targets.ndim > 1
     bad = np.zeros(targets.shape, bool) if negative_is_fine else targets < 0

@@ -34,19 +34,13 @@ class IndexedSource:
         raise NotImplementedError
 
     def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
-        """Indices of the examples of each of ``steps [k]``, see `batch_indices`: ``[k, batch]`` int32.
-
-        Raises:
-            DataError: the batch is larger than the split.
-        """
+        """Indices of the examples of each of ``steps [k]``, see `batch_indices`: ``[k, batch]`` int32."""
         return batch_indices(seed, steps, self.num_examples, batch_size)
 
     def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
         """All of ``examples [batch, ...]``, in order, ready for a model; pure, to be traced.
 
-        Args:
-            examples: inputs and targets; uint8 inputs become float32 in 0…1, other dtypes are unchanged.
-            mask: ``[batch]`` float32, or None: all ones, of NumPy, so that a traced model sees that they are constant.
+        uint8 inputs become float32 in 0…1. A ``mask [batch]`` of None is all ones, of NumPy: models see it is constant.
         """
         inputs, targets = (jnp.asarray(array) for array in examples)
         if inputs.dtype == jnp.uint8:
@@ -103,12 +97,8 @@ class ArraySource(IndexedSource):
 def padded_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Every example exactly once, in order, in batches of one size: the batches of an evaluation.
 
-    Returns:
-        ``indices [num_batches, batch]`` int32 and ``mask [num_batches, batch]`` float32: the tail of the last batch is
-        filled with example 0 and masked.
-
-    Raises:
-        DataError: ``batch_size`` is not positive.
+    Returns ``indices [num_batches, batch]`` int32 and ``mask [num_batches, batch]`` float32: the tail of the last batch
+    is filled with example 0 and masked. Raises DataError if ``batch_size`` is not positive.
     """
     if batch_size < 1:
         raise DataError(f"a batch of {batch_size} holds no example: batch_size must be at least 1.")
@@ -144,9 +134,8 @@ def arrays(
             may be anything: the task checks its targets.
 
     Raises:
-        DataError: not a pair, lengths that differ, an empty split, NaN or infinity, a dtype that is not a number, an
-            integer beyond int32, a label out of range, splits that differ in shape or dtype, ``class_names`` that are
-            not ``num_classes``.
+        DataError: no pair of arrays of numbers, lengths that differ, an empty split, NaN or infinity, an integer beyond
+            int32, a label out of range, splits that differ in shape or dtype, ``class_names`` not ``num_classes``.
     """
     class_names = tuple(class_names)
     check_class_names(class_names, num_classes)
@@ -174,8 +163,7 @@ def hold_out(
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
     """The training pair without its last ``num_validation`` examples, and these (None if 0).
 
-    Raises:
-        DataError: ``num_validation`` is no integer, is negative or leaves nothing to train on.
+    Raises DataError if ``num_validation`` is no integer, is negative or leaves nothing to train on.
     """
     inputs, targets = pair
     if isinstance(num_validation, float) and 0 < num_validation < 1:
@@ -196,18 +184,10 @@ def hold_out(
 
 
 def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
-    """The indices of ``train`` and of each split that holds a share, shuffled by `permute`.
+    """The indices of ``train`` and of each split that holds a share, shuffled by `permute` and sorted.
 
-    Args:
-        num_examples: size of the set.
-        shares: for each split its share, at least 0 and below 1, rounded to at least one example; 0: no such split.
-        seed: of the shuffle.
-
-    Returns:
-        For each split its indices ``[examples]``, sorted; ``train`` is first and has the rest.
-
-    Raises:
-        DataError: shares or a seed out of range, or that leave nothing to train on.
+    A share is at least 0 and below 1, and rounded to at least one example; 0: no such split. Raises DataError for
+    shares or a seed out of range, or that leave nothing to train on.
     """
     for split, share in shares.items():
         check_share(split, share)
@@ -224,14 +204,9 @@ def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict
 
 
 def augmented(splits: Splits, *augmentations: Augmentation) -> Splits:
-    """The data set with its training inputs augmented, after any augmentation they had before.
+    """The data set of `ArraySource` with its training inputs augmented, after any augmentation they had before.
 
-    Args:
-        splits: a data set of `ArraySource`.
-        augmentations: such as ``jn.data.flip()``, applied in this order.
-
-    Raises:
-        DataError: the training split is another kind of source.
+    ``augmentations`` such as ``jn.data.flip()`` are applied in order. Raises DataError for another kind of source.
     """
     train = _array_source(splits.train)
     before = () if train.augment is None else (train.augment,)
@@ -268,11 +243,7 @@ def check_batch_size(source: Source, batch_size: int) -> None:
 
 
 def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:
-    """Checks that all targets are labels of a model with ``num_classes`` outputs, or ``ignore``.
-
-    Raises:
-        DataError: targets that are not integers, or a label out of range; it is named.
-    """
+    """Raises DataError for a target that is no label of a model with ``num_classes`` outputs, nor ``ignore``."""
     for split, source in splits.named().items():
         targets = np.asarray(source.targets)
         if not np.issubdtype(targets.dtype, np.integer):

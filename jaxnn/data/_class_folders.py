@@ -6,7 +6,7 @@ import gzip
 import tarfile
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -17,20 +17,8 @@ SPLIT_FOLDERS = {"train": "train", "val": "validation", "validation": "validatio
 
 # By the split's folder and the class: the names of files.
 type Listing = dict[str, dict[str, list[str]]]
-
-
-class ClassFolder(NamedTuple):
-    """The files of one split.
-
-    Attributes:
-        folder: the split's folder: train, val, validation or test.
-        names: ``<class>/<file>``, by class and then by the file's name.
-        labels: ``[examples]`` int32, the class's place among the sorted classes.
-    """
-
-    folder: str
-    names: list[str]
-    labels: np.ndarray
+# Of one split: its folder, the files `<class>/<file>` in it by class and then by name, their labels [examples] int32.
+type Labelled = tuple[str, list[str], np.ndarray]
 
 
 def is_example(name: str, suffixes: tuple[str, ...]) -> bool:
@@ -40,15 +28,9 @@ def is_example(name: str, suffixes: tuple[str, ...]) -> bool:
 
 @os_errors_named()
 def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] = ()) -> Listing:
-    """The files ``root/{train,val,validation,test}/<class>/*`` that are not hidden.
+    """The files ``root/{train,val,validation,test}/<class>/*`` with these suffixes that are not hidden.
 
-    Args:
-        root: the folder.
-        suffixes: of the files' names.
-        classes: those that are listed; empty: all.
-
-    Raises:
-        DataError: ``root`` is no folder, or one that cannot be listed.
+    With ``classes``, only of these. DataError if ``root`` is no folder, or one that cannot be listed.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give the one that holds train/.")
@@ -64,15 +46,8 @@ def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] 
     return listing
 
 
-def classified(
-    listing: Listing, where: Path, suffixes: tuple[str, ...]
-) -> tuple[dict[str, ClassFolder], tuple[str, ...]]:
-    """The files of each split, in order, and the classes' names, sorted.
-
-    Args:
-        listing: what was found.
-        where: the place it was found in, for messages.
-        suffixes: of the files' names, for messages.
+def classified(listing: Listing, where: Path, suffixes: tuple[str, ...]) -> tuple[dict[str, Labelled], tuple[str, ...]]:
+    """The files of each split, in order, and the classes' names, sorted; ``where`` and ``suffixes`` are for messages.
 
     Raises:
         DataError: no ``train``, both ``val`` and ``validation``, no classes, splits with different classes, a class
@@ -102,7 +77,7 @@ def classified(
         names = [f"{name}/{file}" for name in class_names for file in sorted(kinds[name])]
         counts = [len(kinds[name]) for name in class_names]
         labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        found_splits[SPLIT_FOLDERS[folder]] = ClassFolder(folder, names, labels)
+        found_splits[SPLIT_FOLDERS[folder]] = folder, names, labels
     return found_splits, class_names
 
 
@@ -115,16 +90,11 @@ def check_file(path: Path) -> None:
 def read_members(
     path: Path, wanted: Callable[[tuple[str, ...]], bool], most_bytes: int
 ) -> Iterator[tuple[tuple[str, ...], bytes]]:
-    """The parts of the path and the content of each wanted member, in the order of the archive; nothing is written.
-
-    Args:
-        path: a tar archive, compressed by gzip.
-        wanted: whether the member whose path has these parts is read.
-        most_bytes: the largest size of the archive, decompressed.
+    """The parts of the path and the content of each wanted member of a gzipped tar archive; nothing is written.
 
     Raises:
-        DataError: an archive that is truncated, damaged or larger, has a member with a path outside of the archive, or
-            a link or the like instead of a file.
+        DataError: an archive that is truncated, damaged or larger than ``most_bytes`` decompressed, has a member with a
+            path outside of the archive, or a link or the like instead of a file.
     """
     try:
         with gzip.open(path) as file:
@@ -165,7 +135,6 @@ class _Limited:
         self._path = path
 
     def read(self, size: int) -> bytes:
-        """The next bytes, at most ``size``."""
         self.check(size)
         return self._file.read(size)
 

@@ -52,7 +52,7 @@ def fetch(
         directory: the data directory, see `data_dir`.
 
     Raises:
-        DataError: the file is not there and cannot be downloaded; the message has the reason and what to do by hand.
+        DataError: the file is not there and cannot be downloaded; with the reason and what to do by hand.
     """
     folder = data_dir(directory) / dataset
     path = folder / file_name
@@ -90,24 +90,19 @@ def _reason(error: OSError | ValueError) -> str:
 
     if isinstance(error, exceptions.HTTPError) and error.response is not None:
         return f"HTTP status {error.response.status_code}"
-    for kind, reason in (
-        (exceptions.ChunkedEncodingError, "the transfer broke off"),
-        (exceptions.Timeout, f"no answer within {_TIMEOUT_SECONDS} seconds"),
-        (exceptions.ConnectionError, "the connection failed, is there a network?"),
-        (exceptions.RequestException, f"the request failed with {type(error).__name__}"),
-        (OSError, f"it cannot be written there: {getattr(error, 'strerror', None) or type(error).__name__}"),
-    ):
-        if isinstance(error, kind):
-            return reason
-    return "the downloaded file has another sha256 checksum"
+    reasons = {
+        exceptions.ChunkedEncodingError: "the transfer broke off",
+        exceptions.Timeout: f"no answer within {_TIMEOUT_SECONDS} seconds",
+        exceptions.ConnectionError: "the connection failed, is there a network?",
+        exceptions.RequestException: f"the request failed with {type(error).__name__}",
+        OSError: f"it cannot be written there: {getattr(error, 'strerror', None) or type(error).__name__}",
+        ValueError: "the downloaded file has another sha256 checksum",
+    }
+    return next(reason for kind, reason in reasons.items() if isinstance(error, kind))
 
 
 def read_text(path: Path) -> str:
-    r"""The text of a file, see `decoded`.
-
-    Raises:
-        DataError: a file that cannot be read or is not UTF-8; it is named.
-    """
+    """The text of a file, see `decoded`; DataError, which names it, if it cannot be read."""
     try:
         data = path.read_bytes()
     # ValueError: a name with a zero byte, as of a text that is passed as a path.
@@ -117,11 +112,7 @@ def read_text(path: Path) -> str:
 
 
 def decoded(data: bytes, where: str) -> str:
-    r"""UTF-8 ``data`` as text, without a byte order mark, its lines ended by ``\n`` alone.
-
-    Raises:
-        DataError: it is not UTF-8; the file, ``where``, and the byte are named.
-    """
+    r"""UTF-8 ``data`` as text, without byte order mark, line ends as ``\n``; DataError names ``where`` and the byte."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

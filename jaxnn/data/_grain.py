@@ -5,7 +5,6 @@ A worker process opens no accelerator, ignores the signals of a terminal and of 
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -42,7 +41,7 @@ _STARTING = threading.Lock()
 
 
 class _Failure(NamedTuple):
-    """What went wrong where a batch was read, as text: not every exception can be sent to another process."""
+    """An error as text: not every exception can be sent to another process."""
 
     message: str
     details: str
@@ -148,15 +147,11 @@ def open_batches(
     """Starts to read the batches of ``first_step`` and the steps after it.
 
     Args:
-        read: ``step -> Examples``; cloudpickle must be able to pickle it if there are workers.
+        read: ``step -> Examples``; cloudpickle must be able to pickle it if there are workers, else DataError.
         first_step: the first step.
         num_workers: how many processes read; 0: threads of this one do.
         name: the split's name, for messages.
         num_bytes: size of a batch.
-
-    Raises:
-        ConfigError: Grain is not installed.
-        DataError: ``read`` cannot be pickled.
     """
     check_installed()
     exit_if_unguarded()
@@ -167,17 +162,33 @@ def open_batches(
         threads = min(cores(), _MOST_THREADS)
         ahead = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
         return Batches(iter(steps.map(_Guarded(read)).to_iter_dataset(ahead)), [])
-    guarded = _Guarded(None, _pickled(read, name))
+    import cloudpickle
+    from absl import flags
+
+    try:
+        guarded = _Guarded(None, cloudpickle.dumps(read))
+    # Objects may raise anything when they are pickled.
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(
+            f"the reader of {name}, or its augmentation, cannot be sent to worker processes ({reason}): open files and "
+            "connections where they are used, or give num_workers=0 to read in threads."
+        ) from error
     dataset = steps.map(guarded).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
     # Each process has one batch that waits, besides the one that it reads.
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
-    dataset = dataset.mp_prefetch(processes, worker_init_fn=_prepare_worker).map(_copied)
+    dataset = dataset.mp_prefetch(processes, worker_init_fn=_prepare_worker)
+    # Rows are copied out of a worker's shared memory, which is then freed.
+    dataset = dataset.map(lambda found: found if isinstance(found, _Failure) else Examples(*map(np.array, found)))
     # Where shared memory is no folder, a folder's size does not limit it.
     needed = _SHARED_AT_A_TIME * num_workers * num_bytes
     fits = not os.path.isdir(_SHARED_MEMORY) or shutil.disk_usage(_SHARED_MEMORY).free >= needed
     options = grain.experimental.DatasetOptions(min_shm_size=0 if fits else num_bytes + 1)
     iterator = iter(grain.experimental.WithOptionsIterDataset(dataset, options))
-    _set_absl_flag()
+    # Lets Grain read a flag of its own at its default: it fails in programs that do not parse absl's flags.
+    flag = "grain_enable_multiprocess_worker_profiling"
+    if flag in flags.FLAGS and not flags.FLAGS.is_parsed():
+        flags.FLAGS[flag].present = 1
     # Grain makes its processes' iterators when it is first asked for anything, and only then can start them.
     iterator.get_state()
     children = _start_workers(iterator.start_prefetch, num_workers)
@@ -202,69 +213,31 @@ def exit_if_unguarded() -> None:
         raise SystemExit(_UNGUARDED)
 
 
-def _pickled(read: Callable[[int], Examples], name: str) -> bytes:
-    """``read`` as bytes, or DataError."""
-    import cloudpickle
-
-    try:
-        pickled: bytes = cloudpickle.dumps(read)
-    # Objects may raise anything when they are pickled.
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(
-            f"the reader of {name}, or its augmentation, cannot be sent to worker processes ({reason}): open files and "
-            "connections where they are used, or give num_workers=0 to read in threads."
-        ) from error
-    return pickled
-
-
-def _copied(found: Examples | _Failure) -> Examples | _Failure:
-    """Rows copied out of a worker's shared memory, which is then freed; a failure as it is."""
-    return found if isinstance(found, _Failure) else Examples(*map(np.array, found))
-
-
-def _set_absl_flag() -> None:
-    """Lets Grain read a flag of its own at its default: it fails in programs that do not parse absl's flags."""
-    from absl import flags
-
-    flag = "grain_enable_multiprocess_worker_profiling"
-    if flag in flags.FLAGS and not flags.FLAGS.is_parsed():
-        flags.FLAGS[flag].present = 1
-
-
 def _start_workers(begin: Callable[[], None], number: int) -> list[BaseProcess]:
     """Calls ``begin``, which starts ``number`` workers in threads of its own, and waits until they are started.
 
     Until then the environment is that of workers, and the signals of a terminal and of a scheduler are blocked, which
     workers inherit until they ignore them.
     """
-    with _STARTING, _environment_and_signals():
-        before = set(multiprocessing.active_children())
+    with _STARTING:
+        others = set(multiprocessing.active_children())
+        environment = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        os.environ.update(_WORKER_ENVIRONMENT)
         deadline = time.monotonic() + _START_SECONDS
-        begin()
-        while True:
-            new = [child for child in multiprocessing.active_children() if child not in before]
-            workers = [child for child in new if child.name.startswith("grain-process-prefetch")]
-            if len(workers) >= number or time.monotonic() > deadline:
-                return workers
-            time.sleep(0.001)
-
-
-@contextlib.contextmanager
-def _environment_and_signals() -> Iterator[None]:
-    """Inside the block, children of this process inherit the workers' environment and blocked signals."""
-    environment = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    os.environ.update(_WORKER_ENVIRONMENT)
-    try:
-        yield
-    finally:
-        for name, value in environment.items():
-            if value is None:
+        try:
+            begin()
+            while True:
+                new = [child for child in multiprocessing.active_children() if child not in others]
+                workers = [child for child in new if child.name.startswith("grain-process-prefetch")]
+                if len(workers) >= number or time.monotonic() > deadline:
+                    return workers
+                time.sleep(0.001)
+        finally:
+            for name, value in environment.items():
                 del os.environ[name]
-            else:
-                os.environ[name] = value
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                os.environ.update({} if value is None else {name: value})
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _prepare_worker(index: int, count: int) -> None:

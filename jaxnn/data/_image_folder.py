@@ -55,15 +55,12 @@ def image_folder(
     Raises:
         ConfigError: ``num_workers`` or ``augment`` of pictures in memory; a stream without Grain.
         DataError: another layout, splits with different classes, a class without pictures, a file that is no picture or
-            too large a one; the folder or file is named. A stream checks the first files here, the others when they
-            are read.
+            too large; it is named. A stream checks the first files here, the others when they are read.
     """
     root = Path(path)
-    match image_size:
-        case (int(height), int(width)) if height > 0 and width > 0:
-            pass
-        case _:
-            raise DataError(f"image_size must be (height, width) in pixels, not {image_size!r}.")
+    sides = image_size if isinstance(image_size, tuple | list) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise DataError(f"image_size must be (height, width) in pixels, not {image_size!r}.")
     if not stream and (num_workers is not None or augment is not None):
         raise ConfigError(
             "num_workers and augment are for pictures that are decoded while training: give stream=True too, or "
@@ -71,8 +68,8 @@ def image_folder(
         )
     found, class_names = classified(list_folder(root, _SUFFIXES), root, _SUFFIXES)
     readers: dict[str, Any] = {
-        split: Pictures(root / files.folder, files.names, files.labels, image_size, grayscale)
-        for split, files in found.items()
+        split: Pictures(root / folder, names, labels, image_size, grayscale)
+        for split, (folder, names, labels) in found.items()
     }
     name = root.resolve().name
     if stream:
@@ -93,11 +90,8 @@ def cats_vs_dogs(
     """Photographs of cats and dogs in the data directory's ``cats_vs_dogs/``, as `image_folder` reads them.
 
     Elson, Douceur, Howell & Saul, "Asirra: a CAPTCHA that exploits interest-aligned manual image categorization"
-    (2007). Their licence forbids redistribution, and they are not downloaded. ``data_dir`` is the data directory, by
-    default ``JAXNN_DATA``, else the user's cache; other arguments as of `image_folder`.
-
-    Raises:
-        DataError: they are not there; the message says where to get them. Else as `image_folder`.
+    (2007). Their licence forbids redistribution, and they are not downloaded: if they are not there, the DataError says
+    where to get them. Arguments and other errors as of `image_folder`.
     """
     root = find_data_dir(data_dir) / "cats_vs_dogs"
     if not root.is_dir():
@@ -111,15 +105,7 @@ def cats_vs_dogs(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pictures:
-    """A `Reader` of picture files.
-
-    Attributes:
-        folder: the folder of the split.
-        names: the files' paths in it.
-        targets: their labels, ``[examples]`` int32.
-        size: ``(height, width)`` that they are resized to.
-        grayscale: 1 channel instead of 3.
-    """
+    """A reader of picture files, see `stream`: ``names`` in ``folder``, resized to ``size``, ``(height, width)``."""
 
     folder: Path
     names: list[str]
@@ -155,7 +141,7 @@ class Pictures:
         return np.asarray(resized).reshape(*self.size, -1), self.targets[index]
 
     def fingerprint(self, digest: Any) -> None:
-        """Feeds ``digest`` with each file's name, size in bytes and label; the files' content is not read."""
+        """Feeds ``digest`` with each file's name, size in bytes and label; the content is not read."""
         digest.update(f"{self.grayscale}".encode())
         for name, label in zip(self.names, self.targets, strict=True):
             digest.update(f"{name} {(self.folder / name).stat().st_size} {label}\n".encode())

@@ -21,10 +21,8 @@ _MOST_AXES = 16
 # The largest size of a gzipped file when decompressed: pictures become some 5 times as large, zeros 1,000 times.
 _GROWS_TO, _GROWS_BY = 1 << 30, 200
 
-_MNIST_PLACES = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+_OSSCI, _CVDF = "https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"
+_MNIST_PLACES = (_OSSCI, _CVDF)
 _MNIST_SHA256 = {
     "train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
     "train-labels": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
@@ -98,14 +96,10 @@ def _idx_images(
 
 
 def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
-    """The array in an idx file, gzipped if its name ends in ``.gz``.
+    """The array in an idx file, gzipped if its name ends in ``.gz``; it must have ``num_axes`` axes, by default any.
 
     The format: two zero bytes, a byte for the dtype, a byte for the number of axes, each axis's length as a big-endian
     uint32, and the values, big-endian, in C order (LeCun's MNIST page).
-
-    Args:
-        path: the file.
-        num_axes: how many axes the array must have; by default any number.
 
     Raises:
         DataError: not idx, not gzip, another number of axes, truncated, bytes after the values, or a gzip file that
@@ -168,12 +162,7 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
     data directory's ``cifar10/`` or in the data directory itself, the folder ``cifar-10-batches-bin/`` or the archive
     ``cifar-10-binary.tar.gz``, which is not unpacked. Else it downloads the archive, 170 MB.
 
-    Args:
-        data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
-        num_validation: how many of the last training examples become ``validation``.
-
-    Raises:
-        DataError: no such files and no download, only the layout of Python pickles, or damaged files.
+    Arguments as of `mnist`. DataError: no such files and no download, Python pickles, or damaged files.
     """
     train, test = tuple(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin"
     found, where = _read_cifar("cifar10", ("cifar-10-batches-bin", "cifar-10-batches-py"), (*train, test), data_dir)
@@ -201,13 +190,9 @@ def cifar100(data_dir: PathLike | None = None, num_validation: int = 0) -> Split
 def _read_cifar(
     dataset: str, folders: tuple[str, str], names: tuple[str, ...], data_dir: PathLike | None
 ) -> tuple[dict[str, bytes], Path]:
-    """The content of the files of these names, from a folder or an archive, and where they were found.
+    """The content of the files of these names, and the folder or archive they were found in.
 
-    Args:
-        dataset: the data set's folder in the data directory.
-        folders: the folder of the binary layout, and that of the layout of Python pickles.
-        names: the files that are read.
-        data_dir: the data directory.
+    ``folders`` are that of the binary layout and that of the layout of Python pickles.
     """
     root, title = find_data_dir(data_dir), "-".join(folders[0].split("-")[:2])
     archive = f"{title}-binary.tar.gz"
@@ -242,8 +227,7 @@ def _read_cifar(
 def _parse_cifar(data: bytes, where: str, num_labels: int, num_classes: int) -> _Pair:
     """Images ``[examples, 32, 32, 3]`` and labels ``[examples]`` of one file.
 
-    A record has ``num_labels`` bytes of labels, of which the last is read, and 3,072 of pixels: all red, all green,
-    all blue.
+    A record has ``num_labels`` bytes, of which the last is read, and 3,072 of pixels: all red, all green, all blue.
     """
     record_bytes = num_labels + _NUM_PIXELS
     if not data or len(data) % record_bytes:

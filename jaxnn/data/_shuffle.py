@@ -29,7 +29,7 @@ def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array
     Args:
         positions: integers in ``0 … num_examples - 1``, any shape.
         num_examples: the size of the set, at most 2³¹ - 1; static.
-        seed: ``[]`` integer, its low 32 bits are used.
+        seed: ``[]`` integer; its low 32 bits are used.
         epoch: ``[]`` or of the rank of ``positions``, broadcast against it; likewise.
 
     Returns:
@@ -56,17 +56,8 @@ def batch_indices(seed: Array | int, steps: Array, num_examples: int, batch_size
     Step ``t`` is in epoch ``t // steps_per_epoch``. Each epoch has a permutation of its own, and
     leaves the remainder of it out: other examples each epoch.
 
-    Args:
-        seed: ``[]`` integer; may be a tracer.
-        steps: ``[k]`` integers, each at least 0, in any order.
-        num_examples: the size of the set; static.
-        batch_size: static.
-
-    Returns:
-        ``[k, batch]`` int32; NumPy in, NumPy out.
-
-    Raises:
-        DataError: the batch is larger than the set.
+    ``seed []`` may be a tracer; ``steps [k]`` are at least 0, in any order; the sizes are static. Returns
+    ``[k, batch]`` int32, NumPy for NumPy. Raises DataError if the batch is larger than the set.
     """
     xp = jnp if isinstance(seed, jax.Array) or isinstance(steps, jax.Array) else np
     per_epoch = steps_per_epoch(num_examples, batch_size)
@@ -76,11 +67,7 @@ def batch_indices(seed: Array | int, steps: Array, num_examples: int, batch_size
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """How many whole batches a set holds.
-
-    Raises:
-        DataError: the batch is larger than the set, or not positive.
-    """
+    """The number of full batches of a set; DataError if the batch is larger than the set, or not positive."""
     if batch_size < 1:
         raise DataError(f"a batch of {batch_size} holds no example: batch_size must be at least 1.")
     if batch_size > num_examples:

@@ -15,13 +15,8 @@ from jaxnn.types import DataError, Splits
 def digits(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
     """1,797 handwritten digits: inputs float32 ``[8, 8, 1]`` in 0…1, labels 0 … 9.
 
-    Args:
-        test_fraction: the share of examples held out as ``test``.
-        validation_fraction: the share held out as ``validation``.
-        seed: of the shuffle before the split, which keeps the shares of the classes.
-
-    Raises:
-        DataError: fractions that leave a split without examples.
+    ``test_fraction`` and ``validation_fraction`` are the shares of examples held out; ``seed`` is that of the shuffle
+    before the split, which keeps the shares of the classes. DataError for fractions that leave a split empty.
     """
     return _bundled("digits", test_fraction, validation_fraction, seed)
 

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,24 +21,10 @@ from jaxnn.types import ConfigError, DataError, Examples, Splits
 
 # Each takes some 220 MB of memory, half of it its own.
 _MOST_WORKERS = 8
-# Number of examples that are read for the fingerprint of a reader without a `fingerprint`.
+# Read for the fingerprint of a reader without a `fingerprint`.
 _FINGERPRINT_EXAMPLES = 16
 
 type HostAugmentation = Callable[[np.random.Generator, np.ndarray], Any]
-
-
-class Reader(Protocol):
-    """Random access to the examples of a split; it is called in several threads, and pickled for worker processes.
-
-    A reader may have two more attributes: ``targets``, all of them in order, to check labels before any example is
-    read; and ``fingerprint``, a function that feeds a digest of ``hashlib`` with what distinguishes its examples.
-    """
-
-    def __len__(self) -> int:
-        """Number of examples."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """The pair ``(input [...], target [...])`` at ``index``: the same each time."""
 
 
 def stream(
@@ -94,27 +80,21 @@ def stream(
     for split, reader in {"train": train, "validation": validation, "test": test}.items():
         if reader is None and split != "train":
             continue
-        _check_reader(split, reader)
+        if isinstance(reader, tuple) and all(hasattr(item, "shape") for item in reader):
+            raise DataError(f"{split} is a tuple of arrays, which are in memory: use jn.data.arrays.")
+        if missing := [method for method in ("__len__", "__getitem__") if not hasattr(reader, method)]:
+            raise DataError(
+                f"{split} must be a reader with __len__ and __getitem__(index) -> (input, target), but the "
+                f"{type(reader).__name__} has no {' and no '.join(missing)}: give random access to its examples."
+            )
+        if len(reader) == 0:
+            raise DataError(f"{split} is empty: its reader's length is 0.")
         reading = Reading(reader, split, num_classes or len(class_names) or None)
         like = reading.example(0)
         host_augment = augment if split == "train" else None
         sources[split] = StreamSource(reading, like, _targets(reading, like), num_workers, host_augment)
         reading.check_alike(0, like, sources["train"].like, "train")
     return Splits(**sources, name=name, class_names=class_names)
-
-
-def _check_reader(split: str, reader: Any) -> None:
-    """Raises DataError if ``reader`` lacks what a reader must have."""
-    if isinstance(reader, tuple) and all(hasattr(item, "shape") for item in reader):
-        raise DataError(f"{split} is a tuple of arrays, which are in memory: use jn.data.arrays.")
-    missing = [method for method in ("__len__", "__getitem__") if not hasattr(reader, method)]
-    if missing:
-        raise DataError(
-            f"{split} must be a reader with __len__ and __getitem__(index) -> (input, target), but the "
-            f"{type(reader).__name__} has no {' and no '.join(missing)}: give random access to its examples."
-        )
-    if len(reader) == 0:
-        raise DataError(f"{split} is empty: its reader's length is 0.")
 
 
 def _targets(reading: Reading, first: Examples) -> np.ndarray:
@@ -135,21 +115,17 @@ class Reading:
     """How the examples of one split are read and checked.
 
     Attributes:
-        reader: the user's `Reader`.
+        reader: the user's, see `stream`.
         split: the split's name, for messages.
         num_classes: labels must be below it; None: integer targets need only be at least 0.
     """
 
-    reader: Reader
+    reader: Any
     split: str
     num_classes: int | None = None
 
     def example(self, index: int) -> Examples:
-        """The example at ``index``: arrays of the dtypes that `jaxnn.data.arrays` makes.
-
-        Raises:
-            DataError: it cannot be read, or is no pair of numbers that can be used; it is named.
-        """
+        """The example at ``index`` with the dtypes of `jaxnn.data.arrays`; DataError, which names it, if it is bad."""
         where = f"example {index} of {self.split}"
         pair = _call_named(f"reading {where}", lambda: self.reader[index])
         if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -163,13 +139,9 @@ class Reading:
         return Examples(converted(f"the input of {where}", pair[0], is_input=True), target)
 
     def rows(self, examples: Iterable[Examples], indices: np.ndarray, like: Examples) -> Examples:
-        """``examples``, read at ``indices [n]``, as arrays ``[n, ...]``.
-
-        Raises:
-            DataError: an example of another shape or dtype than ``like``, which is example 0; both are named.
-        """
+        """``examples``, read at ``indices [n]``, as arrays ``[n, ...]``; DataError if one differs from ``like``."""
         found = list(examples)
-        for example, index in zip(found, indices, strict=True):
+        for index, example in zip(indices, found, strict=True):
             self.check_alike(index, example, like, self.split)
         return Examples(*(np.stack(arrays) for arrays in zip(*found, strict=True)))
 
@@ -182,7 +154,7 @@ class Reading:
 def _call_named[Result](what: str, function: Callable[[], Result]) -> Result:
     """The result of ``function``; an error of it becomes a DataError that says that ``what`` failed, why and where.
 
-    The traceback becomes a note, which worker processes send as they do not send a cause.
+    The traceback becomes a note: worker processes send notes but no cause.
     """
     try:
         return function()
@@ -197,19 +169,12 @@ def _call_named[Result](what: str, function: Callable[[], Result]) -> Result:
         raise named from None
 
 
-def _read_step(
-    reading: Reading,
-    like: Examples,
-    augment: HostAugmentation | None,
-    seed: int,
-    batch_size: int,
-    places: range,
-    step: int,
-) -> Examples:
+def _read_step(source: StreamSource, seed: int, batch_size: int, places: range, step: int) -> Examples:
     """The rows at ``places`` of the batch of ``step``, read and augmented: what a worker process computes.
 
     An example's generator is a function of the seed (its low 32 bits), the step and the place in the batch.
     """
+    reading, augment = source.reading, source.host_augment
     order = np.asarray(batch_indices(seed, np.array([step], np.int32), len(reading.reader), batch_size))[0]
     examples = []
     for place in places:
@@ -219,12 +184,13 @@ def _read_step(
             rng = np.random.default_rng((seed & 0xFFFFFFFF, step, place))
             # A copy, since the reader may keep the original.
             call = functools.partial(augment, rng, np.array(example.inputs))
-            what = f"the augmented input of {where}"
-            inputs = converted(what, _call_named(f"augmenting {where}", call), is_input=True)
-            check_like(what, inputs, "the input", example.inputs)
+            inputs = converted(
+                f"the augmented input of {where}", _call_named(f"augmenting {where}", call), is_input=True
+            )
+            check_like(f"the augmented input of {where}", inputs, "the input", example.inputs)
             example = example._replace(inputs=inputs)
         examples.append(example)
-    return reading.rows(examples, order[places], like)
+    return reading.rows(examples, order[places], source.like)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -259,11 +225,7 @@ class StreamSource(IndexedSource):
         return len(self.reading.reader)
 
     def read(self, indices: np.ndarray) -> Examples:
-        """The examples at ``indices [n]``, not augmented: ``[n, ...]`` each, read now in threads of this process.
-
-        Raises:
-            DataError: one that cannot be read, or differs in shape or dtype from example 0; it is named.
-        """
+        """The examples at ``indices [n]``, not augmented: ``[n, ...]`` each, read now in threads of this process."""
         exit_if_unguarded()
         indices = np.asarray(indices)
         with ThreadPoolExecutor(cores()) as pool:
@@ -275,14 +237,8 @@ class StreamSource(IndexedSource):
 
         They are the same for any number of workers, and for any ``rows`` that are read together.
 
-        Args:
-            seed: decides order and augmentation.
-            first_step: the first step; that costs the same anywhere.
-            batch_size: examples of the whole batch.
-            rows: which of them to read: a process's local rows, or all.
-
-        Returns:
-            An iterator over ``Examples``, ``[rows, ...]`` each. ``close()`` ends its workers.
+        ``rows`` of each batch of ``batch_size`` examples are read: a process's local rows, or all. To start at any
+        step costs the same. ``seed`` decides order and augmentation. ``close()`` the iterator to end its workers.
 
         Raises:
             DataError: the batch is larger than the split, or the reader cannot be sent to worker processes. The
@@ -290,16 +246,14 @@ class StreamSource(IndexedSource):
         """
         self.order(seed, np.zeros(1, np.int32), batch_size)
         places = range(batch_size)[rows]
-        read = functools.partial(_read_step, self.reading, self.like, self.host_augment, int(seed), batch_size, places)
+        # Without the targets, which may be many, and the augmentation on the device.
+        sent = dataclasses.replace(self, targets=self.targets[:1], augment=None)
+        read = functools.partial(_read_step, sent, int(seed), batch_size, places)
         num_bytes = len(places) * sum(array.nbytes for array in self.like)
         return open_batches(read, first_step, self.num_workers, name=self.reading.split, num_bytes=num_bytes)
 
     def fingerprint(self, digest: Any) -> None:
-        """Feeds ``digest``, of ``hashlib``, by the reader's own ``fingerprint``, else with some examples.
-
-        Pictures of a folder feed their names, labels and sizes in bytes, not their content. A reader without a
-        ``fingerprint`` feeds the number of examples, the targets it lists and sixteen examples.
-        """
+        """Feeds ``digest``, of ``hashlib``, by the reader's ``fingerprint``, else with its targets and 16 examples."""
         digest.update(repr([(array.dtype.str, array.shape) for array in self.like]).encode())
         own = getattr(self.reading.reader, "fingerprint", None)
         if callable(own):

@@ -10,7 +10,7 @@ from csv import Error as CsvError
 from csv import field_size_limit
 from csv import reader as csv_reader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,16 +27,6 @@ _AG_NEWS_SHA256 = "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85
 type Column = int | str
 
 
-class _Format(NamedTuple):
-    """How a table is written, and which of its columns are read; see `csv`."""
-
-    delimiter: str
-    quoting: bool
-    header: bool
-    text: Column | Sequence[Column]
-    label: Column
-
-
 def csv(
     path: PathLike,
     tokenizer: Tokenizer | None = None,
@@ -45,11 +35,12 @@ def csv(
     label: Column,
     header: bool = True,
     quoting: bool = True,
+    delimiter: str = ",",
     test: float | PathLike = 0.0,
     validation: float | PathLike = 0.0,
     seed: int = 0,
 ) -> Splits:
-    """Texts and labels in the columns of a table, with commas between them, in UTF-8.
+    """Texts and labels in the columns of a table in UTF-8.
 
     Labels number the different entries of the label's column, in the order of numbers if all are integers, else of
     the alphabet. Blank lines are left out. A first row that contradicts ``header`` is an error: a header has short
@@ -63,6 +54,7 @@ def csv(
         header: whether the first row names the columns.
         quoting: whether a column may be enclosed in quotation marks, and then hold commas, line ends, and each of
             its own quotation marks twice (RFC 4180); else they are characters like others.
+        delimiter: what separates columns.
         test: a table of the same columns, or the share of the examples held out: shuffled, not by class.
         validation: the same for ``validation``.
         seed: of the shuffle.
@@ -76,7 +68,35 @@ def csv(
             column that is not there, a text that is empty, a label that is empty or not among those of training, a
             header read as an example or the reverse, shares that cannot be held out; the file and the line are named.
     """
-    return _table(path, tokenizer, _Format(",", quoting, header, text, label), test, validation, seed)
+    columns = (text,) if isinstance(text, str) or not isinstance(text, Iterable) else tuple(text)
+    if not columns:
+        raise DataError("text names no column: give the place or the name of at least one.")
+
+    def read(file: Path) -> tuple[list[str], list[str]]:
+        return _columns(file, list(_rows(file, delimiter, quoting)), columns, label, header)
+
+    path = Path(path)
+    lines, entries = read(path)
+    try:
+        # By number, and equal numbers such as 1 and 01 in the order of the alphabet.
+        class_names = tuple(sorted(sorted(set(entries)), key=int))
+    except ValueError:
+        class_names = tuple(sorted(set(entries)))
+    numbers = {name: index for index, name in enumerate(class_names)}
+    labels = np.array([numbers[entry] for entry in entries], np.int32)
+    held_out = {"test": test, "validation": validation}
+    files = {split: Path(file) for split, file in held_out.items() if isinstance(file, str | os.PathLike)}
+    shares: Any = {split: share for split, share in held_out.items() if split not in files}
+    parts = split_off(len(lines), shares, seed)
+    pairs: dict[str, Any] = {split: ([lines[i] for i in part], labels[part]) for split, part in parts.items()}
+    for split, file in files.items():
+        lines, entries = read(file)
+        if unknown := [entry for entry in entries if entry not in numbers]:
+            raise DataError(
+                f"{file} has the label {unknown[0]!r}, which the training table lacks: add examples or remove it."
+            )
+        pairs[split] = lines, np.array([numbers[entry] for entry in entries], np.int32)
+    return texts(**pairs, tokenizer=tokenizer, name=path.stem, class_names=class_names)
 
 
 def tsv(
@@ -85,14 +105,10 @@ def tsv(
     *,
     text: Column | Sequence[Column],
     label: Column,
-    header: bool = True,
-    quoting: bool = True,
-    test: float | PathLike = 0.0,
-    validation: float | PathLike = 0.0,
-    seed: int = 0,
+    **options: Any,
 ) -> Splits:
     """Texts and labels in the columns of a table with tabs between them; arguments and errors as of `csv`."""
-    return _table(path, tokenizer, _Format("\t", quoting, header, text, label), test, validation, seed)
+    return csv(path, tokenizer, text=text, label=label, delimiter="\t", **options)
 
 
 def ag_news(
@@ -109,18 +125,13 @@ def ag_news(
     news are not among them: accuracies do not compare with published ones. Reads ``ag_news_test/test.csv`` in the data
     directory, and downloads 2 MB if it is not there.
 
-    Args:
-        tokenizer: how texts become ids; None: ``Tokenizer()``.
-        test: the share held out as ``test``.
-        validation: the share held out as ``validation``.
-        seed: of the shuffle before that.
-        data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
+    ``test`` and ``validation`` are shares, held out after a shuffle by ``seed``; other arguments as of `imdb`.
 
     Raises:
         DataError: the file is missing and cannot be downloaded, or damaged; shares that cannot be held out.
     """
     path = fetch("ag_news_test", "test.csv", _AG_NEWS, _AG_NEWS_SHA256, data_dir)
-    splits = _table(path, tokenizer, _Format(",", True, False, (1, 2), 0), test, validation, seed)
+    splits = csv(path, tokenizer, text=(1, 2), label=0, header=False, test=test, validation=validation, seed=seed)
     if splits.class_names != ("1", "2", "3", "4"):
         raise DataError(f"{path} has the classes {', '.join(splits.class_names)} instead of 1 to 4: get it again.")
     return splits._replace(name="ag_news", class_names=("World", "Sports", "Business", "Sci/Tech"))
@@ -138,10 +149,8 @@ def sms_spam(
     """5,574 text messages, of which 747 are spam (label 1); 403 are repetitions of others, so splits share some.
 
     Almeida, Gómez Hidalgo & Yamakami, "Contributions to the Study of SMS Spam Filtering" (2011). Read from
-    ``sms_spam/SMSSpamCollection.tsv`` in the data directory; not downloaded. Arguments as of `ag_news`.
-
-    Raises:
-        DataError: the file is not there; the message says where to get it. Else as `csv`.
+    ``sms_spam/SMSSpamCollection.tsv`` in the data directory; if it is not there, the DataError says where to get it.
+    Arguments and other errors as of `ag_news`.
     """
     path = find_data_dir(data_dir) / "sms_spam" / "SMSSpamCollection.tsv"
     if not path.is_file():
@@ -149,88 +158,58 @@ def sms_spam(
             f"{path} is not there: get SMSSpamCollection from the UCI Machine Learning Repository and put it there "
             "under that name, or set JAXNN_DATA to a folder that has sms_spam/."
         )
-    splits = _table(path, tokenizer, _Format("\t", False, False, 1, 0), test, validation, seed)
+    shares = {"test": test, "validation": validation}
+    splits = tsv(path, tokenizer, text=1, label=0, header=False, quoting=False, seed=seed, **shares)
     return splits._replace(name="sms_spam")
 
 
-def _table(
-    path: PathLike,
-    tokenizer: Tokenizer | None,
-    chosen: _Format,
-    test: float | PathLike,
-    validation: float | PathLike,
-    seed: int,
-) -> Splits:
-    """A table as a data set, see `csv`."""
-    path = Path(path)
-    lines, entries = _read(path, chosen)
-    try:
-        # By number, and equal numbers such as 1 and 01 in the order of the alphabet.
-        class_names = tuple(sorted(sorted(set(entries)), key=int))
-    except ValueError:
-        class_names = tuple(sorted(set(entries)))
-    numbers = {name: index for index, name in enumerate(class_names)}
-    labels = np.array([numbers[entry] for entry in entries], np.int32)
-    held_out = {"test": test, "validation": validation}
-    shares: Any = {split: share for split, share in held_out.items() if not isinstance(share, str | os.PathLike)}
-    pairs: dict[str, Any] = {
-        split: ([lines[i] for i in part], labels[part]) for split, part in split_off(len(lines), shares, seed).items()
-    }
-    for split, other in held_out.items():
-        if isinstance(other, str | os.PathLike):
-            lines, entries = _read(Path(other), chosen)
-            if unknown := [entry for entry in entries if entry not in numbers]:
-                raise DataError(
-                    f"{other} has the label {unknown[0]!r}, which the training table lacks: add examples or remove it."
-                )
-            pairs[split] = lines, np.array([numbers[entry] for entry in entries], np.int32)
-    return texts(**pairs, tokenizer=tokenizer, name=path.stem, class_names=class_names)
-
-
-def _read(path: Path, chosen: _Format) -> tuple[list[str], list[str]]:
+def _columns(
+    path: Path, rows: list[tuple[int, list[str]]], text: tuple[Column, ...], label: Column, header: bool
+) -> tuple[list[str], list[str]]:
     """The texts of a table, and their labels' entries."""
-    rows = list(_rows(path, chosen))
-    if len(rows) <= chosen.header:
+    if len(rows) <= header:
         below = " below its header" if rows else ""
         raise DataError(f"{path} has no row{below}: give a table with a row per example.")
     first = rows[0][1]
-    wanted = chosen.text
-    wanted = (wanted,) if isinstance(wanted, str) or not isinstance(wanted, Iterable) else tuple(wanted)
-    if not wanted:
-        raise DataError("text names no column: give the place or the name of at least one.")
-    columns = [_place(column, first, chosen.header, path) for column in wanted]
-    label = _place(chosen.label, first, chosen.header, path)
+
+    def place(column: Column) -> int:
+        if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(first):
+            return column
+        if isinstance(column, str) and header and column in first:
+            return first.index(column)
+        no_names = f"columns are 0 to {len(first) - 1}, for header=False gives them no names"
+        raise DataError(f"{path} has no column {column!r}: {suggest(column, first) if header else no_names}.")
+
+    places, label_place = [place(column) for column in text], place(label)
     lines, entries, empty = [], [], []
-    for number, row in rows[chosen.header :]:
+    for number, row in rows[header:]:
         if len(row) != len(first):
             raise DataError(
                 f"line {number} of {path} has {len(row)} columns where the first row has {len(first)}: fix it, or use "
                 "the other of jn.data.csv and tsv, or another quoting."
             )
-        if not row[label].strip():
-            raise DataError(
-                f"line {number} of {path} has no label in column {chosen.label!r}: fill it in or remove it."
-            )
-        lines.append(" ".join(row[column] for column in columns))
-        entries.append(row[label].strip())
+        if not row[label_place].strip():
+            raise DataError(f"line {number} of {path} has no label in column {label!r}: fill it in or remove it.")
+        lines.append(" ".join(row[column] for column in places))
+        entries.append(row[label_place].strip())
         if not lines[-1].strip():
             empty.append(number)
     if empty:
         raise DataError(
-            f"line {empty[0]} of {path} has no text in {' and '.join(f'column {column!r}' for column in wanted)} "
+            f"line {empty[0]} of {path} has no text in {' and '.join(f'column {column!r}' for column in text)} "
             f"(rows without text: {len(empty):,}): fill it in or remove the row."
         )
-    _check_header(f"line {rows[0][0]} of {path}", chosen, first, columns, first[label].strip(), entries)
+    # A label's column that is found by name proves the header.
+    if not (header and isinstance(label, str)):
+        names = [first[column] for column in places]
+        _check_header(f"line {rows[0][0]} of {path}", header, first, names, first[label_place].strip(), entries)
     return lines, entries
 
 
-def _check_header(
-    where: str, chosen: _Format, first: list[str], columns: list[int], entry: str, entries: list[str]
-) -> None:
+def _check_header(where: str, header: bool, first: list[str], names: list[str], entry: str, entries: list[str]) -> None:
     """Raises DataError if the first row, with the label ``entry``, contradicts ``header``."""
-    if chosen.header:
-        # A label's column that is found by name proves the header.
-        if isinstance(chosen.label, int) and entry in entries:
+    if header:
+        if entry in entries:
             raise DataError(
                 f"{where} is an example and no header, with the label {entry!r} as rows below it: give header=False; "
                 f"or, if it is a header, label={entry!r}."
@@ -240,7 +219,7 @@ def _check_header(
     is_alone = entry not in others and (
         min(others.values(), default=0) > 1 or (others and all(map(_is_number, others)))
     )
-    has_names = not any(map(_is_number, first)) and all(len(first[column].split()) <= 3 for column in columns)
+    has_names = not any(map(_is_number, first)) and all(len(name.split()) <= 3 for name in names)
     if is_alone and has_names:
         raise DataError(
             f"{where} looks like a header, for no other row has its label {entry!r}: give header=True; or, if it is an "
@@ -256,14 +235,14 @@ def _is_number(entry: str) -> bool:
     return True
 
 
-def _rows(path: Path, chosen: _Format) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str]]]:
     """The number of the line that each row begins in, from 1, and the row's columns."""
     content = read_text(path)
-    if not chosen.quoting:
+    if not quoting:
         plain = enumerate(content.split("\n"), start=1)
-        yield from ((number, line.split(chosen.delimiter)) for number, line in plain if line.strip())
+        yield from ((number, line.split(delimiter)) for number, line in plain if line.strip())
         return
-    rows = csv_reader(io.StringIO(content, newline=""), delimiter=chosen.delimiter, strict=True)
+    rows = csv_reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
     begin = 1
     # Python reads no field of more than 131,072 characters otherwise.
     limit = field_size_limit(len(content) + 1)
@@ -279,13 +258,3 @@ def _rows(path: Path, chosen: _Format) -> Iterator[tuple[int, list[str]]]:
         ) from error
     finally:
         field_size_limit(limit)
-
-
-def _place(column: Column, first: list[str], has_header: bool, path: Path) -> int:
-    """The place of a column in the rows."""
-    if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(first):
-        return column
-    if isinstance(column, str) and has_header and column in first:
-        return first.index(column)
-    no_names = f"columns are 0 to {len(first) - 1}, for header=False gives them no names"
-    raise DataError(f"{path} has no column {column!r}: {suggest(column, first) if has_header else no_names}.")

@@ -35,11 +35,7 @@ _MOST_ARCHIVE_BYTES = 1 << 30
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TextSource(ArraySource):
-    """A split of texts as rows of ids, with their vocabulary.
-
-    Attributes:
-        vocabulary: that of the training texts, in every split.
-    """
+    """A split of texts as rows of ids, with the ``vocabulary`` of the training texts."""
 
     vocabulary: Vocabulary
 
@@ -56,20 +52,10 @@ def texts(
 ) -> Splits:
     """The user's own texts as a data set; `vocabulary` gives the meaning of their ids.
 
-    Each split is a pair ``(texts, targets [examples, ...])`` of a list of strings and an array-like, as of
-    `jaxnn.data.arrays`. The vocabulary is a function of the training texts alone.
+    Each split is a pair ``(texts, targets [examples, ...])`` of a list of strings and an array-like. The vocabulary is
+    a function of the training texts alone. Inputs become int32 ``[length]``.
 
-    Args:
-        train: the training split.
-        test: the test split, or None.
-        validation: the split that is evaluated during training, or None.
-        tokenizer: how texts become ids; None: ``Tokenizer()``.
-        name: the data set's name, for reports.
-        class_names: one name per class.
-        num_classes: the number of labels, see `jaxnn.data.arrays`.
-
-    Returns:
-        Inputs int32 ``[length]``, and the targets.
+    ``tokenizer`` says how texts become ids, by default ``Tokenizer()``; other arguments as of `jaxnn.data.arrays`.
 
     Raises:
         DataError: not pairs, not texts, an empty text, training texts without tokens, no `Tokenizer`; else as
@@ -103,11 +89,7 @@ def texts(
 
 
 def vocabulary(splits: Splits) -> Vocabulary:
-    """The meaning of the ids of a data set of texts.
-
-    Raises:
-        DataError: a data set of something else.
-    """
+    """The meaning of the ids of a data set of texts; DataError for a data set of something else."""
     if isinstance(splits.train, TextSource):
         return splits.train.vocabulary
     raise DataError(
@@ -120,14 +102,8 @@ def text_folder(path: PathLike, tokenizer: Tokenizer | None = None) -> Splits:
     """Texts in ``path/{train,val,test}/<class>/*.txt``, in UTF-8, as rows of token ids.
 
     ``validation/`` may stand for ``val/``; it and ``test/`` may be missing. Labels number the classes in the order of
-    their names, examples are ordered by class and then by file name.
-
-    Args:
-        path: the folder.
-        tokenizer: how texts become ids; None: ``Tokenizer()``.
-
-    Returns:
-        Inputs int32 ``[length]``, labels int32, and the classes' names; `jaxnn.data.vocabulary` gives the tokens.
+    their names, examples are ordered by class and then by file name. ``tokenizer`` says how texts become ids, by
+    default ``Tokenizer()``. Inputs are int32 ``[length]``; `jaxnn.data.vocabulary` gives the tokens.
 
     Raises:
         DataError: another layout, splits with different classes, a class without texts, a file that is empty or
@@ -157,9 +133,6 @@ def imdb(
         validation: the share of the training reviews held out as ``validation``.
         seed: of the shuffle before that.
         data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
-
-    Returns:
-        Inputs int32 ``[length]``, labels int32; `jaxnn.data.vocabulary` gives the tokens.
 
     Raises:
         DataError: no such files and no download, files that are damaged or refused, a share that cannot be held out.
@@ -214,11 +187,9 @@ def _read_tree(listing: Listing, contents: Mapping[str, str], where: Path) -> tu
     """The texts and labels of each split, and the classes' names."""
     found, class_names = classified(listing, where, _SUFFIXES)
     pairs = {}
-    for split, files in found.items():
-        lines = [contents[f"{files.folder}/{name}"] for name in files.names]
-        if empty := [name for name, text in zip(files.names, lines, strict=True) if not text.strip()]:
-            raise DataError(
-                f"{where}/{files.folder}/{empty[0]} has no text (such files there: {len(empty):,}): remove them."
-            )
-        pairs[split] = lines, files.labels
+    for split, (folder, names, labels) in found.items():
+        lines = [contents[f"{folder}/{name}"] for name in names]
+        if empty := [name for name, text in zip(names, lines, strict=True) if not text.strip()]:
+            raise DataError(f"{where}/{folder}/{empty[0]} has no text (such files there: {len(empty):,}): remove them.")
+        pairs[split] = lines, labels
     return pairs, class_names

@@ -75,11 +75,7 @@ class Tokenizer:
         return text.translate(_TO_SPACES).split() if self.unit == "words" else text
 
     def fit(self, texts: Sequence[str]) -> Vocabulary:
-        """The vocabulary of training texts, which does not depend on their order.
-
-        Raises:
-            DataError: not texts, or no token in them.
-        """
+        """The vocabulary of training texts, whatever their order; DataError if there is no token in them."""
         counts: Counter[str] = Counter()
         for text in checked_texts("the training texts", texts):
             counts.update(self.tokens(text))
@@ -126,13 +122,7 @@ class Vocabulary:
         return [find(token, _UNKNOWN) for token in self.tokenizer.tokens(text)]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Texts to rows of ids ``[texts, length]`` int32; no text changes another's row.
-
-        A text without tokens becomes padding only.
-
-        Raises:
-            DataError: not texts.
-        """
+        """Texts to rows of ids ``[texts, length]`` int32; a text's row does not depend on the others."""
         how, texts = self.tokenizer, checked_texts("what is encoded", texts)
         rows = np.full((len(texts), how.length), _PADDING, np.int32)
         for row, text in zip(rows, texts, strict=True):
@@ -147,10 +137,7 @@ class Vocabulary:
     def decode(self, ids: Array) -> list[str]:
         """Rows of ids ``[texts, length]`` to texts: words with a space between them, characters without.
 
-        Padding and n-grams are left out, an unknown token is U+FFFD.
-
-        Raises:
-            DataError: not integers ``[texts, length]``, or an id out of range.
+        Padding and n-grams are left out, an unknown token is U+FFFD. DataError for other ids than of this vocabulary.
         """
         rows = np.asarray(ids)
         if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
@@ -163,11 +150,7 @@ class Vocabulary:
 
 
 def checked_texts(where: str, texts: Any) -> Sequence[str]:
-    """``texts`` if it is a sequence of strings; ``where`` is its name in the message.
-
-    Raises:
-        DataError: it is something else; the first item that is not a text is named.
-    """
+    """``texts`` if it is a sequence of strings, else DataError; ``where`` is its name, for the message."""
     if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
         raise DataError(f"{where} must be a list of texts, not one {type(texts).__name__}: put it into a list.")
     for index, text in enumerate(texts):

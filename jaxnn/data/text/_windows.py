@@ -39,7 +39,7 @@ def characters(
 
     The first 90 % of the text are ``train``, the rest is ``test``, as in Karpathy's nanoGPT. Ids number the
     characters of ``train`` in the order of their code points; those that only ``test`` has share one more id, U+FFFD.
-    Characters at either split's end that fill no window are left out.
+    Characters at either split's end that fill no window are left out. ``class_names`` is the vocabulary.
 
     Args:
         path: a file in UTF-8; None: the plays known as tiny Shakespeare (Karpathy, 2015), from
@@ -53,9 +53,6 @@ def characters(
             is Keras's example ``lstm_text_generation``.
         lowercase: whether the text is lowered first.
         data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
-
-    Returns:
-        Token ids int32; ``class_names`` is the vocabulary.
 
     Raises:
         DataError: a file that cannot be read, is not UTF-8 or is too short for one window in each split;
@@ -95,7 +92,8 @@ def words(
     Words are separated by white space, and ``<eos>`` stands for each end of a line, as Penn Treebank's text is read.
     Ids number the words of ``train``, the most frequent first, ties by code point. Words without an id, in ``train`` or
     in the others, are ``<unk>``: the text's own if it has it, else the last id. The windows of splits other than
-    ``train`` follow one another; words at a split's end that fill no window are left out.
+    ``train`` follow one another; words at a split's end that fill no window are left out. ``class_names`` is the
+    vocabulary.
 
     Args:
         path: a file in UTF-8, whose first 90 % of words are ``train`` and the rest ``test``; or a file for each split,
@@ -104,9 +102,6 @@ def words(
         vocabulary_size: the largest number of ids, ``<eos>`` and ``<unk>`` included.
         stride: from the start of one training window to the next; None: ``length``.
         lowercase: whether the text is lowered first.
-
-    Returns:
-        Token ids int32; ``class_names`` is the vocabulary.
 
     Raises:
         DataError: a file that cannot be read, is not UTF-8 or is too short for one window in each split; an unknown
@@ -147,14 +142,7 @@ def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
 
     Marcus, Santorini & Marcinkiewicz (1993), as prepared by Mikolov et al., "Recurrent neural network based language
     model" (2010): ``<unk>`` stands for rare words and ``N`` for numbers. Read from ``ptb/`` in the data directory; its
-    licence forbids redistribution, and it is not downloaded.
-
-    Args:
-        length: words of a window.
-        data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
-
-    Raises:
-        DataError: the files are not there; the message says where to get them. Else as `words`.
+    licence forbids redistribution: if it is not there, the DataError says where to get it. Other errors as of `words`.
     """
     folder = find_data_dir(data_dir) / "ptb"
     missing = [name for name in _PTB.values() if not (folder / name).is_file()]
@@ -183,18 +171,9 @@ def _windows(
     stride: int,
     targets: Targets,
 ) -> Splits:
-    """Running text as a data set of windows; tokens at a split's end that fill no window are left out.
+    """Running text, ``found`` by split, as a data set of windows; tokens not in ``vocabulary`` get ``unknown``.
 
-    Args:
-        name: the data set's name.
-        found: for each split its tokens, more than ``length`` of them.
-        vocabulary: the token of each id.
-        unknown: the id of tokens that are not in ``vocabulary``.
-        length: tokens of a window.
-        stride: from the start of one training window to the next. If ``targets`` are "all", windows of other splits
-            follow one another, so that each token is predicted once.
-        targets: "all": the next token at each place, ``[windows, length]``; "last": the one after the window,
-            ``[windows]``.
+    If ``targets`` are "all", windows of other splits than train follow one another: each token is predicted once.
     """
     ids = {token: index for index, token in enumerate(vocabulary)}
     pairs: dict[str, Any] = {}
