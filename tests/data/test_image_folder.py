@@ -1,7 +1,7 @@
 """Folders of pictures: order, sizes and colours of what is read, and each defect by its name."""
 
+import hashlib
 import os
-import pathlib
 import struct
 import warnings
 import zlib
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxnn.data import image_folder
-from jaxnn.types import DataError
+from jaxnn.data import cats_vs_dogs, image_folder
+from jaxnn.types import ConfigError, DataError
+from tests.data.test_stream import take
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 
@@ -45,27 +46,6 @@ def test_pictures_come_by_class_then_by_name_in_one_size(root):
     assert splits.test is None
 
 
-def test_the_order_is_not_that_of_the_file_system(root, monkeypatch):
-    expected = image_folder(root, (2, 2))
-    listed = pathlib.Path.iterdir
-    for reverse in (False, True):
-
-        def iterdir(path, reverse=reverse):
-            return iter(sorted(listed(path), reverse=reverse))
-
-        monkeypatch.setattr(pathlib.Path, "iterdir", iterdir)
-        splits = image_folder(root, (2, 2))
-        assert splits.class_names == expected.class_names == ("cats", "dogs")
-        np.testing.assert_array_equal(splits.train.examples.inputs, expected.train.examples.inputs)
-
-
-def test_validation_and_test_are_found_by_their_names(root):
-    (root / "val").rename(root / "validation")
-    picture(root / "test" / "cats" / "a.png")
-    picture(root / "test" / "dogs" / "a.png")
-    assert list(image_folder(root, (2, 2)).named()) == ["train", "validation", "test"]
-
-
 def test_height_comes_before_width_and_rows_before_columns(tmp_path):
     # 2 wide, 4 high: the upper half white, the lower black.
     pixels = np.array([[255, 255], [255, 255], [0, 0], [0, 0]], np.uint8)
@@ -92,13 +72,6 @@ def test_grey_becomes_three_equal_channels_and_colour_one_by_its_luminance(tmp_p
     assert grey.shape == (2, 2, 2, 1)
     # ITU-R 601: 0.299 * 255 = 76.2.
     assert grey[:, 0, 0, 0].tolist() == [77, 76]
-
-
-def test_other_and_hidden_files_are_no_pictures(root):
-    (root / "train" / "cats" / "notes.txt").write_text("not a picture")
-    (root / "train" / "cats" / "._a.png").write_bytes(b"what some systems leave behind")
-    (root / "train" / ".cache").mkdir()
-    assert image_folder(root, (2, 2)).train.num_examples == 3
 
 
 def test_a_file_that_does_not_decode_is_named(root):
@@ -160,34 +133,16 @@ def test_what_is_no_file_is_named(root, make):
         image_folder(root, (2, 2))
 
 
-def test_an_empty_class_and_an_empty_split_are_named(root):
+def test_other_layouts_are_named(root, tmp_path):
+    # What folders of texts and of pictures have in common is tested with texts.
     (root / "val" / "dogs" / "a.png").unlink()
-    with pytest.raises(DataError, match=r"val/dogs holds no \.jpg"):
-        image_folder(root, (2, 2))
-    picture(root / "val" / "dogs" / "a.png")
-    (root / "test").mkdir()
-    with pytest.raises(DataError, match="test has no class folders"):
-        image_folder(root, (2, 2))
-
-
-def test_classes_that_differ_between_splits_are_named(root):
-    picture(root / "val" / "birds" / "a.png")
-    with pytest.raises(DataError, match=r"val does not have .* differ in birds"):
-        image_folder(root, (2, 2))
-
-
-def test_other_layouts_are_told_what_is_expected(root, tmp_path):
-    with pytest.raises(
-        DataError, match=r"no train/ \(of train, val and test it has none of them\): arrange .* train/<class>"
+    for folder, message in (
+        (root, r"val/dogs holds no \.jpg or \.jpeg or \.png"),
+        (root / "train", r"no train/ \(of train, val and test it has none of them\): arrange .* train/<class>"),
+        (tmp_path / ("x" * 300), "xxx cannot be read: File name too long"),
     ):
-        image_folder(root / "train", (2, 2))
-    with pytest.raises(DataError, match="nowhere is not a folder"):
-        image_folder(tmp_path / "nowhere", (2, 2))
-    with pytest.raises(DataError, match="xxx cannot be read: File name too long"):
-        image_folder(tmp_path / ("x" * 300), (2, 2))
-    picture(root / "validation" / "cats" / "a.png")
-    with pytest.raises(DataError, match="both val and validation"):
-        image_folder(root, (2, 2))
+        with pytest.raises(DataError, match=message):
+            image_folder(folder, (2, 2))
 
 
 @pytest.mark.parametrize("image_size", (32, (32,), (0, 4), (4, -1), (4.0, 4)))
@@ -205,3 +160,98 @@ def test_real_photographs(data_dir):
     means = splits.train.examples.inputs.mean(axis=(1, 2, 3))
     assert 50 < means.mean() < 200
     assert means.std() > 10
+
+
+@pytest.fixture
+def greys(tmp_path):
+    """Five grey pictures of two classes to train on, two to validate with."""
+    for split, names in (("train", ("cats/a", "cats/b", "dogs/a", "dogs/b", "dogs/c")), ("val", ("cats/a", "dogs/a"))):
+        for number, name in enumerate(names):
+            path = tmp_path / split / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (6 + number, 8), (40 * number + 10,) * 3).save(path)
+    return tmp_path
+
+
+def streamed(root, **options):
+    return image_folder(root, (4, 5), **{"stream": True, "num_workers": 0, **options})
+
+
+@pytest.mark.parametrize("grayscale", (False, True))
+def test_streamed_pictures_are_those_in_memory(greys, grayscale):
+    held, files = image_folder(greys, (4, 5), grayscale=grayscale), streamed(greys, grayscale=grayscale)
+    assert (files.name, files.class_names) == (held.name, held.class_names)
+    assert list(files.named()) == list(held.named()) == ["train", "validation"]
+    for split, source in files.named().items():
+        examples = held.named()[split].examples
+        found = source.read(np.arange(source.num_examples))
+        np.testing.assert_array_equal(found.inputs, examples.inputs)
+        np.testing.assert_array_equal(found.targets, examples.targets)
+        np.testing.assert_array_equal(source.targets, examples.targets)
+    order = held.train.order(3, np.arange(4, dtype=np.int32), 2)
+    for batch, indices in zip(take(files.train, 3, 0, 4, batch_size=2), order, strict=True):
+        np.testing.assert_array_equal(batch.inputs, held.train.examples.inputs[indices])
+
+
+def test_pictures_are_augmented_on_the_host_where_they_are_trained_on(greys):
+    files = streamed(greys, augment=lambda rng, image: 255 - image)
+    plain = streamed(greys)
+    found, expected = (take(splits.train, 3, 0, 1, batch_size=2)[0].inputs for splits in (files, plain))
+    np.testing.assert_array_equal(found, 255 - expected)
+    found, expected = (splits.validation.read(np.arange(2)).inputs for splits in (files, plain))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("option", ({"num_workers": 2}, {"augment": lambda rng, image: image}))
+def test_options_of_a_stream_are_refused_for_pictures_in_memory(greys, option):
+    with pytest.raises(ConfigError, match="give stream=True too, or augment those in memory by jn.data.augmented"):
+        image_folder(greys, (4, 5), **option)
+
+
+def digest_of(root, **options):
+    digest = hashlib.blake2b()
+    streamed(root, **options).train.fingerprint(digest)
+    return digest.hexdigest()
+
+
+def test_a_fingerprint_covers_names_sizes_labels_and_what_becomes_of_them(greys):
+    train = greys / "train"
+    before = digest_of(greys)
+    assert digest_of(greys) == before
+    assert len({before, digest_of(greys, grayscale=True)}) == 2
+    (train / "cats" / "a.png").touch()
+    assert digest_of(greys) == before
+    (train / "dogs" / "c.png").rename(train / "dogs" / "d.png")
+    renamed = digest_of(greys)
+    (train / "dogs" / "d.png").write_bytes((train / "dogs" / "d.png").read_bytes() + b"\0")
+    grown = digest_of(greys)
+    (train / "dogs" / "a.png").rename(train / "cats" / "c.png")
+    assert len({before, renamed, grown, digest_of(greys)}) == 4
+
+
+def test_a_damaged_picture_is_named_when_it_is_its_turn(greys):
+    bad = greys / "train" / "dogs" / "b.png"
+    bad.write_bytes(b"not a picture")
+    files = streamed(greys)
+    batches = files.train.batches(0, 0, 5)
+    with pytest.raises(DataError, match=r"dogs/b\.png does not decode as a picture"):
+        next(batches)
+    with pytest.raises(DataError, match=r"dogs/b\.png does not decode as a picture"):
+        files.train.read(np.arange(5))
+
+
+def test_where_photographs_of_cats_and_dogs_are_missing_it_is_told_what_to_do(tmp_path):
+    with pytest.raises(DataError, match=r"not in .*cats_vs_dogs, .* as train/cats/\*\.jpg, .* set JAXNN_DATA"):
+        cats_vs_dogs(tmp_path)
+
+
+def test_real_photographs_of_cats_and_dogs(data_dir):
+    splits = cats_vs_dogs(data_dir, (24, 32), num_workers=0)
+    assert (splits.name, splits.class_names) == ("cats_vs_dogs", ("cats", "dogs"))
+    assert np.bincount(splits.train.targets).tolist() == [1000, 1000]
+    batch = take(splits.train, 0, 7, 1, batch_size=32)[0]
+    assert batch.inputs.shape == (32, 24, 32, 3)
+    order = splits.train.order(0, np.array([7], np.int32), 32)[0]
+    held = image_folder(data_dir / "cats_vs_dogs", (24, 32)).train.examples
+    np.testing.assert_array_equal(batch.inputs, held.inputs[order])
+    np.testing.assert_array_equal(batch.targets, held.targets[order])

@@ -1,6 +1,5 @@
 """Streamed data: a batch is a function of seed and step, and each mistake of a reader is a sentence."""
 
-import dataclasses
 import hashlib
 import importlib.util
 import multiprocessing
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxnn.data import ArraySource, arrays, flip, stream
+from jaxnn.data import arrays, stream
 from jaxnn.types import ConfigError, DataError, Examples
 
 LENGTH = 11
@@ -66,16 +65,6 @@ def assert_same(found, expected):
         assert (left.inputs.dtype, left.targets.dtype) == (right.inputs.dtype, right.targets.dtype)
         np.testing.assert_array_equal(left.inputs, right.inputs)
         np.testing.assert_array_equal(left.targets, right.targets)
-
-
-def test_batches_hold_the_examples_that_the_order_of_the_seed_names():
-    train = source()
-    order = train.order(5, np.arange(6, dtype=np.int32), BATCH_SIZE)
-    for indices, batch in zip(order, take(train, 5, 0, 6), strict=True):
-        np.testing.assert_array_equal(batch.inputs[:, 0, 0], indices)
-        np.testing.assert_array_equal(batch.targets, indices % 3)
-    assert batch.inputs.shape == (BATCH_SIZE, 2, 3)
-    assert (batch.inputs.dtype, batch.targets.dtype) == (np.uint8, np.int32)
 
 
 def test_batches_are_those_of_the_same_data_in_memory():
@@ -146,19 +135,6 @@ def test_a_list_of_pairs_is_a_reader_and_dtypes_become_those_a_model_takes():
     np.testing.assert_array_equal(found.targets, [1, 0])
     integers = source([(np.int64(-7), 0.25)]).read(np.arange(1))
     assert (integers.inputs.dtype, integers.targets.dtype) == (np.int32, np.float32)
-
-
-def test_gather_and_transform_do_on_the_device_what_they_do_to_arrays():
-    rows = take(source(), 0, 0, 1)[0]
-    streamed, held = source(), ArraySource(rows)
-    indices = np.array([3, 0], np.int32)
-    batch = held.gather(rows, indices)
-    jax.tree.map(np.testing.assert_array_equal, jax.jit(streamed.gather)(rows, indices), batch)
-    key = jax.random.key(0)
-    assert streamed.transform(batch, key) is batch
-    images = batch._replace(inputs=batch.inputs[..., None])
-    augmented = dataclasses.replace(streamed, augment=flip())
-    np.testing.assert_array_equal(augmented.transform(images, key).inputs, flip()(key, images.inputs))
 
 
 def test_targets_are_those_a_reader_lists_else_the_first():

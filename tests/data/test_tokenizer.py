@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -91,44 +90,22 @@ def test_bigrams_by_hand() -> None:
     assert len(vocabulary) == 6
     rows = vocabulary.encode(["a b a b", "b b a", "c a b"])
     np.testing.assert_array_equal(rows, [[2, 3, 2, 3, 4, 5, 4], [3, 3, 2, 5, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0]])
-
-
-def test_of_bigrams_too_the_end_is_kept() -> None:
+    # The end is kept of n-grams too; texts without any have none.
     vocabulary = Tokenizer(ngrams=2, length=4).fit(["a b a b"])
     np.testing.assert_array_equal(vocabulary.encode(["a b a b", "b"]), [[3, 4, 5, 4], [3, 0, 0, 0]])
+    assert len(Tokenizer(ngrams=3).fit(["a", "b", ""])) == 4
 
 
-def plain_ngrams(rows: list[list[int]], order: int, base: int, most: int | None) -> dict[tuple[int, ...], int]:
-    """The id of each n-gram, as a dictionary of tuples."""
-    counts: Counter[tuple[int, ...]] = Counter()
-    for n in range(2, order + 1):
-        for row in rows:
-            counts.update(zip(*(row[i:] for i in range(n)), strict=False))
-    ranked = sorted(counts, key=lambda ngram: (-counts[ngram], len(ngram), ngram))[:most]
-    return {ngram: base + place for place, ngram in enumerate(ranked)}
-
-
-@pytest.mark.parametrize("order", [2, 3, 4])
-@pytest.mark.parametrize("most", [None, 0, 1, 9])
-@pytest.mark.parametrize("seed", range(3))
-def test_ngrams_are_those_of_their_plain_definition(order: int, most: int | None, seed: int) -> None:
-    train, test = random_texts(seed), random_texts(seed + 100, words="abcdefghxy")
-    single = Tokenizer(vocabulary_size=7, length=60)
-    known = single.fit(train)
-    rows = {text: [i for i in row if i] for text, row in zip(train + test, known.encode(train + test), strict=True)}
-    table = plain_ngrams([rows[text] for text in train], order, len(known), most)
-    vocabulary = dataclasses.replace(single, ngrams=order, max_ngrams=most).fit(train)
-    assert len(vocabulary) == len(known) + len(table)
-    for text, row in zip(train + test, vocabulary.encode(train + test), strict=True):
-        runs = [tuple(rows[text][i : i + n]) for n in range(2, order + 1) for i in range(len(rows[text]) - n + 1)]
-        expected = [*rows[text], *(table[run] for run in runs if run in table)]
-        assert row.tolist() == (expected + [0] * 60)[:60]
-
-
-def test_training_texts_without_a_bigram_give_none() -> None:
-    vocabulary = Tokenizer(ngrams=3, length=3).fit(["a", "b", ""])
-    assert len(vocabulary) == 4
-    np.testing.assert_array_equal(vocabulary.encode(["a b a"]), [[2, 3, 2]])
+def test_trigrams_by_hand() -> None:
+    # a is 2, b is 3. Twice: "a a" (4), "a b" (5), "a a b" (6); once: "b a" (7), "a b a" (8).
+    how = Tokenizer(ngrams=3, length=9)
+    vocabulary = how.fit(["a a b a", "a a b"])
+    assert len(vocabulary) == 9
+    np.testing.assert_array_equal(vocabulary.encode(["a a b a"]), [[2, 2, 3, 2, 4, 5, 7, 6, 8]])
+    np.testing.assert_array_equal(vocabulary.encode(["b a a x"]), [[3, 2, 2, 1, 7, 4, 0, 0, 0]])
+    few = dataclasses.replace(how, max_ngrams=2).fit(["a a b a", "a a b"])
+    np.testing.assert_array_equal(few.encode(["a a b a"]), [[2, 2, 3, 2, 4, 5, 0, 0, 0]])
+    assert len(dataclasses.replace(how, max_ngrams=0).fit(["a a b a"])) == 4
 
 
 @pytest.mark.parametrize("how", [Tokenizer(length=9), Tokenizer(length=9, ngrams=3), Tokenizer(unit="characters")])
