@@ -5,14 +5,7 @@ import numpy as np
 import pytest
 
 from jaxnn import data as augment
-from jaxnn.data import (
-    arrays,
-    augmented,
-    check_batch_size,
-    check_labels,
-    hold_out,
-    standardized,
-)
+from jaxnn.data import arrays, augmented, check_batch_size, check_labels, hold_out, standardized
 from jaxnn.types import Batch, DataError, Splits
 
 
@@ -102,10 +95,7 @@ GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))
             {"train": GOOD, "validation": (np.zeros((5, 2), np.uint8), GOOD[1])},
             "inputs of validation is uint8 .* those of train is float32",
         ),
-        (
-            {"train": GOOD, "test": (GOOD[0], np.zeros(5))},
-            "targets of test is float32 .* those of train is int32",
-        ),
+        ({"train": GOOD, "test": (GOOD[0], np.zeros(5))}, "targets of test is float32 .* those of train is int32"),
     ),
 )
 def test_bad_data_are_named(splits, message):

@@ -9,12 +9,7 @@ from jaxnn.data import chain, cutout, flip, shift
 from jaxnn.types import ConfigError, DataError
 
 KEY = jax.random.key(7)
-AUGMENTATIONS = {
-    "flip": flip(),
-    "shift": shift(2),
-    "cutout": cutout(3),
-    "chain": chain(flip(), shift(1), cutout(2)),
-}
+AUGMENTATIONS = {"flip": flip(), "shift": shift(2), "cutout": cutout(3), "chain": chain(flip(), shift(1), cutout(2))}
 
 
 def images(batch=64, height=6, width=5, channels=2):

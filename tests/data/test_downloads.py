@@ -65,11 +65,7 @@ def test_a_file_that_is_there_is_used_as_it_is_without_network(tmp_path, capsys)
 
 @pytest.mark.parametrize(
     ("place", "sha256", "reason"),
-    (
-        ("good", "0" * 64, "sha256"),
-        ("truncated", SHA256, "broke off"),
-        ("missing", SHA256, "HTTP status 404"),
-    ),
+    (("good", "0" * 64, "sha256"), ("truncated", SHA256, "broke off"), ("missing", SHA256, "HTTP status 404")),
 )
 def test_a_failed_download_is_one_sentence_and_leaves_nothing(server, tmp_path, place, sha256, reason):
     with pytest.raises(DataError) as caught:

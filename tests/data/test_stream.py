@@ -189,10 +189,7 @@ IMAGE = np.zeros((2, 3), np.uint8)
         ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays, .*: use jn\.data\.arrays"),
         ({"train": [5]}, r"example 0 of train must be a pair \(input, target\), not one int"),
         ({"train": [(1.0, 2.0, 3.0)]}, "example 0 of train must be a pair .* not one tuple"),
-        (
-            {"train": Counting(at0=OSError("gone"))},
-            r"reading example 0 of train failed with OSError: gone \(test_",
-        ),
+        ({"train": Counting(at0=OSError("gone"))}, r"reading example 0 of train failed with OSError: gone \(test_"),
         ({"train": [("cat", 0)]}, "the input of example 0 of train: dtype <U3; encode it as numbers"),
         ({"train": [([[1], [2, 3]], 0)]}, "the input of example 0 of train: not one array but a list"),
         ({"train": [(np.nan, 0)]}, "the input of example 0 of train: NaN or infinity"),
@@ -204,10 +201,7 @@ IMAGE = np.zeros((2, 3), np.uint8)
         ({"train": Listing(), "num_classes": 2}, "label 2 of example 2 in train is out of range"),
         ({"train": Listing(at0=(IMAGE, 0.5))}, r"targets that train lists is int32 \(\) but .* float32 \(\)"),
         ({"train": Counting(), "num_classes": 3, "class_names": "ab"}, "2 class_names but num_classes is 3"),
-        (
-            {"train": Counting(), "test": [(IMAGE[0], 0)]},
-            r"the input of example 0 of test is uint8 \(3,\) but ",
-        ),
+        ({"train": Counting(), "test": [(IMAGE[0], 0)]}, r"the input of example 0 of test is uint8 \(3,\) but "),
         ({"train": Counting(), "validation": [(IMAGE, 0.5)]}, "the target of example 0 of validation is float32"),
     ),
 )

@@ -154,11 +154,7 @@ def assert_all_ended(session):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "status", "said"),
-    (
-        ("", 0, ""),
-        ("del batches", 0, ""),
-        ("raise ValueError('mine')", 1, "ValueError: mine"),
-    ),
+    (("", 0, ""), ("del batches", 0, ""), ("raise ValueError('mine')", 1, "ValueError: mine")),
 )
 def test_workers_end_with_the_program_however_it_ends_and_say_nothing(ending, status, said):
     program = start(ending)

@@ -131,12 +131,7 @@ def test_words_without_an_id_are_the_unknown(
         (words, b"a " * 90, {"length": "4"}, "words: length and stride must be .* of at least 1, not '4' and '4'"),
         (words, b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer of at least 2, not 1"),
         (words, b"a " * 90, {"path": {"test": "tale.txt"}}, "no file is named as 'train'"),
-        (
-            words,
-            b"a " * 90,
-            {"path": {"train": "tale.txt", "valid": ""}},
-            "no split 'valid': did you mean",
-        ),
+        (words, b"a " * 90, {"path": {"train": "tale.txt", "valid": ""}}, "no split 'valid': did you mean"),
     ],
 )
 def test_what_cannot_be_used_is_named(
