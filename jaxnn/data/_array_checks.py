@@ -81,12 +81,6 @@ def check_integer(name: str, value: Any, least: int) -> None:
         raise DataError(f"{name} must be an integer of at least {least}, not {value!r}.")
 
 
-def check_share(name: str, share: Any) -> None:
-    """Raises DataError unless ``share`` is a number that is at least 0 and below 1."""
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise DataError(f"{name} must be a share of the examples, at least 0 and below 1, not {share!r}.")
-
-
 def check_like(what: str, array: Any, other: str, model: Any) -> None:
     """Raises DataError if two arrays differ in shape or dtype; ``what`` and ``other`` are their names."""
     if (array.shape, array.dtype) != (model.shape, model.dtype):

@@ -10,14 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data._array_checks import (
-    as_examples,
-    check_class_names,
-    check_integer,
-    check_label_range,
-    check_like,
-    check_share,
-)
+from jaxnn.data._array_checks import as_examples, check_class_names, check_integer, check_label_range, check_like
 from jaxnn.data._augmentation import Augmentation, chain
 from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
 from jaxnn.types import Array, Batch, DataError, Examples, Source, Splits
@@ -183,15 +176,21 @@ def hold_out(
     return (inputs[:num_train], targets[:num_train]), (inputs[num_train:], targets[num_train:])
 
 
+def check_shares(shares: Mapping[str, Any], seed: Any) -> None:
+    """Raises DataError unless each share is a number that is at least 0 and below 1, and the seed an integer."""
+    for name, share in shares.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise DataError(f"{name} must be a share of the examples, at least 0 and below 1, not {share!r}.")
+    check_integer("seed", seed, 0)
+
+
 def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
     """The indices of ``train`` and of each split that holds a share, shuffled by `permute` and sorted.
 
     A share is at least 0 and below 1, and rounded to at least one example; 0: no such split. Raises DataError for
     shares or a seed out of range, or that leave nothing to train on.
     """
-    for split, share in shares.items():
-        check_share(split, share)
-    check_integer("seed", seed, 0)
+    check_shares(shares, seed)
     counts = {split: max(1, round(share * num_examples)) for split, share in shares.items() if share}
     if sum(counts.values()) >= num_examples:
         raise DataError(

@@ -77,8 +77,16 @@ class Batches(Iterator[Examples]):
         self._lock = threading.RLock()
         closing, closed = threading.Event(), threading.Event()
         if children:
+
+            def kill_late_workers() -> None:
+                """A reader may hang."""
+                closing.wait()
+                if not closed.wait(_PATIENCE_SECONDS):
+                    for child in children:
+                        child.kill()
+
             # Started now, since no thread can be started when the program ends.
-            threading.Thread(target=_kill_late_workers, args=(children, closing, closed), daemon=True).start()
+            threading.Thread(target=kill_late_workers, daemon=True).start()
         self._close = weakref.finalize(self, _close, self._iterators, self._lock, closing, closed)
 
     def __next__(self) -> Examples:
@@ -114,31 +122,24 @@ def _close(iterators: list[Any], lock: threading.RLock, closing: threading.Event
     closed.set()
 
 
-def _kill_late_workers(children: list[BaseProcess], closing: threading.Event, closed: threading.Event) -> None:
-    """Waits for ``closing``, then kills the workers unless ``closed`` follows in time: a reader may hang."""
-    closing.wait()
-    if not closed.wait(_PATIENCE_SECONDS):
-        for child in children:
-            child.kill()
-
-
 def _pipeline_error(error: Exception, children: list[BaseProcess]) -> DataError:
     """A clear message about a pipeline that broke."""
     code = next((child.exitcode for child in children if child.exitcode), 0)
-    worker = "a worker process that reads data"
+    if code == 0:
+        return DataError(f"the pipeline that reads data failed with {type(error).__name__}: {error}")
     if code == _UNGUARDED:
-        return DataError(
-            f"{worker} imports the script that started it, which then starts its work again: put what the script does "
-            'under `if __name__ == "__main__":`.'
+        reason = (
+            "imports the script that started it, which then starts its work again: put what the script does under "
+            '`if __name__ == "__main__":`.'
         )
-    if code > 0:
-        return DataError(f"{worker} ended with status {code}, for the reason that it printed above.")
-    if code < 0:
-        return DataError(
-            f"{worker} was ended by {signal.Signals(-code).name}: usually memory ran out, of the machine or in "
-            "/dev/shm; give a smaller num_workers or batch_size."
+    elif code > 0:
+        reason = f"ended with status {code}, for the reason that it printed above."
+    else:
+        reason = (
+            f"was ended by {signal.Signals(-code).name}: usually memory ran out, of the machine or in /dev/shm; give a "
+            "smaller num_workers or batch_size."
         )
-    return DataError(f"the pipeline that reads data failed with {type(error).__name__}: {error}")
+    return DataError(f"a worker process that reads data {reason}")
 
 
 def open_batches(

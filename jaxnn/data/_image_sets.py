@@ -88,11 +88,9 @@ def _idx_images(
         urls = [place + file_name for place in places]
         return read_idx(fetch(name, file_name, urls, sha256[f"{split}-{kind}"], data_dir), num_axes)
 
-    def pair(split: str) -> _Pair:
-        return read(split, "images", 3)[..., None], read(split, "labels", 1)
-
-    train, validation = hold_out(pair("train"), num_validation)
-    return arrays(train, pair("t10k"), validation, name=name, class_names=class_names)
+    pairs = {split: (read(split, "images", 3)[..., None], read(split, "labels", 1)) for split in ("train", "t10k")}
+    train, validation = hold_out(pairs["train"], num_validation)
+    return arrays(train, pairs["t10k"], validation, name=name, class_names=class_names)
 
 
 def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
@@ -196,16 +194,16 @@ def _read_cifar(
     """
     root, title = find_data_dir(data_dir), "-".join(folders[0].split("-")[:2])
     archive = f"{title}-binary.tar.gz"
-    places = (root / dataset / folders[0], root / dataset / archive, root / folders[0], root / archive)
-    path = next((place for place in places if (place.is_file() if place.name == archive else place.is_dir())), None)
+    parents = (root / dataset, root)
+    places = [parent / name for parent in parents for name in (folders[0], archive)]
+    path = next((place for place in places if place.exists()), None)
     if path is None:
-        for name in (folders[1], f"{title}-python.tar.gz"):
-            pickled = next((parent / name for parent in (root / dataset, root) if (parent / name).exists()), None)
-            if pickled is not None:
-                raise DataError(
-                    f"{pickled} has {title.upper()} as Python pickles, which may run code and are not read: convert it "
-                    f"by experiments/convert_cifar.py, or get {_CIFAR_PLACE}{archive}."
-                )
+        pickles = (parent / name for parent in parents for name in (folders[1], f"{title}-python.tar.gz"))
+        if pickled := [place for place in pickles if place.exists()]:
+            raise DataError(
+                f"{pickled[0]} has {title.upper()} as Python pickles, which may run code and are not read: convert it "
+                f"by experiments/convert_cifar.py, or get {_CIFAR_PLACE}{archive}."
+            )
         if dataset not in _CIFAR_SHA256:
             raise DataError(
                 f"{archive} is not in {root / dataset}: put {_CIFAR_PLACE}{archive} into that folder, or set "
@@ -213,9 +211,8 @@ def _read_cifar(
             )
         path = fetch(dataset, archive, _CIFAR_PLACE + archive, _CIFAR_SHA256[dataset], data_dir)
     if path.is_dir():
-        for name in names:
-            if (path / name).stat().st_size > _MOST_CIFAR_BYTES:
-                raise DataError(f"{name} of {path} is larger than all of CIFAR: download it again.")
+        if large := [name for name in names if (path / name).stat().st_size > _MOST_CIFAR_BYTES]:
+            raise DataError(f"{large[0]} of {path} is larger than all of CIFAR: download it again.")
         return {name: (path / name).read_bytes() for name in names}, path
     members = read_members(path, lambda parts: bool(parts) and parts[-1] in names, _MOST_CIFAR_BYTES)
     found = {parts[-1]: content for parts, content in members}

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnn.data._array_checks import check_integer, check_share
-from jaxnn.data._arrays import arrays, standardized
+from jaxnn.data._arrays import arrays, check_shares, standardized
 from jaxnn.types import DataError, Splits
 
 
@@ -54,10 +53,7 @@ def linnerud(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
 
 def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     """scikit-learn's set of that name, split; classes keep their shares."""
-    fractions = {"test": test, "validation": validation}
-    for split, fraction in fractions.items():
-        check_share(f"{split}_fraction", fraction)
-    check_integer("seed", seed, 0)
+    check_shares({"test_fraction": test, "validation_fraction": validation}, seed)
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
 
@@ -66,7 +62,8 @@ def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     if name == "digits":
         inputs = (bunch.images[..., None] / 16.0).astype(np.float32)
     has_labels = np.issubdtype(targets.dtype, np.integer)
-    counts = {split: math.ceil(share * len(targets)) for split, share in fractions.items() if share}
+    shares = {"test": test, "validation": validation}
+    counts = {split: math.ceil(share * len(targets)) for split, share in shares.items() if share}
     if sum(counts.values()) >= len(targets):
         raise DataError(
             f"test_fraction = {test} and validation_fraction = {validation} leave nothing to train on: their sum must "

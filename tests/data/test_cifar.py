@@ -10,6 +10,7 @@ import tracemalloc
 import convert_cifar
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxnn.data import cifar10, cifar100
 from jaxnn.types import DataError
@@ -213,10 +214,21 @@ def test_without_files_and_network_the_archive_is_named(tmp_path, monkeypatch):
         cifar10(tmp_path)
 
 
-def test_real_cifar10(data_dir):
-    """Reads the binary layout if the folder of real data has it, as a converter of its JPEG archive writes it."""
-    if not any(data_dir.glob(f"**/{FOLDER}")):
-        pytest.skip(f"no {FOLDER} in {data_dir}")
-    splits = cifar10(data_dir)
-    assert (splits.train.num_examples, splits.test.num_examples) == (50_000, 10_000)
-    assert np.bincount(splits.train.targets).tolist() == [5_000] * 10
+def test_real_pictures_survive_the_binary_layout(data_dir, tmp_path):
+    if not (data_dir / "cifar10" / "jpegs.tar.xz").is_file():
+        pytest.skip(f"no cifar10/jpegs.tar.xz in {data_dir}")
+    pictures, labels = [], []
+    with tarfile.open(data_dir / "cifar10" / "jpegs.tar.xz") as archive:
+        for member in archive:
+            if member.isfile() and len(pictures) < 60:
+                with Image.open(io.BytesIO(archive.extractfile(member).read())) as picture:
+                    pictures.append(np.asarray(picture.convert("RGB")))
+                labels.append(int(member.name.removesuffix(".jpg").rpartition("_")[2]))
+            elif len(pictures) == 60:
+                break
+    planes = np.stack(pictures).transpose(0, 3, 1, 2).reshape(60, -1)
+    batches = {name: binary(planes[i : i + 10], labels[i : i + 10]) for i, name in zip(range(0, 60, 10), NAMES)}
+    write_folder(tmp_path, **batches)
+    splits = cifar10(tmp_path)
+    np.testing.assert_array_equal(splits.train.examples.inputs, pictures[:50])
+    assert splits.train.targets.tolist() + splits.test.targets.tolist() == labels
