@@ -227,7 +227,8 @@ def test_real_pictures_survive_the_binary_layout(data_dir, tmp_path):
             elif len(pictures) == 60:
                 break
     planes = np.stack(pictures).transpose(0, 3, 1, 2).reshape(60, -1)
-    batches = {name: binary(planes[i : i + 10], labels[i : i + 10]) for i, name in zip(range(0, 60, 10), NAMES)}
+    parts = [slice(start, start + 10) for start in range(0, 60, 10)]
+    batches = {name: binary(planes[part], labels[part]) for name, part in zip(NAMES, parts, strict=True)}
     write_folder(tmp_path, **batches)
     splits = cifar10(tmp_path)
     np.testing.assert_array_equal(splits.train.examples.inputs, pictures[:50])
