@@ -32,13 +32,13 @@ import tyro
 from sweep_picture import draw
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
-from jaxnn.loop import format_rate
-from jaxnn.sweeps.engine.layout import member_state
 from sweep_contenders import Measure, Measured, first_losses, fitted, looped, opened, population, swept
 from sweep_networks import NETWORKS, Network
 
 from jaxnn.bench import describe_machine, interleaved, ratios
+from jaxnn.engine import member_state
 from jaxnn.observe import text_table
+from jaxnn.run import format_rate
 
 TORCH_SOLO = Path(__file__).parent / "contenders" / "torch_solo.py"
 CHECK_STEPS = 50
@@ -131,8 +131,8 @@ def write_problem(name: str, network: Network, folder: Path) -> None:
     np.save(folder / "inputs.npy", inputs if inputs.dtype == np.float32 else np.float32(inputs) / 255)
     np.save(folder / "targets.npy", targets)
     np.save(folder / "order.npy", source.order(config.seed, np.arange(CHECK_STEPS), config.batch_size))
-    run = opened(experiment, 1, width=1)
-    params = member_state(run.start(), run.programs.solo.shapes, 0).params
+    run = opened(experiment, 1, vmap_size=1)
+    params = member_state(run.host_states(), run.programs.shapes, 0).params
     np.savez(folder / "weights.npz", **flax.traverse_util.flatten_dict(params, sep="/"))
     spec = {"network": name, "batch_size": config.batch_size, "learning_rate": config.learning_rate}
     (folder / "spec.json").write_text(json.dumps(spec))
@@ -168,7 +168,7 @@ def make_contenders(
         "title": network.title,
         "config": dataclasses.asdict(experiment.config),
         "members": num_members,
-        "planned_width": planned.width.width,
+        "planned_width": getattr(planned.choice, "size", 1),
         "steps_per_call": planned.plan.steps_per_call,
     }
     if network.in_torch and options.torch_python is not None:

@@ -1,75 +1,48 @@
 """Data sets as sources, in memory or streamed: a batch is a pure function of the seed and the step."""
 
-from jaxnn.data.arrays import (
-    arrays,
-    augmented,
-    check_batch_size,
-    check_labels,
-    hold_out,
-    standardized,
-)
-from jaxnn.data.augment import chain, cutout, flip, shift
-from jaxnn.data.bundled import breast_cancer, diabetes, digits, iris, linnerud, wine
-from jaxnn.data.cifar import cifar10
-from jaxnn.data.files import data_dir, fetch
-from jaxnn.data.folder import cats_vs_dogs, image_folder
-from jaxnn.data.idx import fashion_mnist, mnist, read_idx
-from jaxnn.data.shuffle import batch_indices, permute, steps_per_epoch
-from jaxnn.data.source import ArraySource, Augmentation, padded_indices
-from jaxnn.data.streaming.build import stream
-from jaxnn.data.streaming.source import StreamSource
-from jaxnn.data.text.characters import characters
-from jaxnn.data.text.corpus import ptb, words
-from jaxnn.data.text.folder import imdb, text_folder
-from jaxnn.data.text.small import ag_news, sms_spam
-from jaxnn.data.text.source import texts, vocabulary
-from jaxnn.data.text.tables import csv, tsv
-from jaxnn.data.text.tokenizer import Tokenizer, Vocabulary
-
-__all__ = [
-    "ArraySource",
-    "Augmentation",
-    "StreamSource",
-    "Tokenizer",
-    "Vocabulary",
-    "ag_news",
-    "arrays",
-    "augmented",
-    "batch_indices",
-    "breast_cancer",
-    "cats_vs_dogs",
-    "chain",
-    "characters",
-    "check_batch_size",
-    "check_labels",
-    "cifar10",
-    "csv",
-    "cutout",
-    "data_dir",
-    "diabetes",
-    "digits",
-    "fashion_mnist",
-    "fetch",
-    "flip",
-    "hold_out",
-    "image_folder",
-    "imdb",
-    "iris",
-    "linnerud",
-    "mnist",
-    "padded_indices",
-    "permute",
-    "ptb",
-    "read_idx",
-    "shift",
-    "sms_spam",
-    "standardized",
-    "steps_per_epoch",
-    "stream",
-    "text_folder",
-    "texts",
-    "tsv",
-    "vocabulary",
-    "wine",
-    "words",
-]
+from jaxnn.data._arrays import ArraySource as ArraySource
+from jaxnn.data._arrays import arrays as arrays
+from jaxnn.data._arrays import augmented as augmented
+from jaxnn.data._arrays import check_batch_size as check_batch_size
+from jaxnn.data._arrays import check_labels as check_labels
+from jaxnn.data._arrays import hold_out as hold_out
+from jaxnn.data._arrays import padded_indices as padded_indices
+from jaxnn.data._arrays import standardized as standardized
+from jaxnn.data._augmentation import Augmentation as Augmentation
+from jaxnn.data._augmentation import chain as chain
+from jaxnn.data._augmentation import cutout as cutout
+from jaxnn.data._augmentation import flip as flip
+from jaxnn.data._augmentation import shift as shift
+from jaxnn.data._downloads import data_dir as data_dir
+from jaxnn.data._downloads import fetch as fetch
+from jaxnn.data._image_folder import cats_vs_dogs as cats_vs_dogs
+from jaxnn.data._image_folder import image_folder as image_folder
+from jaxnn.data._image_sets import cifar10 as cifar10
+from jaxnn.data._image_sets import cifar100 as cifar100
+from jaxnn.data._image_sets import fashion_mnist as fashion_mnist
+from jaxnn.data._image_sets import mnist as mnist
+from jaxnn.data._image_sets import read_idx as read_idx
+from jaxnn.data._shuffle import batch_indices as batch_indices
+from jaxnn.data._shuffle import permute as permute
+from jaxnn.data._shuffle import steps_per_epoch as steps_per_epoch
+from jaxnn.data._sklearn_sets import breast_cancer as breast_cancer
+from jaxnn.data._sklearn_sets import diabetes as diabetes
+from jaxnn.data._sklearn_sets import digits as digits
+from jaxnn.data._sklearn_sets import iris as iris
+from jaxnn.data._sklearn_sets import linnerud as linnerud
+from jaxnn.data._sklearn_sets import wine as wine
+from jaxnn.data._stream import StreamSource as StreamSource
+from jaxnn.data._stream import stream as stream
+from jaxnn.data.text import Tokenizer as Tokenizer
+from jaxnn.data.text import Vocabulary as Vocabulary
+from jaxnn.data.text import ag_news as ag_news
+from jaxnn.data.text import characters as characters
+from jaxnn.data.text import csv as csv
+from jaxnn.data.text import imdb as imdb
+from jaxnn.data.text import ptb as ptb
+from jaxnn.data.text import sms_spam as sms_spam
+from jaxnn.data.text import text_folder as text_folder
+from jaxnn.data.text import texts as texts
+from jaxnn.data.text import tsv as tsv
+from jaxnn.data.text import vocabulary as vocabulary
+from jaxnn.data.text import words as words

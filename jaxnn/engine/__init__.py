@@ -30,6 +30,9 @@ from jaxnn.engine._programs import make_init as make_init
 from jaxnn.engine._programs import make_step as make_step
 from jaxnn.engine._states import MEMBERS as MEMBERS
 from jaxnn.engine._states import HostStates as HostStates
+from jaxnn.engine._states import Population as Population
+from jaxnn.engine._states import Shape as Shape
+from jaxnn.engine._states import arrange as arrange
 from jaxnn.engine._states import host_shapes as host_shapes
 from jaxnn.engine._states import member_state as member_state
 from jaxnn.engine._store import Store as Store
@@ -50,6 +53,7 @@ from jaxnn.engine._tuning import VmapPlan as VmapPlan
 from jaxnn.engine._tuning import seconds_per_step as seconds_per_step
 from jaxnn.engine._tuning import try_size as try_size
 from jaxnn.engine._tuning import widen as widen
+from jaxnn.engine._windows import CALLS_AHEAD as CALLS_AHEAD
 from jaxnn.engine._windows import Flight as Flight
 from jaxnn.engine._windows import Stall as Stall
 from jaxnn.engine._windows import typical_window as typical_window

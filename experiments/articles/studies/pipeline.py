@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +11,10 @@ import numpy as np
 import optax
 from articles.studies.study_pictures import draw_dots, panels
 
+import jaxnn as jn
 from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, exactly, format_ratio, relative
 from jaxnn.data import StreamSource, cats_vs_dogs
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import Feed, resident_feed, sent_feed, streamed_feed
-from jaxnn.loop.plan import Plan
-from jaxnn.loop.quick import TrainConfig
-from jaxnn.loop.watchdog import Flight
-from jaxnn.loop.windows import run_windows
 from jaxnn.models import CNN
-from jaxnn.observe import Clock, Ledger
-from jaxnn.parallel import computing_on
 from jaxnn.tasks import classification
 from jaxnn.types import Examples, Experiment, Source, Splits
 
@@ -59,58 +53,58 @@ QUICK = Settings(size=48, channels=(16, 32, 64), batch_size=32, steps=6, rounds=
 
 
 class InTheLoop(StreamSource):
-    """Photographs that are decoded one after another by who asks for them."""
+    """Photographs that are decoded one after another when a batch is asked for."""
 
     def read(self, indices: np.ndarray) -> Examples:
         """The examples at ``indices [n]``: ``[n, ...]`` each."""
         return self.reading.rows((self.reading.example(index) for index in indices.tolist()), indices, self.like)
 
+    def batches(self, seed: int, first_step: int, batch_size: int, rows: slice = slice(None)) -> Any:
+        """The batches of ``first_step`` and the steps after it."""
+        for step in itertools.count(first_step):
+            yield self.read(np.asarray(self.order(seed, np.array([step], np.int32), batch_size))[0, rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A run without an end of its own."""
+
+    batch_size: int
+    num_steps: int = 2**30
+    seed: int = SEED
+
 
 class FedTraining:
-    """A call that trains some steps more, and a clock that says what they waited for.
+    """A call that trains some steps more, and what they waited for.
 
-    Steps are dispatched as a run does it: the host gets the next batch while the device computes, and waits for the
-    device where it is too far ahead.
+    Steps are dispatched as in any run: the host gets the next batch while the device computes, and waits for the
+    device if it is too far ahead.
     """
 
     def __init__(self, form: str, settings: Settings, kind: str) -> None:
-        self._kind, self._steps, self._clock = kind, settings.steps, Clock()
+        self._source = open_source(form, settings)
+        experiment = _experiment(settings, self._source)
+        how: dict[str, Any] = {"steps_per_call": 1, "report_every": settings.steps, "eval_every": 0, "progress": "none"}
+        self._run = jn.iterate(experiment, device=kind, record=False, **how)
+        self._reports = iter(self._run)
+        self._first: dict[str, float] | None = None
         self.losses: list[float] = []
-        with computing_on(kind):
-            self._source, self._feed = open_feed(form, settings)
-            self._programs = Programs(_experiment(settings, self._source), self._source, self._feed, Ledger(), Clock())
-            self._programs.compile_train(1, "start")
-            self._state = self._programs.init()
 
     def __call__(self) -> None:
-        """Trains; the first call's time, in which workers start, is not on the clock."""
-        clock = self._clock if self.losses else Clock()
-        start = len(self.losses)
-        plan = Plan(start + self._steps, report_every=1, eval_every=0, checkpoint_every=0)
-        with computing_on(self._kind), clock.span("train"):
-            for closed in run_windows(
-                self._programs.train,
-                plan,
-                self._feed,
-                self._state,
-                self._programs.zeros,
-                drains=lambda step: step == plan.num_steps,
-                clock=clock,
-                flight=Flight(),
-            ):
-                self._state = closed.state or self._state
-                self.losses.append(float(closed.metrics["train_loss"]))
+        """Trains; the first call's time, in which workers start, does not count."""
+        self.losses.append(next(self._reports).metrics["train_loss"])
+        self._first = self._first or dict(self._run.run.summary.seconds)
 
     def end(self) -> dict[str, Plain]:
-        """Ends the workers, and tells the share of the time that was waited and how many workers there were."""
-        self._feed.close()
-        seconds = self._clock.seconds
-        waited = seconds.get("data", 0.0) / sum(seconds.values())
-        return {"waited": waited, "workers": getattr(self._source, "num_workers", 0)}
+        """Ends the workers; returns the share of the time that was waited and the number of workers."""
+        seconds, first = self._run.run.summary.seconds, self._first or {}
+        self._reports.close()  # type: ignore[attr-defined]
+        data, train = (seconds.get(name, 0.0) - first.get(name, 0.0) for name in ("data", "train"))
+        return {"waited": data / (data + train), "workers": getattr(self._source, "num_workers", 0)}
 
 
-def open_feed(form: str, settings: Settings) -> tuple[Source, Feed]:
-    """The photographs to train on, and how they reach the device; the batches of all `FORMS` are the same.
+def open_source(form: str, settings: Settings) -> Source:
+    """The photographs to train on; the batches of all `FORMS` are the same.
 
     Raises:
         ConfigError: Grain is not installed, which all but ``resident`` read with.
@@ -118,19 +112,17 @@ def open_feed(form: str, settings: Settings) -> tuple[Source, Feed]:
     """
     size = (settings.size, settings.size)
     if form == "resident":
-        held: Any = cats_vs_dogs(image_size=size, stream=False).train
-        return held, resident_feed(held, SEED, settings.batch_size)
+        return cats_vs_dogs(image_size=size, stream=False).train
     source: Any = cats_vs_dogs(image_size=size, num_workers=settings.num_workers).train
     if form == "prefetched":
-        return source, streamed_feed(source, SEED, settings.batch_size)
-    source = InTheLoop(source.reading, source.like, source.targets, num_workers=0)
-    return source, sent_feed(source, SEED, settings.batch_size)
+        return source  # type: ignore[no-any-return]
+    return InTheLoop(source.reading, source.like, source.targets, num_workers=0)
 
 
-def _experiment(settings: Settings, source: Source) -> Experiment[TrainConfig]:
+def _experiment(settings: Settings, source: Source) -> Experiment[Config]:
     blocks = tuple((channels,) for channels in settings.channels)
     return Experiment(
-        TrainConfig(settings.batch_size, settings.steps, SEED),
+        Config(settings.batch_size),
         data=lambda config: Splits(source),
         task=lambda config: classification(CNN(2, blocks=blocks)),
         optimizer=lambda config: optax.adam(1e-3),

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from articles.studies.study_pictures import draw_dots
-from jaxnn.loop import CALL_SECONDS, Programs, fastest_steps, make_calls, make_feed, seconds_per_step
 
 import jaxnn as jn
 from jaxnn.bench import Bench, Case, Finding, Plain, Prepared, Quantity, Row, Rows, exactly
-from jaxnn.observe import Clock, Ledger
-from jaxnn.parallel import SINGLE, computing_on
+from jaxnn.engine import CALL_SECONDS, fastest_steps, make_calls, programs_of, seconds_per_step
+from jaxnn.parallel import computing_on
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,8 +81,7 @@ def training_call(
     """
     config = experiment.config
     with computing_on(kind):
-        feed = make_feed(splits, config.seed, config.batch_size, layout=SINGLE)
-        programs = Programs(experiment, splits.train, feed, Ledger(), Clock(), SINGLE)
+        programs = programs_of(experiment, splits)
         make_call = make_calls(programs, "start")
         if num_steps is None:
             # Steps this long need no company: compiling many takes minutes.

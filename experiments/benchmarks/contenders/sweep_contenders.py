@@ -1,6 +1,5 @@
 """The contenders of the sweep benchmark that run on JAX: each, once made, measures itself for some seconds."""
 
-import contextlib
 import itertools
 import statistics
 import time
@@ -13,13 +12,8 @@ import numpy as np
 from sweep_networks import members
 
 import jaxnn as jn
-from jaxnn.loop.programs import Totals
-from jaxnn.loop.windows import CALLS_AHEAD
-from jaxnn.sweeps.engine.group_run import GroupRun, make_ready
-from jaxnn.sweeps.engine.layout import arrange
-from jaxnn.sweeps.engine.plan import plan_sweep
-from jaxnn.sweeps.engine.population import Population, Shape
-from jaxnn.sweeps.engine.running import opened_group
+from jaxnn.engine import CALLS_AHEAD, Population, Shape, Trainer, arrange
+from jaxnn.sweeps import plan_sweep
 from jaxnn.types import Examples
 
 # Nothing is written or said.
@@ -41,55 +35,52 @@ class Measured(NamedTuple):
 type Measure = Callable[[float], Measured]
 
 
-def opened(experiment: jn.Experiment, num_members: int, width: int | None, devices: int = 1) -> GroupRun:
-    """A population over so many devices, its width on each planned unless it is given."""
-    options = jn.SweepOptions(width=width, devices=devices, **QUIETLY)
+def opened(experiment: jn.Experiment, num_members: int, vmap_size: int | None, devices: int = 1) -> Trainer:
+    """A population over this many devices, its vmap size on each chosen unless it is given."""
+    options = jn.SweepOptions(vmap_size=vmap_size, devices=devices, **QUIETLY)
     plan = plan_sweep(experiment, members(experiment, num_members), options)
-    return opened_group(plan, plan.groups[0])
+    return plan.trainer(plan.groups[0])
 
 
-def laid_out(run: GroupRun, shape: Shape) -> Population:
+def laid_out(trainer: Trainer, shape: Shape) -> Population:
     """All members of a population before their first step, on the devices."""
-    alive, slots = np.ones(run.num_members, np.bool_), arrange(range(run.num_members), shape)
-    return run.programs.lay_out(run.start(), slots, alive, 0)
+    alive, slots = np.ones(len(trainer.logs), np.bool_), arrange(range(len(trainer.logs)), shape)
+    return trainer.programs.lay_out(trainer.host_states(), slots, alive, 0)
 
 
-def population(run: GroupRun) -> Measure:
+def population(trainer: Trainer) -> Measure:
     """Calls of the engine's training program alone, as its loop makes them: no reports, no evaluation, no files."""
-    programs, num_steps, shape = run.programs, run.plan.steps_per_call, run.shape(run.block)
+    programs, num_steps, shape = trainer.programs, trainer.plan.steps_per_call, trainer.shape(trainer.block)
+    assert shape is not None
     zeros = programs.zeros(shape)
 
     def train(state: Any, num_calls: int) -> tuple[Any, float]:
         program = programs.train(shape, num_steps, "to measure")
         began = time.perf_counter()
         for index in range(num_calls):
-            state, totals = program(state, zeros, programs.formula.feed.prepare(index * num_steps, num_steps))
+            state, totals = program(state, zeros, programs.spec.feed.prepare(index * num_steps, num_steps))
             if index % CALLS_AHEAD == 0:
                 jax.block_until_ready(totals)
         jax.block_until_ready(state)
         return state, time.perf_counter() - began
 
     def measure(seconds: float) -> Measured:
-        with contextlib.ExitStack() as stack:
-            make_ready(run, stack)
-            state, _ = train(laid_out(run, shape), 1)
-            state, once = train(state, 1)
-            num_calls = max(1, round(seconds / once))
-            _, taken = train(state, num_calls)
-        return Measured(num_calls * num_steps * run.num_members / taken)
+        state, _ = train(laid_out(trainer, shape), 1)
+        state, once = train(state, 1)
+        num_calls = max(1, round(seconds / once))
+        _, taken = train(state, num_calls)
+        return Measured(num_calls * num_steps * len(trainer.logs) / taken)
 
     return measure
 
 
 def first_losses(experiment: jn.Experiment, num_steps: int) -> float:
-    """The mean loss of the first steps of the first of four members side by side."""
-    run = opened(experiment, 4, width=4)
-    shape = run.shape(run.block)
-    program: Any = run.programs.train(shape, num_steps, "to check")
-    _, totals = program(
-        laid_out(run, shape), run.programs.zeros(shape), run.programs.formula.feed.prepare(0, num_steps)
-    )
-    assert isinstance(totals, Totals)
+    """The mean loss of the first steps of the first of four members under one vmap."""
+    trainer = opened(experiment, 4, vmap_size=4)
+    programs, shape = trainer.programs, trainer.shape(trainer.block)
+    assert shape is not None
+    program: Any = programs.train(shape, num_steps, "to check")
+    _, totals = program(laid_out(trainer, shape), programs.zeros(shape), programs.spec.feed.prepare(0, num_steps))
     return float(np.asarray(totals.sums["loss"])[0, 0]) / num_steps
 
 

@@ -1,0 +1,265 @@
+"""Data sets of arrays in memory: their source, and how they are checked, split, standardized and augmented."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.data._array_checks import as_examples, check_class_names, check_integer, check_label_range, check_like
+from jaxnn.data._augmentation import Augmentation, chain
+from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
+from jaxnn.types import Array, Batch, DataError, Examples, Source, Splits
+
+
+class IndexedSource:
+    """What sources in memory and streamed ones share: the order of examples, and what happens on the device."""
+
+    augment: Augmentation | None
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples of the split."""
+        raise NotImplementedError
+
+    def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
+        """Indices of the examples of each of ``steps [k]``, see `batch_indices`: ``[k, batch]`` int32."""
+        return batch_indices(seed, steps, self.num_examples, batch_size)
+
+    def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
+        """All of ``examples [batch, ...]``, in order, ready for a model; pure, to be traced.
+
+        uint8 inputs become float32 in 0…1. A ``mask [batch]`` of None is all ones, of NumPy: models see it is constant.
+        """
+        inputs, targets = (jnp.asarray(array) for array in examples)
+        if inputs.dtype == jnp.uint8:
+            inputs = inputs.astype(jnp.float32) / 255
+        return Batch(inputs, targets, np.ones(inputs.shape[:1], np.float32) if mask is None else mask)
+
+    def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
+        """The rows of ``examples`` at ``indices [batch]``, as `as_batch`; an index out of range is clipped."""
+        rows = (jnp.take(array, indices, axis=0, mode="clip") for array in examples)
+        return self.as_batch(Examples(*rows), mask)
+
+    def transform(self, batch: Batch, key: jax.Array) -> Batch:
+        """The batch with its inputs augmented; the identity if there is no augmentation."""
+        if self.augment is None:
+            return batch
+        return batch._replace(inputs=self.augment(key, jnp.asarray(batch.inputs)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArraySource(IndexedSource):
+    """A `jaxnn.types.Source` over arrays in memory.
+
+    Compared and hashed by identity, so that its methods may be closed over or be static arguments.
+
+    Attributes:
+        examples: the split's arrays, on the host.
+        augment: ``(key, inputs [batch, ...]) -> inputs``, for training batches; or None.
+    """
+
+    examples: Examples
+    augment: Augmentation | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples of the split."""
+        return int(self.examples.targets.shape[0])
+
+    @property
+    def targets(self) -> Array:
+        """All targets ``[examples, ...]``, on the host."""
+        return self.examples.targets
+
+    def read(self, indices: np.ndarray) -> Examples:
+        """The examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
+        return Examples(*(np.asarray(rows)[indices] for rows in self.examples))
+
+    def fingerprint(self, digest: Any) -> None:
+        """Feeds ``digest``, of ``hashlib``, with every example."""
+        for array in map(np.ascontiguousarray, self.examples):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(array.data.cast("B") if array.size else b"")
+
+
+def padded_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every example exactly once, in order, in batches of one size: the batches of an evaluation.
+
+    Returns ``indices [num_batches, batch]`` int32 and ``mask [num_batches, batch]`` float32: the tail of the last batch
+    is filled with example 0 and masked. Raises DataError if ``batch_size`` is not positive.
+    """
+    if batch_size < 1:
+        raise DataError(f"a batch of {batch_size} holds no example: batch_size must be at least 1.")
+    num_batches = -(-num_examples // batch_size)
+    positions = np.arange(num_batches * batch_size, dtype=np.int32).reshape(-1, batch_size)
+    inside = positions < num_examples
+    return np.where(inside, positions, np.int32(0)), inside.astype(np.float32)
+
+
+def arrays(
+    train: Any,
+    test: Any = None,
+    validation: Any = None,
+    *,
+    name: str = "arrays",
+    class_names: Sequence[str] = (),
+    num_classes: int | None = None,
+) -> Splits:
+    """The user's own arrays as a data set; all checks happen here.
+
+    Each split is a pair ``(inputs [examples, ...], targets [examples, ...])`` of array-likes. Integer targets are
+    labels ``0 … num_classes - 1``; targets of a regression are floats. Inputs of dtype uint8 stay uint8 and are scaled
+    to 0…1 a batch at a time; other integers become int32 and keep their values (tokens); floats become float32;
+    booleans float32 as inputs and int32 as targets. Arrays that need no conversion are not copied.
+
+    Args:
+        train: the training split.
+        test: the test split, or None.
+        validation: the split that is evaluated during training, or None.
+        name: the data set's name, for reports.
+        class_names: one name per class.
+        num_classes: the number of labels; by default as many as ``class_names``. If there are neither, integer targets
+            may be anything: the task checks its targets.
+
+    Raises:
+        DataError: no pair of arrays of numbers, lengths that differ, an empty split, NaN or infinity, an integer beyond
+            int32, a label out of range, splits that differ in shape or dtype, ``class_names`` not ``num_classes``.
+    """
+    class_names = tuple(class_names)
+    check_class_names(class_names, num_classes)
+    known = num_classes or len(class_names) or None
+    pairs = {"train": train, "validation": validation, "test": test}
+    examples = {
+        split: as_examples(split, pair) for split, pair in pairs.items() if pair is not None or split == "train"
+    }
+    for split, (inputs, targets) in examples.items():
+        for field, array, model in zip(Examples._fields, (inputs, targets), examples["train"], strict=True):
+            check_like(f"each of the {field} of {split}", array[0], "each of those of train", model[0])
+        if known and np.issubdtype(targets.dtype, np.integer):
+            check_label_range(split, np.asarray(targets), known)
+        elif known:
+            raise DataError(
+                f"the targets of {split} are {targets.dtype} {targets.shape[1:]} an example, and there are {known} "
+                "classes: give integer labels, of one-hot rows targets.argmax(axis=-1), or leave the classes out."
+            )
+    sources = {split: ArraySource(found) for split, found in examples.items()}
+    return Splits(**sources, name=name, class_names=class_names)
+
+
+def hold_out(
+    pair: tuple[np.ndarray, np.ndarray], num_validation: int
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
+    """The training pair without its last ``num_validation`` examples, and these (None if 0).
+
+    Raises DataError if ``num_validation`` is no integer, is negative or leaves nothing to train on.
+    """
+    inputs, targets = pair
+    if isinstance(num_validation, float) and 0 < num_validation < 1:
+        raise DataError(
+            f"num_validation counts examples and is no share: {num_validation} of {len(inputs)} training examples are "
+            f"{round(num_validation * len(inputs))}."
+        )
+    check_integer("num_validation", num_validation, 0)
+    num_train = len(inputs) - num_validation
+    if num_train < 1:
+        raise DataError(
+            f"num_validation = {num_validation} of {len(inputs)} training examples cannot be held out: give 0 to "
+            f"{len(inputs) - 1}."
+        )
+    if num_validation == 0:
+        return pair, None
+    return (inputs[:num_train], targets[:num_train]), (inputs[num_train:], targets[num_train:])
+
+
+def check_shares(shares: Mapping[str, Any], seed: Any) -> None:
+    """Raises DataError unless each share is a number that is at least 0 and below 1, and the seed an integer."""
+    for name, share in shares.items():
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+            raise DataError(f"{name} must be a share of the examples, at least 0 and below 1, not {share!r}.")
+    check_integer("seed", seed, 0)
+
+
+def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
+    """The indices of ``train`` and of each split that holds a share, shuffled by `permute` and sorted.
+
+    A share is at least 0 and below 1, and rounded to at least one example; 0: no such split. Raises DataError for
+    shares or a seed out of range, or that leave nothing to train on.
+    """
+    check_shares(shares, seed)
+    counts = {split: max(1, round(share * num_examples)) for split, share in shares.items() if share}
+    if sum(counts.values()) >= num_examples:
+        raise DataError(
+            f"{' and '.join(f'{count:,} for {split}' for split, count in counts.items()) or 'nothing held out'} leaves "
+            f"nothing of {num_examples:,} examples to train on: hold out less."
+        )
+    shuffled = permute(np.arange(num_examples), num_examples, seed, 0)
+    *parts, rest = np.split(shuffled, np.cumsum([*counts.values()]))
+    return {"train": np.sort(rest), **{split: np.sort(part) for split, part in zip(counts, parts, strict=True)}}
+
+
+def augmented(splits: Splits, *augmentations: Augmentation) -> Splits:
+    """The data set of `ArraySource` with its training inputs augmented, after any augmentation they had before.
+
+    ``augmentations`` such as ``jn.data.flip()`` are applied in order. Raises DataError for another kind of source.
+    """
+    train = _array_source(splits.train)
+    before = () if train.augment is None else (train.augment,)
+    return splits._replace(train=dataclasses.replace(train, augment=chain(*before, *augmentations)))
+
+
+def standardized(splits: Splits) -> Splits:
+    """The data set with each column of its inputs at mean 0 and variance 1 over ``train``.
+
+    A column is one number of an example, over all examples. The other splits are shifted and scaled by the statistics
+    of ``train``; a column that is constant there becomes 0 in all of them.
+
+    Raises:
+        DataError: inputs that are not floats, or a source that is no `ArraySource`.
+    """
+    inputs = np.asarray(_array_source(splits.train).examples.inputs)
+    if not np.issubdtype(inputs.dtype, np.floating):
+        raise DataError(f"inputs of dtype {inputs.dtype} cannot be standardized: give float inputs to arrays().")
+    mean = inputs.mean(axis=0, dtype=np.float64)
+    deviation = inputs.std(axis=0, dtype=np.float64)
+    varies = inputs.max(axis=0) > inputs.min(axis=0)
+    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=varies)
+    changed: dict[str, Any] = {}
+    for name, source in splits.named().items():
+        source = _array_source(source)
+        scaled = ((np.asarray(source.examples.inputs) - mean) * scale).astype(np.float32)
+        changed[name] = dataclasses.replace(source, examples=Examples(scaled, source.examples.targets))
+    return splits._replace(**changed)
+
+
+def check_batch_size(source: Source, batch_size: int) -> None:
+    """Raises DataError if a batch is larger than the set, or holds nothing."""
+    steps_per_epoch(source.num_examples, batch_size)
+
+
+def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:
+    """Raises DataError for a target that is no label of a model with ``num_classes`` outputs, nor ``ignore``."""
+    for split, source in splits.named().items():
+        targets = np.asarray(source.targets)
+        if not np.issubdtype(targets.dtype, np.integer):
+            raise DataError(
+                f"the targets of {split} are {targets.dtype}, but classes are learned from integer labels: convert "
+                "them, or use a task of regression."
+            )
+        if ignore is not None:
+            targets = np.where(targets == ignore, 0, targets)
+        check_label_range(split, targets, num_classes, may_ignore=False)
+
+
+def _array_source(source: Source) -> ArraySource:
+    """The source itself if it holds arrays, else DataError."""
+    if not isinstance(source, ArraySource):
+        raise DataError(
+            f"a {type(source).__name__} cannot be changed here, only an ArraySource as arrays() makes: prepare other "
+            "sources before they are given to Splits."
+        )
+    return source

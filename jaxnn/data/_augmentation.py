@@ -1,0 +1,109 @@
+"""Random augmentation of images on the device: pure functions of a key, made by factories.
+
+Each takes ``(key, inputs [batch, height, width, channels])`` and returns inputs of the same shape and dtype. When it is
+traced it raises DataError for inputs of another rank, or for images not larger than its number of pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxnn.types import ConfigError, DataError
+
+type Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def flip() -> Augmentation:
+    """Mirrors each image left to right with probability ½."""
+
+    def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
+        _check_images("flip", inputs)
+        mirrored = jax.random.bernoulli(key, 0.5, inputs.shape[:1])
+        return jnp.where(mirrored[:, None, None, None], inputs[:, :, ::-1, :], inputs)
+
+    return apply
+
+
+def shift(pixels: int) -> Augmentation:
+    """Moves each image by up to ``pixels`` along either axis and fills the gap with 0; all moves are equally likely.
+
+    It is a random crop of the image padded by ``pixels`` zeros.
+
+    Raises:
+        ConfigError: ``pixels`` is not a positive integer.
+    """
+    _check_positive("shift(pixels)", pixels)
+
+    def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
+        _check_images("shift", inputs, larger_than=pixels)
+        batch, height, width, channels = inputs.shape
+        padded = jnp.pad(inputs, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0)))
+        corners = jax.random.randint(key, (batch, 2), 0, 2 * pixels + 1)
+
+        def crop(image: jax.Array, corner: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice(image, (corner[0], corner[1], 0), (height, width, channels))
+
+        return jax.vmap(crop)(padded, corners)
+
+    return apply
+
+
+def cutout(size: int) -> Augmentation:
+    """Sets a square of ``size`` pixels to 0 in each image (DeVries & Taylor 2017).
+
+    Its centre is any pixel with equal probability; a part of it may be outside the image.
+
+    Raises:
+        ConfigError: ``size`` is not a positive integer.
+    """
+    _check_positive("cutout(size)", size)
+
+    def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
+        _check_images("cutout", inputs, larger_than=size)
+        batch, height, width, _ = inputs.shape
+
+        def inside(key: jax.Array, length: int) -> jax.Array:
+            start = jax.random.randint(key, (batch, 1), 0, length) - size // 2
+            places = jnp.arange(length)[None, :]
+            return (places >= start) & (places < start + size)
+
+        row_key, column_key = jax.random.split(key)
+        hole = inside(row_key, height)[:, :, None, None] & inside(column_key, width)[:, None, :, None]
+        return jnp.where(hole, jnp.zeros((), inputs.dtype), inputs)
+
+    return apply
+
+
+def chain(*augmentations: Augmentation) -> Augmentation:
+    """Applies ``augmentations`` in turn, each with a key of its own, folded from the key."""
+
+    def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
+        for index, augmentation in enumerate(augmentations):
+            inputs = augmentation(jax.random.fold_in(key, index), inputs)
+        return inputs
+
+    return apply
+
+
+def _check_positive(name: str, value: int) -> None:
+    """Raises ConfigError unless ``value`` is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} must be an integer of at least 1 pixel, not {value!r}.")
+
+
+def _check_images(name: str, inputs: jax.Array, larger_than: int = 0) -> None:
+    """Raises DataError unless ``inputs`` are images, both sides larger than ``larger_than`` pixels."""
+    if inputs.ndim != 4:
+        raise DataError(
+            f"{name} augments images [batch, height, width, channels], but the inputs have shape "
+            f"{inputs.shape}: give the examples a shape [height, width, channels]."
+        )
+    if min(inputs.shape[1:3]) <= larger_than:
+        height, width = inputs.shape[1:3]
+        raise DataError(
+            f"{name}({larger_than}) needs images larger than {larger_than} pixels, but these are "
+            f"{height}×{width}: choose a smaller number."
+        )

@@ -1,0 +1,244 @@
+"""MNIST and Fashion-MNIST in the idx format, CIFAR-10 and CIFAR-100 in their binary layout."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from jaxnn.data._arrays import arrays, hold_out
+from jaxnn.data._class_folders import read_members
+from jaxnn.data._downloads import PathLike, fetch, os_errors_named
+from jaxnn.data._downloads import data_dir as find_data_dir
+from jaxnn.types import DataError, Splits
+
+_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_MOST_AXES = 16
+# The largest size of a gzipped file when decompressed: pictures become some 5 times as large, zeros 1,000 times.
+_GROWS_TO, _GROWS_BY = 1 << 30, 200
+
+_OSSCI, _CVDF = "https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"
+_MNIST_PLACES = (_OSSCI, _CVDF)
+_MNIST_SHA256 = {
+    "train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+_FASHION_PLACES = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
+_FASHION_SHA256 = {
+    "train-images": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "train-labels": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "t10k-images": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+}
+_FASHION = "T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot"
+_CIFAR10 = "airplane|automobile|bird|cat|deer|dog|frog|horse|ship|truck"
+_CIFAR_PLACE = "https://www.cs.toronto.edu/~kriz/"
+_CIFAR_SHA256 = {"cifar10": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"}
+_NUM_PIXELS = 3 * 32 * 32
+# All of CIFAR takes 184 MB.
+_MOST_CIFAR_BYTES = 1 << 28
+
+type _Pair = tuple[np.ndarray, np.ndarray]
+
+
+def mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
+    """MNIST: handwritten digits, uint8 ``[28, 28, 1]``, 60,000 to train and 10,000 to test.
+
+    LeCun, Bottou, Bengio & Haffner, "Gradient-Based Learning Applied to Document Recognition" (1998). Reads
+    ``mnist/*.gz`` in the data directory, and downloads 12 MB if they are not there.
+
+    Args:
+        data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
+        num_validation: how many of the last training examples become ``validation``.
+
+    Raises:
+        DataError: files that are missing and cannot be downloaded, or are damaged.
+    """
+    return _idx_images("mnist", _MNIST_PLACES, _MNIST_SHA256, tuple("0123456789"), data_dir, num_validation)
+
+
+def fashion_mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
+    """Fashion-MNIST: pictures of clothes, in 10 classes, of MNIST's shape and sizes.
+
+    Xiao, Rasul & Vollgraf (2017). Reads ``fashion_mnist/*.gz`` in the data directory, and downloads 31 MB if they are
+    not there. Arguments and errors as of `mnist`.
+    """
+    class_names = tuple(_FASHION.split("|"))
+    return _idx_images("fashion_mnist", _FASHION_PLACES, _FASHION_SHA256, class_names, data_dir, num_validation)
+
+
+def _idx_images(
+    name: str,
+    places: tuple[str, ...],
+    sha256: dict[str, str],
+    class_names: tuple[str, ...],
+    data_dir: PathLike | None,
+    num_validation: int,
+) -> Splits:
+    """A data set of four idx files, named as MNIST's."""
+
+    def read(split: str, kind: str, num_axes: int) -> np.ndarray:
+        file_name = f"{split}-{kind}-idx{num_axes}-ubyte.gz"
+        urls = [place + file_name for place in places]
+        return read_idx(fetch(name, file_name, urls, sha256[f"{split}-{kind}"], data_dir), num_axes)
+
+    pairs = {split: (read(split, "images", 3)[..., None], read(split, "labels", 1)) for split in ("train", "t10k")}
+    train, validation = hold_out(pairs["train"], num_validation)
+    return arrays(train, pairs["t10k"], validation, name=name, class_names=class_names)
+
+
+def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
+    """The array in an idx file, gzipped if its name ends in ``.gz``; it must have ``num_axes`` axes, by default any.
+
+    The format: two zero bytes, a byte for the dtype, a byte for the number of axes, each axis's length as a big-endian
+    uint32, and the values, big-endian, in C order (LeCun's MNIST page).
+
+    Raises:
+        DataError: not idx, not gzip, another number of axes, truncated, bytes after the values, or a gzip file that
+            would grow beyond 1 GiB and 200 times its size; the file is named.
+    """
+    path = Path(path)
+    is_gzip = path.suffix == ".gz"
+    try:
+        with (gzip.open if is_gzip else open)(path, "rb") as file:
+            most_bytes = max(_GROWS_TO, _GROWS_BY * path.stat().st_size) if is_gzip else None
+            return _parse_idx(cast(BinaryIO, file), path, num_axes, most_bytes)
+    except gzip.BadGzipFile as error:
+        raise DataError(f"{path} is not a gzip file: download it again ({error}).") from error
+    except (EOFError, zlib.error) as error:
+        raise DataError(f"{path} is truncated or damaged: download it again ({error}).") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _parse_idx(file: BinaryIO, path: Path, num_axes: int | None, most_bytes: int | None) -> np.ndarray:
+    """The array in an open idx file, if it has no more than ``most_bytes`` of values."""
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
+        raise DataError(f"{path} is not an idx file: it begins with {magic.hex(' ') or 'nothing'}; download it again.")
+    dtype, rank = np.dtype(_DTYPES[magic[2]]), magic[3]
+    if rank > _MOST_AXES:
+        raise DataError(f"{path} announces an array of {rank} axes, which no data set has: download it again.")
+    if num_axes is not None and rank != num_axes:
+        raise DataError(f"{path} holds an array of {rank} axes where {num_axes} are expected: were files mixed up?")
+    header = file.read(4 * rank)
+    if len(header) < 4 * rank:
+        raise DataError(f"{path} is truncated in its header: download it again.")
+    shape = tuple(int(length) for length in np.frombuffer(header, ">u4"))
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if most_bytes is not None and num_bytes > most_bytes:
+        raise DataError(
+            f"{path} would unfold to {num_bytes:,} bytes, as its header says {shape}, too many for a file of its size: "
+            "download it again; or, if you trust it, gunzip it first."
+        )
+    # In pieces: memory grows with the file, not with what it announces. One byte more shows that a file is too long.
+    body = bytearray()
+    while chunk := file.read(min(num_bytes + 1 - len(body), 1 << 20)):
+        body += chunk
+    if len(body) != num_bytes:
+        found = "more" if len(body) > num_bytes else f"{len(body):,}"
+        raise DataError(
+            f"{path} should hold {num_bytes:,} bytes of values, as its header says {shape}, but holds {found}: "
+            "download it again."
+        )
+    try:
+        return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    except ValueError as error:
+        raise DataError(f"{path} holds no array of the shape {shape} that its header says ({error}).") from error
+
+
+def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
+    """CIFAR-10: small photographs, uint8 ``[32, 32, 3]``, 50,000 to train and 10,000 to test, in 10 classes.
+
+    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Reads the official binary layout: in the
+    data directory's ``cifar10/`` or in the data directory itself, the folder ``cifar-10-batches-bin/`` or the archive
+    ``cifar-10-binary.tar.gz``, which is not unpacked. Else it downloads the archive, 170 MB.
+
+    Arguments as of `mnist`. DataError: no such files and no download, Python pickles, or damaged files.
+    """
+    train, test = tuple(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin"
+    found, where = _read_cifar("cifar10", ("cifar-10-batches-bin", "cifar-10-batches-py"), (*train, test), data_dir)
+    pairs = {name: _parse_cifar(found[name], f"{name} of {where}", 1, 10) for name in (*train, test)}
+    images, labels = zip(*(pairs[name] for name in train), strict=True)
+    pair, validation = hold_out((np.concatenate(images), np.concatenate(labels)), num_validation)
+    return arrays(pair, pairs[test], validation, name="cifar10", class_names=tuple(_CIFAR10.split("|")))
+
+
+def cifar100(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
+    """CIFAR-100: as CIFAR-10, in 100 classes, the "fine" labels.
+
+    Reads ``train.bin``, ``test.bin`` and ``fine_label_names.txt`` of ``cifar-100-binary/`` or
+    ``cifar-100-binary.tar.gz``, found as those of `cifar10`; not downloaded. Arguments and errors as of `cifar10`.
+    """
+    names = ("train.bin", "test.bin", "fine_label_names.txt")
+    found, where = _read_cifar("cifar100", ("cifar-100-binary", "cifar-100-python"), names, data_dir)
+    class_names = found[names[2]].decode("utf-8", "replace").split()
+    train, test = (_parse_cifar(found[name], f"{name} of {where}", 2, 100) for name in names[:2])
+    pair, validation = hold_out(train, num_validation)
+    return arrays(pair, test, validation, name="cifar100", class_names=class_names, num_classes=100)
+
+
+@os_errors_named()
+def _read_cifar(
+    dataset: str, folders: tuple[str, str], names: tuple[str, ...], data_dir: PathLike | None
+) -> tuple[dict[str, bytes], Path]:
+    """The content of the files of these names, and the folder or archive they were found in.
+
+    ``folders`` are that of the binary layout and that of the layout of Python pickles.
+    """
+    root, title = find_data_dir(data_dir), "-".join(folders[0].split("-")[:2])
+    archive = f"{title}-binary.tar.gz"
+    parents = (root / dataset, root)
+    places = [parent / name for parent in parents for name in (folders[0], archive)]
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        pickles = (parent / name for parent in parents for name in (folders[1], f"{title}-python.tar.gz"))
+        if pickled := [place for place in pickles if place.exists()]:
+            raise DataError(
+                f"{pickled[0]} has {title.upper()} as Python pickles, which may run code and are not read: convert it "
+                f"by experiments/convert_cifar.py, or get {_CIFAR_PLACE}{archive}."
+            )
+        if dataset not in _CIFAR_SHA256:
+            raise DataError(
+                f"{archive} is not in {root / dataset}: put {_CIFAR_PLACE}{archive} into that folder, or set "
+                "JAXNN_DATA to a folder that has it."
+            )
+        path = fetch(dataset, archive, _CIFAR_PLACE + archive, _CIFAR_SHA256[dataset], data_dir)
+    if path.is_dir():
+        if large := [name for name in names if (path / name).stat().st_size > _MOST_CIFAR_BYTES]:
+            raise DataError(f"{large[0]} of {path} is larger than all of CIFAR: download it again.")
+        return {name: (path / name).read_bytes() for name in names}, path
+    members = read_members(path, lambda parts: bool(parts) and parts[-1] in names, _MOST_CIFAR_BYTES)
+    found = {parts[-1]: content for parts, content in members}
+    if missing := sorted({*names} - found.keys()):
+        raise DataError(f"{path} does not hold {', '.join(missing)}: download it again.")
+    return found, path
+
+
+def _parse_cifar(data: bytes, where: str, num_labels: int, num_classes: int) -> _Pair:
+    """Images ``[examples, 32, 32, 3]`` and labels ``[examples]`` of one file.
+
+    A record has ``num_labels`` bytes, of which the last is read, and 3,072 of pixels: all red, all green, all blue.
+    """
+    record_bytes = num_labels + _NUM_PIXELS
+    if not data or len(data) % record_bytes:
+        raise DataError(
+            f"{where} is truncated or damaged: its {len(data):,} bytes are no multiple of a record's "
+            f"{record_bytes:,}; download it again."
+        )
+    records = np.frombuffer(data, np.uint8).reshape(-1, record_bytes)
+    labels = records[:, num_labels - 1]
+    if labels.max() >= num_classes:
+        record = int((labels >= num_classes).argmax())
+        raise DataError(
+            f"record {record} of {where} has the label {labels[record]}, but labels are 0 to {num_classes - 1}: "
+            "download it again."
+        )
+    images = records[:, num_labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), labels

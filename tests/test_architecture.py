@@ -1,0 +1,121 @@
+"""The architecture's rules: imports go down and through front doors, modules are private, names are unique."""
+
+import ast
+import collections
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
+LEVELS = (
+    {"types", "_importing"},
+    {"_compat", "nn", "data", "optim", "observe"},
+    {"models"},
+    {"tasks"},
+    {"steps"},
+    {"parallel"},
+    {"record"},
+    {"engine"},
+    {"run"},
+    {"sweeps"},
+    {"bench", "advise"},
+    {"cli"},
+    {"__init__"},
+    {"__main__"},
+)
+LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
+LAZY = ("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain")
+# The second gives worker processes an environment of their own; the third reads a secret.
+ENVIRONMENT = ("data/_downloads.py", "data/_grain.py", "parallel/_link.py")
+
+
+def package_of(path: pathlib.Path) -> str:
+    """``jaxnn/data/_files.py`` -> ``data``."""
+    return path.relative_to(ROOT / "jaxnn").parts[0].removesuffix(".py")
+
+
+def imports(path: pathlib.Path) -> Iterator[str]:
+    """The modules that a file imports, within functions too: ``jaxnn.data`` for ``from jaxnn import data``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import"
+            module = node.module or ""
+            yield from (f"jaxnn.{alias.name}" for alias in node.names) if module == "jaxnn" else (module,)
+
+
+def test_imports_go_strictly_down() -> None:
+    wrong = []
+    for path in LIBRARY:
+        own = package_of(path)
+        assert own in LEVEL, f"{own} has no level"
+        for module in imports(path):
+            other = module.split(".")[1] if module.startswith("jaxnn.") else own
+            if other != own and LEVEL[other] >= LEVEL[own]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", ["jaxnn", "experiments"])
+def test_packages_are_imported_through_their_front_door(folder: str) -> None:
+    wrong = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        own = package_of(path) if folder == "jaxnn" else ""
+        for module in imports(path):
+            if module.startswith("jaxnn.") and module.count(".") > 1 and module.split(".")[1] != own:
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+
+
+def test_modules_of_a_package_are_private_and_named_once() -> None:
+    modules = [path for path in LIBRARY if path.parent != ROOT / "jaxnn" and path.name != "__init__.py"]
+    assert not [str(path) for path in modules if not path.name.startswith("_")]
+    files = collections.Counter(path.name for path in modules)
+    classes = collections.Counter(
+        node.name
+        for path in LIBRARY
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in (files + classes).items() if count > 1]
+
+
+def test_folders_and_files_are_of_a_size_to_be_read() -> None:
+    folders = collections.Counter(path.parent for path in LIBRARY if path.name != "__init__.py")
+    assert max(folders.values()) <= 12
+    assert not [str(path) for path in LIBRARY if len(path.read_text().splitlines()) > 400]
+
+
+def test_private_modules_of_other_libraries_are_imported_in_one_file() -> None:
+    wrong = []
+    for path in LIBRARY:
+        for module in imports(path):
+            private = any(part.startswith("_") and part != "__future__" for part in module.split(".")[1:])
+            if private and not module.startswith("jaxnn") and path.name != "_compat.py":
+                wrong.append(f"{path.relative_to(ROOT)} imports {module}")
+    assert not wrong
+
+
+def test_the_environment_is_read_in_few_places() -> None:
+    for path in LIBRARY:
+        if str(path.relative_to(ROOT / "jaxnn")) in ENVIRONMENT or package_of(path) == "cli":
+            continue
+        used = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not used & {"os.environ", "os.getenv", "os.putenv"}, path
+
+
+def test_importing_jaxnn_is_light_and_touches_no_device() -> None:
+    probe = (
+        "import sys, jaxnn\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge.backends_are_initialized(), 'a backend was started'\n"
+        f"heavy = [name for name in {LAZY} if name in sys.modules]\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
