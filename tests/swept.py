@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.record.directory import json_line, write_json
+from jaxnn.record import json_line, write_json
 from jaxnn.sweeps.results.reading import open_sweep
 from jaxnn.sweeps.results.sweep import Sweep
 

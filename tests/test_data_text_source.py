@@ -14,7 +14,7 @@ import pytest
 import jaxnn as jn
 from jaxnn.data import Tokenizer, texts, vocabulary
 from jaxnn.data.text.shares import split_off
-from jaxnn.record.provenance import data_fingerprint
+from jaxnn.record import data_fingerprint
 from jaxnn.types import DataError, Splits
 
 SHORT = Tokenizer(length=3)

@@ -18,7 +18,7 @@ FLOORS = {
     2: {"models"},
     3: {"tasks"},
     4: {"steps"},
-    5: {"parallel", "checkpoints"},
+    5: {"parallel"},
     6: {"record"},
     7: {"loop"},
     8: {"sweeps", "verify", "profile"},

@@ -21,10 +21,8 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.checkpoints import Checkpoints
 from jaxnn.loop.signals import Interruption
-from jaxnn.record import create_run_dir, open_record
-from jaxnn.record.directory import is_locked, locked, write_json
+from jaxnn.record import Checkpoints, create_run_dir, is_locked, locked, open_record, write_json
 from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.options import SweepOptions

@@ -17,7 +17,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import record
-from jaxnn.record.directory import json_line, write_json
+from jaxnn.record import json_line, write_json
 from jaxnn.sweeps.results.reading import is_sweep, open_sweep
 from jaxnn.sweeps.results.sweep import Axis, Sweep
 from jaxnn.types import ConfigError, RecordError

@@ -17,7 +17,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli import app
-from jaxnn.record.directory import locked
+from jaxnn.record import locked
 from jaxnn.sweeps.engine import running
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.options import SweepOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from jaxnn.checkpoints import files_below
+from jaxnn.record import files_below
 
 # Bytes: thousands of small networks' programs. JAX's own limit, unset by default, looks at the whole cache for each
 # program that it adds: 0.3 s where there are 5,000.

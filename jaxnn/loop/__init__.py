@@ -60,7 +60,6 @@ from jaxnn.loop.signals import Interruption as Interruption
 from jaxnn.loop.signals import drop_output as drop_output
 from jaxnn.loop.signals import interruptible as interruptible
 from jaxnn.loop.signals import leave as leave
-from jaxnn.loop.single import save as save
 from jaxnn.loop.startup import Startup as Startup
 from jaxnn.loop.startup import announcing as announcing
 from jaxnn.loop.startup import starting as starting

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.loop.options import RunOptions, recorded_options
 from jaxnn.loop.report import Summary
 from jaxnn.loop.resuming import continued_options, restored_facts
@@ -19,6 +18,8 @@ from jaxnn.loop.startup import Startup
 from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.parallel import all_agree, from_leader, is_leader, process_count, when_lost
 from jaxnn.record import (
+    FOLDER,
+    Checkpoints,
     Record,
     check_unused,
     check_vacant,
@@ -156,7 +157,7 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, alone:
     if refused:
         session.status = "failed"
     summary = summarise(session).as_json()
-    kept = open_checkpoints(record.path / FOLDER).steps()
+    kept = Checkpoints(record.path / FOLDER).steps()
     attempt(lambda: record.describe({**facts, "status": session.status, "summary": summary, "checkpoints": kept}))
     attempt(lambda: record.write("compiles.json", session.programs.ledger.as_json()))
     if session.lines and record.lock is not None:

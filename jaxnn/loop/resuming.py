@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxnn.checkpoints import FOLDER, Restored
 from jaxnn.loop.options import RunOptions
 from jaxnn.loop.recorded_layout import recorded_layout
 from jaxnn.loop.saving import recorded_checkpoints, restore_newest
 from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import status_after
 from jaxnn.parallel import format_mesh, from_leader
-from jaxnn.record import changed_parts, config_from_json, config_json, rewind_metrics
+from jaxnn.record import FOLDER, Restored, changed_parts, config_from_json, config_json, rewind_metrics
 from jaxnn.types import ConfigError, Experiment, RecordError, TrainState
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.

@@ -7,10 +7,10 @@ import time
 import jax
 import jax.numpy as jnp
 
-from jaxnn.checkpoints import FOLDER, Checkpoints, Restored, Team, open_checkpoints
 from jaxnn.loop.session import Session
 from jaxnn.loop.stopping import is_best
-from jaxnn.parallel import from_leader, is_leader
+from jaxnn.parallel import from_leader
+from jaxnn.record import FOLDER, Checkpoints, Restored
 from jaxnn.types import PyTree, TrainingError, TrainState
 
 # Unless told otherwise a run saves at evaluations, and no more often than this.
@@ -23,13 +23,13 @@ def open_session_checkpoints(session: Session) -> Checkpoints | None:
     if session.record is None or options.checkpoint_every == 0:
         return None
     if session.checkpoints is None:
-        session.checkpoints = open_checkpoints(
+        session.checkpoints = Checkpoints(
             session.record.path / FOLDER,
             keep_last=options.keep_last,
             keep_best=options.keep_best,
             monitor=session.monitored,
             mode="max" if options.higher_is_better else "min",
-            team=the_team(),
+            together=True,
         )
     return session.checkpoints
 
@@ -52,12 +52,7 @@ def restore_newest(session: Session) -> Restored[TrainState] | None:
 def recorded_checkpoints(session: Session) -> Checkpoints:
     """Those of the session's record, for reading: it may save no more of them, and then closes none."""
     assert session.record is not None
-    return open_checkpoints(session.record.path / FOLDER, team=the_team())
-
-
-def the_team() -> Team:
-    """The processes of this run, which save together."""
-    return Team(is_leader(), from_leader)
+    return Checkpoints(session.record.path / FOLDER, together=True)
 
 
 def save_due(session: Session, step: int, *, ending: bool) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from jaxnn.checkpoints import Checkpoints
 from jaxnn.data import check_batch_size
 from jaxnn.loop.allocating import Allocation, keep_from_the_start
 from jaxnn.loop.checks import (
@@ -36,7 +35,7 @@ from jaxnn.loop.watchdog import Flight
 from jaxnn.nn import platform
 from jaxnn.observe import Clock, Ledger, Placement, Window, describe_devices, observe_placement
 from jaxnn.parallel import all_agree, check_divides, make_layout, process_count
-from jaxnn.record import PARTS, LogDigest, Record, jax_flags
+from jaxnn.record import PARTS, Checkpoints, LogDigest, Record, jax_flags
 from jaxnn.types import ConfigError, Experiment, Splits, TrainState
 
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.loop import recorded_options
 from jaxnn.observe import describe_devices
 from jaxnn.parallel import SINGLE
 from jaxnn.record import (
+    FOLDER,
+    Checkpoints,
     LogDigest,
     config_json,
     jax_flags,
@@ -57,7 +58,7 @@ def _write(run: GroupRun, row: int, path: Path, facts: dict[str, Any]) -> None:
         lines = _with_rates(log.lines, batch_size)
         written = record.report(*lines)
         mode = "max" if run.options.higher_is_better else "min"
-        folder = open_checkpoints(path / FOLDER, monitor=run.monitored, mode=mode)
+        folder = Checkpoints(path / FOLDER, monitor=run.monitored, mode=mode)
         with contextlib.closing(folder) as checkpoints:
             step = int(state.step)
             at: dict[str, Any] = next((line for line in reversed(lines) if line["step"] <= step), {})

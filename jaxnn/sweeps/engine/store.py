@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.checkpoints import Checkpoints, open_checkpoints
 from jaxnn.loop import file_name_of, recorded_options
 from jaxnn.observe import describe_devices
 from jaxnn.record import (
     SWEEP_FILE,
+    Checkpoints,
     LogDigest,
     Record,
     config_json,
@@ -113,7 +113,7 @@ class Store:
         """
         if self.record is None:
             return None, None, []
-        checkpoints = open_checkpoints(self._folder(run))
+        checkpoints = Checkpoints(self._folder(run))
         restored = checkpoints.restore_newest(run.programs.abstract_host())
         if restored is None:
             return None, None, []
@@ -140,7 +140,7 @@ class Store:
 
     def _checkpoints(self, run: GroupRun) -> Checkpoints:
         if run.group.number not in self.checkpoints:
-            self.checkpoints[run.group.number] = open_checkpoints(self._folder(run), keep_best=0)
+            self.checkpoints[run.group.number] = Checkpoints(self._folder(run), keep_best=0)
         return self.checkpoints[run.group.number]
 
     def _folder(self, run: GroupRun) -> Path:

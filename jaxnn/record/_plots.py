@@ -1,12 +1,17 @@
-"""A run at a glance: its losses, its other metrics and its throughput against the step."""
+"""Plots of a run: its losses, its other metrics and its throughput against the step.
+
+matplotlib is imported when the first figure is made. Figures belong to no window, so any thread may draw them.
+"""
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.record.reader import METRIC_PREFIXES
+from jaxnn.record._record_reader import METRIC_PREFIXES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +19,28 @@ if TYPE_CHECKING:
 
 SPEEDS = ("seconds", "steps_per_second", "examples_per_second")
 COLOURS = {"train_": "tab:blue", "validation_": "tab:green", "test_": "tab:orange"}
+
+
+def new_figure(**arguments: Any) -> Figure:
+    """A figure without a window, which a notebook shows even before ``pyplot`` was imported there.
+
+    Args:
+        **arguments: as for ``matplotlib.figure.Figure``.
+    """
+    return _figure_class()(**arguments)
+
+
+@functools.cache
+def _figure_class() -> type[Figure]:
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    return ShownFigure
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
@@ -26,8 +53,6 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     Returns:
         A figure that belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
-    from jaxnn.record.figure import new_figure
-
     names = sorted({_bare(key) for line in lines for key in line if key.startswith(METRIC_PREFIXES)})
     names.sort(key=lambda name: name != "loss")
     figure = new_figure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
