@@ -56,5 +56,6 @@ from jaxnn.record._state_files import FOLDER as FOLDER
 from jaxnn.record._state_files import files_below as files_below
 from jaxnn.record._state_files import find_damage as find_damage
 from jaxnn.record._state_files import load as load
+from jaxnn.record._state_files import preload_orbax as preload_orbax
 from jaxnn.record._state_files import save as save
 from jaxnn.record._state_files import take_row as take_row

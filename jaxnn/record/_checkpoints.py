@@ -28,18 +28,17 @@ from jaxnn.record._state_files import (
     UNFINISHED,
     UNREADABLE,
     UNWRITABLE,
-    bytes_on_disk,
     clear_unfinished,
     detached,
+    files_below,
     first_line,
-    give_name,
     orbax_options,
     read_about,
     read_tree,
     refusal,
     step_damage,
     steps_in,
-    sync_names,
+    sync,
     write_sums,
 )
 from jaxnn.types import PyTree, RecordError
@@ -212,14 +211,13 @@ class Checkpoints:
             checkpointer.wait_until_finished()
             if not self._leads():
                 return
-            if log is not None:
-                with log.open("rb") as file:
-                    os.fsync(file.fileno())
-                sync_names(log.parent)
+            for path in (log, log.parent) if log is not None else ():
+                sync(path)
             unfinished = self._path(step, UNFINISHED)
             (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
             write_sums(unfinished)
-            give_name(unfinished, self._path(step))
+            unfinished.rename(self._path(step))
+            sync(self.folder)
             self._remove_superfluous()
         except UNWRITABLE as error:
             raise self._failure(checkpointer, step, error) from error
@@ -235,10 +233,11 @@ class Checkpoints:
 
     def _check_room(self, step: int, state: PyTree) -> None:
         """Refuses what will not fit, before anything is written: Orbax notices halfway."""
-        there = steps_in(self.folder)
-        # Arrays are compressed, as much as they were the last time.
-        last = self._path(there[-1]) if there else None
-        needed = nbytes(state) + OVERHEAD_BYTES if last is None else bytes_on_disk(last)
+        needed = nbytes(state) + OVERHEAD_BYTES
+        if there := steps_in(self.folder):
+            # Arrays are compressed, as much as they were the last time.
+            last = self._path(there[-1])
+            needed = sum(os.lstat(os.path.join(last, name)).st_blocks * 512 for name in files_below(last))
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
         # No blocks: a file system that does not tell.

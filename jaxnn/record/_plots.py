@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.record._record_reader import METRIC_PREFIXES
+from jaxnn.record._record_reader import METRIC_PREFIXES, metrics_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SPEEDS = ("seconds", "steps_per_second", "examples_per_second")
 COLOURS = {"train_": "tab:blue", "validation_": "tab:green", "test_": "tab:orange"}
 
 
@@ -53,7 +52,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     Returns:
         A figure that belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
-    names = sorted({_bare(key) for line in lines for key in line if key.startswith(METRIC_PREFIXES)})
+    names = sorted({key.partition("_")[2] for line in lines for key in metrics_of(line)})
     names.sort(key=lambda name: name != "loss")
     figure = new_figure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
     panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
@@ -76,7 +75,6 @@ def _draw_metric(axes: Axes, lines: Sequence[Mapping[str, Any]], name: str) -> N
     if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
         axes.set_yscale("log")
     _finish(axes, name.replace("_", " "))
-    axes.legend(fontsize="small")
 
 
 def _draw_throughput(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -88,14 +86,10 @@ def _draw_throughput(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
     axes.plot(steps, smooth, c="tab:gray", label=f"median of five, last {smooth[-1]:,.0f}")
     axes.set_ylim(0, 1.5 * max(smooth))
     _finish(axes, "steps per second")
-    axes.legend(fontsize="small")
 
 
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel("step")
     axes.grid(alpha=0.3)
-
-
-def _bare(name: str) -> str:
-    return name.partition("_")[2]
+    axes.legend(fontsize="small")

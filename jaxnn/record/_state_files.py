@@ -79,7 +79,8 @@ def save(path: Path | str, state: PyTree) -> None:
             if failure is not None:
                 raise failure
             write_sums(unfinished)
-            give_name(unfinished, target)
+            unfinished.rename(target)
+            sync(target.parent)
         except UNWRITABLE as error:
             clear_unfinished(unfinished)
             raise refused(error) from error
@@ -311,11 +312,11 @@ def write_sums(folder: Path) -> None:
     Raises:
         OSError: a file cannot be read or written.
     """
-    lines = "".join(f"{_digest(folder, name, sync=True)}  {name}\n" for name in sorted(files_below(folder)))
-    with (folder / SUMS_FILE).open("w") as file:
-        file.write(f"{SUMS_HEAD}{hashlib.sha256(lines.encode()).hexdigest()}\n{lines}")
-        file.flush()
-        os.fsync(file.fileno())
+    names = sorted(files_below(folder))
+    lines = "".join(f"{_digest(folder, name)}  {name}\n" for name in names)
+    (folder / SUMS_FILE).write_text(f"{SUMS_HEAD}{hashlib.sha256(lines.encode()).hexdigest()}\n{lines}")
+    for name in (*names, SUMS_FILE):
+        sync(os.path.join(folder, name))
 
 
 def find_damage(folder: Path) -> str | None:
@@ -345,12 +346,9 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
-def _digest(folder: Path, name: str, *, sync: bool = False) -> str:
+def _digest(folder: Path, name: str) -> str:
     with open(os.path.join(folder, name), "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if sync:
-            os.fsync(file.fileno())
-    return digest
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- files and folders ---
@@ -366,20 +364,9 @@ def files_below(folder: Path) -> Iterator[str]:
             yield os.path.join(place, name)[above:]
 
 
-def bytes_on_disk(folder: Path) -> int:
-    """What the files below ``folder`` take on the disk."""
-    return sum(os.lstat(os.path.join(folder, name)).st_blocks * 512 for name in files_below(folder))
-
-
-def give_name(unfinished: Path, complete: Path) -> None:
-    """Renames a complete folder, and has its name on the disk."""
-    unfinished.rename(complete)
-    sync_names(complete.parent)
-
-
-def sync_names(folder: Path) -> None:
-    """Has the names in ``folder`` on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path | str) -> None:
+    """Has the content of a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
