@@ -1,9 +1,11 @@
 """The run directory: complete, plain, readable without jaxnn, and never half-written; checkpoints and plots in it."""
 
+from jaxnn.record._checkpoints import FOLDER as FOLDER
 from jaxnn.record._checkpoints import Checkpoints as Checkpoints
 from jaxnn.record._checkpoints import Damage as Damage
 from jaxnn.record._checkpoints import Log as Log
 from jaxnn.record._checkpoints import Restored as Restored
+from jaxnn.record._checkpoints import load as load
 from jaxnn.record._metric_log import JsonLines as JsonLines
 from jaxnn.record._metric_log import LogDigest as LogDigest
 from jaxnn.record._metric_log import MetricWriter as MetricWriter
@@ -52,10 +54,8 @@ from jaxnn.record._run_directory import new_run_dir as new_run_dir
 from jaxnn.record._run_directory import write_bytes as write_bytes
 from jaxnn.record._run_directory import write_json as write_json
 from jaxnn.record._run_directory import write_text as write_text
-from jaxnn.record._state_files import FOLDER as FOLDER
 from jaxnn.record._state_files import files_below as files_below
 from jaxnn.record._state_files import find_damage as find_damage
-from jaxnn.record._state_files import load as load
 from jaxnn.record._state_files import preload_orbax as preload_orbax
 from jaxnn.record._state_files import save as save
 from jaxnn.record._state_files import take_row as take_row

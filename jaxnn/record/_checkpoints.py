@@ -1,17 +1,15 @@
 """Checkpoints: written in the background, complete or absent, and checked before they are read.
 
 Orbax writes and reads the arrays, one folder a step in the layout of its ``CheckpointManager``, which can read them.
-The folders get their names here. That manager writes two files between its last callback and its rename, which
+The folders get their names here: that manager writes two files between its last callback and its rename, which
 checksums would miss, and it deletes an old checkpoint file by file under its name, so that a kill leaves half of it.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import errno
-import json
 import math
 import os
 import shutil
@@ -25,24 +23,26 @@ from jaxnn.record._state_files import (
     ABOUT_FILE,
     FREE_SPACE,
     ITEM,
+    SUMS_FILE,
     UNFINISHED,
     UNREADABLE,
     UNWRITABLE,
-    clear_unfinished,
     detached,
     files_below,
+    find_damage,
     first_line,
-    orbax_options,
     read_about,
     read_tree,
     refusal,
     step_damage,
     steps_in,
     sync,
-    write_sums,
+    write_state,
 )
 from jaxnn.types import PyTree, RecordError
 
+# A run's folder of checkpoints.
+FOLDER = "checkpoints"
 # What a step's folder is named while it is removed, and where damaged ones are moved.
 REMOVED = ".removed"
 DAMAGED = "damaged"
@@ -114,7 +114,6 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
-        self._orbax: Any = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future[None] | None = None
 
@@ -134,26 +133,19 @@ class Checkpoints:
         Raises:
             RecordError: the disk refused, in this save or the one before it.
         """
-        import orbax.checkpoint as ocp
-
         self.wait()
-        if self._orbax is None:
-            self._open()
+        if self._thread is None:
+            self._on_leader(self._make_folder)
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         if step in self.steps():
             return
         self._on_leader(lambda: self._check_room(step, state))
-        arguments = ocp.args.Composite(**{ITEM: ocp.args.StandardSave(detached(state._asdict()))})
-        try:
-            self._orbax.save(self._path(step, UNFINISHED), args=arguments, force=True)
-        except UNWRITABLE as error:
-            raise self._failure(self._orbax, step, error) from error
         about = {
             "step": step,
             "metrics": {name: float(value) for name, value in metrics.items() if math.isfinite(value)},
             "log": None if log is None else {"lines": log.lines, "sha256": log.sha256},
         }
-        assert self._thread is not None
-        self._pending = self._thread.submit(self._finish, self._orbax, step, about, log and log.file)
+        self._pending = self._thread.submit(self._write, step, detached(state._asdict()), about, log and log.file)
 
     def wait(self) -> None:
         """Blocks until the save under way is on the disk.
@@ -167,60 +159,39 @@ class Checkpoints:
             pending.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """Waits, then ends the threads that save; without ``wait`` a save under way may come to nothing."""
-        checkpointer, self._orbax = self._orbax, None
-        if checkpointer is None or self._thread is None:
-            return
-        if not wait:
-            self._thread.shutdown(wait=False, cancel_futures=True)
-            return
+        """Waits, then ends the thread that saves; without ``wait`` a save under way may come to nothing."""
+        thread, self._thread = self._thread, None
         try:
-            self.wait()
+            if wait:
+                self.wait()
         finally:
-            self._thread.shutdown()
-            checkpointer.close()
+            if thread is not None:
+                thread.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _open(self) -> None:
-        import orbax.checkpoint as ocp
-
-        def make_folder() -> None:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                reason, cure = refusal(error)
-                raise RecordError(
-                    f"the checkpoints' folder {self.folder} cannot be made ({reason}): {cure} or choose another "
-                    "--run-dir."
-                ) from error
-            # What a process left that was killed while it wrote or removed a checkpoint.
-            for path in self.folder.iterdir():
-                if any(suffix in path.name for suffix in (UNFINISHED, REMOVED)):
-                    shutil.rmtree(path, ignore_errors=True)
-
-        self._on_leader(make_folder)
-        everyone, in_order = orbax_options()
-        items = {ITEM: ocp.StandardCheckpointHandler(**everyone)}
-        options = ocp.CompositeOptions(**everyone, **in_order)
-        handler = ocp.CompositeCheckpointHandler(composite_options=options, **items)
-        self._orbax = ocp.AsyncCheckpointer(handler, **everyone, **in_order)
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
-
-    def _finish(self, checkpointer: Any, step: int, about: Mapping[str, Any], log: Path | None) -> None:
-        """Waits for Orbax, writes the sums, and gives the checkpoint its name, which makes it one; in the thread."""
+    def _make_folder(self) -> None:
         try:
-            checkpointer.wait_until_finished()
-            if not self._leads():
-                return
-            for path in (log, log.parent) if log is not None else ():
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason, cure = refusal(error)
+            raise RecordError(
+                f"the checkpoints' folder {self.folder} cannot be made ({reason}): {cure} or choose another --run-dir."
+            ) from error
+        # What a process left that was killed while it wrote or removed a checkpoint.
+        for path in self.folder.iterdir():
+            if any(suffix in path.name for suffix in (UNFINISHED, REMOVED)):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _write(self, step: int, state: PyTree, about: Mapping[str, Any], log: Path | None) -> None:
+        """Writes a checkpoint, then removes superfluous ones; in the thread."""
+        leads = not self.together or is_leader()
+        try:
+            for path in (log, log.parent) if log is not None and leads else ():
                 sync(path)
-            unfinished = self._path(step, UNFINISHED)
-            (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
-            write_sums(unfinished)
-            unfinished.rename(self._path(step))
-            sync(self.folder)
-            self._remove_superfluous()
+            write_state(self.folder / str(step), state, about, leads=leads)
+            if leads:
+                self._remove_superfluous()
         except UNWRITABLE as error:
-            raise self._failure(checkpointer, step, error) from error
+            raise self._refused(step, *refusal(error)) from error
 
     def _remove_superfluous(self) -> None:
         """Removes all but the newest, and the best of those that were measured; each loses its name first."""
@@ -228,7 +199,7 @@ class Checkpoints:
         measured = [step for step in scores if scores[step] > -math.inf]
         best = sorted(measured, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best]
         for step in scores.keys() - {*sorted(scores, reverse=True)[: self.keep_last], *best}:
-            self._path(step).rename(removed := self._path(step, REMOVED))
+            removed = (self.folder / str(step)).rename(self.folder / f"{step}{REMOVED}")
             shutil.rmtree(removed, ignore_errors=True)
 
     def _check_room(self, step: int, state: PyTree) -> None:
@@ -236,7 +207,7 @@ class Checkpoints:
         needed = nbytes(state) + OVERHEAD_BYTES
         if there := steps_in(self.folder):
             # Arrays are compressed, as much as they were the last time.
-            last = self._path(there[-1])
+            last = self.folder / str(there[-1])
             needed = sum(os.lstat(os.path.join(last, name)).st_blocks * 512 for name in files_below(last))
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
@@ -245,14 +216,6 @@ class Checkpoints:
             words = os.strerror(errno.ENOSPC)
             about = f"{words}: it takes {format_bytes(needed)}, {format_bytes(free)} are free"
             raise self._refused(step, about, FREE_SPACE)
-
-    def _failure(self, checkpointer: Any, step: int, error: BaseException) -> RecordError:
-        """The error of a save that failed, once what it left is removed: others need the room."""
-        with contextlib.suppress(*UNWRITABLE):  # what Orbax would raise again
-            checkpointer.wait_until_finished()
-        if self._leads():
-            clear_unfinished(self._path(step, UNFINISHED))
-        return self._refused(step, *refusal(error))
 
     def _refused(self, step: int, reason: str, cure: str) -> RecordError:
         return RecordError(
@@ -287,7 +250,7 @@ class Checkpoints:
         """
         if step not in (there := self.steps()):
             raise RecordError(f"there is no checkpoint of step {step} in {self.folder}: there are those of {there}.")
-        if (what := step_damage(self._path(step))) is not None:
+        if (what := step_damage(self.folder / str(step))) is not None:
             raise RecordError(
                 f"the checkpoint of step {step} in {self.folder} is damaged, {what}: bring it back from a copy, or "
                 "take another one."
@@ -304,8 +267,8 @@ class Checkpoints:
         def find() -> tuple[int | None, dict[str, Any] | None, list[Damage]]:
             damaged: list[Damage] = []
             for step in reversed(steps_in(self.folder)):
-                if (what := step_damage(self._path(step))) is None:
-                    return step, read_about(self._path(step))["log"], damaged
+                if (what := step_damage(self.folder / str(step))) is None:
+                    return step, read_about(self.folder / str(step))["log"], damaged
                 damaged.append(Damage(step, what))
             return None, None, damaged
 
@@ -333,7 +296,7 @@ class Checkpoints:
                 aside.mkdir(exist_ok=True)
                 taken = {path.name for path in aside.iterdir()}
                 names = (str(step) if number == 1 else f"{step}-{number}" for number in range(1, len(taken) + 2))
-                return str(self._path(step).rename(aside / next(name for name in names if name not in taken)))
+                return str((self.folder / str(step)).rename(aside / next(name for name in names if name not in taken)))
             except OSError as error:
                 raise RecordError(
                     f"the damaged checkpoint of step {step} in {self.folder} cannot be moved aside "
@@ -345,7 +308,7 @@ class Checkpoints:
 
     def _read[State: tuple[Any, ...]](self, step: int, like: State) -> State:
         try:
-            return type(like)(**read_tree(self._path(step) / ITEM, like._asdict()))  # type: ignore[attr-defined]
+            return type(like)(**read_tree(self.folder / str(step) / ITEM, like._asdict()))  # type: ignore[attr-defined]
         except UNREADABLE as error:
             raise RecordError(
                 f"the checkpoint of step {step} in {self.folder} cannot be read back into this experiment's "
@@ -355,18 +318,51 @@ class Checkpoints:
     def _score(self, step: int) -> float:
         """More is better; what was not measured is worse than everything that was."""
         try:
-            value = float(read_about(self._path(step))["metrics"][self.monitor])
+            value = float(read_about(self.folder / str(step))["metrics"][self.monitor])
         except (OSError, ValueError, TypeError, KeyError):
             return -math.inf
         return -value if self.mode == "min" else value
 
-    def _path(self, step: int, suffix: str = "") -> Path:
-        return self.folder / f"{step}{suffix}"
-
-    def _leads(self) -> bool:
-        """Whether this process names and removes what all of them write."""
-        return not self.together or is_leader()
-
     def _on_leader[Value](self, function: Callable[[], Value]) -> Value:
         """What ``function`` returns or raises in the process that leads, in all of them."""
         return from_leader(function) if self.together else function()
+
+
+def load(path: Path | str, like: PyTree | None = None) -> PyTree:
+    """Reads a saved state: of `jn.save`, or of a run, without the run's script and data.
+
+    >>> jn.load("runs/digits/…")["params"]  # doctest: +SKIP
+    {'dense_0': {'bias': array([...], dtype=float32), ...
+
+    Args:
+        path: a directory that `jn.save` wrote, the checkpoint of a step (``runs/…/checkpoints/4000``), or the directory
+            of a run, whose newest checkpoint is read; its best is that of `Run.best_state`.
+        like: a pytree of the same structure, shapes, dtypes and placement (``jax.eval_shape`` of its maker will do);
+            default: NumPy arrays in dicts and lists, wherever they were saved, with a typed key as its data.
+
+    Raises:
+        RecordError: nothing is there, it is damaged, or it does not fit ``like``.
+    """
+    target = Path(path).absolute()
+    if not target.is_dir():
+        raise RecordError(f"there is no checkpoint at {target}: check the path.")
+    if steps := steps_in(target / FOLDER):
+        target = target / FOLDER / str(steps[-1])
+    in_run = (target / ABOUT_FILE).is_file()
+    if not (target / SUMS_FILE).is_file():
+        raise RecordError(
+            f"{target} does not hold a state (it has neither {SUMS_FILE} nor complete {FOLDER}): give what jn.save "
+            "wrote, the directory of a run, or a checkpoint in it."
+        )
+    what = step_damage(target) if in_run and target.name.isdecimal() else find_damage(target)
+    if what is not None:
+        raise RecordError(f"{target} is damaged, {what}: bring it back from a copy.")
+    try:
+        if in_run and isinstance(like, tuple) and hasattr(like, "_asdict"):
+            return type(like)(**read_tree(target / ITEM, like._asdict()))
+        return read_tree(target / ITEM if in_run else target, like)
+    except UNREADABLE as error:
+        raise RecordError(
+            f"{target} does not hold a state like the one asked for ({first_line(error)}): load it with the model "
+            "and optimizer it was saved with."
+        ) from error

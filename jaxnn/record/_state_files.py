@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from jaxnn._compat import configure_orbax_logging
 from jaxnn.parallel import from_leader
 from jaxnn.types import PyTree, RecordError
 
-# A run's folder of checkpoints, and in one of them the folder of its arrays.
-FOLDER = "checkpoints"
+# The folder of the arrays in a checkpoint of a run.
 ITEM = "default"
 # The step of a checkpoint, its metrics, and how much of metrics.jsonl had been written by then.
 ABOUT_FILE = "checkpoint.json"
@@ -55,49 +54,30 @@ def save(path: Path | str, state: PyTree) -> None:
         RecordError: ``path`` exists already or cannot be written; ``state`` is one bare array or holds none, or holds
             arrays of one process where there are several.
     """
-    import orbax.checkpoint as ocp
-
     target = Path(path).absolute()
     _check_arrays(target, state)
 
     def make_room() -> str:
         if target.exists():
             raise RecordError(f"{target} exists already: choose a new path, or delete it first.")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise refused(error) from error
+        target.parent.mkdir(parents=True, exist_ok=True)
         return str(target)
 
-    def refused(error: BaseException) -> RecordError:
-        reason, cure = refusal(error)
-        room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
-        return RecordError(f"{target} cannot be written ({reason}): {room}choose another path.")
+    def raise_failure() -> None:
+        if failure is not None:
+            raise failure
 
-    def finish() -> None:
-        try:
-            if failure is not None:
-                raise failure
-            write_sums(unfinished)
-            unfinished.rename(target)
-            sync(target.parent)
-        except UNWRITABLE as error:
-            clear_unfinished(unfinished)
-            raise refused(error) from error
-
-    target = Path(from_leader(make_room))
-    unfinished = target.with_name(f".{target.name}{UNFINISHED}")
-    everyone, in_order = orbax_options()
     failure: BaseException | None = None
     try:
-        # Closing waits until all processes have written.
-        with ocp.StandardCheckpointer(**everyone, **in_order) as checkpointer:
-            checkpointer.save(unfinished, detached(state), force=True)
+        target = Path(from_leader(make_room))
+        write_state(target, detached(state))
     except UNWRITABLE as error:
-        failure = error
-    from_leader(finish)
-    if failure is not None:
-        raise refused(failure) from failure
+        reason, cure = refusal(error)
+        room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
+        refused = RecordError(f"{target} cannot be written ({reason}): {room}choose another path.")
+        failure = error if isinstance(error, RecordError) else refused
+    from_leader(raise_failure)
+    raise_failure()
 
 
 def _check_arrays(target: Path, state: PyTree) -> None:
@@ -110,46 +90,6 @@ def _check_arrays(target: Path, state: PyTree) -> None:
                 f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
                 f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
             )
-
-
-def load(path: Path | str, like: PyTree | None = None) -> PyTree:
-    """Reads a saved state: of `jn.save`, or of a run, without the run's script and data.
-
-    >>> jn.load("runs/digits/…")["params"]  # doctest: +SKIP
-    {'dense_0': {'bias': array([...], dtype=float32), ...
-
-    Args:
-        path: a directory that `jn.save` wrote, the checkpoint of a step (``runs/…/checkpoints/4000``), or the directory
-            of a run, whose newest checkpoint is read; its best is that of `Run.best_state`.
-        like: a pytree of the same structure, shapes, dtypes and placement (``jax.eval_shape`` of its maker will do);
-            default: NumPy arrays in dicts and lists, wherever they were saved, with a typed key as its data.
-
-    Raises:
-        RecordError: nothing is there, it is damaged, or it does not fit ``like``.
-    """
-    target = Path(path).absolute()
-    if not target.is_dir():
-        raise RecordError(f"there is no checkpoint at {target}: check the path.")
-    if steps := steps_in(target / FOLDER):
-        target = target / FOLDER / str(steps[-1])
-    in_run = (target / ABOUT_FILE).is_file()
-    if not (target / SUMS_FILE).is_file():
-        raise RecordError(
-            f"{target} does not hold a state (it has neither {SUMS_FILE} nor complete {FOLDER}): give what jn.save "
-            "wrote, the directory of a run, or a checkpoint in it."
-        )
-    what = step_damage(target) if in_run and target.name.isdecimal() else find_damage(target)
-    if what is not None:
-        raise RecordError(f"{target} is damaged, {what}: bring it back from a copy.")
-    try:
-        if in_run and isinstance(like, tuple) and hasattr(like, "_asdict"):
-            return type(like)(**read_tree(target / ITEM, like._asdict()))
-        return read_tree(target / ITEM if in_run else target, like)
-    except UNREADABLE as error:
-        raise RecordError(
-            f"{target} does not hold a state like the one asked for ({first_line(error)}): load it with the model "
-            "and optimizer it was saved with."
-        ) from error
 
 
 def take_row(arrays: PyTree, row: int, like: PyTree) -> PyTree:
@@ -219,19 +159,53 @@ def preload_orbax() -> None:
         threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
 
-def orbax_options() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keyword arguments with which Orbax synchronizes all processes, and makes folders before it writes into them.
+def orbax_options(folder: Path) -> dict[str, Any]:
+    """The keyword arguments of the Orbax objects that write ``folder`` or read it.
 
-    The processes are listed so that Orbax lets them meet on the host. Otherwise they meet in a computation on their
-    devices, which collides with those of the training that runs meanwhile. If other threads waited for a folder that
-    the disk refuses, they would keep the process alive for 300 s.
+    The processes are listed so that Orbax lets them meet on the host, by keys of their own for each folder. Otherwise
+    they meet in a computation on their devices, which collides with those of the training that runs meanwhile.
     """
     import orbax.checkpoint as ocp
 
     configure_orbax_logging()
     processes = set(range(jax.process_count()))
-    everyone = {"multiprocessing_options": ocp.options.MultiprocessingOptions(active_processes=processes)}
-    return everyone, {"async_options": ocp.AsyncOptions(create_directories_asynchronously=False)}
+    options = ocp.options.MultiprocessingOptions(active_processes=processes, barrier_sync_key_prefix=folder.name)
+    return {"multiprocessing_options": options}
+
+
+def write_state(target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True) -> None:
+    """Writes a state with its checksums to the new folder ``target``, which gets its name when it is complete.
+
+    Args:
+        target: the folder.
+        state: a tree whose buffers no one donates meanwhile.
+        about: the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
+        leads: whether this process names the folder, one of those that write it together.
+
+    Raises:
+        OSError, ValueError: the disk refused; what was written is removed, for others need the room.
+    """
+    import orbax.checkpoint as ocp
+
+    unfinished = target.with_name(f"{target.name}{UNFINISHED}")
+    # Otherwise threads wait for folders, and keep the process alive for 300 s if the disk refuses one.
+    in_order = ocp.AsyncOptions(create_directories_asynchronously=False)
+    try:
+        if about is not None and leads:
+            unfinished.mkdir(exist_ok=True)
+        with ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target)) as checkpointer:
+            # Closing waits until all processes have written.
+            checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
+        if leads:
+            if about is not None:
+                (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+            write_sums(unfinished)
+            unfinished.rename(target)
+            sync(target.parent)
+    except UNWRITABLE:
+        if leads:
+            clear_unfinished(unfinished)
+        raise
 
 
 def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
@@ -242,7 +216,7 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
     """
     import orbax.checkpoint as ocp
 
-    everyone, _ = orbax_options()
+    everyone = orbax_options(folder)
     handler = ocp.PyTreeCheckpointHandler if like is None else ocp.StandardCheckpointHandler
     with ocp.Checkpointer(handler(**everyone), **everyone) as checkpointer:
         metadata = checkpointer.metadata(folder).item_metadata
@@ -264,8 +238,8 @@ def detached(state: PyTree) -> PyTree:
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
-            # Unlike `jnp.copy`, this compiles nothing.
-            return jax.device_put(leaf, may_alias=False)
+            # Unlike `jnp.copy`, `device_put` compiles nothing; but it makes no copy of a key on several devices.
+            return jnp.copy(leaf) if _is_key(leaf) else jax.device_put(leaf, may_alias=False)
         # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it, but no device.
         return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
 

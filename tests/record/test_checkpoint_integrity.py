@@ -57,7 +57,7 @@ def test_sha256sum_checks_a_checkpoint(saved: Path) -> None:
     done = subprocess.run(command, cwd=saved / "3", capture_output=True, text=True, check=True)
     names = [line.removesuffix(": OK") for line in done.stdout.splitlines()]
     assert names == [name for name in files_of(saved / "3") if name != SUMS_FILE]
-    assert {"_CHECKPOINT_METADATA", "default/_METADATA", "checkpoint.json"} <= set(names)
+    assert {"default/_METADATA", "checkpoint.json"} <= set(names)
     about = json.loads((saved / "3" / "checkpoint.json").read_text())
     assert about == {"step": 3, "metrics": {"loss": 1.0 / 3}, "log": None}
 
