@@ -238,8 +238,9 @@ def detached(state: PyTree) -> PyTree:
 
     def copied(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array):
-            # Unlike `jnp.copy`, `device_put` compiles nothing; but it makes no copy of a key on several devices.
-            return jnp.copy(leaf) if _is_key(leaf) else jax.device_put(leaf, may_alias=False)
+            # `device_put` compiles nothing, but copies no key on several devices, and no array of several processes.
+            compiled = _is_key(leaf) or not leaf.is_fully_addressable
+            return jnp.copy(leaf) if compiled else jax.device_put(leaf, may_alias=False)
         # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it, but no device.
         return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
 
