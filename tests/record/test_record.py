@@ -227,3 +227,37 @@ def test_curves_of_one_hopeless_line_are_drawn(tmp_path: Path, value: float) -> 
     line = {"step": 1, "train_loss": value, "steps_per_second": 1.0, "examples_per_second": 8.0}
     record.draw_curves([line]).savefig(tmp_path / "curves.png")
     assert os.path.getsize(tmp_path / "curves.png") > 1000
+
+
+# --- writers ---
+
+
+class Collected:
+    """A user's own writer."""
+
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+        self.closed = 0
+
+    def write(self, lines: Any) -> None:
+        self.lines += lines
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_every_writer_gets_every_line_and_is_closed_once(tmp_path: Path) -> None:
+    own, other = Collected(), Collected()
+    with pytest.raises(ZeroDivisionError), record.open_record(tmp_path, writers=(own, other), saves=False) as opened:
+        written = opened.report({"step": 1, "train_loss": 0.5}, {"step": 1, "train_loss": math.nan})
+        raise ZeroDivisionError
+    assert b"".join(written) == (tmp_path / "metrics.jsonl").read_bytes()
+    assert own.lines == other.lines and [line["step"] for line in own.lines] == [1, 1]
+    assert own.closed == other.closed == 1
+
+
+def test_process_that_does_not_write_passes_nothing_on(tmp_path: Path) -> None:
+    own = Collected()
+    with record.open_record(tmp_path, writes=False, writers=(own,), saves=False) as opened:
+        assert len(opened.report({"step": 1})) == 1
+    assert not own.lines and list(tmp_path.iterdir()) == []
