@@ -10,12 +10,13 @@ from jaxnn import tasks as tasks
 from jaxnn.advise import Advice as Advice
 from jaxnn.advise import advise as advise
 from jaxnn.advise import plan_batch_size as plan_batch_size
-from jaxnn.checkpoints import load as load
 from jaxnn.cli import main as main
 from jaxnn.engine import RunOptions as RunOptions
-from jaxnn.engine import save as save
 from jaxnn.nn import Policy as Policy
 from jaxnn.optim import schedules as schedules
+from jaxnn.record import MetricWriter as MetricWriter
+from jaxnn.record import load as load
+from jaxnn.record import save as save
 from jaxnn.run import Report as Report
 from jaxnn.run import Run as Run
 from jaxnn.run import fit as fit

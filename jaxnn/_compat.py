@@ -1,13 +1,18 @@
-"""All that jaxnn uses of JAX's private modules; only runs of several processes import them.
+"""All that jaxnn uses of private modules of JAX and Orbax, and the hooks of the process that it replaces.
 
 ``jax.distributed`` is public, but the client of its coordination service, whose key-value store lets processes agree
-without a device, is not; neither is the detection of a cluster apart from the start.
+without a device, is not; neither is the detection of a cluster apart from the start. Only runs of several processes
+import them. Orbax logs errors that it also raises, and has no option against that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import operator
+import sys
+import traceback
 from typing import Any
 
 import jax
@@ -40,3 +45,42 @@ def _private(module: str, name: str) -> Any:
             f"runs of several processes do not work with jax {jax.__version__}, whose internals changed ({error}): "
             "install jax 0.12.0.1, or train in one process."
         ) from error
+
+
+def configure_orbax_logging() -> None:
+    """Has Orbax's errors reported once, by those who catch them; holds for the process."""
+    # Through absl it logs each phase of each save, and once more the errors that it also raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    # Of several writes that fail together it raises the first error; asyncio and TensorStore report the others.
+    logging.getLogger("asyncio").addFilter(_is_news)
+    if not isinstance(sys.unraisablehook, _UnraisableHook):
+        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
+    # For a monitor that no one runs, Orbax asks TensorStore twice a save how much it ever wrote. TensorStore (0.1.86
+    # and before) never frees its answer: 16 KiB a checkpoint.
+    with contextlib.suppress(ImportError):
+        utilities: Any = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
+        if hasattr(utilities, "get_tensorstore_raw_bytes"):
+            utilities.get_tensorstore_raw_bytes = lambda *_, **__: 0
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether asyncio logs something other than a write of Orbax's that failed like one before it."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, OSError | ValueError):
+        return True
+    # TensorStore's errors name its own description of the file. If no one awaited one, it was never in Orbax.
+    if "tensorstore_spec=" in str(error):
+        return False
+    return not any("orbax" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+
+
+class _UnraisableHook:
+    """Python's hook for errors that no one can catch, except TensorStore's complaint that Orbax did not wait."""
+
+    def __init__(self, others: Any) -> None:
+        self.others = others
+
+    def __call__(self, unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not (unraisable.object is None and isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            self.others(unraisable)

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-
-import jaxnn as jn
-from jaxnn.checkpoints import Checkpoints
 from jaxnn.loop import watchdog
 from jaxnn.loop.watchdog import Flight, Stall, Watch, spoken
+
+import jaxnn as jn
 from jaxnn.observe import Clock
+from jaxnn.record import Checkpoints
 from jaxnn.types import ConfigError
 from tests import tiny
 

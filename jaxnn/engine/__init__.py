@@ -36,8 +36,6 @@ from jaxnn.engine._states import arrange as arrange
 from jaxnn.engine._states import host_shapes as host_shapes
 from jaxnn.engine._states import member_state as member_state
 from jaxnn.engine._store import Store as Store
-from jaxnn.engine._store import save as save
-from jaxnn.engine._store import the_team as the_team
 from jaxnn.engine._trainer import RUNNING as RUNNING
 from jaxnn.engine._trainer import WAITING as WAITING
 from jaxnn.engine._trainer import MemberLog as MemberLog

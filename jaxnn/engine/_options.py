@@ -23,7 +23,7 @@ A function of these alone decides the same after a resume: ``lambda lines: lines
 
 if TYPE_CHECKING:
     from jaxnn.parallel import Strategy
-    from jaxnn.record import MetricWriter  # type: ignore[attr-defined]
+    from jaxnn.record import MetricWriter
 
     type StrategyOption = str | Strategy
     type WritersOption = tuple[str | MetricWriter, ...]

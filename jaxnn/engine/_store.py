@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn import checkpoints
-from jaxnn.checkpoints import Checkpoints, Restored, Team, open_checkpoints
-from jaxnn.parallel import broadcast_from_primary, is_primary
-from jaxnn.record import LogDigest, Record, rewind_metrics
+from jaxnn.parallel import broadcast_from_primary
+from jaxnn.record import Checkpoints, LogDigest, Record, Restored, rewind_metrics
 from jaxnn.types import PyTree
 
 
@@ -127,22 +125,4 @@ class Store:
         return self._open().steps()
 
     def _open(self, **policy: Any) -> Checkpoints:
-        return open_checkpoints(self.folder, team=the_team(), **policy)
-
-
-def the_team() -> Team:
-    """The processes of this run, which save together."""
-    return Team(is_primary(), broadcast_from_primary)
-
-
-def save(path: Path | str, state: PyTree) -> None:
-    """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
-
-    In a run of several processes all of them call it, with arrays of all their devices or NumPy's; process 0 writes
-    these, and gives the directory its name.
-
-    Raises:
-        RecordError: ``path`` exists already or cannot be written; ``state`` is one bare array or holds none, or holds
-            arrays of one process if there are several.
-    """
-    checkpoints.save(path, state, the_team())
+        return Checkpoints(self.folder, together=self.numbers is None, **policy)

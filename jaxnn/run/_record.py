@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnn.checkpoints import FOLDER
 from jaxnn.engine import (
     RUNNING,
     WAITING,
@@ -33,6 +32,7 @@ from jaxnn.parallel import (
     set_resume_hint,
 )
 from jaxnn.record import (
+    FOLDER,
     Record,
     check_unused,
     check_vacant,

@@ -9,10 +9,9 @@ from typing import Any
 
 import jax
 
-from jaxnn.checkpoints import FOLDER
 from jaxnn.engine import RunOptions, Trainer
 from jaxnn.parallel import choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
-from jaxnn.record import changed_parts, config_from_json, config_json
+from jaxnn.record import FOLDER, changed_parts, config_from_json, config_json
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.

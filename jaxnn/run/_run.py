@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.engine import Trainer, check_count
-from jaxnn.record import draw_curves
+from jaxnn.record import FOLDER, Checkpoints, draw_curves
 from jaxnn.run._record import Session
 from jaxnn.run._report import Summary, aligned
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
@@ -120,7 +119,7 @@ class Run:
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
         mode = "max" if self.higher_is_better else "min"
-        checkpoints = open_checkpoints(self.dir / FOLDER, monitor=self.monitor, mode=mode)
+        checkpoints = Checkpoints(self.dir / FOLDER, monitor=self.monitor, mode=mode)
         step = checkpoints.best()
         if step is None:
             raise RecordError(f"{self.dir / FOLDER} holds no complete checkpoint.")

@@ -12,10 +12,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.checkpoints import FOLDER, open_checkpoints
 from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_state
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.record import SWEEP_FILE, LogDigest, config_from_json, metrics_of, open_record, read_facts, text_fingerprint
+from jaxnn.record import (
+    FOLDER,
+    SWEEP_FILE,
+    Checkpoints,
+    LogDigest,
+    config_from_json,
+    metrics_of,
+    open_record,
+    read_facts,
+    text_fingerprint,
+)
 from jaxnn.run import Run, fit
 from jaxnn.sweeps._sweep_record import GROUPS, MEMBER_FOLDER
 from jaxnn.sweeps._sweep_resume import shard_folders
@@ -100,7 +109,7 @@ def _group_states(
     examples = source.read(np.arange(config.batch_size))
     like = jax.eval_shape(make_init(dataclasses.replace(experiment, config=config), source), examples)
     folder = part / GROUPS / f"{index}"
-    restored = open_checkpoints(folder).restore_newest(host_shapes(like, len(facts["groups"][index]["members"])))
+    restored = Checkpoints(folder).restore_newest(host_shapes(like, len(facts["groups"][index]["members"])))
     if restored is None:
         raise RecordError(
             f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
@@ -126,7 +135,7 @@ def _export(
         record.describe(_facts(facts, index, member))
         written = record.report(*own)
         mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
-        with contextlib.closing(open_checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:
+        with contextlib.closing(Checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:
             at: Mapping[str, Any] = next((line for line in reversed(own) if line["step"] <= step), {})
             count = sum(line["step"] <= step for line in own)
             checkpoints.save(step, state, metrics_of(at), record.log(LogDigest(written[:count])))

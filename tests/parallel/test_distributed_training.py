@@ -23,7 +23,6 @@ SECONDS = 150
 # For snippets: a state of arrays that are split, repeated, and on the host, all of them other each time.
 STATE = """
 import errno
-from jaxnn.checkpoints import single
 
 def state(number):
     _, spread = adding()
@@ -42,9 +41,9 @@ def tell(function):
         say(f"{type(error).__name__}: {error}")
 
 def break_sums():
-    def full(folder):
+    def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    single.write_sums = full
+    os.fsync = full
 """
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli import command
-from jaxnn.record.directory import locked
+from jaxnn.record import locked
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
 

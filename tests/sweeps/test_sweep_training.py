@@ -18,7 +18,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.checkpoints import open_checkpoints
+from jaxnn.record import Checkpoints
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from jaxnn.sweeps.search import rung_step, rungs, survivors
 from tests import tiny
@@ -84,7 +84,7 @@ def test_a_diverged_member_is_frozen_and_marked(diverged: jn.Sweep) -> None:
     assert [line["step"] for line in diverged.lines if line["member"] == 1] == [5, 10]
     assert member.dir is not None
     before = tiny.fit(breaking().replace(learning_rate=0.2, bad_step=7.0, num_steps=5)).state
-    with contextlib.closing(open_checkpoints(member.dir / "checkpoints")) as checkpoints:
+    with contextlib.closing(Checkpoints(member.dir / "checkpoints")) as checkpoints:
         assert checkpoints.steps() == [5]
         kept = checkpoints.restore(5, before)
     for name, value in before.params.items():

@@ -1,4 +1,4 @@
-"""Saved states come back bit for bit, damaged or foreign ones are named, and plain Orbax reads them."""
+"""Saved states come back bit for bit, misfits are named, and plain Orbax reads them."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.checkpoints import open_checkpoints
+from jaxnn.record import Checkpoints, take_row
 from jaxnn.types import RecordError, TrainState
 
 
@@ -31,18 +31,16 @@ def assert_equal(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(np.asarray(left, np.float64), np.asarray(right, np.float64))
 
 
-def test_a_state_comes_back_with_its_key_its_bfloat16_and_its_empty_dicts(tmp_path: Path) -> None:
+def test_state_comes_back_with_key_bfloat16_and_empty_dicts(tmp_path: Path) -> None:
     state = make_state(5)
     jn.save(tmp_path / "state", state)
     found = jn.load(tmp_path / "state", state)
     assert isinstance(found, TrainState)
     assert_equal(found, state)
     assert_equal(jax.random.normal(found.key, (3,)), jax.random.normal(state.key, (3,)))
-
-
-def test_shapes_alone_say_what_to_load(tmp_path: Path) -> None:
-    jn.save(tmp_path / "state", make_state(5))
-    assert_equal(jn.load(tmp_path / "state", jax.eval_shape(make_state, 5)), make_state(5))
+    by_shape = jn.load(tmp_path / "state", jax.eval_shape(make_state, 5))
+    assert_equal(by_shape, state)
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(by_shape))
 
 
 def test_numpy_arrays_keep_their_wide_dtypes(tmp_path: Path) -> None:
@@ -65,36 +63,25 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_the_state_of_any_optimizer_comes_back(tmp_path: Path, optimizer: optax.GradientTransformation) -> None:
-    state = make_state()
-    state = state._replace(opt_state=optimizer.init(state.params))
-    jn.save(tmp_path / "state", state)
-    assert_equal(jn.load(tmp_path / "state", jax.eval_shape(lambda: state)), state)
+def test_state_of_any_optimizer_comes_back(tmp_path: Path) -> None:
+    params = make_state().params
+    states = {name: optimizer.init(params) for name, optimizer in OPTIMIZERS.items()}
+    jn.save(tmp_path / "states", states)
+    assert_equal(jn.load(tmp_path / "states", jax.eval_shape(lambda: states)), states)
 
 
-def test_an_existing_path_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_bad_paths_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
     jn.save(tmp_path / "state", make_state(1))
-    with pytest.raises(RecordError, match=f"{tmp_path / 'state'} exists already"):
-        jn.save(tmp_path / "state", make_state(2))
+    for call, words in (
+        (lambda: jn.save(tmp_path / "state", make_state(2)), f"{tmp_path / 'state'} exists already"),
+        (lambda: jn.save(tmp_path / "file" / "state", make_state()), "cannot be written"),
+        (lambda: jn.load(tmp_path / "nowhere", make_state()), "there is no checkpoint at .*nowhere"),
+        (lambda: jn.load(tmp_path, make_state()), "does not hold a state"),
+    ):
+        with pytest.raises(RecordError, match=words):
+            call()
     assert_equal(jn.load(tmp_path / "state", make_state()), make_state(1))
-
-
-def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match="cannot be written"):
-        jn.save(tmp_path / "file" / "state", make_state())
-
-
-def test_a_missing_path_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="there is no checkpoint at .*nowhere"):
-        jn.load(tmp_path / "nowhere", make_state())
-
-
-def test_a_directory_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RecordError, match="does not hold a state"):
-        jn.load(tmp_path, make_state())
 
 
 MISFITS = {
@@ -106,79 +93,95 @@ MISFITS = {
 }
 
 
-@pytest.mark.parametrize("like", MISFITS.values(), ids=MISFITS)
-def test_a_state_that_does_not_fit_is_named_in_one_sentence(tmp_path: Path, like: TrainState) -> None:
+def test_states_that_do_not_fit_are_named_in_one_line(tmp_path: Path) -> None:
     jn.save(tmp_path / "state", make_state())
-    with pytest.raises(RecordError, match="does not hold a state") as caught:
-        jn.load(tmp_path / "state", like)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
-    checkpoints = open_checkpoints(tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run")
     checkpoints.save(3, make_state(), {})
     checkpoints.wait()
-    with pytest.raises(RecordError, match="checkpoint of step 3 .* cannot be read back .*its (params|step|opt|model)"):
-        checkpoints.restore(3, like)
+    for like in MISFITS.values():
+        with pytest.raises(RecordError, match="does not hold a state") as caught:
+            jn.load(tmp_path / "state", like)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+        with pytest.raises(RecordError, match="step 3 .* cannot be read back .*its (params|step|opt|model)"):
+            checkpoints.restore(3, like)
     checkpoints.close()
 
 
-def kept(directory: Path, values: list[float], **options: Any) -> tuple[list[int], int | None]:
+def kept(directory: Path, values: list[float | None], **options: Any) -> tuple[list[int], int | None]:
     """Which of steps 1, 2, … with these losses are kept, and which is best."""
-    checkpoints = open_checkpoints(directory, monitor="test_loss", **options)
+    checkpoints = Checkpoints(directory, monitor="test_loss", **options)
     for step, value in enumerate(values, start=1):
         metrics = {"train_loss": -float(step)} | ({} if value is None else {"test_loss": value})
         checkpoints.save(step, make_state(step), metrics)
-        checkpoints.wait()
+    checkpoints.wait()
     found = checkpoints.steps(), checkpoints.best()
     checkpoints.close()
-    reopened = open_checkpoints(directory, monitor="test_loss", **options)
+    reopened = Checkpoints(directory, monitor="test_loss", **options)
     assert (reopened.steps(), reopened.best()) == found, "what is best is not known after reopening"
-    reopened.close()
     return found
 
 
-def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
-    losses = [5.0, 1.0, 3.0, 2.0, 4.0]
+def test_last_and_best_are_kept(tmp_path: Path) -> None:
+    losses: list[float | None] = [5.0, 1.0, 3.0, 2.0, 4.0]
     assert kept(tmp_path / "a", losses, keep_last=2, keep_best=1) == ([2, 4, 5], 2)
     assert kept(tmp_path / "b", losses, keep_last=1, keep_best=2) == ([2, 4, 5], 2)
     assert kept(tmp_path / "c", losses, keep_last=1, keep_best=0) == ([5], 5)
     assert kept(tmp_path / "d", losses, keep_last=1, keep_best=1, mode="max") == ([1, 5], 1)
 
 
-def test_what_was_not_measured_is_never_best(tmp_path: Path) -> None:
-    assert kept(tmp_path / "a", [None, 2.0, math.nan, None], keep_last=1, keep_best=1) == ([2, 4], 2)  # type: ignore[list-item]
-    assert kept(tmp_path / "b", [None, 2.0, math.nan, None], keep_last=1, mode="max") == ([2, 4], 2)  # type: ignore[list-item]
-    assert kept(tmp_path / "c", [None, None, None], keep_last=1, keep_best=0) == ([3], 3)  # type: ignore[list-item]
+def test_unmeasured_checkpoints_are_never_best(tmp_path: Path) -> None:
+    losses = [None, 2.0, math.nan, None]
+    assert kept(tmp_path / "a", losses, keep_last=1, keep_best=1) == ([2, 4], 2)
+    assert kept(tmp_path / "b", losses, keep_last=1, mode="max") == ([2, 4], 2)
+    assert kept(tmp_path / "c", [None, None, None], keep_last=1, keep_best=0) == ([3], 3)
 
 
-def test_the_newest_is_restored_with_its_bits(tmp_path: Path) -> None:
-    checkpoints = open_checkpoints(tmp_path / "run")
+def test_newest_is_restored_with_its_bits(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "run")
     assert checkpoints.latest() is None and checkpoints.best() is None
     for step in (1, 2):
         checkpoints.save(step, make_state(step), {"loss": 1.0})
     checkpoints.close()
-    reopened = open_checkpoints(tmp_path / "run")
+    reopened = Checkpoints(tmp_path / "run")
     assert reopened.latest() == 2
     assert_equal(reopened.restore(2, make_state()), make_state(2))
-    reopened.close()
 
 
-def test_a_save_is_whole_though_its_buffers_are_given_away_at_once(tmp_path: Path) -> None:
+def test_save_is_complete_though_its_buffers_are_donated_at_once(tmp_path: Path) -> None:
     # Large enough that writing outlasts the updates that overwrite the buffers.
     size = 300_000
     update = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf + 1, state), donate_argnums=0)
     state = TrainState(jnp.int32(0), {"w": jnp.zeros(size)}, {}, {"m": jnp.zeros(size)}, jnp.int32(0))
     like = jax.eval_shape(lambda: state)
-    checkpoints = open_checkpoints(tmp_path / "run", keep_last=100, keep_best=0)
-    for step in range(1, 9):
+    checkpoints = Checkpoints(tmp_path / "run", keep_last=100, keep_best=0)
+    for step in range(1, 7):
         state = update(state)
         checkpoints.save(step, state, {})
     for _ in range(50):
         state = update(state)
     checkpoints.wait()
+    assert checkpoints.steps() == list(range(1, 7))
     for step in checkpoints.steps():
         for leaf in jax.tree.leaves(checkpoints.restore(step, like)):
             np.testing.assert_array_equal(leaf, np.full(leaf.shape, step, leaf.dtype))
-    assert checkpoints.steps() == list(range(1, 9))
     checkpoints.close()
+
+
+def test_rows_of_a_population_are_states(tmp_path: Path) -> None:
+    population = jax.vmap(make_state)(jnp.arange(4))
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, population, {})
+    checkpoints.close()
+    arrays = jn.load(tmp_path / "1")
+    for row in (0, 3):
+        found = take_row(arrays, row, make_state())
+        assert_equal(found, make_state(row))
+        assert isinstance(found.params["dense"]["kernel"], np.ndarray)
+    for like in (make_state(width=4), make_state()._replace(params={"conv": jnp.zeros(2)})):
+        with pytest.raises(RecordError, match="population's params"):
+            take_row(arrays, 0, like)
+    with pytest.raises(RecordError, match="no row 4"):
+        take_row(arrays, 4, make_state())
 
 
 def test_plain_orbax_reads_both_kinds(tmp_path: Path) -> None:
@@ -189,20 +192,19 @@ def test_plain_orbax_reads_both_kinds(tmp_path: Path) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         found = checkpointer.restore(tmp_path / "state")
     np.testing.assert_array_equal(found["params"]["dense"]["kernel"], state.params["dense"]["kernel"])
-    checkpoints = open_checkpoints(tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run")
     checkpoints.save(5, state, {"loss": 0.25})
     checkpoints.close()
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         found = manager.restore(5, args=ocp.args.StandardRestore())
         assert manager.latest_step() == 5
-    assert set(found) == set(TrainState._fields)
-    assert int(found["step"]) == 5
+    assert set(found) == set(TrainState._fields) and int(found["step"]) == 5
     assert found["params"]["dense"]["bias"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(found["params"]["dense"]["kernel"], state.params["dense"]["kernel"])
 
 
 @pytest.mark.parametrize("tree", [{}, None, jnp.ones(3), np.ones(3)], ids=["empty", "None", "array", "numpy"])
-def test_what_cannot_be_saved_is_named(tmp_path: Path, tree: Any) -> None:
+def test_trees_that_cannot_be_saved_are_named(tmp_path: Path, tree: Any) -> None:
     with pytest.raises(RecordError, match="put arrays in a dict"):
         jn.save(tmp_path / "state", tree)
     assert not (tmp_path / "state").exists()

@@ -1,4 +1,4 @@
-"""A run's directory: created once, written by one process at a time, every file whole or absent."""
+"""A run's directory: created once, written by one process at a time, every file complete or absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from jaxnn.checkpoints import refusal
+from jaxnn.record._state_files import refusal
 from jaxnn.types import RecordError
 
 RUN_FILE = "run.json"
@@ -26,10 +26,12 @@ METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
 
 
+# --- the directory ---
+
+
 def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
-    """``runs/<name>/<time>-<four hex digits>``: a path nobody has yet, not created."""
-    stamp = time.strftime("%Y-%m-%dT%H-%M-%S")
-    return parent / name / f"{stamp}-{secrets.token_hex(2)}"
+    """``runs/<name>/<time>-<four hex digits>``: an unused path, not created."""
+    return parent / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
 
 
 def create_run_dir(path: Path) -> Path:
@@ -66,11 +68,16 @@ def check_unused(path: Path) -> None:
     Raises:
         RecordError: it is a file, or holds something already.
     """
-    if path.is_dir() and all(map(_stillborn, path.iterdir())):
-        return
+
+    def stillborn(file: Path) -> bool:
+        """Whether a process left ``file`` that was killed before its ``run.json`` or ``sweep.json``."""
+        if file.name == METRICS_FILE:
+            return file.stat().st_size == 0
+        return file.name == LOCK_FILE or file.name.startswith((f".{RUN_FILE}.", f".{SWEEP_FILE}."))
+
     if path.exists() and not path.is_dir():
         raise RecordError(f"the run directory {path} is a file: choose another --run-dir.")
-    if path.exists():
+    if path.exists() and not all(map(stillborn, path.iterdir())):
         raise RecordError(
             f"the run directory {path} is not empty: choose another --run-dir, or continue the run in it with "
             f"--resume {path}."
@@ -81,7 +88,7 @@ def check_name(path: Path) -> None:
     """Confirms that there can be a file or a directory of that name.
 
     Raises:
-        RecordError: it is too long, or no text.
+        RecordError: it is too long, or not text.
     """
     try:
         str(path).encode()  # what is not UTF-8 can neither be printed nor kept in a record
@@ -93,11 +100,7 @@ def check_name(path: Path) -> None:
         raise RecordError(f"{str(path)!r:.80} cannot be a run directory ({reason}): choose another name.") from error
 
 
-def _stillborn(file: Path) -> bool:
-    """Whether one that was killed before its ``run.json`` or ``sweep.json`` left ``file``: it cannot be resumed."""
-    if file.name == METRICS_FILE:
-        return file.stat().st_size == 0
-    return file.name == LOCK_FILE or file.name.startswith((f".{RUN_FILE}.", f".{SWEEP_FILE}."))
+# --- its lock ---
 
 
 @contextmanager
@@ -130,12 +133,6 @@ def check_held(path: Path, lock: IO[str]) -> None:
     )
 
 
-def _busy(path: Path) -> RecordError:
-    return RecordError(
-        f"another process is writing the run directory {path}: wait for it, or choose another --run-dir."
-    )
-
-
 def is_locked(path: Path) -> bool:
     """Whether a process is writing the run directory ``path`` now."""
     try:
@@ -153,8 +150,17 @@ def _try_lock(lock: IO[str]) -> bool:
     return True
 
 
+def _busy(path: Path) -> RecordError:
+    return RecordError(
+        f"another process is writing the run directory {path}: wait for it, or choose another --run-dir."
+    )
+
+
+# --- its files ---
+
+
 def make_room(folder: Path) -> None:
-    """Makes ``folder`` and tries to write there: what is to be written later may take long to come by.
+    """Makes ``folder`` and tries to write there, for results that take long to compute.
 
     Raises:
         RecordError: the disk refuses.
@@ -166,7 +172,7 @@ def make_room(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
-    """Writes ``content`` so that a reader, or a crash, sees the old file or the new one and nothing between."""
+    """Replaces ``path`` by ``content`` as JSON in one step."""
     write_text(path, json.dumps(jsonable(content), indent=2, allow_nan=False) + "\n")
 
 
@@ -176,7 +182,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces ``path`` by ``content`` in one step.
+    """Replaces ``path`` by ``content``: a reader, or a crash, sees the old file or the new one and nothing between.
 
     Raises:
         RecordError: the disk refused; ``path`` is as it was.
@@ -194,7 +200,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def append_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Adds whole lines to ``path`` and hands them to the system.
+    """Adds complete lines to ``path`` and hands them to the system.
 
     Raises:
         RecordError: the disk refused; ``path`` is as it was.
@@ -213,11 +219,7 @@ def append_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 @contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """Turns what the system refuses while ``path`` is written into a sentence.
-
-    Raises:
-        RecordError: it refused.
-    """
+    """Turns an error of the system while ``path`` is written into a RecordError of one line."""
     try:
         yield
     except OSError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxnn import record
-from jaxnn.record import directory
+from jaxnn.record import is_locked, jsonable, write_json
 from jaxnn.types import RecordError
 
 RUN = {
@@ -32,7 +32,7 @@ RUN = {
 
 def write_run(path: Path, **changes: Any) -> Path:
     path.mkdir(parents=True)
-    directory.write_json(path / "run.json", {**RUN, **changes})
+    write_json(path / "run.json", {**RUN, **changes})
     return path
 
 
@@ -55,37 +55,37 @@ def test_what_json_lacks_is_written_as_words_and_read_back_as_numbers(tmp_path: 
 
 
 def test_jsonable_keeps_whole_numbers_whole_and_truth_true() -> None:
-    found = directory.jsonable({"a": (1, np.int64(2), np.bool_(True), None, True, Path("x/y")), 3: [np.float32(0.5)]})
+    found = jsonable({"a": (1, np.int64(2), np.bool_(True), None, True, Path("x/y")), 3: [np.float32(0.5)]})
     assert json.dumps(found) == '{"a": [1, 2, true, null, true, "x/y"], "3": [0.5]}'
 
 
 def test_the_old_file_survives_a_failing_write(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    directory.write_json(file, {"status": "running"})
+    write_json(file, {"status": "running"})
     with pytest.raises(TypeError):
-        directory.write_json(file, {"status": "finished", "bad": object()})
+        write_json(file, {"status": "finished", "bad": object()})
     assert json.loads(file.read_text()) == {"status": "running"}
 
 
 def test_a_reader_sees_the_old_file_whole_or_the_new_one(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
-    directory.write_json(file, {"status": "running"})
+    write_json(file, {"status": "running"})
     with file.open() as reader:
-        directory.write_json(file, {"status": "finished"})
+        write_json(file, {"status": "finished"})
         assert json.load(reader) == {"status": "running"}
     assert json.loads(file.read_text()) == {"status": "finished"}
 
 
 def test_the_old_file_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.json"
-    directory.write_json(file, {"status": "running"})
+    write_json(file, {"status": "running"})
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(directory.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RecordError, match=r"run\.json cannot be written \(No space left on device\): free disk space"):
-        directory.write_json(file, {"status": "finished"})
+        write_json(file, {"status": "finished"})
     assert json.loads(file.read_text()) == {"status": "running"}
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
@@ -127,9 +127,9 @@ def test_a_second_process_is_refused_while_the_first_writes(tmp_path: Path) -> N
 
 def test_the_lock_is_let_go_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), record.open_record(tmp_path):
-        assert directory.is_locked(tmp_path)
+        assert is_locked(tmp_path)
         raise RuntimeError
-    assert not directory.is_locked(tmp_path)
+    assert not is_locked(tmp_path)
 
 
 def test_an_occupied_directory_is_refused(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_a_sweep_stands_for_the_runs_of_its_members(tmp_path: Path) -> None:
     early, late = tmp_path / "early", tmp_path / "late"
     write_run(early / "members" / "0000")
     write_run(late / "shards" / "a" / "members" / "0000")
-    directory.write_json(early / "sweep.json", {"status": "finished", "started": "2026-01-01"})
-    directory.write_json(late / "shards" / "a" / "sweep.json", {"status": "finished", "started": "2026-01-02"})
+    write_json(early / "sweep.json", {"status": "finished", "started": "2026-01-01"})
+    write_json(late / "shards" / "a" / "sweep.json", {"status": "finished", "started": "2026-01-02"})
     assert list(record.find_runs(tmp_path)) == [tmp_path / "alone"]
     assert list(record.find_sweeps(tmp_path)) == [early, late]
     assert list(record.find_runs(early / "members")) == [early / "members" / "0000"]

@@ -10,14 +10,13 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jaxnn.loop import Programs, make_feed
 
 import jaxnn as jn
-from jaxnn.checkpoints import open_checkpoints
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import make_feed
 from jaxnn.models import GPT
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import make_layout
+from jaxnn.record import Checkpoints
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -54,7 +53,7 @@ def fresh(name: str) -> jn.TrainState:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of checkpoints, one of each layout: the place in ``LAYOUTS`` is the step."""
     folder = tmp_path_factory.mktemp("layouts")
-    checkpoints = open_checkpoints(folder, keep_last=len(LAYOUTS))
+    checkpoints = Checkpoints(folder, keep_last=len(LAYOUTS))
     for step, name in enumerate(LAYOUTS):
         checkpoints.save(step, fresh(name), {})
     checkpoints.close()
@@ -66,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_layout_reads_what_every_other_saved(saved: Path, before: str, after: str) -> None:
     like = fresh(after)
     blank = jax.tree.map(lambda leaf: leaf if _is_key(leaf) else leaf * 0, like)
-    found = open_checkpoints(saved).restore(list(LAYOUTS).index(before), blank)
+    found = Checkpoints(saved).restore(list(LAYOUTS).index(before), blank)
     for got, wanted, place in zip(*map(jax.tree.leaves, (found, fresh(before), like)), strict=True):
         assert got.sharding.is_equivalent_to(place.sharding, got.ndim)
         got, wanted = (jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in (got, wanted))

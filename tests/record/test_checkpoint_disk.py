@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import resource
 import shutil
 import subprocess
 import sys
-import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +19,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxnn as jn
-from jaxnn.checkpoints import Checkpoints, folder, open_checkpoints
-from jaxnn.checkpoints.quiet import tame_orbax
-from jaxnn.loop import recording
-from jaxnn.record import Record, directory, open_record, read_metrics
+from jaxnn.record import Checkpoints, Record, is_locked, open_record, read_metrics, read_run, write_json
 from jaxnn.types import RecordError, TrainState
 from tests import shell, tiny
 
@@ -42,7 +37,16 @@ def limited(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_report_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
+def failing(number: int) -> Any:
+    """A function that the system refuses."""
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_report_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
     with open_record(tmp_path) as record:
         record.report({"step": 1})
         with limited(20), pytest.raises(RecordError, match=r"metrics\.jsonl cannot be written \(File too large\)"):
@@ -52,7 +56,7 @@ def test_a_report_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
-def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
+def test_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     with open_record(tmp_path) as record:
         record.describe({"status": "running"})
         with limited(20), pytest.raises(RecordError, match=r"run\.json cannot be written .* is intact\.$"):
@@ -61,13 +65,14 @@ def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "run.json"]
 
 
-def test_a_full_disk_is_told_from_one_that_fails(tmp_path: Path) -> None:
+def test_full_disk_is_told_from_one_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, words in ((errno.ENOSPC, "free disk space"), (errno.EIO, "check that the folder exists")):
-        with pytest.raises(RecordError, match=words), directory.refusals(tmp_path):
-            raise OSError(number, os.strerror(number))
+        monkeypatch.setattr(os, "fsync", failing(number))
+        with pytest.raises(RecordError, match=words):
+            write_json(tmp_path / "run.json", {})
 
 
-def test_a_directory_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     with pytest.raises(RecordError, match=r"\.lock cannot be written \(Is a directory\)"), open_record(tmp_path):
         pass
@@ -80,9 +85,15 @@ def state_of(num_bytes: int) -> TrainState:
     return TrainState(jnp.int32(0), {"w": jnp.zeros(num_bytes // 4)}, {}, {}, jnp.uint32(7))
 
 
-def test_what_cannot_fit_is_refused_before_orbax_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints = open_checkpoints(tmp_path / "run")
-    monkeypatch.setattr(folder, "free_bytes", lambda path: 1 << 20)
+def test_states_that_cannot_fit_are_refused_before_orbax_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(num_bytes: int, blocks: int = 9) -> None:
+        disk = types.SimpleNamespace(f_bavail=num_bytes, f_frsize=1, f_blocks=blocks)
+        monkeypatch.setattr(os, "statvfs", lambda path: disk)
+
+    checkpoints = Checkpoints(tmp_path / "run")
+    leave(1 << 20)
     with pytest.raises(RecordError) as caught:
         checkpoints.save(1, state_of(1 << 20), {})
     assert str(caught.value) == (
@@ -91,63 +102,22 @@ def test_what_cannot_fit_is_refused_before_orbax_begins(tmp_path: Path, monkeypa
     )
     assert list((tmp_path / "run").iterdir()) == []
     checkpoints.save(2, state_of(1 << 19), {})
-    checkpoints.wait()
-    # Zeros take little room: what the last one took is what the next is expected to take.
-    monkeypatch.setattr(folder, "free_bytes", lambda path: 1 << 18)
+    # Zeros take little room: the next checkpoint is expected to take what the last one took.
+    leave(1 << 18)
     checkpoints.save(3, state_of(1 << 19), {})
-    checkpoints.wait()
     assert checkpoints.steps() == [2, 3]
-    monkeypatch.setattr(folder, "free_bytes", lambda path: 1 << 12)
+    leave(1 << 12)
     with pytest.raises(RecordError, match=r"it takes [\d.]+ KiB, 4\.0 KiB are free"):
         checkpoints.save(4, state_of(1 << 19), {})
-    monkeypatch.setattr(folder, "free_bytes", lambda path: None)  # a file system that does not tell
+    leave(0, blocks=0)  # a file system that does not tell
     checkpoints.save(4, state_of(1 << 19), {})
     checkpoints.close()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(RecordError, match=r"folder .*run/checkpoints cannot be made \(Not a directory\)"):
-        open_checkpoints(tmp_path / "run" / "checkpoints").save(1, state_of(8), {})
-
-
-# --- what Orbax would say besides ---
-
-
-def failing_in(path: str) -> OSError:
-    """An error raised by code in the file ``path``."""
-    try:
-        exec(compile("raise OSError(28, 'No space left on device')", path, "exec"))
-    except OSError as error:
-        return error
-    raise AssertionError
-
-
-def test_writes_of_orbaxs_that_fail_together_are_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", told.append)
-    tame_orbax()
-    tame_orbax()
-    closed = types.SimpleNamespace(object=None, exc_value=RuntimeError("Event loop is closed"))
-    others = [
-        types.SimpleNamespace(object=None, exc_value=RuntimeError("mine")),
-        types.SimpleNamespace(object=print, exc_value=RuntimeError("Event loop is closed")),
-    ]
-    for unraisable in (closed, *others):
-        sys.unraisablehook(unraisable)  # type: ignore[arg-type]
-    assert told == others, "what is not Orbax's must be told, and once"
-    asyncio_log = logging.getLogger("asyncio")
-    for place in ("/site-packages/orbax/checkpoint/x.py", "/home/me/mine.py"):
-        asyncio_log.error("Future exception was never retrieved", exc_info=failing_in(place))
-    # As a future of TensorStore's that nobody waited for has it: raised nowhere.
-    refused = ValueError("Failed to write 211 bytes: No space left on device [tensorstore_spec='{}']")
-    asyncio_log.error("Future exception was never retrieved", exc_info=(ValueError, refused, None))
-    asyncio_log.error("without an error")
-    (own, without) = [record for record in caplog.records if record.name == "asyncio"]
-    assert own.exc_info is not None and without.exc_info is None
-    assert traceback.extract_tb(own.exc_info[2])[-1].filename == "/home/me/mine.py"
+        Checkpoints(tmp_path / "run" / "checkpoints").save(1, state_of(8), {})
 
 
 # --- the end of a run ---
@@ -157,21 +127,17 @@ def refuse(*_: Any, **__: Any) -> None:
     raise RecordError("mine: the disk refused.")
 
 
-def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_last_checkpoint_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpoints, "close", refuse)
     with pytest.raises(RecordError, match="mine"):
         tiny.fit(tiny.experiment(), tmp_path / "run")
     facts = tiny.read(tmp_path / "run")
     assert facts["status"] == facts["summary"]["status"] == "failed"
     assert (tmp_path / "run" / "compiles.json").is_file() and (tmp_path / "run" / "curves.png").is_file()
-    assert not directory.is_locked(tmp_path / "run")
+    assert not is_locked(tmp_path / "run")
 
 
-def test_what_ended_the_run_is_told_whatever_the_disk_refuses_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_the_run_hides_later_refusals_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(record: Record, line: Any) -> None:
         for method in ("describe", "write", "draw"):
             monkeypatch.setattr(Record, method, refuse)
@@ -180,29 +146,20 @@ def test_what_ended_the_run_is_told_whatever_the_disk_refuses_after_it(
     monkeypatch.setattr(Record, "report", fail)
     with pytest.raises(ZeroDivisionError, match="of the user's code"):
         tiny.fit(tiny.experiment(), tmp_path / "run")
-    assert not directory.is_locked(tmp_path / "run")
+    assert not is_locked(tmp_path / "run")
 
 
-def test_the_first_thing_that_the_disk_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(path: Path, lines: Any) -> None:
-        with directory.refusals(path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def full(path: Path, content: bytes) -> None:
-        broken(path, content)
-
+def test_first_thing_that_the_disk_refuses_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for report in (reports := iter(jn.iterate(tiny.experiment(), run_dir=tmp_path / "run", **tiny.HOW))):
         assert report.step == 5
-        monkeypatch.setattr("jaxnn.record.writer.append_lines", broken)
-        monkeypatch.setattr("jaxnn.record.directory.write_bytes", full)
-        with pytest.raises(RecordError, match=r"metrics\.jsonl cannot be written \(No space left on device\)"):
+        monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+        (tmp_path / "run" / "metrics.jsonl").rename(tmp_path / "kept.jsonl")
+        (tmp_path / "run" / "metrics.jsonl").mkdir()
+        with pytest.raises(RecordError, match=r"metrics\.jsonl cannot be written \(Is a directory\)"):
             next(reports)
-    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [5]
 
 
-def test_one_who_leaves_the_loop_hears_of_what_could_not_be_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leaving_the_loop_raises_what_could_not_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Checkpoints, "close", refuse)
     reports = iter(jn.iterate(tiny.experiment(), run_dir=tmp_path / "run", **tiny.HOW))
     next(reports)
@@ -211,7 +168,7 @@ def test_one_who_leaves_the_loop_hears_of_what_could_not_be_saved(
     assert tiny.read(tmp_path / "run")["status"] == "failed"
 
 
-def test_nothing_but_the_summary_is_lost_with_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losing_the_summary_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Record.describe
 
     def once(record: Record, facts: Any) -> None:
@@ -223,13 +180,11 @@ def test_nothing_but_the_summary_is_lost_with_the_summary(tmp_path: Path, monkey
     with pytest.raises(RecordError, match="mine"):
         tiny.fit(tiny.experiment(), tmp_path / "run")
     monkeypatch.undo()
-    assert recording.read_run(tmp_path / "run")["status"] == "interrupted"
+    assert read_run(tmp_path / "run")["status"] == "interrupted"
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "run").summary.status == "finished"
 
 
-def test_what_ended_a_sweep_is_told_whatever_the_disk_refuses_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_sweep_hides_later_refusals_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(record: Record, *lines: Any) -> None:
         monkeypatch.setattr(Record, "write", refuse)
         raise RecordError("the first")
@@ -239,7 +194,7 @@ def test_what_ended_a_sweep_is_told_whatever_the_disk_refuses_after_it(
     with pytest.raises(RecordError, match="the first"):
         jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **how)
     monkeypatch.undo()
-    assert not directory.is_locked(tmp_path / "sweep")
+    assert not is_locked(tmp_path / "sweep")
     assert jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", progress="none", devices=1).status == "finished"
 
 
@@ -268,7 +223,7 @@ print("the end", flush=True)
 
 
 @pytest.mark.slow
-def test_a_process_whose_saves_failed_ends_at_once(tmp_path: Path) -> None:
+def test_process_whose_saves_failed_ends_at_once(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0:
         pytest.skip("no file system can be mounted here: `unshare --user --map-root-user --mount` is not permitted")
     counts = map(str, range(6, 13))
@@ -281,7 +236,7 @@ def test_a_process_whose_saves_failed_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_filled_under_a_run() -> None:
+def test_disk_filled_under_a_run() -> None:
     enter = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
     if shutil.which("unshare") is None or subprocess.run(enter, capture_output=True).returncode != 0:
         pytest.skip("no file system can be mounted here: `unshare --user --map-root-user --mount` is not permitted")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import directory
+from jaxnn.record import is_locked, locked
 from jaxnn.types import RecordError
 from tests import shell, tiny
 
@@ -61,7 +61,7 @@ def hold(tmp_path: Path) -> Iterator[Callable[[str, Path], None]]:
         surroundings = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
         started.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=surroundings, cwd=tmp_path))
         deadline = time.monotonic() + 60
-        while not directory.is_locked(path):
+        while not is_locked(path):
             assert started[-1].poll() is None and time.monotonic() < deadline, "the other process does not get on"
             time.sleep(0.01)
 
@@ -106,7 +106,7 @@ def test_a_sweep_that_is_going_on(tmp_path: Path) -> None:
         "    try:\n        jn.sweep(tiny.experiment(), points, progress='none', **{option: sys.argv[1]})\n"
         "    except jn.RecordError as error:\n        print(error)"
     )
-    with directory.locked(path):
+    with locked(path):
         said = shell.python("-c", probe, path).stdout.splitlines()
     sentence = f"another process is writing the run directory {path}: wait for it, or choose another --run-dir."
     assert said == [sentence, sentence]

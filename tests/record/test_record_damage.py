@@ -7,12 +7,10 @@ import functools
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import jaxnn as jn
@@ -275,9 +273,3 @@ def test_a_run_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(jn.RecordError, match="is a file"):
         jn.fit(tiny.experiment(), run_dir=tmp_path / "file")
-
-
-def test_a_state_is_saved_without_orbaxs_private_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint._src.serialization.tensorstore_utils", None)
-    jn.save(tmp_path / "state", {"w": np.arange(3.0)})
-    assert jn.load(tmp_path / "state")["w"].tolist() == [0, 1, 2]

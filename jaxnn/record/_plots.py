@@ -1,19 +1,45 @@
-"""A run at a glance: its losses, its other metrics and its throughput against the step."""
+"""Plots of a run: its losses, its other metrics and its throughput against the step.
+
+matplotlib is imported when the first figure is made. Figures belong to no window, so any thread may draw them.
+"""
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.record.reader import METRIC_PREFIXES
+from jaxnn.record._record_reader import METRIC_PREFIXES, metrics_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SPEEDS = ("seconds", "steps_per_second", "examples_per_second")
 COLOURS = {"train_": "tab:blue", "validation_": "tab:green", "test_": "tab:orange"}
+
+
+def new_figure(**arguments: Any) -> Figure:
+    """A figure without a window, which a notebook shows even before ``pyplot`` was imported there.
+
+    Args:
+        **arguments: as for ``matplotlib.figure.Figure``.
+    """
+    return _figure_class()(**arguments)
+
+
+@functools.cache
+def _figure_class() -> type[Figure]:
+    from matplotlib.figure import Figure
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    return ShownFigure
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
@@ -26,9 +52,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
     Returns:
         A figure that belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
-    from jaxnn.record.figure import new_figure
-
-    names = sorted({_bare(key) for line in lines for key in line if key.startswith(METRIC_PREFIXES)})
+    names = sorted({key.partition("_")[2] for line in lines for key in metrics_of(line)})
     names.sort(key=lambda name: name != "loss")
     figure = new_figure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
     panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
@@ -51,7 +75,6 @@ def _draw_metric(axes: Axes, lines: Sequence[Mapping[str, Any]], name: str) -> N
     if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
         axes.set_yscale("log")
     _finish(axes, name.replace("_", " "))
-    axes.legend(fontsize="small")
 
 
 def _draw_throughput(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -63,14 +86,10 @@ def _draw_throughput(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
     axes.plot(steps, smooth, c="tab:gray", label=f"median of five, last {smooth[-1]:,.0f}")
     axes.set_ylim(0, 1.5 * max(smooth))
     _finish(axes, "steps per second")
-    axes.legend(fontsize="small")
 
 
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel("step")
     axes.grid(alpha=0.3)
-
-
-def _bare(name: str) -> str:
-    return name.partition("_")[2]
+    axes.legend(fontsize="small")

@@ -12,7 +12,6 @@ import pytest
 
 import jaxnn as jn
 from jaxnn import record
-from jaxnn.record import directory, provenance
 from jaxnn.types import ConfigError
 
 
@@ -43,7 +42,7 @@ class Config:
     ],
 )
 def test_a_config_survives_its_record(config: Config, tmp_path: Path) -> None:
-    directory.write_json(tmp_path / "config.json", record.config_json(config))
+    record.write_json(tmp_path / "config.json", record.config_json(config))
     read = json.loads((tmp_path / "config.json").read_text())
     assert record.config_from_json(read, Config()) == config
 
@@ -79,21 +78,21 @@ def git(folder: Path, *words: str) -> str:
 
 def test_git_state_is_none_then_clean_then_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance.git_state(tmp_path) is None
+    assert record.git_state(tmp_path) is None
     git(tmp_path, "init", "-q")
-    assert provenance.git_state(tmp_path) is None, "a repository without a commit"
+    assert record.git_state(tmp_path) is None, "a repository without a commit"
     (tmp_path / "file").write_text("1")
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "first")
     head = git(tmp_path, "rev-parse", "HEAD")
-    assert provenance.git_state(tmp_path) == {"commit": head, "dirty": False}
+    assert record.git_state(tmp_path) == {"commit": head, "dirty": False}
     (tmp_path / "file").write_text("2")
-    assert provenance.git_state(tmp_path) == {"commit": head, "dirty": True}
+    assert record.git_state(tmp_path) == {"commit": head, "dirty": True}
 
 
 def test_without_git_there_is_no_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert provenance.git_state(tmp_path) is None
+    assert record.git_state(tmp_path) is None
 
 
 def test_the_fingerprint_of_data_sees_one_pixel_one_label_and_one_split() -> None:

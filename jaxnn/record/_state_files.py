@@ -1,0 +1,373 @@
+"""Pytrees of arrays on the disk: written and read by Orbax, with a list of the SHA-256 of every file beside them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn._compat import configure_orbax_logging
+from jaxnn.parallel import broadcast_from_primary
+from jaxnn.types import PyTree, RecordError
+
+# The folder of the arrays in a checkpoint of a run.
+ITEM = "default"
+# The step of a checkpoint, its metrics, and how much of metrics.jsonl had been written by then.
+ABOUT_FILE = "checkpoint.json"
+# What a folder is named besides while it is written.
+UNFINISHED = ".unfinished"
+# What Orbax raises for a checkpoint of another tree, and where it cannot write one.
+UNREADABLE = (ValueError, KeyError, TypeError, OSError)
+UNWRITABLE = (OSError, ValueError)
+SUMS_FILE = "SHA256SUMS"
+FREE_SPACE = "free disk space"
+# A line as `sha256sum` writes it: the sum, two spaces, the name.
+SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+# The first line, which `sha256sum -c` skips: damage to the list is not blamed on a file in it.
+SUMS_HEAD = "# sha256 of the lines below: "
+
+
+# --- one state ---
+
+
+def save(path: Path | str, state: PyTree) -> None:
+    """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
+
+    In a run of several processes all of them call it, with arrays of all their devices or NumPy's; process 0 writes
+    these, and gives the directory its name.
+
+    Raises:
+        RecordError: ``path`` exists already or cannot be written; ``state`` is one bare array or holds none, or holds
+            arrays of one process where there are several.
+    """
+    target = Path(path).absolute()
+    _check_arrays(target, state)
+
+    def make_room() -> str:
+        if target.exists():
+            raise RecordError(f"{target} exists already: choose a new path, or delete it first.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return str(target)
+
+    def raise_failure() -> None:
+        if failure is not None:
+            raise failure
+
+    failure: BaseException | None = None
+    try:
+        target = Path(broadcast_from_primary(make_room))
+        write_state(target, detached(state))
+    except UNWRITABLE as error:
+        reason, cure = refusal(error)
+        room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
+        refused = RecordError(f"{target} cannot be written ({reason}): {room}choose another path.")
+        failure = error if isinstance(error, RecordError) else refused
+    broadcast_from_primary(raise_failure)
+    raise_failure()
+
+
+def _check_arrays(target: Path, state: PyTree) -> None:
+    if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
+        raise RecordError(f"{target} is to hold {type(state).__name__} alone: put arrays in a dict to save them.")
+    count = jax.process_count()
+    for name, leaf in leaves_by_path(state).items():
+        if count > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+            raise RecordError(
+                f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
+                f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
+            )
+
+
+def take_row(arrays: PyTree, row: int, like: PyTree) -> PyTree:
+    """One member of a population: row ``row`` of every array ``[members, ...]``, as NumPy arrays.
+
+    >>> population = jn.load("runs/sweep/…/checkpoints/4000")  # doctest: +SKIP
+    >>> state = take_row(population, 3, like=state_of_one)  # doctest: +SKIP
+
+    Args:
+        arrays: what :func:`load` read without ``like``, or the part of it that holds the population.
+        row: the member's place.
+        like: the state of one member, arrays or shapes, in the structure that the result gets. A typed key must be an
+            array: its implementation is taken from there.
+
+    Raises:
+        RecordError: the arrays are not those of a population of such states.
+    """
+    found = leaves_by_path(arrays)
+
+    def taken(path: Any, leaf: Any) -> Any:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        part = found[name][row] if name in found and row < (*np.shape(found[name]), 0)[0] else None
+        if part is None or _described(part) != _described(leaf):
+            raise RecordError(f"the population's {name} has no row {row} like {_described(leaf)}: load another one.")
+        return jax.random.wrap_key_data(part, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else part
+
+    return jax.tree_util.tree_map_with_path(taken, like)
+
+
+# --- the folders of a run's checkpoints ---
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps that have a checkpoint in ``folder``, in order; none if there is no folder."""
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+
+def read_about(checkpoint: Path) -> dict[str, Any]:
+    """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    about: dict[str, Any] = json.loads((checkpoint / ABOUT_FILE).read_text())
+    return about
+
+
+def step_damage(checkpoint: Path) -> str | None:
+    """What is wrong with the checkpoint of the step that ``checkpoint`` is named after; None if nothing is."""
+    if (what := find_damage(checkpoint)) is not None:
+        return what
+    try:
+        saved = read_about(checkpoint)["step"]
+    except OSError:
+        return f"its file {ABOUT_FILE} is missing"
+    # A copy of another step's checkpoint, or a link to one, is complete in itself.
+    return None if str(saved) == checkpoint.name else f"it holds the state of step {saved}"
+
+
+# --- Orbax ---
+
+
+def preload_orbax() -> None:
+    """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
+    if "orbax.checkpoint" not in sys.modules:
+        threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
+
+
+def orbax_options(folder: Path) -> dict[str, Any]:
+    """The keyword arguments of the Orbax objects that write ``folder`` or read it.
+
+    The processes are listed so that Orbax lets them meet on the host, by keys of their own for each folder. Otherwise
+    they meet in a computation on their devices, which collides with those of the training that runs meanwhile.
+    """
+    import orbax.checkpoint as ocp
+
+    configure_orbax_logging()
+    processes = set(range(jax.process_count()))
+    options = ocp.options.MultiprocessingOptions(active_processes=processes, barrier_sync_key_prefix=folder.name)
+    return {"multiprocessing_options": options}
+
+
+def write_state(target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True) -> None:
+    """Writes a state with its checksums to the new folder ``target``, which gets its name when it is complete.
+
+    Args:
+        target: the folder.
+        state: a tree whose buffers no one donates meanwhile.
+        about: the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
+        leads: whether this process names the folder, one of those that write it together.
+
+    Raises:
+        OSError, ValueError: the disk refused; what was written is removed, for others need the room.
+    """
+    import orbax.checkpoint as ocp
+
+    unfinished = target.with_name(f"{target.name}{UNFINISHED}")
+    # Otherwise threads wait for folders, and keep the process alive for 300 s if the disk refuses one.
+    in_order = ocp.AsyncOptions(create_directories_asynchronously=False)
+    try:
+        if about is not None and leads:
+            unfinished.mkdir(exist_ok=True)
+        with ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target)) as checkpointer:
+            # Closing waits until all processes have written.
+            checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
+        if leads:
+            if about is not None:
+                (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+            write_sums(unfinished)
+            unfinished.rename(target)
+            sync(target.parent)
+    except UNWRITABLE:
+        if leads:
+            clear_unfinished(unfinished)
+        raise
+
+
+def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
+    """The tree in ``folder``, with the structure, shapes, dtypes and placement of ``like``; None: as NumPy arrays.
+
+    Raises:
+        ValueError, KeyError, TypeError, OSError: the folder holds no such tree.
+    """
+    import orbax.checkpoint as ocp
+
+    everyone = orbax_options(folder)
+    handler = ocp.PyTreeCheckpointHandler if like is None else ocp.StandardCheckpointHandler
+    with ocp.Checkpointer(handler(**everyone), **everyone) as checkpointer:
+        metadata = checkpointer.metadata(folder).item_metadata
+        if metadata is None:
+            raise ValueError("it holds no arrays")
+        saved = getattr(metadata, "tree", metadata)
+        if like is not None:
+            _check_fit(saved, like)
+            return checkpointer.restore(folder, args=ocp.args.StandardRestore(like))
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+
+def detached(state: PyTree) -> PyTree:
+    """A copy whose buffers the next training step does not donate.
+
+    Orbax writes in the background, and on a CPU its copy to the host is a view of the buffer that it was given.
+    """
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            # `device_put` compiles nothing, but copies no key on several devices, and no array of several processes.
+            compiled = _is_key(leaf) or not leaf.is_fully_addressable
+            return jnp.copy(leaf) if compiled else jax.device_put(leaf, may_alias=False)
+        # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it, but no device.
+        return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
+
+    return jax.tree.map(copied, state)
+
+
+def leaves_by_path(tree: PyTree) -> dict[str, Any]:
+    """The leaves by their paths as Orbax spells them: ``params.dense.kernel``."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _check_fit(saved: PyTree, like: PyTree) -> None:
+    """Raises ValueError if the saved arrays are not those of ``like``, naming the first.
+
+    Orbax itself casts other dtypes silently, and reports other shapes from a task that no one awaits.
+    """
+    found, wanted = leaves_by_path(saved), leaves_by_path(like)
+    for name in sorted(found.keys() | wanted.keys()):
+        is_there, asked = (_described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted))
+        if is_there != asked:
+            raise ValueError(f"its {name} is {is_there}, that asked for {asked}")
+
+
+def _described(leaf: Any) -> str:
+    """A leaf's dtype and shape, those of its data for a typed PRNG key, as Orbax keeps it."""
+    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    leaf = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    return f"{leaf.dtype} {list(leaf.shape)}"
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+# --- checksums ---
+
+
+def write_sums(folder: Path) -> None:
+    """Writes the SHA-256 of every file below ``folder`` into its ``SHA256SUMS``, for ``sha256sum -c`` to read.
+
+    Every file is synced to the disk, so that a power cut after that takes nothing back.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    names = sorted(files_below(folder))
+    lines = "".join(f"{_digest(folder, name)}  {name}\n" for name in names)
+    (folder / SUMS_FILE).write_text(f"{SUMS_HEAD}{hashlib.sha256(lines.encode()).hexdigest()}\n{lines}")
+    for name in (*names, SUMS_FILE):
+        sync(os.path.join(folder, name))
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with the first file below ``folder`` that is not as it was saved; None if all are."""
+    changed = "has other bytes than were saved"
+    try:
+        head, _, lines = (folder / SUMS_FILE).read_text().partition("\n")
+    except FileNotFoundError:
+        return f"its file {SUMS_FILE} is missing"
+    except (OSError, ValueError):
+        return f"its file {SUMS_FILE} {changed}"
+    matches = [SUM_LINE.fullmatch(line) for line in lines.splitlines()]
+    sums = {match[2]: match[1] for match in matches if match is not None}
+    if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest() or len(sums) != len(matches):
+        return f"its file {SUMS_FILE} {changed}"
+    there = set(files_below(folder)) - {SUMS_FILE}
+    for name in sorted(sums.keys() | there):
+        if name not in sums:
+            return f"its file {name} was not there when it was saved"
+        if name not in there:
+            return f"its file {name} is missing"
+        try:
+            if _digest(folder, name) != sums[name]:
+                return f"its file {name} {changed}"
+        except OSError as error:
+            return f"its file {name} cannot be read ({error.strerror or error})"
+    return None
+
+
+def _digest(folder: Path, name: str) -> str:
+    with open(os.path.join(folder, name), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- files and folders ---
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """The names, relative to ``folder``, of everything below it that is no folder."""
+    # Without pathlib, which keeps every part of every path in memory (Python 3.12): each checkpoint has new names.
+    above = len(os.path.join(folder, ""))
+    for place, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for name in (*files, *links):
+            yield os.path.join(place, name)[above:]
+
+
+def sync(path: Path | str) -> None:
+    """Has the content of a file, or the names in a folder, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def clear_unfinished(path: Path) -> None:
+    """Removes ``path`` and what Orbax names after it while it writes."""
+    # After a save that failed at its start, threads that Orbax does not wait for may still write for a moment.
+    for seconds in (0.0, 0.1, 0.4):
+        time.sleep(seconds)
+        for remnant in path.parent.iterdir() if path.parent.is_dir() else ():
+            if remnant.name.startswith(path.name):
+                shutil.rmtree(remnant, ignore_errors=True)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class's name if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def refusal(error: BaseException) -> tuple[str, str]:
+    """Why a file or a state could not be written, in the system's words, and what to do."""
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if (words := os.strerror(number)) in str(error):
+            return words, FREE_SPACE
+    # TensorStore's words end in a page on how it opens files.
+    words = getattr(error, "strerror", None) or first_line(error).partition(" [tensorstore_spec=")[0]
+    return words, "check that the folder exists, may be written, and that no other process writes there"
