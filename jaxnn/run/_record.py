@@ -43,6 +43,7 @@ from jaxnn.record import (
     jsonable,
     new_run_dir,
     open_record,
+    preload_orbax,
     read_run,
     script,
 )
@@ -116,6 +117,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions, startup: Star
         if (run_dir := options.run_dir) is not None:
             broadcast_from_primary(lambda: check_vacant(run_dir))
         check_config(experiment.config)
+        if options.record and options.checkpoint_every != 0:
+            preload_orbax()
         layout = make_layout(options.strategy, options.devices, options.mesh, options.device)
         startup.device(layout.num_devices)
         with startup.clock.span("load", "loading the data"):

@@ -15,7 +15,7 @@ import jax
 
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train, with_changes
 from jaxnn.parallel import computing_on
-from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record, script
+from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record, preload_orbax, script
 from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
@@ -100,6 +100,8 @@ def sweep_here(
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
         checked_points(experiment, points, options)
+        if options.record and options.checkpoint_every != 0 and not options.plan_only:
+            preload_orbax()
         with starting(options.progress) as startup:
             startup.device()
             plan = plan_sweep(experiment, points, options, startup.clock)
