@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 import jaxnn as jn
-from jaxnn.loop.options import check_config
+from jaxnn.engine import check_config
 
 
 @dataclasses.dataclass(frozen=True)

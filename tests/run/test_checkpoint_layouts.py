@@ -13,10 +13,8 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.checkpoints import open_checkpoints
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import make_feed
+from jaxnn.engine import GroupSpec, Programs, make_feed
 from jaxnn.models import GPT
-from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import make_layout
 from tests import tiny
 
@@ -47,7 +45,8 @@ def fresh(name: str) -> jn.TrainState:
     layout = make_layout(**LAYOUTS[name])
     splits = GPT_EXPERIMENT.data(GPT_EXPERIMENT.config)
     feed = make_feed(splits, 0, 8, layout=layout)
-    return Programs(GPT_EXPERIMENT, splits.train, feed, Ledger(), Clock(), layout).init()
+    spec = GroupSpec(GPT_EXPERIMENT, lambda values: GPT_EXPERIMENT, False, splits.train, feed, layout)
+    return Programs(spec, splits, eval_batch_size=8).init()
 
 
 @pytest.fixture(scope="module")

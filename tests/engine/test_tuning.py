@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxnn.loop import tuning
-from jaxnn.loop.signals import Interruption, interruptible
-from jaxnn.loop.stopping import evaluations_since_best, should_stop
+from jaxnn.engine import _tuning as tuning
+from jaxnn.engine import evaluations_since_best
+from jaxnn.run import Interruption, interruptible
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import jaxnn as jn
-from jaxnn.record import directory, read_metrics
+from jaxnn.record import is_locked, read_metrics
 from jaxnn.types import ConfigError, RecordError
 from tests import tiny
 
@@ -243,8 +243,8 @@ def test_breaking_off_saves_completes_the_record_and_can_be_resumed(run: jn.Run,
     facts = tiny.read(tmp_path / "run")
     assert facts["status"] == facts["summary"]["status"] == broken.summary.status == "stopped early"
     assert int(broken.state.step) == facts["summary"]["step"] == 25
-    assert (tmp_path / "run" / "checkpoints" / "25").is_dir() and (tmp_path / "run" / "curves.png").exists()
-    assert not directory.is_locked(tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints" / "25").is_dir()
+    assert not is_locked(tmp_path / "run")
     resumed = tiny.fit(run.experiment, resume=tmp_path / "run")
     tiny.assert_bitwise_equal(resumed.state.params, run.state.params)
     np.testing.assert_array_equal(resumed.metrics["train_loss"], run.metrics["train_loss"])
