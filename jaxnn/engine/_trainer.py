@@ -255,6 +255,9 @@ class Trainer:
         every = self.options.checkpoint_every
         if self.store is None or every == 0:
             return False
+        # A member of a population keeps the state before it diverged; that of a run is useless, though it may be finite.
+        if self.vmapped is None and self.logs[0].status == "diverged":
+            return False
         if ending or self.plan.saves(step):
             return True
         if every is not None or not self.plan.evaluates(step):

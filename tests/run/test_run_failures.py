@@ -218,6 +218,24 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     assert tiny.read(tmp_path / "run")["status"] == "diverged"
 
 
+def test_finite_parameters_of_a_run_that_diverged_are_not_saved_either(tmp_path: Path) -> None:
+    task = jn.tasks.classification(tiny.MODEL)
+
+    def init(key: jax.Array, batch: jn.Batch) -> Any:
+        params, state = task.init(key, batch)
+        return {**params, "clock": jnp.zeros(())}, state
+
+    def loss(params: Any, *args: Any) -> Any:
+        value, others = task.loss(params, *args)
+        now = jax.lax.stop_gradient(params["clock"])  # a tenth more after each step, and out of time after twelve
+        return value + now - params["clock"] + jnp.where(now > 1.15, jnp.inf, 0.0), others
+
+    experiment = tiny.experiment(task=lambda _: task._replace(init=init, loss=loss), optimizer=lambda _: optax.sgd(0.1))
+    with pytest.raises(TrainingError, match="at step 13 of 20: .* of step 10"):
+        tiny.fit(experiment, tmp_path / "run", checkpoint_every=5)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["10", "5"]
+
+
 def test_a_run_that_diverged_goes_on_from_its_last_good_state(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="at step 23"):
         tiny.fit(exploding(22), tmp_path / "run", steps_per_call=1, checkpoint_every=10)
@@ -371,7 +389,7 @@ def test_a_run_goes_on_from_what_it_saved(tmp_path: Path, options: dict[str, Any
 def test_without_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     finished = tiny.fit(tiny.experiment(), tmp_path / "run", checkpoint_every=0)
     before = contents(finished.dir)
-    with pytest.raises(jn.RecordError, match="kept no checkpoints, so there is nothing to go on from"):
+    with pytest.raises(jn.RecordError, match="kept no checkpoints, so it cannot be resumed"):
         tiny.fit(tiny.experiment(), resume=finished.dir)
     assert contents(finished.dir) == before
 
