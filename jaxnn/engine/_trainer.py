@@ -255,7 +255,7 @@ class Trainer:
         every = self.options.checkpoint_every
         if self.store is None or every == 0:
             return False
-        # A member of a population keeps the state before it diverged; that of a run is useless, though it may be finite.
+        # A member of a population keeps the state from before it diverged; that of a run is of no use, finite or not.
         if self.vmapped is None and self.logs[0].status == "diverged":
             return False
         if ending or self.plan.saves(step):
