@@ -109,9 +109,17 @@ def train(
             for row in rows:
                 trainer.logs[row].status = RUNNING
             block = _Block(trainer, sorted(rows), step)
-            for report in _train_block(block, step, until, wants_stop, step_by_step):
-                with trainer.clock.span("caller"):
-                    yield report
+            try:
+                for report in _train_block(block, step, until, wants_stop, step_by_step):
+                    with trainer.clock.span("caller"):
+                        yield report
+            except GeneratorExit:
+                raise
+            except BaseException:
+                # What the last window decided may not be saved: a resumed population decides it again.
+                for row in block.rows:
+                    trainer.logs[row].status = RUNNING
+                raise
 
 
 def _train_block(
