@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
+import jaxnn as jn
 from jaxnn.engine import Choice, MemberLog, RunOptions, Trainer, evaluations_since_best, make_plan, resolve_cadences
 from jaxnn.observe import Clock
 from tests import tiny
@@ -36,7 +38,7 @@ def settled(lines: list[dict[str, float]], **options: object) -> str:
     log, plan = MemberLog("running", lines), make_plan(resolved, 10)  # type: ignore[arg-type]
     programs: object = None  # nothing is computed
     trainer = Trainer(resolved, tiny.splits(), programs, plan, Choice(1, {}), [log], Clock())  # type: ignore[arg-type]
-    trainer.settle(0, diverged=False)
+    trainer.settle(0, log.step, diverged=False)
     return log.status
 
 
@@ -64,3 +66,16 @@ def test_only_an_evaluation_stops_and_the_last_step_finishes() -> None:
     assert settled(lines, patience=1) == settled(lines, stop=lambda lines: lines[-1]["step"] == 2) == "stopped early"
     assert settled([*lines, {"step": 3}], patience=1, stop=lambda lines: True) == "running"
     assert settled([*lines, {"step": 10, "test_loss": 2.0}], patience=1, stop=lambda lines: True) == "finished"
+
+
+def test_without_an_eval_split_training_metrics_stop_where_an_evaluation_is_due() -> None:
+    # Windows end after steps 5 and 15 too, while the next one is under way.
+    def rule(lines: Any) -> bool:
+        return lines[-1]["train_loss"] < 100
+
+    experiment = tiny.experiment(data=jn.data.arrays(tiny.points(37)))
+    run = tiny.fit(experiment, stop=rule)
+    assert run.summary.status == "stopped early" and run.summary.step == int(run.state.step) == 10
+    how = {**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1}
+    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), stop=rule, **how)
+    assert [(member.status, member.step) for member in sweep.members] == [("stopped early", 10)] * 2

@@ -368,6 +368,14 @@ def test_a_run_resumed_at_its_end_is_loaded_and_its_record_stays(finished: jn.Ru
     tiny.assert_bitwise_equal(run.state.params, finished.state.params)
 
 
+def test_a_finished_run_whose_last_metrics_are_lost_is_not_trained_again(tmp_path: Path) -> None:
+    run = tiny.fit(tiny.experiment(), tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines()[:-1]))
+    again = tiny.fit(tiny.experiment(), resume=run.dir)
+    assert again.summary.status == "finished" and int(again.state.step) == 20
+
+
 def test_a_run_that_stopped_early_is_loaded_too(tmp_path: Path) -> None:
     experiment = tiny.experiment(learning_rate=0.0, num_steps=60)
     stopped = tiny.fit(experiment, tmp_path / "run", eval_every=5, patience=2)
