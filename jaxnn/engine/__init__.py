@@ -14,6 +14,7 @@ from jaxnn.engine._options import check_choice as check_choice
 from jaxnn.engine._options import check_config as check_config
 from jaxnn.engine._options import check_count as check_count
 from jaxnn.engine._options import check_devices as check_devices
+from jaxnn.engine._options import closing_writers as closing_writers
 from jaxnn.engine._options import make_plan as make_plan
 from jaxnn.engine._options import metric_writer as metric_writer
 from jaxnn.engine._options import more_is_better as more_is_better

@@ -96,7 +96,7 @@ def train(
     """
     until = trainer.plan.num_steps if until is None else until
     if trainer.vmapped is None:
-        steps: Any = {0: trainer.logs[0].step if trainer.logs[0].lines else int(trainer.state.step)}
+        steps: Any = {0: int(trainer.state.step)}
     else:
         steps = trainer.host_states().states.step
     # Members of one block train together: those that an interruption left behind go first.
@@ -109,9 +109,17 @@ def train(
             for row in rows:
                 trainer.logs[row].status = RUNNING
             block = _Block(trainer, sorted(rows), step)
-            for report in _train_block(block, step, until, wants_stop, step_by_step):
-                with trainer.clock.span("caller"):
-                    yield report
+            try:
+                for report in _train_block(block, step, until, wants_stop, step_by_step):
+                    with trainer.clock.span("caller"):
+                        yield report
+            except GeneratorExit:
+                raise
+            except BaseException:
+                # What the last window decided may not be saved: a resumed population decides it again.
+                for row in block.rows:
+                    trainer.logs[row].status = RUNNING
+                raise
 
 
 def _train_block(
@@ -190,7 +198,7 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
         trainer.logs[row].lines.append(lines[row])
         if bad_step >= 0:
             trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
-        trainer.settle(row, diverged=bad_step >= 0)
+        trainer.settle(row, result.step, diverged=bad_step >= 0)
     trainer.windows.append(Window(result.num_steps, result.seconds))
     trainer.report(lines)
     return WindowReport(result.step, result.num_steps, lines, result.seconds, bool(means), False)

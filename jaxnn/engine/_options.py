@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,6 +124,9 @@ class RunOptions:
         check_seconds("stall_after", self.stall_after)
         check_devices(self.devices)
         find_strategy(self.strategy)
+        if not isinstance(self.writers, tuple | list):
+            raise ConfigError(f"writers is {self.writers!r}, and must be a tuple, of writers or of MODULE:NAME.")
+        object.__setattr__(self, "writers", tuple(self.writers))
         for writer in self.writers:
             metric_writer(writer)
         stopping_rule(self.stop)
@@ -324,7 +328,16 @@ def metric_writer(writer: Any) -> MetricWriter:
         ConfigError: it has no ``write``, or there is none of that name.
     """
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
-    if not callable(getattr(found, "write", None)):
+    if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
     writer_found: MetricWriter = found
     return writer_found
+
+
+@contextlib.contextmanager
+def closing_writers(options: RunOptions) -> Iterator[None]:
+    """Closes the metric writers of ``options`` at the end of the block, also after a failure."""
+    with contextlib.ExitStack() as stack:
+        for writer in options.writers:
+            stack.callback(getattr(metric_writer(writer), "close", lambda: None))
+        yield

@@ -221,21 +221,26 @@ class Trainer:
             if restored is None:
                 log.status = WAITING
             elif log.status != "pruned":
-                self.settle(row, diverged=not plain and int(self.state.bad_step[row]) >= 0)
+                # Of the state, since reports may be lost.
+                step = restored.step if plain else int(self.state.states.step[row])
+                self.settle(row, step, diverged=not plain and int(self.state.bad_step[row]) >= 0)
         return restored and restored.step, damaged + damage
 
-    def settle(self, row: int, *, diverged: bool) -> None:
-        """Decides what has become of a member: a function of its reports, so that a resumed run decides the same."""
+    def settle(self, row: int, step: int, *, diverged: bool) -> None:
+        """Decides what has become of a member after ``step``, by its reports: a resumed run decides the same."""
         log = self.logs[row]
         if diverged:
             log.status = "diverged"
-        elif log.step >= self.plan.num_steps:
+        elif step >= self.plan.num_steps:
             log.status = "finished"
         else:
             log.status = "stopped early" if self._stops(log) else RUNNING
 
     def _stops(self, log: MemberLog) -> bool:
         if not log.lines or self.monitored not in log.lines[-1]:
+            return False
+        # Without an eval split every report has the metric; the state is at hand where an evaluation would be.
+        if self.splits.held_out is None and not self.plan.evaluates(log.step):
             return False
         patience, rule = self.options.patience, stopping_rule(self.options.stop)
         if patience is not None and self.evaluations_since_best(log) >= patience:
@@ -254,6 +259,9 @@ class Trainer:
         """
         every = self.options.checkpoint_every
         if self.store is None or every == 0:
+            return False
+        # A member of a population keeps the state from before it diverged; that of a run is of no use, finite or not.
+        if self.vmapped is None and self.logs[0].status == "diverged":
             return False
         if ending or self.plan.saves(step):
             return True

@@ -19,6 +19,7 @@ from jaxnn.engine import (
     check_config,
     check_data,
     check_parts,
+    closing_writers,
     open_trainer,
     recorded_options,
 )
@@ -105,6 +106,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, startup: Star
     """
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(closing_writers(options))
         before = record = None
         all_agree("config", config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}

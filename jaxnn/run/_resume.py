@@ -53,6 +53,7 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
             raise RecordError(f"run.json in {options.resume} lacks the option {name!r}: the record is damaged.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
     kept |= recorded_layout(before["options"], given, options.device, f"the run in {options.resume}")
+    kept |= recorded_rule(before["options"], given, f"the run in {options.resume}")
     return dataclasses.replace(options, **kept | given)
 
 
@@ -155,6 +156,27 @@ def recorded_layout(
     if "devices" not in given and "mesh" not in given:
         _check_devices(kept, found, where)
     return kept
+
+
+def recorded_rule(recorded: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The stopping rule of a record to resume, as the option ``stop``; one that is given now takes its place.
+
+    Args:
+        recorded: the options of the record.
+        given: the options that are given now.
+        where: the record, for messages: ``the run in runs/…``.
+
+    Raises:
+        ConfigError: the rule was a function, of which a record holds the name alone.
+    """
+    rule = recorded.get("stop")
+    if rule is None or "stop" in given:
+        return {}
+    if ":" not in rule:
+        raise ConfigError(
+            f"{where} used the stopping rule {rule!r}, which a record cannot hold: pass it as stop again."
+        )
+    return {"stop": rule}
 
 
 def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_devices: int) -> dict[str, Any]:

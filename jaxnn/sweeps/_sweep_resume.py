@@ -21,7 +21,7 @@ from jaxnn.record import (
     read_facts,
     read_metrics,
 )
-from jaxnn.run import recorded_layout
+from jaxnn.run import recorded_layout, recorded_rule
 from jaxnn.sweeps._options import SweepOptions, parse_shard
 from jaxnn.sweeps._plan import SweepPlan
 from jaxnn.sweeps._sweep_record import SweepRecord, design_facts
@@ -104,6 +104,7 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
     # A sweep that is over is loaded, on any devices.
     if before["status"] != "finished":
         kept |= recorded_layout(before["options"], explicit, options.device, f"the sweep in {options.resume}")
+        kept |= recorded_rule(before["options"], explicit, f"the sweep in {options.resume}")
     return dataclasses.replace(options, **kept | explicit)
 
 

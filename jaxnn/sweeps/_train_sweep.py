@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train, with_changes
+from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
 from jaxnn.parallel import computing_on
 from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record, preload_orbax, script
 from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
@@ -92,7 +92,7 @@ def sweep_here(
     Raises:
         ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
     """
-    with interruptible() as interruption, computing_on(options.device):
+    with interruptible() as interruption, computing_on(options.device), closing_writers(options):
         before, resume = None, options.resume
         if resume is not None:
             before = read_before(resume)

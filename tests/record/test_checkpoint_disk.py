@@ -133,13 +133,13 @@ def test_unwritable_last_checkpoint_fails_the_run(tmp_path: Path, monkeypatch: p
         tiny.fit(tiny.experiment(), tmp_path / "run")
     facts = tiny.read(tmp_path / "run")
     assert facts["status"] == facts["summary"]["status"] == "failed"
-    assert (tmp_path / "run" / "compiles.json").is_file() and (tmp_path / "run" / "curves.png").is_file()
+    assert (tmp_path / "run" / "compiles.json").is_file()
     assert not is_locked(tmp_path / "run")
 
 
 def test_error_of_the_run_hides_later_refusals_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(record: Record, line: Any) -> None:
-        for method in ("describe", "write", "draw"):
+        for method in ("describe", "write"):
             monkeypatch.setattr(Record, method, refuse)
         raise ZeroDivisionError("of the user's code")
 
@@ -190,7 +190,7 @@ def test_error_of_a_sweep_hides_later_refusals_of_the_disk(tmp_path: Path, monke
         raise RecordError("the first")
 
     monkeypatch.setattr(Record, "report", full)
-    points, how = jn.grid(seed=[0, 1]), {"width": 2, "devices": 1, **tiny.HOW}
+    points, how = jn.grid(seed=[0, 1]), {"vmap_size": 2, "devices": 1, **tiny.HOW}
     with pytest.raises(RecordError, match="the first"):
         jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **how)
     monkeypatch.undo()

@@ -10,11 +10,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jaxnn.loop import Programs, make_feed
 
 import jaxnn as jn
+from jaxnn.engine import GroupSpec, Programs, make_feed
 from jaxnn.models import GPT
-from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import make_layout
 from jaxnn.record import Checkpoints
 from tests import tiny
@@ -46,7 +45,8 @@ def fresh(name: str) -> jn.TrainState:
     layout = make_layout(**LAYOUTS[name])
     splits = GPT_EXPERIMENT.data(GPT_EXPERIMENT.config)
     feed = make_feed(splits, 0, 8, layout=layout)
-    return Programs(GPT_EXPERIMENT, splits.train, feed, Ledger(), Clock(), layout).init()
+    spec = GroupSpec(GPT_EXPERIMENT, lambda values: GPT_EXPERIMENT, False, splits.train, feed, layout)
+    return Programs(spec, splits, eval_batch_size=8).init()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jaxnn.checkpoints import Checkpoints
 from jaxnn.loop.signals import Interruption
+from jaxnn.record.directory import is_locked, locked, write_json
 from jaxnn.sweeps.engine.local import sweep_here
 from jaxnn.sweeps.engine.store import Store
 from jaxnn.sweeps.options import SweepOptions
@@ -33,9 +35,7 @@ from jaxnn.sweeps.ray.tasks import RayTask, cut, plan_tasks
 from jaxnn.sweeps.ray.worker import Sent, plan_there
 
 import jaxnn as jn
-from jaxnn.checkpoints import Checkpoints
 from jaxnn.record import create_run_dir, open_record
-from jaxnn.record.directory import is_locked, locked, write_json
 from tests import shell, tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "width": 2}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxnn.loop.options import RunOptions, check_config, resolve_cadences
-from jaxnn.loop.plan import Plan, near_divisor, typical_window, with_tails
+from jaxnn.engine import RunOptions, check_config, resolve_cadences, typical_window
+from jaxnn.engine._windows import Plan, near_divisor, with_tails
 from jaxnn.types import ConfigError
 
 # num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.
@@ -131,7 +131,6 @@ def test_given_cadences_are_kept_and_evaluation_only_at_the_end_is_allowed() -> 
         ({"keep_last": True}, "keep_last is True"),
         ({"monitor_mode": "up"}, "monitor_mode is 'up', and must be one of auto, min, max"),
         ({"progress": "loud"}, "progress is 'loud', and must be one of auto, bar, plain, none"),
-        ({"allocator": "glibc"}, "allocator is 'glibc', and must be one of auto, keep, default"),
         ({"resume": "a", "run_dir": "b"}, "both resume and run_dir"),
     ],
 )

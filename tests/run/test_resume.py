@@ -21,10 +21,10 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.types import Experiment, Splits, Task
+from tests import shell
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 TIMINGS = ("seconds", "steps_per_second", "examples_per_second")
 PATIENCE_SECONDS = 120.0
 
@@ -79,7 +79,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     surroundings = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
-        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONPATH": str(shell.ROOT),
     }
 
     launched = []

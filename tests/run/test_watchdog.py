@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jaxnn.loop import watchdog
-from jaxnn.loop.watchdog import Flight, Stall, Watch, spoken
 
 import jaxnn as jn
+from jaxnn.engine import Flight, Stall
+from jaxnn.engine._windows import MANY_CALLS
 from jaxnn.observe import Clock
 from jaxnn.record import Checkpoints
+from jaxnn.run import watching
+from jaxnn.run._watchdog import Watch, spoken
 from jaxnn.types import ConfigError
 from tests import tiny
 
@@ -52,7 +54,7 @@ class Scene:
 
     def dispatch(self, step: int, *, ready: bool = False) -> Result:
         result = Result(ready)
-        self.flight.begun = step
+        self.flight.started = step
         self.flight.dispatched(step, result)
         return result
 
@@ -86,7 +88,7 @@ def test_in_the_loop_it_is_the_device_that_has_calls_to_finish() -> None:
     with scene.clock.span("train"):
         scene.dispatch(1250, ready=True)
         scene.dispatch(1300)
-        scene.flight.begun = 1301  # being dispatched
+        scene.flight.started = 1301  # being dispatched
         scene.look_after(1.0)
         assert scene.look_after(100.0) == [
             "nothing finished for 1 min 40 s: waiting for the device to finish steps 1,251 to 1,301"
@@ -142,10 +144,10 @@ def test_calls_that_are_done_are_let_go_and_what_they_did_is_not_forgotten() -> 
     flight = Flight()
     for step in range(1, 1001):
         flight.dispatched(step, Result(ready=True))
-    assert len(flight._calls) <= watchdog.MANY_CALLS
+    assert len(flight._calls) <= MANY_CALLS
     assert flight.done == 1000
     flight.start(3)  # a sweep's next block
-    assert (flight.begun, flight.done) == (3, 3)
+    assert (flight.started, flight.done) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ def test_each_process_of_several_speaks_for_itself(
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(jax, "process_index", lambda: 3)
     clock = Clock()
-    with watchdog.watching(clock, Flight(), BOUND, aloud=True), clock.span("data"):
+    with watching(clock, Flight(), BOUND, aloud=True), clock.span("data"):
         time.sleep(HANG)
     assert re.match(r"process 3: nothing finished for \d\.\d s: waiting for data", capsys.readouterr().err)
 
@@ -350,7 +352,7 @@ def test_a_line_stands_above_the_bar_and_whole(capsys: pytest.CaptureFixture[str
     console = Console(force_terminal=True, width=100)
     clock = Clock()
     with Live("the bar", console=console, transient=True), clock.span("data"):
-        with watchdog.watching(clock, Flight(), BOUND, aloud=True):
+        with watching(clock, Flight(), BOUND, aloud=True):
             time.sleep(HANG)
     out, err = capsys.readouterr()
     assert re.search(r"nothing finished for \d\.\d s: waiting for data \(after step 0\)", out) and err == ""
@@ -359,7 +361,7 @@ def test_a_line_stands_above_the_bar_and_whole(capsys: pytest.CaptureFixture[str
 def test_a_sweep_is_watched_too(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     points = jn.grid(learning_rate=[0.1, 0.2])
     how = {**tiny.HOW, "progress": "plain", "resident": False, "stall_after": BOUND}
-    sweep = jn.sweep(slow_data(12), points, run_dir=tmp_path / "sweep", width=2, **how)
+    sweep = jn.sweep(slow_data(12), points, run_dir=tmp_path / "sweep", vmap_size=2, **how)
     assert sweep.status == "finished"
     stalls = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["summary"]["stalls"]
     assert 10 in [stall["step"] for stall in stalls if stall["where"] == "data"]

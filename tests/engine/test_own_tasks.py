@@ -58,7 +58,7 @@ def sums(**others: Any) -> Any:
 
 def sweep(experiment: jn.Experiment[Any], points: jn.Points | None = None, **options: Any) -> jn.Sweep:
     points = points or jn.grid(learning_rate=[0.1, 0.2, 0.3])
-    return jn.sweep(experiment, points, **{**tiny.HOW, "record": False, "width": 2, "devices": 1, **options})
+    return jn.sweep(experiment, points, **{**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1, **options})
 
 
 def test_arrays_are_summed_over_batches_alone_and_reach_finish_in_fit_and_sweep() -> None:
@@ -220,7 +220,7 @@ def test_a_swept_field_that_nothing_reads_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="nothing reads.* 'depth'"), pytest.raises(jn.ConfigError, match="monitor"):
         sweep(experiment, jn.grid(depth=[1, 2], seed=[0, 1]), monitor="none")
     with pytest.warns(UserWarning, match="nothing reads.* 'decay'"):
-        sweep(experiment, jn.grid(decay=[0.1, 0.2]), record=True, run_dir=tmp_path / "sweep", member_runs=False)
+        sweep(experiment, jn.grid(decay=[0.1, 0.2]), record=True, run_dir=tmp_path / "sweep")
     assert tiny.read(tmp_path / "sweep", "sweep.json")["unread"] == ["decay"]
 
 

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.loop.report import Report
+from jaxnn.run import Report
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -204,7 +204,7 @@ def test_nothing_is_compiled_between_the_first_window_and_the_last(monkeypatch: 
         if "/compile/" in name:
             events.append(name)
 
-    monkeypatch.setattr(importlib.import_module("jaxnn.loop.fit"), "open_display", spying)
+    monkeypatch.setattr(importlib.import_module("jaxnn.run._fit"), "open_display", spying)
     jax.monitoring.register_event_duration_secs_listener(on_duration)
     try:
         # Windows of 5 and of 3 in calls of 3, streamed and evaluated: every kind of program there is.

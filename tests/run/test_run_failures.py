@@ -207,7 +207,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(tmp_path: Pat
     assert [line["step"] for line in lines] == [5, 10, 15, 20, 25]
     assert np.isfinite([line["train_loss"] for line in lines]).tolist() == [True] * 4 + [False]
     assert '"train_loss": "nan"' in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
-    assert (tmp_path / "run" / "curves.png").exists()
     assert not is_locked(tmp_path / "run")
 
 
@@ -217,6 +216,24 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
         tiny.fit(exploding(20), tmp_path / "run", checkpoint_every=10)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["10"]
     assert tiny.read(tmp_path / "run")["status"] == "diverged"
+
+
+def test_finite_parameters_of_a_run_that_diverged_are_not_saved_either(tmp_path: Path) -> None:
+    task = jn.tasks.classification(tiny.MODEL)
+
+    def init(key: jax.Array, batch: jn.Batch) -> Any:
+        params, state = task.init(key, batch)
+        return {**params, "clock": jnp.zeros(())}, state
+
+    def loss(params: Any, *args: Any) -> Any:
+        value, others = task.loss(params, *args)
+        now = jax.lax.stop_gradient(params["clock"])  # a tenth more after each step, and out of time after twelve
+        return value + now - params["clock"] + jnp.where(now > 1.15, jnp.inf, 0.0), others
+
+    experiment = tiny.experiment(task=lambda _: task._replace(init=init, loss=loss), optimizer=lambda _: optax.sgd(0.1))
+    with pytest.raises(TrainingError, match="at step 13 of 20: .* of step 10"):
+        tiny.fit(experiment, tmp_path / "run", checkpoint_every=5)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["10", "5"]
 
 
 def test_a_run_that_diverged_goes_on_from_its_last_good_state(tmp_path: Path) -> None:
@@ -351,6 +368,14 @@ def test_a_run_resumed_at_its_end_is_loaded_and_its_record_stays(finished: jn.Ru
     tiny.assert_bitwise_equal(run.state.params, finished.state.params)
 
 
+def test_a_finished_run_whose_last_metrics_are_lost_is_not_trained_again(tmp_path: Path) -> None:
+    run = tiny.fit(tiny.experiment(), tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines()[:-1]))
+    again = tiny.fit(tiny.experiment(), resume=run.dir)
+    assert again.summary.status == "finished" and int(again.state.step) == 20
+
+
 def test_a_run_that_stopped_early_is_loaded_too(tmp_path: Path) -> None:
     experiment = tiny.experiment(learning_rate=0.0, num_steps=60)
     stopped = tiny.fit(experiment, tmp_path / "run", eval_every=5, patience=2)
@@ -372,7 +397,7 @@ def test_a_run_goes_on_from_what_it_saved(tmp_path: Path, options: dict[str, Any
 def test_without_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     finished = tiny.fit(tiny.experiment(), tmp_path / "run", checkpoint_every=0)
     before = contents(finished.dir)
-    with pytest.raises(jn.RecordError, match="kept no checkpoints, so there is nothing to go on from"):
+    with pytest.raises(jn.RecordError, match="kept no checkpoints, so it cannot be resumed"):
         tiny.fit(tiny.experiment(), resume=finished.dir)
     assert contents(finished.dir) == before
 

@@ -25,7 +25,7 @@ def fit(experiment: jn.Experiment[Any], **options: Any) -> object:
 
 def sweep(experiment: jn.Experiment[Any], **options: Any) -> object:
     where = {"record": False} if "run_dir" not in options else {}
-    return jn.sweep(experiment, jn.grid(seed=[0, 1]), width=1, devices=1, **{**tiny.HOW, **where, **options})
+    return jn.sweep(experiment, jn.grid(seed=[0, 1]), vmap_size=1, devices=1, **{**tiny.HOW, **where, **options})
 
 
 def loading(action: Callable[[], object]) -> jn.Experiment[Any]:

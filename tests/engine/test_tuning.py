@@ -1,17 +1,12 @@
-"""Steps per call chosen by an imagined clock, the wish to stop, and early stopping."""
+"""Steps per call, chosen by an imagined clock."""
 
 import dataclasses
-import math
-import signal
-import threading
 import types
 from collections.abc import Callable
 
 import pytest
 
-from jaxnn.loop import tuning
-from jaxnn.loop.signals import Interruption, interruptible
-from jaxnn.loop.stopping import evaluations_since_best, should_stop
+from jaxnn.engine import _tuning as tuning
 
 
 @dataclasses.dataclass
@@ -112,70 +107,3 @@ def test_the_first_probe_is_a_power_of_four_within_bounds() -> None:
     assert tuning.first_probe(20e-3) == 4
     assert tuning.first_probe(10.0) == 4
     assert tuning.first_probe(1.5e-3) == 64
-
-
-def test_the_first_signal_is_a_wish_and_the_second_stops_at_once() -> None:
-    with interruptible() as interruption, interruption.finishing("the window"):
-        assert interruption.signum is None
-        signal.raise_signal(signal.SIGTERM)
-        assert interruption.signum == signal.SIGTERM
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_handlers_are_put_back_whatever_happens() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(RuntimeError), interruptible():
-        assert signal.getsignal(signal.SIGINT) != before[0]
-        raise RuntimeError
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-
-
-def test_a_thread_that_cannot_catch_signals_runs_all_the_same() -> None:
-    seen: list[Interruption] = []
-
-    def work() -> None:
-        with interruptible() as interruption:
-            seen.append(interruption)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert [interruption.signum for interruption in seen] == [None]
-
-
-NAN = math.nan
-
-
-@pytest.mark.parametrize(
-    ("values", "higher", "expected"),
-    [
-        ([3.0], False, 0),
-        ([3.0, 2.0, 2.5, 2.6], False, 2),
-        ([3.0, 2.0, 2.5, 2.6], True, 3),
-        ([0.5, 0.9, 0.9, 0.9], True, 2),  # as good as before is not better
-        ([NAN, 2.0, NAN, 3.0], False, 2),
-        ([2.0, NAN], True, 1),
-        ([NAN, NAN], False, 2),
-        ([2.0, -math.inf], False, 0),
-    ],
-)
-def test_evaluations_since_the_best(values: list[float], higher: bool, expected: int) -> None:
-    assert evaluations_since_best(values, higher_is_better=higher) == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "patience", "higher", "expected"),
-    [
-        ([], 1, False, False),
-        ([1.0, 2.0, 3.0], None, False, False),
-        ([1.0, 2.0], 2, False, False),
-        ([1.0, 2.0, 3.0], 2, False, True),
-        ([1.0, 2.0, 3.0], 2, True, False),
-        ([1.0, NAN, NAN], 2, False, True),
-        ([NAN], 1, False, True),
-        ([2.0, 3.0, 1.0], 2, False, False),
-    ],
-)
-def test_patience(values: list[float], patience: int | None, higher: bool, expected: bool) -> None:
-    assert should_stop(values, patience, higher_is_better=higher) is expected

@@ -12,40 +12,38 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jaxnn.loop import introduction
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import resident_feed
-from jaxnn.loop.tuning import Choice
 
 import jaxnn as jn
+from jaxnn.engine import Choice, programs_of
 from jaxnn.nn import scope
-from jaxnn.observe import Clock, Ledger
+from jaxnn.run import _startup
+from jaxnn.run._startup import convolution_hint
 from tests import tiny
 
 
-def session(choice: Choice, num_convolutions: int = 2) -> Any:
+def trainer(choice: Choice, num_convolutions: int = 2) -> Any:
     return types.SimpleNamespace(choice=choice, programs=types.SimpleNamespace(plain_convolutions=num_convolutions))
 
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(introduction, "platform", lambda: "cpu")
+    monkeypatch.setattr(_startup, "platform", lambda: "cpu")
 
 
 SLOW = Choice(1, {1: 0.0712, 2: 0.95})
 
 
 def test_the_hint_gives_the_cost_that_was_measured_and_the_way_out() -> None:
-    assert introduction.convolution_hint(session(SLOW)) == (
+    assert convolution_hint(trainer(SLOW)) == (
         "2 convolutions are not jaxnn's, and slow in a loop on a CPU (71.2 ms a step alone, 950 ms in a loop): use "
         "jn.nn.Conv, which has the same parameters, or "
         "flax.linen.Conv(…, conv_general_dilated=jn.nn.conv_general_dilated)"
     )
-    assert introduction.convolution_hint(session(SLOW, 1)).startswith("1 convolution is not jaxnn's")
+    assert convolution_hint(trainer(SLOW, 1)).startswith("1 convolution is not jaxnn's")
 
 
 def test_long_loops_without_a_measurement_are_warned_of_too() -> None:
-    assert "not measured here" in introduction.convolution_hint(session(Choice(16, {})))
+    assert "not measured here" in convolution_hint(trainer(Choice(16, {})))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +57,12 @@ def test_long_loops_without_a_measurement_are_warned_of_too() -> None:
     ],
 )
 def test_no_hint_without_cause(choice: Choice, num_convolutions: int) -> None:
-    assert introduction.convolution_hint(session(choice, num_convolutions)) is None
+    assert convolution_hint(trainer(choice, num_convolutions)) is None
 
 
 def test_no_hint_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(introduction, "platform", lambda: "gpu")
-    assert introduction.convolution_hint(session(SLOW)) is None
+    monkeypatch.setattr(_startup, "platform", lambda: "gpu")
+    assert convolution_hint(trainer(SLOW)) is None
 
 
 def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
@@ -90,11 +88,11 @@ def test_a_step_is_traced_once_for_all_that_is_told_of_it() -> None:
 
     experiment = tiny.experiment(model=(tiny.init, counted))
     splits = experiment.data(experiment.config)._replace(test=None)
-    programs = Programs(experiment, splits.train, resident_feed(splits.train, 0, 8), Ledger(), Clock())
+    programs = programs_of(experiment, splits)
     before = len(traces)
     assert programs.product_dtypes == {"float32": 2}
     assert programs.implementations == {} and programs.plain_convolutions == 0
-    assert programs.fingerprint(splits)["evaluation"] is None
+    assert programs.fingerprint()["evaluation"] is None
     assert len(traces) == before, "making the totals has traced the step already"
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.advise.advice import Advice, DeviceFigures
-from jaxnn.advise.advise import _sizes
-from jaxnn.advise.parts import StepParts
-from jaxnn.sweeps.engine.batch_size import BatchSizePlan
-from jaxnn.sweeps.engine.probing import Trial
+from jaxnn.advise import Advice, BatchSizePlan
+from jaxnn.advise._advice import DeviceFigures
+from jaxnn.advise._advise import _sizes
+from jaxnn.advise._probes import StepParts
+from jaxnn.engine import Trial
 from tests import tiny
 
 SIZES = (8, 32, 128, 512)

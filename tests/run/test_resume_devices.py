@@ -11,9 +11,9 @@ import jax
 import pytest
 
 import jaxnn as jn
-from jaxnn.loop.options import RunOptions, recorded_options
-from jaxnn.loop.resuming import continued_options
+from jaxnn.engine import RunOptions, recorded_options
 from jaxnn.record import config_json
+from jaxnn.run._resume import continued_options
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -1,0 +1,81 @@
+"""What becomes of a member, as a function of what it reported."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import jaxnn as jn
+from jaxnn.engine import Choice, MemberLog, RunOptions, Trainer, evaluations_since_best, make_plan, resolve_cadences
+from jaxnn.observe import Clock
+from tests import tiny
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("values", "higher", "expected"),
+    [
+        ([3.0], False, 0),
+        ([3.0, 2.0, 2.5, 2.6], False, 2),
+        ([3.0, 2.0, 2.5, 2.6], True, 3),
+        ([0.5, 0.9, 0.9, 0.9], True, 2),  # as good as before is not better
+        ([NAN, 2.0, NAN, 3.0], False, 2),
+        ([2.0, NAN], True, 1),
+        ([NAN, NAN], False, 2),
+        ([2.0, -math.inf], False, 0),
+    ],
+)
+def test_evaluations_since_the_best(values: list[float], higher: bool, expected: int) -> None:
+    assert evaluations_since_best(values, higher_is_better=higher) == expected
+
+
+def settled(lines: list[dict[str, float]], **options: object) -> str:
+    """The status of a member of 10 steps that reported ``lines``."""
+    resolved = resolve_cadences(RunOptions(**options), 10)  # type: ignore[arg-type]
+    log, plan = MemberLog("running", lines), make_plan(resolved, 10)  # type: ignore[arg-type]
+    programs: object = None  # nothing is computed
+    trainer = Trainer(resolved, tiny.splits(), programs, plan, Choice(1, {}), [log], Clock())  # type: ignore[arg-type]
+    trainer.settle(0, log.step, diverged=False)
+    return log.status
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "higher", "expected"),
+    [
+        ([], 1, False, False),
+        ([1.0, 2.0, 3.0], None, False, False),
+        ([1.0, 2.0], 2, False, False),
+        ([1.0, 2.0, 3.0], 2, False, True),
+        ([1.0, 2.0, 3.0], 2, True, False),
+        ([1.0, NAN, NAN], 2, False, True),
+        ([NAN], 1, False, True),
+        ([2.0, 3.0, 1.0], 2, False, False),
+    ],
+)
+def test_patience(values: list[float], patience: int | None, higher: bool, expected: bool) -> None:
+    lines = [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)]
+    status = settled(lines, patience=patience, monitor_mode="max" if higher else "min")
+    assert status == ("stopped early" if expected else "running")
+
+
+def test_only_an_evaluation_stops_and_the_last_step_finishes() -> None:
+    lines: list[dict[str, float]] = [{"step": 1, "test_loss": 1.0}, {"step": 2, "test_loss": 2.0}]
+    assert settled(lines, patience=1) == settled(lines, stop=lambda lines: lines[-1]["step"] == 2) == "stopped early"
+    assert settled([*lines, {"step": 3}], patience=1, stop=lambda lines: True) == "running"
+    assert settled([*lines, {"step": 10, "test_loss": 2.0}], patience=1, stop=lambda lines: True) == "finished"
+
+
+def test_without_an_eval_split_training_metrics_stop_where_an_evaluation_is_due() -> None:
+    # Windows end after steps 5 and 15 too, while the next one is under way.
+    def rule(lines: Any) -> bool:
+        return lines[-1]["train_loss"] < 100
+
+    experiment = tiny.experiment(data=jn.data.arrays(tiny.points(37)))
+    run = tiny.fit(experiment, stop=rule)
+    assert run.summary.status == "stopped early" and run.summary.step == int(run.state.step) == 10
+    how = {**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1}
+    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), stop=rule, **how)
+    assert [(member.status, member.step) for member in sweep.members] == [("stopped early", 10)] * 2

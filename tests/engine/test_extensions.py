@@ -1,0 +1,139 @@
+"""A strategy, a metric writer and a stopping rule of a user's own, in `fit`, `sweep` and on the command line alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import jaxnn as jn
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+MODULE = """
+from jaxnn.parallel import STRATEGIES
+
+data, fsdp = STRATEGIES["data"], STRATEGIES["fsdp"]
+# ZeRO's first stage: parameters are replicated, the optimizer's state is sharded.
+zero1 = data._replace(
+    name="zero1",
+    shard_state=lambda mesh, shapes, specs: data.shard_state(mesh, shapes, specs)._replace(
+        opt_state=fsdp.shard_state(mesh, shapes, specs).opt_state
+    ),
+)
+
+
+class Table:
+    def __init__(self):
+        self.rows, self.closed = [], 0
+
+    def write(self, lines):
+        self.rows += lines
+
+    def close(self):
+        self.closed += 1
+
+
+table = Table()
+
+
+def rule(lines):
+    return lines[-1]["step"] >= 10 and lines[-1]["test_loss"] < 100
+"""
+NAMES = {"strategy": "my_parts:zero1", "writers": ("my_parts:table",), "stop": "my_parts:rule"}
+HOW = {**tiny.HOW, "eval_every": 5, "steps_per_call": 5}
+FLAGS = [*("--steps-per-call", "5", "--report-every", "5", "--eval-every", "5", "--progress", "none"), "--no-record"]
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The user's module, in the folder that a script is run from."""
+    (tmp_path / "my_parts.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    import my_parts  # type: ignore[import-not-found]
+
+    yield my_parts
+    del sys.modules["my_parts"]
+
+
+def steps(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(row["step"], row["member"]) if "member" in row else (row["step"],) for row in rows]
+
+
+ALONE = [(5,), (10,)]
+BOTH = [(5, 0), (5, 1), (10, 0), (10, 1)]
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["names", "values"])
+def test_fit_takes_all_three(parts: ModuleType, named: bool, tmp_path: Path) -> None:
+    values = {"strategy": parts.zero1, "writers": (parts.table,), "stop": parts.rule}
+    run = tiny.fit(tiny.experiment(), tmp_path / "run", **HOW, **(NAMES if named else values), devices=2)
+    assert run.summary.status == "stopped early"
+    assert steps(parts.table.rows) == ALONE and parts.table.closed == 1
+    assert parts.table.rows == tiny.lines(tmp_path / "run")
+    assert tiny.read(tmp_path / "run")["layout"]["strategy"] == "zero1"
+
+
+def test_iterate_takes_all_three(parts: ModuleType) -> None:
+    reports = [*jn.iterate(tiny.experiment(), **HOW, **NAMES, devices=2, record=False)]
+    assert [(report.step,) for report in reports] == steps(parts.table.rows) == ALONE and parts.table.closed == 1
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["names", "values"])
+def test_sweep_takes_all_three(parts: ModuleType, named: bool, tmp_path: Path) -> None:
+    values = {"strategy": parts.zero1, "writers": (parts.table,), "stop": parts.rule}
+    how = {**HOW, **(NAMES if named else values), "vmap_size": 2, "devices": 2}
+    sweep = jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **how)
+    assert [member.status for member in sweep.members] == ["stopped early"] * 2
+    assert steps(parts.table.rows) == BOTH and parts.table.closed == 1
+    assert parts.table.rows == tiny.lines(tmp_path / "sweep")
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], ALONE), (["sweep", "--seed", "0", "1"], BOTH)])
+def test_command_line_takes_all_three(parts: ModuleType, words: list[str], expected: list[Any]) -> None:
+    own = ("--strategy", "my_parts:zero1", "--writers", "my_parts:table", "--stop", "my_parts:rule", "--devices", "2")
+    jn.main(tiny.experiment(), [*words, *FLAGS, *own])
+    assert steps(parts.table.rows) == expected and parts.table.closed == 1
+
+
+def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
+    for number, rule in enumerate((NAMES["stop"], parts.rule)):
+        path = tmp_path / str(number)
+        for report in jn.iterate(tiny.experiment(), run_dir=path, **HOW, stop=rule):
+            if report.step == 5:
+                break
+    assert tiny.fit(tiny.experiment(), resume=tmp_path / "0").summary.step == 10
+    with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
+        tiny.fit(tiny.experiment(), resume=tmp_path / "1")
+    assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule).summary.step == 10
+
+
+def test_a_writer_is_closed_after_a_failure(parts: ModuleType) -> None:
+    def fail(lines: Any) -> bool:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tiny.fit(tiny.experiment(), **HOW, writers=[parts.table], stop=fail)
+    assert parts.table.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"writers": "my_parts:table"}, "writers is 'my_parts:table'"),
+        ({"writers": ("my_parts:Table",)}, "Table.*object"),
+        ({"writers": ("my_parts:missing",)}, "missing.*imported"),
+        ({"writers": (print,)}, "write"),
+        ({"stop": 0.9}, "stop is 0.9"),
+        ({"stop": "rule"}, "MODULE:NAME"),
+        ({"stop": "my_parts:missing"}, "missing.*imported"),
+    ],
+)
+def test_what_is_no_writer_or_rule_is_named(parts: ModuleType, option: dict[str, Any], words: str) -> None:
+    with pytest.raises(jn.ConfigError, match=words):
+        jn.RunOptions(**option)
