@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxnn.loop import RESUMABLE
 
 import jaxnn as jn
+from jaxnn.run import RESUMABLE
 from tests import processes, several, tiny
 from tests.processes import Done, Started, free_port, started
 

@@ -97,7 +97,7 @@ def test_a_run_that_is_going_on(hold: Callable[[str, Path], None], tmp_path: Pat
 
 def test_a_sweep_that_is_going_on(tmp_path: Path) -> None:
     path, points = tmp_path / "sweep", jn.grid(seed=[0, 1])
-    jn.sweep(tiny.experiment(), points, run_dir=path, width=2, devices=1, **tiny.HOW)
+    jn.sweep(tiny.experiment(), points, run_dir=path, vmap_size=2, devices=1, **tiny.HOW)
     before = files(path)
     probe = (
         "import sys\nimport jaxnn as jn\nfrom tests import tiny\n"
@@ -116,16 +116,14 @@ def test_a_sweep_that_is_going_on(tmp_path: Path) -> None:
 def test_a_run_that_came_and_went_meanwhile_is_not_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from jaxnn.loop import recording
-
     def as_if_nobody_were_there(path: Path) -> Path:
         return path
 
     run = tiny.fit(tiny.experiment(), tmp_path / "run")
     assert run.dir is not None
     before = files(run.dir)
-    monkeypatch.setattr(recording, "check_vacant", as_if_nobody_were_there)
-    monkeypatch.setattr(recording, "create_run_dir", as_if_nobody_were_there)
+    monkeypatch.setattr("jaxnn.run._record.check_vacant", as_if_nobody_were_there)
+    monkeypatch.setattr("jaxnn.run._record.create_run_dir", as_if_nobody_were_there)
     with pytest.raises(RecordError, match="is not empty"):
         tiny.fit(tiny.experiment(), run.dir)
     assert files(run.dir) == before

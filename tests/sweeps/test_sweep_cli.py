@@ -148,7 +148,7 @@ def test_a_field_named_like_an_option_is_refused(capsys: pytest.CaptureFixture[s
 def test_each_core_is_a_device_unless_jax_was_told_otherwise(told: dict[str, str], expected: str) -> None:
     probe = (
         "import jax\n"
-        "from jaxnn.cli.cores import MOST_DEVICES, use_all_cores\n"
+        "from jaxnn.cli import MOST_DEVICES, use_all_cores\n"
         "from jaxnn.observe import cpu_count\n"
         "use_all_cores()\n"
         "count = len(jax.devices('cpu'))\n"
