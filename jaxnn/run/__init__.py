@@ -2,14 +2,12 @@
 
 from jaxnn.run._display import Display as Display
 from jaxnn.run._display import open_display as open_display
-from jaxnn.run._display import say_rows as say_rows
 from jaxnn.run._fit import Iteration as Iteration
 from jaxnn.run._fit import fit as fit
 from jaxnn.run._fit import iterate as iterate
 from jaxnn.run._record import file_name_of as file_name_of
 from jaxnn.run._report import Report as Report
 from jaxnn.run._report import Summary as Summary
-from jaxnn.run._report import aligned as aligned
 from jaxnn.run._report import format_metrics as format_metrics
 from jaxnn.run._report import format_rate as format_rate
 from jaxnn.run._report import format_split as format_split
@@ -22,8 +20,7 @@ from jaxnn.run._signals import Interruption as Interruption
 from jaxnn.run._signals import drop_output as drop_output
 from jaxnn.run._signals import interruptible as interruptible
 from jaxnn.run._signals import leave as leave
-from jaxnn.run._startup import Startup as Startup
-from jaxnn.run._startup import announcing as announcing
-from jaxnn.run._startup import starting as starting
+from jaxnn.run._startup import NAME_WIDTH as NAME_WIDTH
+from jaxnn.run._startup import device_rows as device_rows
 from jaxnn.run._train import train as train
 from jaxnn.run._watchdog import watching as watching

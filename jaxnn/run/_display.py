@@ -1,196 +1,154 @@
-"""What a run says while it goes on: a bar on a terminal, a tidy one in a notebook, plain lines elsewhere."""
+"""What a run prints: a bar on a terminal, one output cell in a notebook, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import html
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from jaxnn.observe import printable
-from jaxnn.run._report import aligned
+from jaxnn.observe import Clock, printable, text_table
+from jaxnn.parallel import is_primary
 
-# Plain output goes to files and logs: a line now and then, not one a window.
-SECONDS_BETWEEN_LINES = 1.0
-SECONDS_BETWEEN_UPDATES = 0.1
-
-
-class Shown(Protocol):
-    """A report as displays show it; its text is a line of its own."""
-
-    @property
-    def step(self) -> int:
-        """How far it is."""
-
-    @property
-    def num_steps(self) -> int:
-        """How far it will be."""
-
-    @property
-    def rates(self) -> str:
-        """How fast."""
-
-    @property
-    def numbers(self) -> str:
-        """What was learnt."""
-
-    @property
-    def is_milestone(self) -> bool:
-        """Whether it should stay in sight: an evaluation, or the end."""
+# Plain output goes to files and logs: a line now and then, not one per window.
+SECONDS_BETWEEN_REPORTS = {"plain": 1.0, "bar": 0.1, "notebook": 0.1}
+# A stage that takes longer is announced: on a terminal in a line that goes away again, elsewhere in one that stays.
+SECONDS_ON_TERMINAL, SECONDS_IN_LINES = 0.5, 2.0
+SECONDS_BETWEEN_LOOKS = 0.25
+CLEAR_LINE = "\r\x1b[K"
 
 
-class Display(Protocol):
-    """Where a run's words go."""
-
-    def say(self, text: str) -> None:
-        """One line that stays."""
-
-    def report(self, report: Shown) -> None:
-        """How far the run has come."""
-
-
-class Silent(NamedTuple):
-    """Says nothing."""
-
-    def say(self, text: str) -> None:
-        """Says nothing."""
-
-    def report(self, report: Shown) -> None:
-        """Says nothing."""
-
-
-class Throttle:
-    """Lets something through every so many seconds, and whatever is important.
+class Display:
+    """Where a run prints.
 
     Args:
-        seconds: the least time between two.
+        kind: ``none``, ``plain``, ``bar`` or ``notebook``.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, kind: str = "none") -> None:
+        self.kind = kind
         self._last = float("-inf")
-
-    def passes(self, important: bool) -> bool:
-        """Whether it may go through now."""
-        now = time.perf_counter()
-        if important or now - self._last >= self._seconds:
-            self._last = now
-            return True
-        return False
-
-
-class Plain(NamedTuple):
-    """Lines on standard output: each evaluation, the end, and one a second at the most besides."""
-
-    throttle: Throttle
+        self._live: Any = None
+        self._progress: Any = None
 
     def say(self, text: str) -> None:
-        """Prints the line."""
-        print(printable(text), flush=True)
+        """Prints a line that stays, above the bar if there is one."""
+        if self.kind == "bar" and self._live is not None:
+            self._live.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+        elif self.kind != "none":
+            print(printable(text), flush=True)
 
-    def report(self, report: Shown) -> None:
-        """Prints the report, now and then."""
-        if self.throttle.passes(important=report.is_milestone):
-            print(printable(report), flush=True)
+    def rows(self, rows: Sequence[tuple[str, str | None]], first_width: int = 0) -> None:
+        """Prints a table of name and value, without the rows that have no value."""
+        table = text_table([(name, value) for name, value in rows if value is not None], first_width=first_width)
+        for line in table.splitlines():
+            self.say(f"  {line}")
 
+    def report(self, report: Any) -> None:
+        """Shows the progress: milestones always, other reports now and then.
 
-class Bar(NamedTuple):
-    """A bar at the foot of the terminal, the metrics below it; evaluations stay above it as lines."""
+        Args:
+            report: with ``step``, ``num_steps``, ``rates``, ``numbers`` and ``is_milestone``; its text is a line.
+        """
+        if self.kind == "none":
+            return
+        due = time.perf_counter() - self._last >= SECONDS_BETWEEN_REPORTS[self.kind]
+        if report.is_milestone or due:
+            self._last = time.perf_counter()
+            {"plain": self._print, "bar": self._move, "notebook": self._redraw}[self.kind](report)
 
-    live: Any
-    progress: Any
-    task: Any
-    throttle: Throttle
+    @contextlib.contextmanager
+    def announcing(self, clock: Clock) -> Iterator[None]:
+        """Announces the stages of the block that take long, as ``clock`` knows them."""
+        if self.kind == "none":
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._announce, args=(clock, over), name="stages", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
-    def say(self, text: str) -> None:
-        """Prints the line above the bar."""
-        self.live.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+    def close(self) -> None:
+        """Takes the bar down."""
+        if self.kind == "bar" and self._live is not None:
+            self._live.stop()
+            self._live = None
 
-    def report(self, report: Shown) -> None:
-        """Moves the bar."""
+    def _print(self, report: Any) -> None:
+        print(printable(report), flush=True)
+
+    def _move(self, report: Any) -> None:
+        from rich.console import Group
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        if self._live is None:
+            columns = BarColumn(bar_width=16), TimeRemainingColumn(), TextColumn("{task.fields[rates]}")
+            self._progress = Progress(MofNCompleteColumn(), *columns)
+            self._progress.add_task("train", total=report.num_steps, rates="")
+            self._live = Live(self._progress, transient=True)
+            self._live.start()
         if report.is_milestone:
             self.say(str(report))
-        if self.throttle.passes(important=report.step == report.num_steps):
-            from rich.console import Group
-            from rich.text import Text
+        (task,) = self._progress.task_ids
+        self._progress.update(task, total=report.num_steps, completed=report.step, rates=report.rates)
+        self._live.update(Group(self._progress, Text(printable(report.numbers))))
 
-            self.progress.update(self.task, total=report.num_steps, completed=report.step, rates=report.rates)
-            self.live.update(Group(self.progress, Text(printable(report.numbers))))
+    def _redraw(self, report: Any) -> None:
+        from IPython.display import HTML, display
 
+        bar = f"<progress value={report.step} max={report.num_steps} style='width:20em'></progress>"
+        cell = HTML(f"{bar} <code>{html.escape(str(report))}</code>")
+        if self._live is None:
+            self._live = display(cell, display_id=True)
+        else:
+            self._live.update(cell)
 
-class Notebook(NamedTuple):
-    """One output cell with a bar and the latest numbers, updated in place."""
-
-    handle: Any
-    throttle: Throttle
-
-    def say(self, text: str) -> None:
-        """Prints the line above or below the bar."""
-        print(printable(text))
-
-    def report(self, report: Shown) -> None:
-        """Redraws the bar."""
-        if self.throttle.passes(important=report.is_milestone):
-            from IPython.display import HTML
-
-            bar = f"<progress value={report.step} max={report.num_steps} style='width:20em'></progress>"
-            self.handle.update(HTML(f"{bar} <code>{html.escape(str(report))}</code>"))
+    def _announce(self, clock: Clock, over: threading.Event) -> None:
+        announced, shown = clock.stage, False
+        while not over.wait(SECONDS_BETWEEN_LOOKS):
+            stage, since = clock.stage
+            # On a terminal on which nothing else is drawn yet.
+            in_place = self.kind == "bar" and self._live is None
+            due = stage is not None and clock.now() - since > (SECONDS_ON_TERMINAL if in_place else SECONDS_IN_LINES)
+            if in_place and (due or shown):
+                _write(f"{CLEAR_LINE}  {stage} … {clock.now() - since:.0f} s" if due else CLEAR_LINE)
+                shown = due
+            elif due and announced != (stage, since):
+                announced = stage, since
+                self.say(f"  {stage} …")
+        if shown:
+            _write(CLEAR_LINE)
 
 
 @contextlib.contextmanager
-def open_display(kind: str, num_steps: int) -> Iterator[Display]:
-    """The display that fits where the process runs, taken down on the way out.
+def open_display(progress: str) -> Iterator[Display]:
+    """The display that fits where the process runs; of several processes one prints.
 
     Args:
-        kind: ``auto``, ``bar``, ``plain`` or ``none``.
-        num_steps: what full progress is.
+        progress: the run option.
     """
-    if kind == "none":
-        yield Silent()
-    elif kind == "auto" and _in_notebook():
-        from IPython.display import HTML, display
-
-        handle = display(HTML("<progress></progress>"), display_id=True)
-        yield Notebook(handle, Throttle(SECONDS_BETWEEN_UPDATES))
-    elif shows_bar(kind):
-        from rich.live import Live
-
-        progress = _rich_progress()
-        task = progress.add_task("train", total=num_steps, rates="")
-        with Live(progress, transient=True) as live:
-            yield Bar(live, progress, task, Throttle(SECONDS_BETWEEN_UPDATES))
-    else:
-        yield Plain(Throttle(SECONDS_BETWEEN_LINES))
+    kind = progress if is_primary() else "none"
+    if kind == "auto":
+        kind = "notebook" if _in_notebook() else "bar" if sys.stdout.isatty() else "plain"
+    display = Display(kind)
+    try:
+        yield display
+    finally:
+        display.close()
 
 
-def shows_bar(kind: str) -> bool:
-    """Whether the display is the bar of a terminal."""
-    return kind == "bar" or (kind == "auto" and sys.stdout.isatty() and not _in_notebook())
-
-
-def say_rows(display: Display, rows: Sequence[tuple[str, str]], name_width: int = 0) -> None:
-    """A table of two columns, line by line; the first is at least ``name_width`` characters wide."""
-    for line in aligned(rows, name_width):
-        display.say(f"  {line}")
-
-
-def _rich_progress() -> Any:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        MofNCompleteColumn(),
-        BarColumn(bar_width=16),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[rates]}"),
-    )
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _in_notebook() -> bool:

@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.engine import RUNNING, RunOptions, WindowReport, train, with_changes
-from jaxnn.parallel import computing_on, is_primary
-from jaxnn.run._display import open_display, say_rows
+from jaxnn.observe import Clock
+from jaxnn.parallel import computing_on
+from jaxnn.run._display import Display, open_display
 from jaxnn.run._record import Session, open_session, summarise
 from jaxnn.run._report import Report
 from jaxnn.run._run import Run, run_of
 from jaxnn.run._signals import interruptible
-from jaxnn.run._startup import Startup, starting, startup_report
+from jaxnn.run._startup import NAME_WIDTH, startup_report
 from jaxnn.run._watchdog import watching
 from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 
@@ -38,27 +39,26 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
     options = with_changes(options or RunOptions(), changes, experiment.config)
-    # Of several processes one prints.
-    progress = options.progress if is_primary() else "none"
     with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
+        display = around.enter_context(open_display(options.progress))
         with contextlib.ExitStack() as opened:
-            with starting(options.progress) as startup:
-                session = opened.enter_context(open_session(experiment, options, startup))
+            clock = Clock()
+            with display.announcing(clock):
+                session = opened.enter_context(open_session(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
                 path = None if session.record is None else str(session.record.path)
-                startup.rows(startup_report(session.trainer, path, session.resumed))
+                display.rows(startup_report(session.trainer, path, session.resumed), NAME_WIDTH)
             _watch(session, around, aloud=options.progress != "none")
-            with open_display(progress, session.trainer.plan.num_steps) as display:
-                for report in _reports(session, lambda: interruption.signum is not None):
-                    try:
-                        display.report(report)
-                    except BrokenPipeError:
-                        # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
-                        interruption.wish("standard output was closed: stopping after the current window")
+            for report in _reports(session, lambda: interruption.signum is not None):
+                try:
+                    display.report(report)
+                except BrokenPipeError:
+                    # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
+                    interruption.wish("standard output was closed: stopping after the current window")
+        display.close()
         run = run_of(session, summarise(session))
-        with open_display("none" if progress == "none" else "plain", run.summary.step) as display:
-            say_rows(display, run.closing_rows())
+        display.rows(run.closing_rows())
         return run
 
 
@@ -87,7 +87,8 @@ class Iteration:
                 yield report
 
     def _reports(self) -> Generator[Report]:
-        with contextlib.ExitStack() as around, open_session(self._experiment, self._options, Startup()) as session:
+        opened = open_session(self._experiment, self._options, Clock(), Display())
+        with contextlib.ExitStack() as around, opened as session:
             self._session = session
             _watch(session, around, aloud=False)
             with contextlib.closing(_reports(session, lambda: False, step_by_step=True)) as reports:

@@ -23,7 +23,7 @@ from jaxnn.engine import (
     open_trainer,
     recorded_options,
 )
-from jaxnn.observe import describe_devices, peak_memory_bytes, steady_throughput
+from jaxnn.observe import Clock, describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.parallel import (
     all_agree,
     broadcast_from_primary,
@@ -48,9 +48,10 @@ from jaxnn.record import (
     read_run,
     script,
 )
+from jaxnn.run._display import Display
 from jaxnn.run._report import Summary
 from jaxnn.run._resume import continued_options, restored_facts
-from jaxnn.run._startup import Startup
+from jaxnn.run._startup import NAME_WIDTH, device_rows
 from jaxnn.types import Experiment, RecordError, Splits, TrainingError
 
 
@@ -93,13 +94,14 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(experiment: Experiment[Any], options: RunOptions, startup: Startup) -> Iterator[Session]:
+def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock, display: Display) -> Iterator[Session]:
     """A run ready to train, with its record open; the record is completed on the way out, whatever happens.
 
     Args:
         experiment: what to run.
         options: how.
-        startup: where the start is reported.
+        clock: gets the time.
+        display: gets the device, as soon as JAX has opened it.
 
     Raises:
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
@@ -122,13 +124,13 @@ def open_session(experiment: Experiment[Any], options: RunOptions, startup: Star
         if options.record and options.checkpoint_every != 0:
             preload_orbax()
         layout = make_layout(options.strategy, options.devices, options.mesh, options.device)
-        startup.device(layout.num_devices)
-        with startup.clock.span("load", "loading the data"):
+        display.rows(device_rows(layout.num_devices), NAME_WIDTH)
+        with clock.span("load", "loading the data"):
             splits = experiment.data(experiment.config)
             check_data(splits)
             check_parts(experiment)
         steps_per_call = before["steps_per_call"] if before else None
-        trainer = open_trainer(experiment, options, splits, layout, startup.clock, steps_per_call=steps_per_call)
+        trainer = open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
         stack.callback(trainer.programs.spec.feed.close)
         session = Session(trainer, time.perf_counter() - started)
         if options.record:

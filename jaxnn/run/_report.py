@@ -139,12 +139,6 @@ class Summary:
         return f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"
 
 
-def aligned(rows: Sequence[tuple[str, str]], name_width: int = 0) -> list[str]:
-    """A table of two columns, as lines; the first is at least ``name_width`` characters wide."""
-    width = max(name_width, *(len(name) for name, _ in rows))
-    return [f"{name:<{width}}  {value}" for name, value in rows]
-
-
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """``train loss 0.123  test accuracy 0.98``."""
     return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())

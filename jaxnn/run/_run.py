@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,10 @@ import jax
 import numpy as np
 
 from jaxnn.engine import Trainer, check_count
+from jaxnn.observe import html_table, text_table
 from jaxnn.record import FOLDER, Checkpoints, draw_curves
 from jaxnn.run._record import Session
-from jaxnn.run._report import Summary, aligned
+from jaxnn.run._report import Summary
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
 
 if TYPE_CHECKING:
@@ -137,16 +137,11 @@ class Run:
         return rows
 
     def __repr__(self) -> str:
-        return "\n".join(aligned(self._rows()))
+        return text_table(self._rows())
 
     def _repr_html_(self) -> str:
         """A small table, for notebooks."""
-        cells = (
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
-            for name, value in self._rows()
-        )
-        return f"<table>{''.join(cells)}</table>"
+        return html_table(self._rows())
 
     def _rows(self) -> list[tuple[str, str]]:
         return [*self.summary.rows(), ("record", str(self.dir or "none"))]

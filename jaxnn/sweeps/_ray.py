@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxnn.record import check_vacant, create_run_dir, is_locked, is_sweep, jax_flags
-from jaxnn.run import Interruption, file_name_of, interruptible, open_display, say_rows
+from jaxnn.run import Interruption, file_name_of, interruptible, open_display
 from jaxnn.sweeps._member_runs import open_sweep
 from jaxnn.sweeps._options import SweepOptions
 from jaxnn.sweeps._plan import checked_points, plan_sweep
@@ -92,9 +92,9 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
         # A process keeps the GPU it opened, and the next task may be given another.
         device = {"num_gpus": 1, "max_calls": 1} if gpus else one_core
         train_remotely = ray.remote(_train_shard).options(max_retries=MAX_RETRIES, **device)
-        with open_display("none" if options.progress == "none" else "plain", 0) as words:
+        with open_display("none" if options.progress == "none" else "plain") as words:
             each = "a GPU" if gpus else "a core"
-            say_rows(words, [("ray", f"{num_workers} workers with {each} each"), ("shards", str(num_shards))])
+            words.rows([("ray", f"{num_workers} workers with {each} each"), ("shards", str(num_shards))])
             shards = [f"{part}/{num_shards}" for part in range(1, num_shards + 1)]
             tasks = {train_remotely.remote(job, str(path.resolve()), shard): shard for shard in shards}
             with interruption.finishing("the current windows"):

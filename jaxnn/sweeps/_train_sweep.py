@@ -14,9 +14,10 @@ from typing import Any
 import jax
 
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
+from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record, preload_orbax, script
-from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
+from jaxnn.run import NAME_WIDTH, Display, Interruption, device_rows, interruptible, open_display, watching
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
 from jaxnn.sweeps._plan import SweepPlan, checked_points, plan_sweep
@@ -92,7 +93,10 @@ def sweep_here(
     Raises:
         ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
     """
-    with interruptible() as interruption, computing_on(options.device), closing_writers(options):
+    with contextlib.ExitStack() as around:
+        interruption = around.enter_context(interruptible())
+        around.enter_context(computing_on(options.device))
+        around.enter_context(closing_writers(options))
         before, resume = None, options.resume
         if resume is not None:
             before = read_before(resume)
@@ -102,35 +106,37 @@ def sweep_here(
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             preload_orbax()
-        with starting(options.progress) as startup:
-            startup.device()
-            plan = plan_sweep(experiment, points, options, startup.clock)
+        display, clock = around.enter_context(open_display(options.progress)), Clock()
+        with display.announcing(clock):
+            display.rows(device_rows(), NAME_WIDTH)
+            plan = plan_sweep(experiment, points, options, clock)
             if before is not None and resume is not None:
                 check_same(plan, before, resume)
                 recall(plan, before, resume)
             check_siblings(plan)
-            startup.rows(sweep_rows(plan))
+            display.rows(sweep_rows(plan), NAME_WIDTH)
             if options.plan_only:
-                return _plan_only(plan, startup.display)
+                return _plan_only(plan, display)
             if before is not None and resume is not None and before["status"] == "finished":
                 if all(map(plan.is_over, plan.groups)):
                     # A sweep that is over is loaded, not run: its record stays as it is.
                     with open_record(resume) as record:
                         results = _exported(plan, SweepRecord(record, before))
-                    say_rows(startup.display, closing_rows(results))
+                    display.rows(closing_rows(results))
                     return results
             # Before anything is written: what is wrong with the options is found when a group is opened.
             facts = before or sweep_facts(plan, _first_trainer(plan)) | dict(origin or {})
         # From here on there is something to save, and its record to complete.
         with interruption.finishing("the current window"), _open_record(plan, facts) as sweep:
-            run = SweepRun(plan, sweep, interruption, startup.display)
+            run = SweepRun(plan, sweep, interruption, display)
             aloud = options.progress != "none"
-            with watching(plan.clock, run.flight, options.stall_after, aloud=aloud), announcing(startup):
-                with _completed(run), open_display(options.progress, plan.num_left) as display:
+            with watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
+                with _completed(run):
                     for report in run.train():
                         display.report(report)
+            display.close()
             results = _exported(plan, sweep)
-        say_rows(startup.display, closing_rows(results))
+        display.rows(closing_rows(results))
         return results
 
 
@@ -215,7 +221,7 @@ class SweepRun:
         if number not in self._shown:
             self._shown.add(number)
             trainer.store = self.sweep.store(number, trainer)
-            say_rows(self.words, group_rows(number, trainer, group.static, len(plan.groups)))
+            self.words.rows(group_rows(number, trainer, group.static, len(plan.groups)))
             if plan.options.resume is not None and trainer.store is not None:
                 for note in restore_group(number, trainer, self.sweep):
                     self.words.say(f"  {note}")
@@ -284,7 +290,7 @@ def _plan_only(plan: SweepPlan, words: Display) -> Sweep:
     facts: dict[str, Any] = {}
     for group in plan.groups:
         trainer = plan.trainer(group)
-        say_rows(words, group_rows(group.number, trainer, group.static, len(plan.groups)))
+        words.rows(group_rows(group.number, trainer, group.static, len(plan.groups)))
         facts = facts or {**sweep_facts(plan, trainer), "status": "planned"}
         del plan.open[group.number]
     return results_of(plan, SweepRecord(None, facts), open_member)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.run import Report
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -180,40 +176,26 @@ def test_patience_follows_the_monitored_metric() -> None:
     assert tiny.fit(experiment, monitor="accuracy", **options).summary.status == "stopped early"
 
 
-class Spy:
-    """A display that notes what it is shown."""
-
-    def __init__(self, events: list[Any]) -> None:
-        self.events = events
-
-    def say(self, text: str) -> None:
-        pass
-
-    def report(self, report: Report) -> None:
-        self.events.append(report)
-
-
-def test_nothing_is_compiled_between_the_first_window_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_between_the_first_window_and_the_last() -> None:
     events: list[Any] = []
 
-    @contextlib.contextmanager
-    def spying(*_: Any) -> Iterator[Spy]:
-        yield Spy(events)
+    class Spy:
+        def write(self, lines: Any) -> None:
+            events.extend(line["step"] for line in lines)
 
     def on_duration(name: str, seconds: float, **_: Any) -> None:
         if "/compile/" in name:
             events.append(name)
 
-    monkeypatch.setattr(importlib.import_module("jaxnn.run._fit"), "open_display", spying)
     jax.monitoring.register_event_duration_secs_listener(on_duration)
     try:
         # Windows of 5 and of 3 in calls of 3, streamed and evaluated: every kind of program there is.
-        tiny.fit(tiny.experiment(num_steps=23), steps_per_call=3, resident=False)
+        tiny.fit(tiny.experiment(num_steps=23), steps_per_call=3, resident=False, writers=(Spy(),))
     finally:
         jax.monitoring.unregister_event_duration_listener(on_duration)
-    shown = [index for index, event in enumerate(events) if isinstance(event, Report)]
+    shown = [index for index, event in enumerate(events) if isinstance(event, int)]
     assert any(isinstance(event, str) for event in events[: shown[0]]), "the listener hears nothing"
-    assert [event.step for event in events[shown[0] : shown[-1] + 1]] == [5, 10, 15, 20, 23]
+    assert events[shown[0] : shown[-1] + 1] == [5, 10, 15, 20, 23]
 
 
 def test_a_run_chooses_its_steps_per_call_by_measuring(tmp_path: Path) -> None:
