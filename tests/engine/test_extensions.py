@@ -92,6 +92,8 @@ def test_sweep_takes_all_three(parts: ModuleType, named: bool, tmp_path: Path) -
     assert [member.status for member in sweep.members] == ["stopped early"] * 2
     assert steps(parts.table.rows) == BOTH and parts.table.closed == 1
     assert parts.table.rows == tiny.lines(tmp_path / "sweep")
+    # Loaded, not trained further, though the record cannot hold the rule.
+    assert int(sweep.run(0).state.step) == 10 and sweep.run(1).summary.status == "stopped early"
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], ALONE), (["sweep", "--seed", "0", "1"], BOTH)])
