@@ -115,6 +115,15 @@ def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) 
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule).summary.step == 10
 
 
+def test_a_writer_gets_no_empty_reports(parts: ModuleType) -> None:
+    # All members diverge in the first window, and the device is asked for its state at the end only.
+    writes: list[int] = []
+    parts.table.write = lambda lines: writes.append(len(lines))
+    how = {**HOW, "eval_every": 0, "record": False, "vmap_size": 2, "devices": 1}
+    jn.sweep(tiny.experiment(), jn.grid(learning_rate=[1e38, 2e38]), writers=(parts.table,), **how)
+    assert writes == [2]
+
+
 def test_a_writer_is_closed_after_a_failure(parts: ModuleType) -> None:
     def fail(lines: Any) -> bool:
         raise ZeroDivisionError("mine")
