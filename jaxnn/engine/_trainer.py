@@ -175,6 +175,8 @@ class Trainer:
         """Hands what members reported, by row, to the record and to further metric writers."""
         column = [{} if self.numbers is None else {"member": number} for number in self.numbers or (0,)]
         written = [column[row] | dict(line) for row, line in lines.items()]
+        if not written:  # all members are over, and the device is yet to be asked for their states
+            return
         with self.clock.span("record"):
             if self.store is not None:
                 self.store.report(written)

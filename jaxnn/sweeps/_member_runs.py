@@ -62,7 +62,8 @@ def open_member(sweep: Sweep, member: Member, experiment: Experiment[Any]) -> Ru
     path = member.dir
     if path is None or not path.is_dir():
         (path,) = export_members(sweep, [member])
-    return fit(experiment, resume=path, progress="none")
+    # The sweep's own stopping rule may not be at hand; a complete member stays as it is.
+    return fit(experiment, resume=path, progress="none", stop=lambda lines: True)
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:

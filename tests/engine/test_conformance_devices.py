@@ -47,7 +47,7 @@ class Trained(NamedTuple):
     Attributes:
         state: at the end, on the devices.
         losses: the mean over each call.
-        evaluation: of held-out data.
+        evaluation: on the eval split.
         compiled: the names of all programs.
     """
 

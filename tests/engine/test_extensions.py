@@ -92,6 +92,8 @@ def test_sweep_takes_all_three(parts: ModuleType, named: bool, tmp_path: Path) -
     assert [member.status for member in sweep.members] == ["stopped early"] * 2
     assert steps(parts.table.rows) == BOTH and parts.table.closed == 1
     assert parts.table.rows == tiny.lines(tmp_path / "sweep")
+    # Loaded, not trained further, though the record cannot hold the rule.
+    assert int(sweep.run(0).state.step) == 10 and sweep.run(1).summary.status == "stopped early"
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], ALONE), (["sweep", "--seed", "0", "1"], BOTH)])
@@ -111,6 +113,33 @@ def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) 
     with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
         tiny.fit(tiny.experiment(), resume=tmp_path / "1")
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule).summary.step == 10
+
+
+def test_resumed_sweep_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
+    def fail(lines: Any) -> None:
+        raise ZeroDivisionError("mine")
+
+    parts.table.write = fail
+    how = {**HOW, "writers": (parts.table,), "vmap_size": 2, "devices": 1}
+    for number, rule in enumerate((NAMES["stop"], parts.rule)):
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / str(number), stop=rule, **how)
+    again = {"progress": "none", "devices": 1}
+    sweep = jn.sweep(tiny.experiment(), resume=tmp_path / "0", **again)
+    assert [member.step for member in sweep.members] == [10, 10]
+    with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
+        jn.sweep(tiny.experiment(), resume=tmp_path / "1", **again)
+    sweep = jn.sweep(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule, **again)
+    assert [member.step for member in sweep.members] == [10, 10]
+
+
+def test_a_writer_gets_no_empty_reports(parts: ModuleType) -> None:
+    # All members diverge in the first window, and the device is asked for its state at the end only.
+    writes: list[int] = []
+    parts.table.write = lambda lines: writes.append(len(lines))
+    how = {**HOW, "eval_every": 0, "record": False, "vmap_size": 2, "devices": 1}
+    jn.sweep(tiny.experiment(), jn.grid(learning_rate=[1e38, 2e38]), writers=(parts.table,), **how)
+    assert writes == [2]
 
 
 def test_a_writer_is_closed_after_a_failure(parts: ModuleType) -> None:

@@ -37,7 +37,7 @@ def calls(plan: Plan, step: int = 0) -> list[tuple[int, int]]:
 
 def test_windows_partition_the_run_and_end_wherever_something_is_due() -> None:
     for plan in PLANS:
-        # Written down anew: every multiple of a cadence below the end, and the end.
+        # Derived independently: every multiple of a cadence below the end, and the end.
         every = [number for number in (plan.report_every, plan.eval_every, plan.checkpoint_every) if number]
         due = {step for step in range(1, plan.num_steps) if any(step % number == 0 for number in every)}
         assert [end for _, end in windows(plan)] == sorted(due | {plan.num_steps}), plan

@@ -1,4 +1,4 @@
-"""A run or a sweep whose newest checkpoint is damaged goes on from the one before it, says so, and loses nothing."""
+"""A run or a sweep whose newest checkpoint is damaged resumes from the one before it, reports it, and loses nothing."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def untimed(path: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in timings} for line in read_metrics(path)]
 
 
-def test_the_run_goes_on_from_the_checkpoint_before_and_says_so(
+def test_run_resumes_from_the_checkpoint_before_and_reports_it(
     whole: jn.Run, halved: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(halved / "checkpoints" / "10" / "default" / "manifest.ocdbt")
@@ -53,15 +53,15 @@ def test_the_run_goes_on_from_the_checkpoint_before_and_says_so(
     )
     said = " ".join(capsys.readouterr().out.split())
     assert f"resumed after step 5; {sentence}" in said
-    told = tiny.read(halved)["resumed"]
-    assert [(entry["step"], entry["damaged"]) for entry in told] == [(5, [sentence])]
+    resumes = tiny.read(halved)["resumed"]
+    assert [(entry["step"], entry["damaged"]) for entry in resumes] == [(5, [sentence])]
     assert (halved / "checkpoints" / "damaged" / "10" / "default" / "manifest.ocdbt").is_file()
     tiny.assert_bitwise_equal(resumed.state.params, whole.state.params)
     tiny.assert_bitwise_equal(resumed.state.opt_state, whole.state.opt_state)
     assert untimed(halved) == untimed(whole.dir) and tiny.read(halved)["status"] == "finished"  # type: ignore[arg-type]
 
 
-def test_a_run_that_is_whole_tells_of_nothing(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_undamaged_run_reports_no_damage(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.fit(tiny.experiment(), resume=halved, progress="plain")
     assert tiny.read(halved)["resumed"][0]["damaged"] == []
     assert "damaged" not in capsys.readouterr().out and not (halved / "checkpoints" / "damaged").exists()
@@ -114,7 +114,7 @@ def test_a_damaged_best_checkpoint_is_named(whole: jn.Run) -> None:
 # --- sweeps ---
 
 
-def test_a_sweep_goes_on_from_the_checkpoint_before_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_resumes_from_the_checkpoint_before_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Killed(BaseException):
         pass
 
@@ -135,11 +135,11 @@ def test_a_sweep_goes_on_from_the_checkpoint_before_too(tmp_path: Path, capsys: 
     newest = max((path for path in group.iterdir()), key=lambda path: int(path.name))
     flip(newest / "default" / "_METADATA")
     rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", progress="plain", devices=1)
-    (told,) = tiny.read(tmp_path / "sweep", "sweep.json")["damaged"]
-    assert told.startswith(
+    (damage,) = tiny.read(tmp_path / "sweep", "sweep.json")["damaged"]
+    assert damage.startswith(
         f"the checkpoint of step {newest.name} is damaged, its file default/_METADATA has other bytes"
     )
-    assert told in " ".join(capsys.readouterr().out.split())
+    assert damage in " ".join(capsys.readouterr().out.split())
     assert rest.status == "finished"
     assert [member.final for member in rest.members] == [member.final for member in whole.members]
 

@@ -168,7 +168,7 @@ def test_with_patience_the_best_state_is_saved_when_it_is_seen(tmp_path: Path) -
 
 
 def test_patience_follows_the_monitored_metric() -> None:
-    # Accuracy stands still where the loss goes on falling: only patience with accuracy ends the run.
+    # Accuracy stands still where the loss keeps falling: only patience with accuracy ends the run.
     easy = (np.eye(3, dtype=np.float32).repeat(8, 0), np.arange(3).repeat(8))
     experiment = tiny.experiment(data=jn.data.arrays(easy, easy), num_steps=60, learning_rate=1.0)
     options = {"eval_every": 10, "patience": 2}
@@ -204,9 +204,9 @@ def test_a_run_chooses_its_steps_per_call_by_measuring(tmp_path: Path) -> None:
     measured = {int(steps): seconds for steps, seconds in facts["seconds_per_step_measured"].items()}
     assert 1 in measured and len(measured) >= 2 and all(seconds > 0 for seconds in measured.values())
     assert facts["steps_per_call"] == min(measured, key=lambda steps: measured[steps])
-    # Measuring trained nothing: the numbers are those of a run that was told.
-    told = tiny.fit(tiny.experiment(), report_every=10)
-    tiny.assert_bitwise_equal(run.state.params, told.state.params)
+    # Measuring trained nothing: the numbers are those of a run with them given.
+    given = tiny.fit(tiny.experiment(), report_every=10)
+    tiny.assert_bitwise_equal(run.state.params, given.state.params)
 
 
 def test_the_two_line_form_classifies_where_targets_are_labels(tmp_path: Path) -> None:

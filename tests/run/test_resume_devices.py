@@ -1,4 +1,4 @@
-"""A run goes on on other devices: what is asked for replaces what the record says of them, and is told of."""
+"""A run resumes on other devices: options that are given replace those of the record, and the change is reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def split(num_steps: int) -> jn.Experiment[Any]:
 
 
 def continued(recorded: dict[str, Any], **given: Any) -> dict[str, Any]:
-    """What a run with ``recorded`` options goes on with where others are ``given``: those of them that are said."""
+    """The explicit options of a run with ``recorded`` options that is resumed with ``given`` ones."""
     example = tiny.experiment()
     before = {"config": config_json(example.config), "options": recorded_options(RunOptions(**recorded))}
     options = continued_options(example, RunOptions(resume=Path("there"), **given), before)
@@ -84,7 +84,7 @@ def test_what_is_asked_for_drops_what_the_record_says_against_it(
     ("recorded", "used"),
     [({"devices": 8}, "devices=8"), ({"mesh": "data=4,model=2", "devices": 8}, "mesh data=4,model=2")],
 )
-def test_devices_of_the_record_that_are_not_here_are_told_as_the_records(recorded: dict[str, Any], used: str) -> None:
+def test_devices_of_the_record_that_are_not_here_are_named_as_the_records(recorded: dict[str, Any], used: str) -> None:
     message = rf"the run in there used {used}: give --devices 4 .* JAX has 4 cpu devices here"
     with pytest.raises(jn.ConfigError, match=message):
         continued(recorded)
@@ -93,7 +93,7 @@ def test_devices_of_the_record_that_are_not_here_are_told_as_the_records(recorde
     assert continued(recorded, devices=4) == {"devices": 4}
 
 
-def test_devices_of_the_record_that_processes_cannot_share_are_told_as_the_records(
+def test_devices_of_the_record_that_processes_cannot_share_are_named_as_the_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -102,7 +102,7 @@ def test_devices_of_the_record_that_processes_cannot_share_are_told_as_the_recor
     assert continued({"devices": "all"}) == {"devices": "all"}
 
 
-def test_a_run_goes_on_from_a_mesh_to_fewer_devices_and_to_another_mesh(tmp_path: Path) -> None:
+def test_run_resumes_from_a_mesh_to_fewer_devices_and_to_another_mesh(tmp_path: Path) -> None:
     path = tmp_path / "run"
     tiny.fit(split(10), path, mesh=GRID)
     tiny.fit(split(20), resume=path, devices=2)
@@ -119,13 +119,13 @@ def test_another_kind_of_device_is_among_what_changed(tmp_path: Path, capsys: py
     facts["devices"] |= {"backend": "gpu", "devices": [{"platform": "gpu", "kind": "NVIDIA H100"}]}
     (path / "run.json").write_text(json.dumps(facts))
     tiny.fit(tiny.experiment(num_steps=20), resume=path, progress="plain")
-    told = "after step 10, not bit for bit, since these changed: the device NVIDIA H100 → cpu"
-    assert told in capsys.readouterr().out
+    expected = "after step 10, not bit for bit, since these changed: the device NVIDIA H100 → cpu"
+    assert expected in capsys.readouterr().out
     tiny.fit(tiny.experiment(num_steps=30), resume=path, device="cpu")
     assert [resumed["changed"] for resumed in tiny.read(path)["resumed"]] == [["the device NVIDIA H100 → cpu"], []]
 
 
-def test_a_run_that_was_told_to_compute_on_the_cpu_did_so_whatever_else_there_was(tmp_path: Path) -> None:
+def test_run_with_device_cpu_counts_as_one_on_the_cpu(tmp_path: Path) -> None:
     path = tmp_path / "run"
     tiny.fit(tiny.experiment(num_steps=10), path, device="cpu")
     facts = tiny.read(path)

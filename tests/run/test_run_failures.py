@@ -48,16 +48,16 @@ class Reader(linen.Module):
 CASES = {
     "an unknown option": ({"report_evry": 5}, "no run option 'report_evry': did you mean 'report_every'"),
     "an unknown monitor": ({"monitor": "acuracy"}, "monitor is 'acuracy', .* did you mean 'accuracy'"),
-    "patience without held-out data": (
+    "patience without an eval split": (
         {"patience": 2, **bad(data=jn.data.arrays(tiny.points(37)))},
-        "patience needs held-out data",
+        "patience needs",
     ),
     "a batch larger than the set": (bad(batch_size=38), "batch of 38 is larger than the set of 37"),
     "too few outputs": (
         bad(data=jn.data.arrays((tiny.points(37)[0], np.arange(37) % 4))),
         "label 3 of example 3 in train is out of range",
     ),
-    "labels beyond the outputs in a held-out split alone": (
+    "labels beyond the outputs in the eval split alone": (
         bad(data=jn.data.arrays(tiny.points(37), (tiny.points(23)[0], np.arange(23) % 5))),
         "label 3 of example 3 in test is out of range",
     ),
@@ -76,7 +76,7 @@ CASES = {
         bad(task=lambda config: jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})),
         r"a number an example, \[8\], not \[8, 3\]: take its mean over every axis but the first",
     ),
-    "a token beyond the vocabulary in a held-out split alone": (
+    "a token beyond the vocabulary in the eval split alone": (
         bad(
             data=jn.data.arrays((IDS % 5, LABELS), (IDS, LABELS)),
             task=lambda config: jn.tasks.classification(jn.models.BagOfTokens(3, vocabulary_size=5, features=2)),
@@ -236,7 +236,7 @@ def test_finite_parameters_of_a_run_that_diverged_are_not_saved_either(tmp_path:
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["10", "5"]
 
 
-def test_a_run_that_diverged_goes_on_from_its_last_good_state(tmp_path: Path) -> None:
+def test_diverged_run_resumes_from_its_last_good_state(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="at step 23"):
         tiny.fit(exploding(22), tmp_path / "run", steps_per_call=1, checkpoint_every=10)
     with pytest.raises(TrainingError, match="at step 23"):
@@ -254,7 +254,7 @@ def test_a_loss_that_is_not_finite_ends_an_iteration_too(tmp_path: Path) -> None
     assert tiny.read(tmp_path / "run")["status"] == "diverged"
 
 
-# --- errors and signals while it goes on ---
+# --- errors and signals during training ---
 
 
 class Breaking:
@@ -306,7 +306,7 @@ def test_a_signal_ends_the_window_saves_and_can_be_resumed(
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
     assert resumed.summary.status == "finished"
-    assert resumed.metrics["step"].tolist() == [5, 10, 15, 20], "it did not go on where it was interrupted"
+    assert resumed.metrics["step"].tolist() == [5, 10, 15, 20], "it did not resume where it was interrupted"
     tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
 
 
@@ -386,7 +386,7 @@ def test_a_run_that_stopped_early_is_loaded_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpoint_every": 0}], ids=["as before", "without more checkpoints"])
-def test_a_run_goes_on_from_what_it_saved(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_run_resumes_from_its_newest_checkpoint(tmp_path: Path, options: dict[str, Any]) -> None:
     first = tiny.fit(tiny.experiment(num_steps=10), tmp_path / "run")
     run = tiny.fit(tiny.experiment(), resume=first.dir, **options)
     np.testing.assert_array_equal(run.metrics["step"], [5, 10, 15, 20])
@@ -394,7 +394,7 @@ def test_a_run_goes_on_from_what_it_saved(tmp_path: Path, options: dict[str, Any
     assert told["step"] == 10 and set(told["before"]) == {"command", "git", "devices", "jax_flags"}
 
 
-def test_without_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+def test_run_without_checkpoints_cannot_be_resumed(tmp_path: Path) -> None:
     finished = tiny.fit(tiny.experiment(), tmp_path / "run", checkpoint_every=0)
     before = contents(finished.dir)
     with pytest.raises(jn.RecordError, match="kept no checkpoints, so it cannot be resumed"):

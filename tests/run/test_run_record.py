@@ -267,6 +267,6 @@ def test_breaking_off_at_the_end_is_no_stop(tmp_path: Path) -> None:
     assert iteration.run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
 
 
-def test_an_iteration_that_has_not_begun_has_no_run() -> None:
+def test_iteration_that_has_not_started_has_no_run() -> None:
     with pytest.raises(ConfigError, match="iterate first"):
         _ = jn.iterate(tiny.experiment()).run

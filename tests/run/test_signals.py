@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM within a run: the first is a wish, the second stops at once, and handlers are restored."""
+"""SIGINT and SIGTERM within a run: the first asks to stop, the second stops at once, and handlers are restored."""
 
 from __future__ import annotations
 

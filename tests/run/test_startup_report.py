@@ -1,4 +1,4 @@
-"""What a run says before its first step of implementations, and of convolutions that are not jaxnn's."""
+"""The startup report: implementations, and a hint about convolutions that are not jaxnn's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_hint_gives_the_cost_that_was_measured_and_the_way_out() -> None:
     assert convolution_hint(trainer(SLOW, 1)).startswith("1 convolution is not jaxnn's")
 
 
-def test_long_loops_without_a_measurement_are_warned_of_too() -> None:
+def test_hint_covers_long_loops_without_a_measurement() -> None:
     assert "not measured here" in convolution_hint(trainer(Choice(16, {})))
 
 
@@ -52,7 +52,7 @@ def test_long_loops_without_a_measurement_are_warned_of_too() -> None:
         (SLOW, 0),
         (Choice(16, {1: 0.071, 2: 0.072, 16: 0.06}), 2),
         (Choice(1, {1: 0.071, 2: 0.1}), 2),  # 1.4 times
-        (Choice(1, {}), 2),  # told to take single steps: no loop, no loss
+        (Choice(1, {}), 2),  # single steps were asked for: no loop, no loss
         (Choice(1, {1: 0.071}), 2),  # a window of one: likewise
     ],
 )
@@ -70,7 +70,7 @@ def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
         return tiny.apply(params, inputs)
 
 
-def test_implementations_are_told_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_implementations_are_reported_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tiny.fit(tiny.experiment(model=(tiny.init, apply)), tmp_path / "run", progress="plain")
     assert tiny.read(run.dir)["implementations"] == {"attention": ["whole"]}
     assert "\n  implementations  attention whole\n" in capsys.readouterr().out
@@ -79,7 +79,7 @@ def test_implementations_are_told_and_recorded(tmp_path: Path, capsys: pytest.Ca
     assert "\n  implementations " not in capsys.readouterr().out
 
 
-def test_a_step_is_traced_once_for_all_that_is_told_of_it() -> None:
+def test_step_is_traced_once_for_the_whole_report() -> None:
     traces = []
 
     def counted(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:

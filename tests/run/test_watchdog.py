@@ -1,4 +1,4 @@
-"""A watchdog says where a run stands when nothing gets done, is quiet while it goes on, and ends with it."""
+"""A watchdog reports where a run hangs, is quiet while steps complete, and ends with the run."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_second_stall_is_another_with_the_whole_bound_before_it() -> None:
     assert [(stall.where, stall.seconds) for stall in scene.flight.stalls] == [("data", 399.0), ("evaluation", 100.0)]
 
 
-def test_the_callers_own_time_and_that_outside_a_run_are_nobodys_business() -> None:
+def test_the_callers_own_time_and_that_outside_a_run_are_not_watched() -> None:
     scene = Scene()
     assert scene.look_after(1000.0) == []
     with scene.clock.span("train"), scene.clock.span("caller"):
@@ -231,9 +231,9 @@ def test_a_source_that_hangs_is_waiting_for_data(tmp_path: Path, capfd: pytest.C
     run = tiny.fit(slow_data(12), tmp_path / "run", resident=False, stall_after=BOUND, progress="plain")
     (stall,) = stalls_at(run, "data")
     assert stall.step == 10
-    told = capfd.readouterr().err
-    assert re.search(r"^nothing finished for \d\.\d s: waiting for data \(after step 10\)$", told, re.M)
-    assert len(re.findall(r"^the wait for data \(after step 10\) is over, after \d\.\d s$", told, re.M)) == 1
+    errors = capfd.readouterr().err
+    assert re.search(r"^nothing finished for \d\.\d s: waiting for data \(after step 10\)$", errors, re.M)
+    assert len(re.findall(r"^the wait for data \(after step 10\) is over, after \d\.\d s$", errors, re.M)) == 1
     recorded = tiny.read(tmp_path / "run")["summary"]["stalls"]
     assert {"where": "data", "step": 10, "seconds": stall.seconds} in recorded
     assert re.fullmatch(r"(once|\d times), \d\.\d s in all \(.*data.*\)", dict(run.summary.rows())["stalled"])
@@ -271,7 +271,7 @@ def test_a_disk_that_hangs_is_waiting_for_a_checkpoint_at_the_end_too(
     assert "checkpoint" in {stall["where"] for stall in tiny.read(tmp_path / "run")["summary"]["stalls"]}
 
 
-def test_a_resumed_run_that_hangs_at_once_stands_where_it_goes_on(tmp_path: Path) -> None:
+def test_resumed_run_that_hangs_at_once_reports_its_first_step(tmp_path: Path) -> None:
     tiny.fit(tiny.experiment(num_steps=10), tmp_path / "run")
     run = tiny.fit(slow_data(12), resume=tmp_path / "run", resident=False, stall_after=BOUND)
     assert [stall.step for stall in stalls_at(run, "data")] == [10]
@@ -281,7 +281,7 @@ def test_a_healthy_run_says_nothing_and_notes_nothing(tmp_path: Path, capfd: pyt
     seen = []
     data = slow_data(5, lambda: seen.extend(dogs()))
     run = tiny.fit(data, tmp_path / "run", resident=False, stall_after=30.0, progress="plain")
-    assert len(seen) == 1, "nobody looked on"
+    assert len(seen) == 1, "no watchdog"
     assert run.summary.stalls == () and tiny.read(tmp_path / "run")["summary"]["stalls"] == []
     assert "stalled" not in dict(run.summary.rows())
     assert capfd.readouterr().err == ""
@@ -303,7 +303,7 @@ def test_in_an_iteration_the_callers_time_is_its_own_and_nothing_is_printed(capf
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_iteration_that_is_broken_off_has_nobody_look_on() -> None:
+def test_watchdog_ends_when_an_iteration_is_left() -> None:
     iteration = jn.iterate(tiny.experiment(), **tiny.HOW, record=False)
     for _ in iteration:
         assert len(dogs()) == 1
@@ -322,7 +322,7 @@ def test_it_ends_with_a_run_that_fails_and_the_stall_is_on_record(tmp_path: Path
     assert "data" in {stall["where"] for stall in tiny.read(tmp_path / "run")["summary"]["stalls"]}
 
 
-def test_with_0_nobody_looks_on() -> None:
+def test_stall_after_0_starts_no_watchdog() -> None:
     seen = []
     tiny.fit(slow_data(5, lambda: seen.append(dogs())), resident=False, stall_after=0)
     assert seen == [[]]
