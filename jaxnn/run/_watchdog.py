@@ -1,9 +1,11 @@
-"""A watchdog: a thread that looks on while a run trains, and says where it stands when nothing gets done."""
+"""A watchdog: a thread that reports when nothing completes for a while, what is waited for, and where Python is."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
+import io
 import sys
 import threading
 from collections.abc import Iterator
@@ -31,12 +33,12 @@ NOT_WATCHED = ("caller", None)
 
 
 class Watch:
-    """What is known of a run that is looked at now and then.
+    """The stalls of a run, as they are seen by looking now and then.
 
     Args:
-        clock: the run's.
+        clock: the run's; its open span is what is waited for.
         flight: its calls.
-        stall_after: seconds in which nothing gets done that make a stall.
+        stall_after: the seconds without a completed step that make a stall.
     """
 
     def __init__(self, clock: Clock, flight: Flight, stall_after: float) -> None:
@@ -48,7 +50,7 @@ class Watch:
         self._wait: str | None = None
 
     def look(self) -> list[str]:
-        """Looks whether anything got done since the last look; a line for each thing to say of a stall."""
+        """Looks whether anything completed since the last look; returns a line for each thing to report."""
         now, done = self._clock.now(), self._flight.done
         name, since = self._clock.current
         alive_at = now if done != self._done else max(since, self._alive_at)
@@ -65,6 +67,11 @@ class Watch:
             self._wait = _waits(where, done, self._flight.started)
             lines.append(f"nothing finished for {spoken(quiet)}: waiting {self._wait}")
         return lines
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a stall that was reported is not over."""
+        return self._wait is not None
 
     def _goes_on(self, alive_at: float) -> list[str]:
         """Something got done at ``alive_at``: a stall, if there was one, is over."""
@@ -84,15 +91,16 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -> Iterator[None]:
-    """Has a thread look on during the block and note stalls in ``flight``.
+    """Has a thread note the stalls of the block in ``flight``.
 
-    It looks once a second, costs the loop nothing, and is blind while other code keeps Python's lock to itself.
+    It looks once a second, costs the loop nothing, and sees nothing while other code holds Python's lock.
 
     Args:
-        clock: the run's; its spans tell where the run stands.
+        clock: the run's; its open span is what is waited for.
         flight: its calls.
-        stall_after: seconds without anything done that make a stall; 0: nobody looks on.
-        aloud: say so on standard error too, and again each time a stall has lasted twice as long.
+        stall_after: the seconds without a completed step that make a stall; 0 disables.
+        aloud: report on standard error too, again each time a stall has lasted twice as long, then with the stack of
+            every Python thread.
     """
     if not stall_after:
         yield
@@ -110,16 +118,21 @@ def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -
 
 
 def _look_on(watch: Watch, over: threading.Event, seconds: float, aloud: bool) -> None:
-    """Looks every so many seconds, and once more when it is over, for what ended since."""
-    going_on = True
-    while going_on:
-        going_on = not over.wait(seconds)
+    """Looks at intervals, and once more at the end, for what ended since."""
+    reports, running = 0, True
+    while running:
+        running = not over.wait(seconds)
         lines = watch.look()
         if lines and aloud:
+            reports = reports + 1 if watch.stalled else 0
             # Each process waits for something of its own.
             who = f"process {jax.process_index()}: " if jax.process_count() > 1 else ""
             sys.stderr.write("".join(f"{who}{line}\n" for line in lines))
             sys.stderr.flush()
+            if reports == 2:
+                # What standard error is replaced by, as in a notebook, may have no file.
+                with contextlib.suppress(io.UnsupportedOperation, AttributeError):
+                    faulthandler.dump_traceback(sys.stderr)
 
 
 def _waits(where: str, done: int, begun: int) -> str:
