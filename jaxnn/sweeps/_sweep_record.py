@@ -47,6 +47,13 @@ class SweepRecord:
             "implementations": trainer.programs.implementations,
             "fingerprint": trainer.fingerprint,
         }
+        self._change_group(number, **facts)
+
+    def close_group(self, number: int) -> None:
+        """Notes that the last checkpoint of a group is complete, so that its members are over."""
+        self._change_group(number, closed=True)
+
+    def _change_group(self, number: int, **facts: Any) -> None:
         groups = list(self.facts["groups"])
         groups[number] = {**groups[number], **facts}
         self.describe(groups=groups)

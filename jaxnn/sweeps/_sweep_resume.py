@@ -150,10 +150,12 @@ def recall(plan: SweepPlan, before: Mapping[str, Any], path: Path) -> None:
     lines: dict[int, list[dict[str, Any]]] = {}
     for line in read_metrics(path):
         lines.setdefault(line["member"], []).append({name: value for name, value in line.items() if name != "member"})
+    closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
     for member in read_sweep(path).members:
         log = plan.logs.get(member.index)
-        # Those that failed are tried again, if they can be built.
-        if log is not None and member.status in ENDED and member.status != "failed":
+        # Those that failed are tried again, if they can be built; others are as their group's checkpoint says.
+        over = member.status == "pruned" or (member.status in ENDED and member.index in closed)
+        if log is not None and over and member.status != "failed":
             log.status, log.lines = member.status, lines.get(member.index, [])
     options = before["options"]
     if any(options[name] != getattr(plan.options, name) for name in ("vmap_size", "steps_per_call")):

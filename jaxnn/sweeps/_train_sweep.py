@@ -210,8 +210,10 @@ class SweepRun:
                 raise
             return
         if share == 1.0 and plan.is_over(group):
-            self.sweep.write_members(plan)
+            # Only what is on the disk counts as over: whoever resumes a sweep that was killed must find the states.
             self.close(group.number)
+            self.sweep.close_group(group.number)
+            self.sweep.write_members(plan)
 
     def _ready(self, group: Group) -> Trainer:
         """The trainer of a group, reported, with what an earlier process left of it."""

@@ -151,7 +151,7 @@ jn.main(tiny.experiment(model=model), ["sweep", "--seed", *map(str, range(16)), 
 def test_a_script_that_is_interrupted_while_it_imports_jaxnn_says_so(tmp_path: Path) -> None:
     # A stand-in for JAX's own modules, which are imported for seconds.
     (tmp_path / "optax.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    done = shell.python("-c", "import jaxnn", PYTHONPATH=f"{tmp_path}{os.pathsep}{shell.ROOT}")
+    done = shell.python("-c", "import jaxnn; jaxnn.fit", PYTHONPATH=f"{tmp_path}{os.pathsep}{shell.ROOT}")
     assert (done.returncode, done.stderr) == (130, "interrupted while importing jaxnn\n")
 
 
