@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,13 +56,7 @@ def linnerud(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
 def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     """scikit-learn's set of that name, split; classes keep their shares."""
     check_shares({"test_fraction": test, "validation_fraction": validation}, seed)
-    from sklearn import datasets
-    from sklearn.model_selection import train_test_split
-
-    bunch = getattr(datasets, f"load_{name}")()
-    inputs, targets = bunch.data, bunch.target
-    if name == "digits":
-        inputs = (bunch.images[..., None] / 16.0).astype(np.float32)
+    inputs, targets, names = _loaded(name)
     has_labels = np.issubdtype(targets.dtype, np.integer)
     shares = {"test": test, "validation": validation}
     counts = {split: math.ceil(share * len(targets)) for split, share in shares.items() if share}
@@ -71,14 +67,61 @@ def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
         )
     parts, rest = {}, np.arange(len(targets))
     for split, count in counts.items():
-        labels = targets[rest] if has_labels else None
-        try:
-            rest, parts[split] = train_test_split(rest, test_size=count, random_state=seed, stratify=labels)
-        except ValueError as error:
-            raise DataError(
-                f"{count} of {len(rest)} examples cannot be held out as {split} with seed {seed} ({error}): choose "
-                "other fractions or another seed."
-            ) from error
+        rest, parts[split] = _split_off(rest, targets[rest] if has_labels else None, count, split, seed)
     pairs: dict[str, Any] = {split: (inputs[part], targets[part]) for split, part in {"train": rest, **parts}.items()}
-    class_names = tuple(str(label) for label in bunch.target_names) if has_labels else ()
-    return arrays(**pairs, name=name, class_names=class_names)
+    return arrays(**pairs, name=name, class_names=names if has_labels else ())
+
+
+def _loaded(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Inputs, targets and their names. The digits are read from their file: importing scikit-learn takes a second."""
+    spec = importlib.util.find_spec("sklearn")
+    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz" if spec and spec.origin else Path()
+    if name == "digits" and file.is_file():
+        rows = np.loadtxt(file, delimiter=",")
+        inputs, targets, names = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64), tuple("0123456789")
+    else:
+        from sklearn import datasets
+
+        bunch = getattr(datasets, f"load_{name}")()
+        inputs, targets = bunch.images if name == "digits" else bunch.data, bunch.target
+        names = tuple(str(label) for label in bunch.get("target_names", ()))
+    return (inputs[..., None] / 16.0).astype(np.float32) if name == "digits" else inputs, targets, names
+
+
+def _split_off(
+    rows: np.ndarray, labels: np.ndarray | None, count: int, split: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that stay and ``count`` that are held out, as scikit-learn's ``train_test_split`` chooses them."""
+    random = np.random.RandomState(seed)
+    if labels is None:
+        order = random.permutation(len(rows))
+        return rows[order[count:]], rows[order[:count]]
+    classes, numbers, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    if min(sizes) < 2 or min(count, len(rows) - count) < len(classes):
+        raise DataError(
+            f"{count} of {len(rows)} examples cannot be held out as {split} with a share of each of {len(classes)} "
+            "classes: choose other fractions or another seed."
+        )
+    kept = _shares(sizes, len(rows) - count, random)
+    held = _shares(sizes - kept, count, random)
+    members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(sizes)[:-1])
+    staying, taken = [], []
+    for own, first, second in zip(members, kept, held, strict=True):
+        own = own[random.permutation(len(own))]
+        staying.append(own[:first])
+        taken.append(own[first : first + second])
+    return rows[random.permutation(np.concatenate(staying))], rows[random.permutation(np.concatenate(taken))]
+
+
+def _shares(sizes: np.ndarray, count: int, random: np.random.RandomState) -> np.ndarray:
+    """How many of each class are among ``count``: the nearest whole numbers to its share, ties drawn."""
+    exact = sizes / sizes.sum() * count
+    shares, remainders = np.floor(exact), exact - np.floor(exact)
+    missing = int(count - shares.sum())
+    for remainder in np.unique(remainders)[::-1]:
+        (ties,) = np.nonzero(remainders == remainder)
+        drawn = random.choice(ties, min(len(ties), missing), replace=False) if missing > 0 else ties[:0]
+        shares[drawn] += 1
+        missing -= len(drawn)
+    counts: np.ndarray = shares.astype(int)
+    return counts
