@@ -26,7 +26,6 @@ PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
         "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
         "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
-        "embedding": {"gpu": ("one_hot", "gather"), "other": ("gather", "one_hot")},
         "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
     }
 )

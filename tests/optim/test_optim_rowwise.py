@@ -275,7 +275,7 @@ def test_equals_adam_where_every_row_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [Bag(nn.Embed), Bag(options=(("implementation", "one_hot"),)), Bag(options=(("dtype", jnp.bfloat16),))]
+    "model", [Bag(nn.Embed), Bag(options=(("dtype", jnp.bfloat16),))]
 )
 def test_any_embed_will_do(model: nn.Module) -> None:
     task, optimizer = tasks.classification(model), lazy(optax.sgd(0.1))
