@@ -48,9 +48,6 @@ class BagOfTokens(linen.Module):
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
 
         Of nothing but padding the mean is 0.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("BagOfTokens", tokens)
         embedded = Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)

@@ -28,10 +28,6 @@ class MLP(linen.Module):
         features: the units of each layer, outputs last.
         activation: an elementwise function, after each layer but the last.
         dropout: ``[]`` the rate after each activation, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: no features, features that are not positive integers, or a dropout rate outside
-        0…1.
     """
 
     features: tuple[int, ...]
@@ -93,10 +89,6 @@ class CNN(linen.Module):
         dropout: ``[]`` the rate after each pooling and after each dense activation, 0…1; may be a tracer.
         dense_dropout: ``[]`` the rate after each dense activation where it is another; None: ``dropout``.
         batch_norm: whether each convolution is normalised over the batch (Ioffe & Szegedy, 2015), and has no bias.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, another padding, tuples that do not match
-        the blocks, or a dropout rate outside 0…1.
     """
 
     num_classes: int

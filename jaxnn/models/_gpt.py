@@ -40,10 +40,6 @@ class GPT(linen.Module):
         num_heads: heads of attention; they share ``features`` evenly.
         max_length: the longest sequence.
         dropout: ``[]`` the rate after the embeddings and before each addition to the stream, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, heads that do not divide ``features``, or a
-        dropout rate outside 0…1.
     """
 
     vocabulary_size: int
@@ -66,10 +62,7 @@ class GPT(linen.Module):
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
-        Logits depend on no later token.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2, or longer than ``max_length``.
+        Logits depend on no later token. More than ``max_length`` tokens raise `DataError`.
         """
         tokens = checked_tokens("GPT", tokens)
         time = tokens.shape[1]

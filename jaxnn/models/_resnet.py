@@ -21,12 +21,12 @@ class ResNet(linen.Module):
     """Stages of residual blocks of two 3x3 convolutions each, then the mean over positions and the logits.
 
     He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: each stage but the first
-    halves height and width and doubles the channels. ``ResNet(10)`` is their ResNet-20 for CIFAR-10 and ``ResNet(10,
+    halves height and width (odd ones upwards) and doubles the channels. ``ResNet(10)`` is their ResNet-20 for CIFAR-10 and ``ResNet(10,
     num_blocks=(9, 9, 9))`` their ResNet-56, but for 1x1 convolutions where a block changes the shape (their option B):
     272,474 and 855,770 parameters. With ``project=False`` they are theirs (option A): 269,722 and 853,018.
     Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0``, …, ``Dense_0``; each block ``Conv_0``,
     ``BatchNorm_0``, ``Conv_1``, ``BatchNorm_1`` and, where it changes the shape, ``Conv_2``,
-    ``BatchNorm_2``; running statistics, at momentum 0.9, in the collection ``batch_stats``.
+    ``BatchNorm_2``.
 
     Attributes:
         num_classes: how many logits.
@@ -34,9 +34,6 @@ class ResNet(linen.Module):
         features: the channels of the first stage.
         project: whether a shortcut is a 1x1 convolution where a block changes the shape; if not, it skips
             positions and has zeros for the channels that are new.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, or no stage.
     """
 
     num_classes: int
@@ -53,13 +50,7 @@ class ResNet(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Odd heights and widths are halved upwards.
-
-        Raises:
-            DataError: inputs that are not of rank 4.
-        """
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("ResNet", x)
         x = linen.relu(conv_norm(x, self.features, 3, train=train))
         for features, strides in _residual_stages(self.num_blocks, self.features):
@@ -98,7 +89,7 @@ class BottleneckResNet(linen.Module):
 
     He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.1, with the strides of a
     stage in its first 3x3 convolution instead of the 1x1 before it, known as version 1.5 and as torchvision's. The
-    image is halved five times: 224x224 is usual. ``BottleneckResNet()`` is ResNet-50, ``num_blocks=(3, 4, 23, 3)``
+    image is halved five times, upwards: 224x224 is usual. ``BottleneckResNet()`` is ResNet-50, ``num_blocks=(3, 4, 23, 3)``
     ResNet-101 and ``(3, 8, 36, 3)`` ResNet-152: 25,557,032, 44,549,160 and 60,192,808 parameters. `ResNet` is for
     small images. Parameters: ``Conv_0``, ``BatchNorm_0``, ``Bottleneck_0``, …, ``Dense_0``; each block ``Conv_0`` to
     ``Conv_2``, ``BatchNorm_0`` to ``BatchNorm_2`` and, where it changes the shape, ``Conv_3``, ``BatchNorm_3``;
@@ -108,9 +99,6 @@ class BottleneckResNet(linen.Module):
         num_classes: how many logits.
         num_blocks: the blocks of each stage.
         features: the channels of the first convolution and of the first stage's 3x3 ones.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, or no stage.
     """
 
     num_classes: int = 1000
@@ -126,13 +114,7 @@ class BottleneckResNet(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Odd heights and widths are halved upwards.
-
-        Raises:
-            DataError: inputs that are not of rank 4.
-        """
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("BottleneckResNet", x)
         x = linen.relu(conv_norm(x, self.features, 7, train=train, strides=2))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))

@@ -47,9 +47,6 @@ class RecurrentClassifier(linen.Module):
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer.
         pad_id: a token that is not read where it fills up the end of a sequence; None: all are read. Padding in
             front is read in any case.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, no recurrent layer, or a dropout rate outside 0…1.
     """
 
     num_classes: int
@@ -75,9 +72,6 @@ class RecurrentClassifier(linen.Module):
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
 
         Of nothing but padding the state is 0.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("RecurrentClassifier", tokens)
         # To transpose the ids is far cheaper than to transpose what they stand for.
@@ -106,9 +100,6 @@ class RecurrentLanguageModel(linen.Module):
         embedding_features: the width of an embedding; None: ``features``.
         layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
         dropout: ``[]`` the rate before each layer and before the logits, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, no recurrent layer, or a dropout rate outside 0…1.
     """
 
     vocabulary_size: int
@@ -132,9 +123,6 @@ class RecurrentLanguageModel(linen.Module):
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
         Logits depend on no later token.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("RecurrentLanguageModel", tokens)
         # To transpose the ids is far cheaper than to transpose their embeddings: time comes first until the logits.
@@ -162,9 +150,6 @@ class TextGenerator(linen.Module):
         features: the width of the recurrent state.
         hidden: the units of each dense layer; may be empty.
         layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, or no recurrent layer.
     """
 
     vocabulary_size: int
@@ -186,9 +171,6 @@ class TextGenerator(linen.Module):
         """Token ids ``[batch, time]`` to logits of the next ``[batch, vocabulary_size]``.
 
         With ``train`` the auxiliary logits, shaped as the others, are given too.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("TextGenerator", tokens)
         sequences = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)

@@ -243,7 +243,7 @@ def _linear_backward(chunk: int, residuals: Any, cotangent: jax.Array) -> tuple[
 def _linear_pushforward(chunk: int, residuals: Any, tangents: tuple[Any, ...]) -> jax.Array:
     *arrays, labels, _, _ = residuals
     tangent: jax.Array
-    _, tangent = jax.jvp(lambda *arrays: _linear_forward(*arrays, labels, chunk)[0], tuple(arrays), tangents[:3])
+    _, tangent = jax.jvp(lambda h, k, b: _linear_forward(h, k, b, labels, chunk)[0], tuple(arrays), tangents[:3])
     return tangent
 
 

@@ -185,11 +185,11 @@ class Bidirectional(linen.Module):
         """Reads sequences; arguments, results and errors are the layers', with a pair of states."""
         time_major = self.time_major if time_major is None else time_major
         carries = _one_for_each("Bidirectional", initial_carry, 2)
-        layers = (self.forward_rnn, self.backward_rnn)
+        layers = [self.forward_rnn, self.backward_rnn]
         options = [(type(x), x.features, x.dtype, x.param_dtype, x.implementation) for x in layers]
         results: list[tuple[Any, jax.Array]] = []
         # Two layers alike are computed as one.
-        for group in (slice(0, 2),) if options[0] == options[1] else (slice(0, 1), slice(1, 2)):
+        for group in [slice(2)] if options[0] == options[1] else [slice(1), slice(1, 2)]:
             reverses = [False, True][group]
             results += _read(layers[group], inputs, carries[group], seq_lengths, time_major, reverses, keep_order=True)
         (forward_carry, forward), (backward_carry, backward) = results
