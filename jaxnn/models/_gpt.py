@@ -10,8 +10,8 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import checked_tokens
-from jaxnn.nn import Dense, Dropout, Embed, LayerNorm, attention, check_rate, partitioned, positive_int
+from jaxnn.models._model_inputs import check_sizes, checked_tokens
+from jaxnn.nn import Dense, Dropout, Embed, LayerNorm, attention, check_rate, partitioned
 from jaxnn.types import ConfigError, DataError
 
 _STDDEV = 0.02
@@ -51,8 +51,7 @@ class GPT(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "num_layers", "features", "num_heads", "max_length"):
-            setattr(self, name, positive_int(f"GPT: {name}", getattr(self, name)))
+        check_sizes(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
         if self.features % self.num_heads:
             raise ConfigError(f"GPT: {self.features} features cannot be shared by {self.num_heads} heads evenly.")
         check_rate(self.dropout)

@@ -11,9 +11,9 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_images
+from jaxnn.models._model_inputs import check_images, check_sizes
 from jaxnn.models._resnet import conv_norm
-from jaxnn.nn import Dense, Dropout, check_rate, positive_int, positive_ints
+from jaxnn.nn import Dense, Dropout, check_rate, positive_ints
 from jaxnn.types import ConfigError
 
 type Stage = tuple[int, int, int, int]
@@ -54,8 +54,7 @@ class MobileNetV2(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "features", "last_features"):
-            setattr(self, name, positive_int(f"MobileNetV2: {name}", getattr(self, name)))
+        check_sizes(self, "num_classes", "features", "last_features")
         self.stages = _checked_stages(self.stages)
         check_rate(self.dropout)
         super().__post_init__()

@@ -11,19 +11,8 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import checked_tokens, sequence_lengths
-from jaxnn.nn import (
-    LSTM,
-    BatchNorm,
-    Bidirectional,
-    Dense,
-    Dropout,
-    Embed,
-    Recurrent,
-    check_rate,
-    positive_int,
-    positive_ints,
-)
+from jaxnn.models._model_inputs import check_sizes, checked_tokens, sequence_lengths
+from jaxnn.nn import LSTM, BatchNorm, Bidirectional, Dense, Dropout, Embed, Recurrent, check_rate, positive_ints
 from jaxnn.types import ConfigError
 
 
@@ -60,9 +49,9 @@ class RecurrentClassifier(linen.Module):
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "vocabulary_size", "embedding_features", "features"):
-            if name != "embedding_features" or self.embedding_features is not None:
-                setattr(self, name, positive_int(f"RecurrentClassifier: {name}", getattr(self, name)))
+        check_sizes(self, "num_classes", "vocabulary_size", "features")
+        if self.embedding_features is not None:
+            check_sizes(self, "embedding_features")
         _check_layer("RecurrentClassifier", self.layer)
         check_rate(self.dropout)
         super().__post_init__()
@@ -111,9 +100,9 @@ class RecurrentLanguageModel(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "features", "num_layers", "embedding_features"):
-            if name != "embedding_features" or self.embedding_features is not None:
-                setattr(self, name, positive_int(f"RecurrentLanguageModel: {name}", getattr(self, name)))
+        check_sizes(self, "vocabulary_size", "features", "num_layers")
+        if self.embedding_features is not None:
+            check_sizes(self, "embedding_features")
         _check_layer("RecurrentLanguageModel", self.layer)
         check_rate(self.dropout)
         super().__post_init__()
@@ -160,8 +149,7 @@ class TextGenerator(linen.Module):
     layer: type[Recurrent] = LSTM
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "embedding_features", "features"):
-            setattr(self, name, positive_int(f"TextGenerator: {name}", getattr(self, name)))
+        check_sizes(self, "vocabulary_size", "embedding_features", "features")
         self.hidden = positive_ints("TextGenerator: hidden", self.hidden, "(512, 256)")
         _check_layer("TextGenerator", self.layer)
         super().__post_init__()
@@ -209,15 +197,8 @@ def _last_state(
 ) -> jax.Array:
     """What the layer puts out after each sequence's last step; it becomes ``LSTM_0``, say, of the calling module.
 
-    Args:
-        sequences: ``[time, batch, inputs]`` floats.
-        layer: ``LSTM`` or ``GRU`` of `jaxnn.nn`.
-        features: the width of its state.
-        bidirectional: whether another one reads from the end to the start.
-        seq_lengths: ``[batch]`` integers; None: all are whole.
-
-    Returns:
-        ``[batch, features]`` or, of both directions, ``[batch, 2 * features]``; of the dtype of ``sequences``.
+    From ``[time, batch, inputs]`` floats to ``[batch, features]`` or, of both directions, ``[batch, 2 * features]``, of
+    the same dtype; ``seq_lengths`` are ``[batch]`` integers.
     """
     make = partial(layer, features, dtype=sequences.dtype)
     reader = Bidirectional(make(), make()) if bidirectional else make()
