@@ -97,24 +97,22 @@ def averaged(
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> AveragedState:
+        def widened(param: ArrayLike) -> jax.Array:
+            # A copy even where the dtype stays: parameters and average may be donated together.
+            return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
+
         total = jnp.float32(0.0) if debias else 1.0 / jnp.asarray(1.0 - decay, jnp.float32)
-        return AveragedState(inner.init(params), jax.tree.map(_widened_copy, params), total)
+        return AveragedState(inner.init(params), jax.tree.map(widened, params), total)
 
     def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, AveragedState]:
         if params is None:
             raise ConfigError("averaged: update needs the parameters: pass them as params.")
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
         total = jnp.asarray(1.0 + decay * state.total, jnp.float32)
-        average = jax.tree.map(
-            lambda mean, param: mean + (param - mean) / total,
-            state.average,
-            optax.apply_updates(params, updates),
-        )
+        trained = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda mean, param: mean + (param - mean) / total, state.average, trained)
         return updates, AveragedState(inner_state, average, total)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -123,35 +121,21 @@ def averaged(
 def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
     """The parameters to evaluate with: ``averaged``'s average, or ``params`` where there is none.
 
-    The average is found wherever it lies in ``opt_state``: in a chain, under ``accumulated``, in
-    injected hyper-parameters; of averages within averages the outermost. Where several cover parts
-    of the parameters, as in ``optax.partition``, each gives its part.
-
-    Args:
-        params: what is trained.
-        opt_state: the state of any optimizer.
-
-    Returns:
-        A tree with the structure, shapes and dtypes of ``params``.
+    The average is found wherever it is in the state of any optimizer: in a chain, under ``accumulated``, in injected
+    hyper-parameters; of averages within averages the outermost. Where several cover parts of the parameters, as in
+    ``optax.partition``, each gives its part. The result has the structure, shapes and dtypes of ``params``.
     """
 
     def is_masked(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)
 
-    def is_averaged(node: Any) -> bool:
-        return isinstance(node, AveragedState)
-
     def pick(average: Any, param: Any) -> Any:
         return param if is_masked(average) else average.astype(jnp.result_type(param))
 
-    for state in filter(is_averaged, jax.tree.leaves(opt_state, is_leaf=is_averaged)):
-        params = jax.tree.map(pick, state.average, params, is_leaf=is_masked)
+    for state in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AveragedState)):
+        if isinstance(state, AveragedState):
+            params = jax.tree.map(pick, state.average, params, is_leaf=is_masked)
     return params
-
-
-def _widened_copy(param: ArrayLike) -> jax.Array:
-    # A copy even where the dtype stays: parameters and average may be donated together.
-    return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
 
 
 def check_count(where: str, name: str, value: Any, minimum: int) -> None:
@@ -168,6 +152,6 @@ def check_range(where: str, name: str, value: Any, low: float, high: float = mat
 
 
 def check_positive(where: str, name: str, value: Any) -> None:
-    """Raises ConfigError for a number that is not above zero, or NaN; JAX arrays and tracers pass."""
+    """As `check_range`, for a number above zero."""
     if isinstance(value, numbers.Real) and not float(value) > 0:
         raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")

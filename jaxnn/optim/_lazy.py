@@ -17,11 +17,7 @@ from jaxnn.types import ConfigError, Params, PyTree, suggest
 
 
 class LazyTransformation(optax.GradientTransformationExtraArgs):
-    """What ``lazy`` returns: an Optax optimizer, from which a training step learns what the tables are.
-
-    Attributes:
-        is_table: whether the parameter at a path is one.
-    """
+    """What ``lazy`` returns: an Optax optimizer that knows which parameters, by their path, are tables."""
 
     is_table: Callable[[Path], bool]
 
@@ -124,19 +120,12 @@ def value_and_grad_of(
 
 
 class _Selection(NamedTuple):
-    """The rows of one table that count.
+    """The rows of one table that count."""
 
-    Attributes:
-        gradient: theirs.
-        take: these rows of an array shaped as the table.
-        put: such an array with other values for them.
-        update: the table's update, from theirs.
-    """
-
-    gradient: jax.Array
-    take: Callable[[jax.Array], jax.Array]
-    put: Callable[[jax.Array, jax.Array], jax.Array]
-    update: Callable[[jax.Array], Rows | jax.Array]
+    gradient: jax.Array  # theirs
+    take: Callable[[jax.Array], jax.Array]  # these rows of an array shaped as the table
+    put: Callable[[jax.Array, jax.Array], jax.Array]  # such an array with other values for them
+    update: Callable[[jax.Array], Rows | jax.Array]  # the table's update, from theirs
 
 
 class _Tables(NamedTuple):
@@ -159,30 +148,28 @@ def _select(params: Params, updates: PyTree, is_table: Callable[[Path], bool]) -
     leaves = jax.tree.leaves_with_path(params)
     gradients = jax.tree.leaves(updates, is_leaf=is_rows)
     selections = {
-        path: _by_rows(gradient, len(table)) if is_rows(gradient) else _by_mask(gradient)
+        path: _selection(gradient, len(table))
         for (path, table), gradient in zip(leaves, gradients, strict=True)
         if is_table(path)
     }
     return _Tables(selections, frozenset(path for path, _ in leaves))
 
 
-def _by_rows(rows: Rows, num_rows: int) -> _Selection:
-    ids, values = summed(rows, num_rows)
+def _selection(gradient: Rows | jax.Array, num_rows: int) -> _Selection:
+    if not isinstance(gradient, Rows):
+        counts = jnp.any(gradient != 0, axis=tuple(range(1, gradient.ndim)), keepdims=True)
+        return _Selection(
+            gradient,
+            lambda leaf: leaf,
+            lambda leaf, new: jnp.where(counts, new, leaf),
+            lambda step: jnp.where(counts, step, 0),
+        )
+    ids, values = summed(gradient, num_rows)
     return _Selection(
         values,
         lambda leaf: take_rows(leaf, ids),
         lambda leaf, new: put_rows(leaf, ids, new),
         lambda step: Rows(ids, step),
-    )
-
-
-def _by_mask(gradient: jax.Array) -> _Selection:
-    counts = jnp.any(gradient != 0, axis=tuple(range(1, gradient.ndim)), keepdims=True)
-    return _Selection(
-        gradient,
-        lambda leaf: leaf,
-        lambda leaf, new: jnp.where(counts, new, leaf),
-        lambda step: jnp.where(counts, step, 0),
     )
 
 
