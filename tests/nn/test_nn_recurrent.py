@@ -406,6 +406,7 @@ mlir.register_lowering(once, lambda context, x: [x])
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(x, h, c, w, lengths, inputs, features, layers, dropout, bidirectional, precision) -> Any:  # noqa: ANN001
         assert (layers, dropout, lengths.dtype) == (1, 0.0, jnp.int32)
+        assert w.size == rnn.get_num_params_in_lstm(inputs, features, 1, bidirectional)
         operands = (once.bind(x), h, c, w, lengths)
         return reference(*operands, (inputs, features, bidirectional)), operands
 
@@ -443,12 +444,6 @@ def test_cudnn_runs_the_members_of_a_population(on_gpu: None) -> None:
         return jax.jit(jax.vmap(lambda params: value_and_gradients(layer, params, x, None)))(params)
 
     assert_close(*(run(LSTM(FEATURES, implementation=name)) for name in ("cudnn", "hoisted")))
-
-
-def test_cudnns_weights_are_of_the_size_it_counts() -> None:
-    weights = [_rnn_kernels.Weights(jnp.ones((INPUTS, 16)), jnp.ones((4, 16)), jnp.ones(16))] * 2
-    for count in (1, 2):
-        assert _rnn_kernels._pack(weights[:count]).size == rnn.get_num_params_in_lstm(INPUTS, 4, 1, count == 2)
 
 
 def test_cudnn_where_it_cannot_be_used_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
