@@ -118,11 +118,7 @@ class Dropout(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Drops elements of ``x`` of any shape; shape and dtype are kept.
-
-        Args:
-            x: floats of any shape.
-            train: False is the identity and needs no key.
+        """Drops elements of ``x``, floats of any shape; without ``train`` it is the identity and needs no key.
 
         Raises:
             ConfigError: a rate outside 0…1, integers, or no key under ``rng_collection``.
@@ -135,17 +131,14 @@ class Dropout(linen.Module):
             raise ConfigError(
                 f"dropout with train=True needs a random key: pass rngs={{{self.rng_collection!r}: key}} to apply."
             )
-        return _drop(x, self.rate, self.make_rng(self.rng_collection), self.batch_axis)
-
-
-def _drop(x: jax.Array, rate: ArrayLike, key: jax.Array, batch_axis: int) -> jax.Array:
-    threshold = jnp.round(jnp.asarray(rate, jnp.float32) * 2**_BITS)
-    bits = rows_of_whole(lambda shape: _random_bits(key, shape), x.shape, batch_axis)
-    keep = bits >= threshold.astype(jnp.uint32)
-    kept = 1.0 - threshold.astype(jnp.promote_types(x.dtype, jnp.float32)) / 2**_BITS
-    # At rate 1 nothing is kept: any finite scale will do, and gives no NaN in the gradient.
-    scale = 1.0 / jnp.where(kept > 0.0, kept, 1.0)
-    return jnp.where(keep, x * scale, 0.0).astype(x.dtype)
+        key = self.make_rng(self.rng_collection)
+        threshold = jnp.round(jnp.asarray(self.rate, jnp.float32) * 2**_BITS)
+        bits = rows_of_whole(lambda shape: _random_bits(key, shape), x.shape, self.batch_axis)
+        keep = bits >= threshold.astype(jnp.uint32)
+        kept = 1.0 - threshold.astype(jnp.promote_types(x.dtype, jnp.float32)) / 2**_BITS
+        # At rate 1 nothing is kept: any finite scale will do, and gives no NaN in the gradient.
+        scale = 1.0 / jnp.where(kept > 0.0, kept, 1.0)
+        return jnp.where(keep, x * scale, 0.0).astype(x.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=1)

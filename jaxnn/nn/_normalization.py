@@ -158,8 +158,8 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
 
 
 def _moments_forward(x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None) -> tuple[Any, Any]:
-    mean, variance = _moments(x, axes, dtype, rows)
-    return (mean, variance), (x, mean, rows)
+    moments = _moments(x, axes, dtype, rows)
+    return moments, (x, moments[0], rows)
 
 
 def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotangents: Any) -> tuple[jax.Array, None]:
@@ -183,10 +183,6 @@ def _scale_channels(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
-def _channels_forward(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> tuple[jax.Array, Any]:
-    return _scale_channels(x, mean, factor, bias), (x, mean, factor)
-
-
 def _channels_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, factor = kept
     rows = tuple(range(x.ndim - 1))
@@ -195,4 +191,4 @@ def _channels_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     return (grad * factor).astype(x.dtype), -total * factor, to_factor, total
 
 
-_scale_channels.defvjp(_channels_forward, _channels_backward)
+_scale_channels.defvjp(lambda *arrays: (_scale_channels(*arrays), arrays[:3]), _channels_backward)
