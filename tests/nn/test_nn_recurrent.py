@@ -149,19 +149,6 @@ def test_outputs_behind_the_end_go_on_as_in_flax(kind: type) -> None:
 
 
 @KINDS
-def test_padding_is_as_if_it_were_not_there(kind: type) -> None:
-    x = draws.normal(0, 1, TIME, INPUTS)
-    params = params_of(kind)
-    for layer, own in (
-        (kind(FEATURES), params),
-        (both(kind), {"params": {"forward_rnn": params["params"], "backward_rnn": params["params"]}}),
-    ):
-        whole = layer.apply(own, x[:, :4], return_carry=True)
-        carry, outputs = layer.apply(own, x, seq_lengths=np.array([4]), return_carry=True)
-        assert_close((carry, outputs[:, :4]), whole, 1e-6)
-
-
-@KINDS
 def test_an_empty_sequence_keeps_the_state_it_was_given(kind: type) -> None:
     x, carry = draws.normal(0, BATCH, TIME, INPUTS), carry_of(kind, BATCH)
     params = params_of(kind)
