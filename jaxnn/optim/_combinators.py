@@ -1,4 +1,8 @@
-"""Optimizers around an optimizer: gradients accumulated or clipped, parameters averaged; checks of arguments."""
+"""Optimizers around an optimizer: gradients accumulated or clipped, parameters averaged; checks of arguments.
+
+Each takes any Optax optimizer. Norms and decays are numbers ``[]``, and may be tracers; an argument out of its range
+raises `ConfigError`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,7 @@ def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> opta
     ``num_steps`` times the examples where the micro-batches have equal counts. A schedule inside ``optimizer`` counts
     its updates, not the calls. The mean costs one more copy of the parameters, in float32. A gradient that is not
     finite stays in the mean for good: to skip such micro-batches put ``optax.apply_if_finite`` around this, not inside.
-
-    Args:
-        optimizer: any Optax optimizer.
-        num_steps: calls to an update, at least 1; 1 returns ``optimizer`` itself.
-
-    Raises:
-        ConfigError: ``num_steps`` is not an integer of at least 1.
+    ``num_steps`` is an integer of at least 1; 1 returns ``optimizer`` itself.
     """
     check_count("accumulated", "num_steps", num_steps, 1)
     if num_steps == 1:
@@ -42,13 +40,7 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> opt
     Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013 (arXiv:1211.5063).
     Gradients within the norm stay as they are. Equal to ``optax.clip_by_global_norm`` before the optimizer, which
     refuses a traced norm for gradients narrower than float32; here their norm is computed in float32.
-
-    Args:
-        optimizer: any Optax optimizer.
-        max_norm: ``[]`` the largest global norm, above 0; infinity clips nothing; may be a tracer.
-
-    Raises:
-        ConfigError: ``max_norm`` is a number that is not above 0.
+    The norm is above 0; infinity clips nothing.
     """
     check_positive("clipped", "max_norm", max_norm)
 
@@ -83,15 +75,8 @@ def averaged(
     average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
     ``evaluation_params``. Costs one copy of the parameters. Put it around whatever else changes the updates; around
     ``accumulated`` it averages at each micro-batch, within at each update.
-
-    Args:
-        optimizer: any Optax optimizer; its ``update`` must be given the parameters.
-        decay: ``[]`` how much less the parameters of the update before weigh, 0…1; may be a tracer.
-        debias: True averages only what updates led to; False starts from the initial parameters, as
-            if they had always been there, so that they weigh ``decay**updates``.
-
-    Raises:
-        ConfigError: ``decay`` is a number outside 0…1, or ``update`` is called without parameters.
+    ``decay`` is 0…1. ``debias=False`` starts from the initial parameters, as if they had always been there, so that
+    they weigh ``decay**updates``. An ``update`` without parameters raises `ConfigError`.
     """
     check_range("averaged", "decay", decay, 0.0, 1.0)
     inner = optax.with_extra_args_support(optimizer)

@@ -60,7 +60,10 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
         return any(f"/{path_name(path)}".endswith(f"/{name}") for name in names)
 
     def init(params: optax.Params) -> optax.OptState:
-        _check_names(params, names)
+        known = [path_name(path) for path, _ in jax.tree.leaves_with_path(params)]
+        for name in names:
+            if not any(f"/{path}".endswith(f"/{name}") for path in known):
+                raise ConfigError(f"lazy: no parameter is called {name!r}: {suggest(name, known)}.")
         state = inner.init(params)
         _check_state(params, state, is_table)
         return state
@@ -73,11 +76,15 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
         tables = _select(params, updates, is_table)
         gradient = tables.map(lambda table, _: table.gradient, updates)
         if "grad" in extra_args:
-            extra_args |= {"grad": gradient, "value_fn": _refuse_line_search}
+            extra_args |= {"grad": gradient, "value_fn": refuse}
         rows, state_rows = (tables.map(lambda table, leaf: table.take(leaf), tree) for tree in (params, state))
         steps, state_rows = inner.update(gradient, state_rows, rows, **extra_args)
         state = tables.map(lambda table, leaf, new: table.put(leaf, new), state, state_rows)
         return tables.map(lambda table, step: table.update(step), steps), state
+
+    def refuse(params: Params) -> jax.Array:
+        told = "the optimizer looks for a step size itself, for which it needs every row"
+        raise ConfigError(f"lazy: {told}: take another.")
 
     transformation = LazyTransformation(init, update)
     transformation.is_table = is_table
@@ -179,13 +186,6 @@ def _owner(path: Path, paths: frozenset[Path]) -> Path:
     return next((end for end in ends if end in paths), ())
 
 
-def _check_names(params: Params, names: Sequence[str]) -> None:
-    known = [path_name(path) for path, _ in jax.tree.leaves_with_path(params)]
-    for name in names:
-        if not any(f"/{path}".endswith(f"/{name}") for path in known):
-            raise ConfigError(f"lazy: no parameter is called {name!r}: {suggest(name, known)}.")
-
-
 def _check_state(params: Params, state: optax.OptState, is_table: Callable[[Path], bool]) -> None:
     whole = (AveragedState, optax.MultiStepsState)
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, whole)):
@@ -202,7 +202,3 @@ def _check_state(params: Params, state: optax.OptState, is_table: Callable[[Path
                 f"lazy: the optimizer keeps {list(leaf.shape)} for the table {path_name(owner)!r} "
                 f"{list(tables[owner].shape)}, so it does not work element by element: take another, as optax.adam."
             )
-
-
-def _refuse_line_search(params: Params) -> jax.Array:
-    raise ConfigError("lazy: the optimizer looks for a step size itself, for which it needs every row: take another.")

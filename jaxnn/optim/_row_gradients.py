@@ -46,16 +46,9 @@ def value_and_row_gradient(
 
     ``loss`` is traced to a program first, in which each lookup of rows (``table[ids]``, ``jnp.take(table, ids,
     axis=0)``, any ``Embed``) is differentiated by what it gave instead of by the table. Where a function with a custom
-    derivative takes a table, its own rule is not used.
-
-    Args:
-        loss: ``(params, *args) -> value``, or ``(value, aux)`` if ``has_aux``.
-        has_aux: whether the loss gives a pair.
-        is_table: whether the gradient of the parameter at a path in ``params`` is to be ``Rows``.
-
-    Returns:
-        ``(params, *args) -> (what the loss gives, gradient)``. It raises ``ConfigError`` for a table that is used
-        otherwise, or inside a loop, a branch or ``jax.checkpoint``.
+    derivative takes a table, its own rule is not used. ``is_table`` says of a path in ``params``, the first argument,
+    whether there is one. Raises `ConfigError` for a table that is used otherwise, or inside a loop, a branch or
+    ``jax.checkpoint``.
     """
 
     def value_and_gradient(params: Params, *args: Any) -> tuple[Any, Params]:

@@ -169,15 +169,14 @@ def _with_data(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> Parti
 def _run_on_each(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` as each device runs it: all get the same arguments and give the same results.
 
-    ``jax.pmap`` is ``jit`` of ``shard_map`` since JAX 0.8. Written as these, states need no leading axis of devices and
-    are the same for every strategy.
+    ``jax.pmap`` is this since JAX 0.8; so states need no leading axis of devices, and are those of other strategies.
     """
     spec = PartitionSpec()
     return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
 
 def _choose_by_memory(mesh: Mesh, shapes: TrainState) -> Strategy:
-    """``fsdp`` if a replicated state would take much of a device's free memory, else ``data``."""
+    # ``fsdp`` if a replicated state would take much of a device's free memory.
     free = broadcast_from_primary(lambda: available_bytes(mesh.local_devices[0]))
     return _data if free is None or nbytes(shapes) <= REPLICATED_SHARE * free else _fsdp
 

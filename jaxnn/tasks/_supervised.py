@@ -29,8 +29,8 @@ class Model(NamedTuple):
 
     Attributes:
         init: ``(key, inputs) -> (params, model_state)``.
-        apply: ``(params, model_state, inputs, key) -> (outputs, model_state)``; a key means training (dropout
-            draws from it, batch statistics move), ``None`` means evaluation.
+        apply: ``(params, model_state, inputs, key) -> (outputs, model_state)``; a key means training (dropout draws
+            from it, batch statistics move), ``None`` means evaluation.
     """
 
     init: Callable[[jax.Array, Array], tuple[Params, ModelState]]
