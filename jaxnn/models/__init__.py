@@ -1,9 +1,10 @@
 """Flax Linen models, which know nothing of losses, data or devices.
 
 Models of images take ``[batch, height, width, channels]``, models of text token ids ``[batch, time]``, integers below
-``vocabulary_size``. With ``train=True`` dropout is active, which needs ``rngs={"dropout": key}``, and batch statistics
-are updated, which needs ``mutable=["batch_stats"]``. Sizes that are not positive integers, and dropout rates outside
-0…1, raise `ConfigError` where a model is made.
+``vocabulary_size``; inputs of another rank or dtype raise `DataError`. With ``train=True`` dropout is active, which
+needs ``rngs={"dropout": key}``, and batch statistics are updated, which needs ``mutable=["batch_stats"]``: running
+statistics, at momentum 0.9, are in that collection. Sizes that are not positive integers, dropout rates outside 0…1 and
+arguments that do not fit together raise `ConfigError` where a model is made.
 """
 
 from jaxnn.models._bag_of_tokens import BagOfTokens as BagOfTokens

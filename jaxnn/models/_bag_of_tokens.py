@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.models._model_inputs import checked_tokens
-from jaxnn.nn import Dense, Embed, positive_int
+from jaxnn.models._model_inputs import check_sizes, checked_tokens
+from jaxnn.nn import Dense, Embed
 
 
 def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
@@ -39,8 +39,7 @@ class BagOfTokens(linen.Module):
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "vocabulary_size", "features"):
-            setattr(self, name, positive_int(f"BagOfTokens: {name}", getattr(self, name)))
+        check_sizes(self, "num_classes", "vocabulary_size", "features")
         super().__post_init__()
 
     @linen.compact
@@ -48,9 +47,6 @@ class BagOfTokens(linen.Module):
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
 
         Of nothing but padding the mean is 0.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("BagOfTokens", tokens)
         embedded = Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)

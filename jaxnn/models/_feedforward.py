@@ -11,8 +11,8 @@ import jax
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_images
-from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_int, positive_ints
+from jaxnn.models._model_inputs import check_images, check_sizes
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_ints
 from jaxnn.types import ConfigError, DataError, suggest
 
 _PADDINGS = ("SAME", "VALID")
@@ -28,10 +28,6 @@ class MLP(linen.Module):
         features: the units of each layer, outputs last.
         activation: an elementwise function, after each layer but the last.
         dropout: ``[]`` the rate after each activation, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: no features, features that are not positive integers, or a dropout rate outside
-        0…1.
     """
 
     features: tuple[int, ...]
@@ -66,18 +62,17 @@ class MLP(linen.Module):
 class CNN(linen.Module):
     """Blocks of convolutions, each closed by pooling, then dense layers and the logits.
 
-    Each block: convolution, batch norm if asked for, and activation, once for each of its channel
-    counts; then pooling, then dropout. After the last it is flattened. Each dense layer: dense,
-    activation, dropout. Then the dense logits. ``CNN(num_classes=10)`` suits 28x28x1 and 32x32x3.
-    Parameters: ``Conv_0``, …, ``Dense_0``, …, and ``BatchNorm_0``, … with running statistics in the
-    collection ``batch_stats`` (at momentum 0.9, since runs are short).
+    Each block: convolution, batch norm if asked for, and activation, once for each of its channel counts; then pooling,
+    then dropout. After the last it is flattened. Each dense layer: dense, activation, dropout. Then the dense logits.
+    ``CNN(num_classes=10)`` suits 28x28x1 and 32x32x3. Parameters: ``Conv_0``, …, ``Dense_0``, …, and ``BatchNorm_0``, …
+    with running statistics in the collection ``batch_stats`` (at momentum 0.9, since runs are short).
 
-    Known networks, with their parameters: Keras's ``mnist_cnn``, ``CNN(10, blocks=((32, 64),),
-    padding="VALID", dropout=0.25, dense_dropout=0.5)``, 1,199,882; its ``cifar10_cnn``, ``CNN(10,
-    blocks=((32, 32), (64, 64)), padding=("SAME", "VALID"), dense=(512,), dropout=0.25,
-    dense_dropout=0.5)``, 1,250,858; AlexNet-R of Shi et al., "Benchmarking State-of-the-Art Deep Learning
-    Software Tools" (2017, arXiv:1608.07249), ``CNN(10, blocks=((32,), (32,), (64,)), kernel_size=(5, 5),
-    pool=(3, 3), pool_strides=(2, 2), pooling=(max_pool, max_pool, avg_pool), dense=())``, 85,098.
+    Known networks, with their parameters: Keras's ``mnist_cnn``, ``CNN(10, blocks=((32, 64),), padding="VALID",
+    dropout=0.25, dense_dropout=0.5)``, 1,199,882; its ``cifar10_cnn``, ``CNN(10, blocks=((32, 32), (64, 64)),
+    padding=("SAME", "VALID"), dense=(512,), dropout=0.25, dense_dropout=0.5)``, 1,250,858; AlexNet-R of Shi et al.,
+    "Benchmarking State-of-the-Art Deep Learning Software Tools" (2017, arXiv:1608.07249), ``CNN(10, blocks=((32,),
+    (32,), (64,)), kernel_size=(5, 5), pool=(3, 3), pool_strides=(2, 2), pooling=(max_pool, max_pool, avg_pool),
+    dense=())``, 85,098.
 
     Attributes:
         num_classes: how many logits.
@@ -86,17 +81,13 @@ class CNN(linen.Module):
         pool: the window of the pooling, height and width; a remainder is dropped.
         pool_strides: the steps of the pooling; None: its window, which is much faster on CPU.
         pooling: `jaxnn.nn.max_pool`, `jaxnn.nn.avg_pool` or what is called as they are; or a tuple, one for each block.
-        padding: of the convolutions: ``"SAME"`` keeps height and width, ``"VALID"`` shrinks them by
-            the kernel less one; or a tuple, one for each convolution of a block.
+        padding: of the convolutions: ``"SAME"`` keeps height and width, ``"VALID"`` shrinks them by the kernel less
+            one; or a tuple, one for each convolution of a block.
         dense: the units of the dense layers before the logits; may be empty.
         activation: an elementwise function.
         dropout: ``[]`` the rate after each pooling and after each dense activation, 0…1; may be a tracer.
         dense_dropout: ``[]`` the rate after each dense activation where it is another; None: ``dropout``.
         batch_norm: whether each convolution is normalised over the batch (Ioffe & Szegedy, 2015), and has no bias.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, another padding, tuples that do not match
-        the blocks, or a dropout rate outside 0…1.
     """
 
     num_classes: int
@@ -114,7 +105,7 @@ class CNN(linen.Module):
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        self.num_classes = positive_int("CNN: num_classes", self.num_classes)
+        check_sizes(self, "num_classes")
         self.blocks = _checked_blocks(self.blocks)
         self.kernel_size = _pair("CNN: kernel_size", self.kernel_size)
         self.pool = _pair("CNN: pool", self.pool)
@@ -122,13 +113,9 @@ class CNN(linen.Module):
         self.pooling = _checked_pooling(self.pooling, len(self.blocks))
         self.padding = _checked_padding(self.padding, self.blocks)
         self.dense = positive_ints("CNN: dense", self.dense, "(128,)")
-        for rate in (self.dropout, self._dense_dropout):
-            check_rate(rate)
+        for rate in (self.dropout, self.dense_dropout):
+            check_rate(0.0 if rate is None else rate)
         super().__post_init__()
-
-    @property
-    def _dense_dropout(self) -> ArrayLike:
-        return self.dropout if self.dense_dropout is None else self.dense_dropout
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -148,7 +135,7 @@ class CNN(linen.Module):
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         for width in self.dense:
             x = self.activation(Dense(width)(x))
-            x = Dropout(self._dense_dropout)(x, train=train)
+            x = Dropout(self.dropout if self.dense_dropout is None else self.dense_dropout)(x, train=train)
         return Dense(self.num_classes)(x)
 
     def _convolve(self, x: jax.Array, channels: int, padding: str, train: bool) -> jax.Array:

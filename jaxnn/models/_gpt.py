@@ -10,8 +10,8 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import checked_tokens
-from jaxnn.nn import Dense, Dropout, Embed, LayerNorm, attention, check_rate, partitioned, positive_int
+from jaxnn.models._model_inputs import check_sizes, checked_tokens
+from jaxnn.nn import Dense, Dropout, Embed, LayerNorm, attention, check_rate, partitioned
 from jaxnn.types import ConfigError, DataError
 
 _STDDEV = 0.02
@@ -40,10 +40,6 @@ class GPT(linen.Module):
         num_heads: heads of attention; they share ``features`` evenly.
         max_length: the longest sequence.
         dropout: ``[]`` the rate after the embeddings and before each addition to the stream, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, heads that do not divide ``features``, or a
-        dropout rate outside 0…1.
     """
 
     vocabulary_size: int
@@ -55,8 +51,7 @@ class GPT(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "num_layers", "features", "num_heads", "max_length"):
-            setattr(self, name, positive_int(f"GPT: {name}", getattr(self, name)))
+        check_sizes(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
         if self.features % self.num_heads:
             raise ConfigError(f"GPT: {self.features} features cannot be shared by {self.num_heads} heads evenly.")
         check_rate(self.dropout)
@@ -66,10 +61,7 @@ class GPT(linen.Module):
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
-        Logits depend on no later token.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2, or longer than ``max_length``.
+        Logits depend on no later token. More than ``max_length`` tokens raise `DataError`.
         """
         tokens = checked_tokens("GPT", tokens)
         time = tokens.shape[1]

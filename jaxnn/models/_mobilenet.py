@@ -11,9 +11,9 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_images
+from jaxnn.models._model_inputs import check_images, check_sizes
 from jaxnn.models._resnet import conv_norm
-from jaxnn.nn import Dense, Dropout, check_rate, positive_int, positive_ints
+from jaxnn.nn import Dense, Dropout, check_rate, positive_ints
 from jaxnn.types import ConfigError
 
 type Stage = tuple[int, int, int, int]
@@ -33,10 +33,10 @@ class MobileNetV2(linen.Module):
     """A 3x3 convolution, stages of inverted residual blocks, a 1x1 convolution, the mean and the logits.
 
     Sandler, Howard, Zhu, Zhmoginov & Chen, "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (2018), table 2.
-    The image is halved five times: 224x224 is usual. ``MobileNetV2()`` has torchvision's 3,504,872 parameters.
+    The image is halved five times, upwards: 224x224 is usual. ``MobileNetV2()`` has torchvision's 3,504,872 parameters.
     Parameters: ``Conv_0``, ``BatchNorm_0``, ``InvertedResidual_0``, …, ``Conv_1``, ``BatchNorm_1``, ``Dense_0``; each
     block ``Conv_0``, the depthwise ``Conv_1``, ``Conv_2``, and ``BatchNorm_0`` to ``BatchNorm_2`` (with an expansion
-    of 1 the depthwise one is the first, ``Conv_0``); running statistics, at momentum 0.9, in ``batch_stats``.
+    of 1 the depthwise one is the first, ``Conv_0``).
 
     Attributes:
         num_classes: how many logits.
@@ -44,10 +44,6 @@ class MobileNetV2(linen.Module):
         features: the channels of the first convolution.
         last_features: the channels of the last convolution.
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer; torchvision trains with 0.2.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, stages that are not four of them, or a dropout rate outside
-        0…1.
     """
 
     num_classes: int = 1000
@@ -58,21 +54,14 @@ class MobileNetV2(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "features", "last_features"):
-            setattr(self, name, positive_int(f"MobileNetV2: {name}", getattr(self, name)))
+        check_sizes(self, "num_classes", "features", "last_features")
         self.stages = _checked_stages(self.stages)
         check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Odd heights and widths are halved upwards.
-
-        Raises:
-            DataError: inputs that are not of rank 4.
-        """
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("MobileNetV2", x)
         x = linen.relu6(conv_norm(x, self.features, 3, train=train, strides=2))
         for expansion, features, num_blocks, strides in self.stages:

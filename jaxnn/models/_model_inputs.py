@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.nn import widened
+from jaxnn.nn import positive_int, widened
 from jaxnn.types import DataError
 
 
@@ -26,6 +26,12 @@ def num_parameters(model: linen.Module, inputs: Any, **options: Any) -> int:
     """
     variables = jax.eval_shape(lambda inputs: model.init(jax.random.key(0), inputs, **options), inputs)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.get("params", {})))
+
+
+def check_sizes(model: linen.Module, *names: str) -> None:
+    """Makes fields of ``model``, which is being made, ``int``; ConfigError unless they are positive integers."""
+    for name in names:
+        setattr(model, name, positive_int(f"{type(model).__name__}: {name}", getattr(model, name)))
 
 
 def check_images(model: str, x: jax.Array) -> None:
@@ -49,9 +55,7 @@ def checked_tokens(model: str, tokens: jax.Array) -> jax.Array:
 def sequence_lengths(tokens: jax.Array, pad_id: int) -> jax.Array:
     """How many tokens stand before the padding at each sequence's end: ``[batch]`` int32.
 
-    Args:
-        tokens: ``[batch, time]`` integers.
-        pad_id: what pads; where another token follows it counts as a token.
+    Of ``tokens [batch, time]``, integers, one that is ``pad_id`` counts where another follows.
     """
     ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
     return jnp.max(jnp.where(tokens == pad_id, 0, ends), axis=1, initial=0)

@@ -10,8 +10,8 @@ import jax
 from flax import linen
 from jax import numpy as jnp
 
-from jaxnn.models._model_inputs import check_images
-from jaxnn.nn import BatchNorm, Conv, Dense, max_pool, positive_int, positive_ints
+from jaxnn.models._model_inputs import check_images, check_sizes
+from jaxnn.nn import BatchNorm, Conv, Dense, max_pool, positive_ints
 from jaxnn.types import ConfigError
 
 _WIDENING = 4  # of a bottleneck's last convolution
@@ -21,22 +21,18 @@ class ResNet(linen.Module):
     """Stages of residual blocks of two 3x3 convolutions each, then the mean over positions and the logits.
 
     He, Zhang, Ren & Sun, "Deep Residual Learning for Image Recognition" (2015), section 4.2: each stage but the first
-    halves height and width and doubles the channels. ``ResNet(10)`` is their ResNet-20 for CIFAR-10 and ``ResNet(10,
-    num_blocks=(9, 9, 9))`` their ResNet-56, but for 1x1 convolutions where a block changes the shape (their option B):
-    272,474 and 855,770 parameters. With ``project=False`` they are theirs (option A): 269,722 and 853,018.
-    Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0``, …, ``Dense_0``; each block ``Conv_0``,
-    ``BatchNorm_0``, ``Conv_1``, ``BatchNorm_1`` and, where it changes the shape, ``Conv_2``,
-    ``BatchNorm_2``; running statistics, at momentum 0.9, in the collection ``batch_stats``.
+    halves height and width (odd ones upwards) and doubles the channels. ``ResNet(10)`` is their ResNet-20 for CIFAR-10
+    and ``ResNet(10, num_blocks=(9, 9, 9))`` their ResNet-56, but for 1x1 convolutions where a block changes the shape
+    (their option B): 272,474 and 855,770 parameters. With ``project=False`` they are theirs (option A): 269,722 and
+    853,018. Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0``, …, ``Dense_0``; each block ``Conv_0``,
+    ``BatchNorm_0``, ``Conv_1``, ``BatchNorm_1`` and, where it changes the shape, ``Conv_2``, ``BatchNorm_2``.
 
     Attributes:
         num_classes: how many logits.
         num_blocks: the residual blocks of each stage.
         features: the channels of the first stage.
-        project: whether a shortcut is a 1x1 convolution where a block changes the shape; if not, it skips
-            positions and has zeros for the channels that are new.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, or no stage.
+        project: whether a shortcut is a 1x1 convolution where a block changes the shape; if not, it skips positions and
+            has zeros for the channels that are new.
     """
 
     num_classes: int
@@ -46,20 +42,13 @@ class ResNet(linen.Module):
     project: bool = True
 
     def __post_init__(self) -> None:
-        self.num_classes = positive_int("ResNet: num_classes", self.num_classes)
+        check_sizes(self, "num_classes", "features")
         self.num_blocks = _checked_stages("ResNet", self.num_blocks, "(3, 3, 3)")
-        self.features = positive_int("ResNet: features", self.features)
         super().__post_init__()
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Odd heights and widths are halved upwards.
-
-        Raises:
-            DataError: inputs that are not of rank 4.
-        """
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("ResNet", x)
         x = linen.relu(conv_norm(x, self.features, 3, train=train))
         for features, strides in _residual_stages(self.num_blocks, self.features):
@@ -108,9 +97,6 @@ class BottleneckResNet(linen.Module):
         num_classes: how many logits.
         num_blocks: the blocks of each stage.
         features: the channels of the first convolution and of the first stage's 3x3 ones.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, or no stage.
     """
 
     num_classes: int = 1000
@@ -119,20 +105,13 @@ class BottleneckResNet(linen.Module):
     features: int = 64
 
     def __post_init__(self) -> None:
-        self.num_classes = positive_int("BottleneckResNet: num_classes", self.num_classes)
+        check_sizes(self, "num_classes", "features")
         self.num_blocks = _checked_stages("BottleneckResNet", self.num_blocks, "(3, 4, 6, 3)")
-        self.features = positive_int("BottleneckResNet: features", self.features)
         super().__post_init__()
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Odd heights and widths are halved upwards.
-
-        Raises:
-            DataError: inputs that are not of rank 4.
-        """
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("BottleneckResNet", x)
         x = linen.relu(conv_norm(x, self.features, 7, train=train, strides=2))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
@@ -166,16 +145,8 @@ class Bottleneck(linen.Module):
 def conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: int = 1, groups: int = 1) -> jax.Array:
     """A convolution padded by half its window, and batch norm: ``Conv_n`` and ``BatchNorm_n`` of the calling module.
 
-    Args:
-        x: ``[batch, height, width, channels]``.
-        features: the channels it gives.
-        size: of the window, height and width alike; odd.
-        train: whether batch statistics are updated.
-        strides: its steps, height and width alike; a remainder counts.
-        groups: into how many the channels are split; as many as channels: a depthwise convolution.
-
-    Returns:
-        ``[batch, height / strides, width / strides, features]``, rounded up.
+    From ``[batch, height, width, channels]`` to ``[batch, height / strides, width / strides, features]``, rounded up;
+    ``size`` is of the window, odd; as many ``groups`` as channels are a depthwise convolution.
     """
     half = size // 2
     conv = Conv(
@@ -192,12 +163,7 @@ def conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: i
 
 
 def _residual_stages(num_blocks: Sequence[int], features: int) -> Iterator[tuple[int, int]]:
-    """The channels and the strides of each block: every stage but the first doubles the channels and halves the size.
-
-    Args:
-        num_blocks: of each stage.
-        features: the channels of the first.
-    """
+    """The channels and strides of each block: every stage but the first doubles the channels and halves the size."""
     for stage, count in enumerate(num_blocks):
         for index in range(count):
             yield features * 2**stage, 2 if stage > 0 and index == 0 else 1

@@ -11,19 +11,8 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import checked_tokens, sequence_lengths
-from jaxnn.nn import (
-    LSTM,
-    BatchNorm,
-    Bidirectional,
-    Dense,
-    Dropout,
-    Embed,
-    Recurrent,
-    check_rate,
-    positive_int,
-    positive_ints,
-)
+from jaxnn.models._model_inputs import check_sizes, checked_tokens, sequence_lengths
+from jaxnn.nn import LSTM, BatchNorm, Bidirectional, Dense, Dropout, Embed, Recurrent, check_rate, positive_ints
 from jaxnn.types import ConfigError
 
 
@@ -47,9 +36,6 @@ class RecurrentClassifier(linen.Module):
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer.
         pad_id: a token that is not read where it fills up the end of a sequence; None: all are read. Padding in
             front is read in any case.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, no recurrent layer, or a dropout rate outside 0…1.
     """
 
     num_classes: int
@@ -63,9 +49,9 @@ class RecurrentClassifier(linen.Module):
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_classes", "vocabulary_size", "embedding_features", "features"):
-            if name != "embedding_features" or self.embedding_features is not None:
-                setattr(self, name, positive_int(f"RecurrentClassifier: {name}", getattr(self, name)))
+        check_sizes(self, "num_classes", "vocabulary_size", "features")
+        if self.embedding_features is not None:
+            check_sizes(self, "embedding_features")
         _check_layer("RecurrentClassifier", self.layer)
         check_rate(self.dropout)
         super().__post_init__()
@@ -75,9 +61,6 @@ class RecurrentClassifier(linen.Module):
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
 
         Of nothing but padding the state is 0.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("RecurrentClassifier", tokens)
         # To transpose the ids is far cheaper than to transpose what they stand for.
@@ -106,9 +89,6 @@ class RecurrentLanguageModel(linen.Module):
         embedding_features: the width of an embedding; None: ``features``.
         layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
         dropout: ``[]`` the rate before each layer and before the logits, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, no recurrent layer, or a dropout rate outside 0…1.
     """
 
     vocabulary_size: int
@@ -120,9 +100,9 @@ class RecurrentLanguageModel(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "features", "num_layers", "embedding_features"):
-            if name != "embedding_features" or self.embedding_features is not None:
-                setattr(self, name, positive_int(f"RecurrentLanguageModel: {name}", getattr(self, name)))
+        check_sizes(self, "vocabulary_size", "features", "num_layers")
+        if self.embedding_features is not None:
+            check_sizes(self, "embedding_features")
         _check_layer("RecurrentLanguageModel", self.layer)
         check_rate(self.dropout)
         super().__post_init__()
@@ -132,9 +112,6 @@ class RecurrentLanguageModel(linen.Module):
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
         Logits depend on no later token.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("RecurrentLanguageModel", tokens)
         # To transpose the ids is far cheaper than to transpose their embeddings: time comes first until the logits.
@@ -162,9 +139,6 @@ class TextGenerator(linen.Module):
         features: the width of the recurrent state.
         hidden: the units of each dense layer; may be empty.
         layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
-
-    Raises:
-        ConfigError: sizes that are not positive integers, or no recurrent layer.
     """
 
     vocabulary_size: int
@@ -175,8 +149,7 @@ class TextGenerator(linen.Module):
     layer: type[Recurrent] = LSTM
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary_size", "embedding_features", "features"):
-            setattr(self, name, positive_int(f"TextGenerator: {name}", getattr(self, name)))
+        check_sizes(self, "vocabulary_size", "embedding_features", "features")
         self.hidden = positive_ints("TextGenerator: hidden", self.hidden, "(512, 256)")
         _check_layer("TextGenerator", self.layer)
         super().__post_init__()
@@ -186,9 +159,6 @@ class TextGenerator(linen.Module):
         """Token ids ``[batch, time]`` to logits of the next ``[batch, vocabulary_size]``.
 
         With ``train`` the auxiliary logits, shaped as the others, are given too.
-
-        Raises:
-            DataError: inputs that are not integers of rank 2.
         """
         tokens = checked_tokens("TextGenerator", tokens)
         sequences = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
@@ -227,15 +197,8 @@ def _last_state(
 ) -> jax.Array:
     """What the layer puts out after each sequence's last step; it becomes ``LSTM_0``, say, of the calling module.
 
-    Args:
-        sequences: ``[time, batch, inputs]`` floats.
-        layer: ``LSTM`` or ``GRU`` of `jaxnn.nn`.
-        features: the width of its state.
-        bidirectional: whether another one reads from the end to the start.
-        seq_lengths: ``[batch]`` integers; None: all are whole.
-
-    Returns:
-        ``[batch, features]`` or, of both directions, ``[batch, 2 * features]``; of the dtype of ``sequences``.
+    From ``[time, batch, inputs]`` floats to ``[batch, features]`` or, of both directions, ``[batch, 2 * features]``, of
+    the same dtype; ``seq_lengths`` are ``[batch]`` integers.
     """
     make = partial(layer, features, dtype=sequences.dtype)
     reader = Bidirectional(make(), make()) if bidirectional else make()

@@ -1,7 +1,6 @@
 """Layers as Flax's where Flax's fall short: fast on CPU too, in loops and populations; mixed precision."""
 
 from jaxnn.nn._attention import attention as attention
-from jaxnn.nn._attention import attention_fn as attention_fn
 from jaxnn.nn._cross_entropy import cross_entropy as cross_entropy
 from jaxnn.nn._cross_entropy import linear_cross_entropy as linear_cross_entropy
 from jaxnn.nn._dense import Dense as Dense

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from jaxnn.nn._chunked_attention import BLOCK, chunked_attention
 from jaxnn.nn._layer_arguments import choose, platform, scope
@@ -65,59 +65,27 @@ def attention(
     Raises:
         ConfigError: shapes or dtypes that do not fit, or an implementation that cannot do what is asked.
     """
-    batch = query.shape[:-3]
-    counts = None if query_lengths is None else _checked_counts("query_lengths", query_lengths, batch)
-    asked = _blank_hidden(_asked_for(query, key, value, causal, lengths, mask, bias, scale), counts)
+    asked = _checked(_Asked(query, key, value, mask, bias, lengths, query_lengths, causal, scale))
     if not callable(implementation):
         implementation = choose(_OPERATION, implementation, _obstacles(asked, implementation))
     with scope(_OPERATION, implementation):
         if callable(implementation):
-            out = _by_function(asked, implementation)
+            out = _by_jax(asked, implementation, bias=asked.bias, mask=_visible_keys(asked, causal=False))
         else:
             out = _COMPUTED[implementation](asked)
-        if counts is not None:
-            out = jnp.where(_positions_below(counts, out.shape[1])[:, :, None, None], out, 0)
+        if asked.query_lengths is not None:
+            out = jnp.where(_positions_below(asked.query_lengths, out.shape[1])[:, :, None, None], out, 0)
     return out.reshape(query.shape)
 
 
-def attention_fn(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None = None,
-    mask: jax.Array | None = None,
-    dropout_rate: float = 0.0,
-    deterministic: bool = True,
-    dtype: DTypeLike | None = None,
-    precision: Any = None,
-    module: Any = None,
-) -> jax.Array:
-    """`attention` for ``flax.linen.MultiHeadDotProductAttention(attention_fn=attention_fn)``.
-
-    Shapes are those of `attention`. A causal mask comes as an array here, so that nothing is skipped for it.
-
-    Raises:
-        ConfigError: what no fused form has: dropout of attention weights, weights to look at, another precision.
-    """
-    if module is not None:
-        raise ConfigError("attention_fn keeps no weights: leave sow_weights out, or use Flax's own attention_fn.")
-    if precision is not None:
-        raise ConfigError("attention_fn takes no precision: set it with jax.default_matmul_precision.")
-    if not deterministic and not (isinstance(dropout_rate, numbers.Real) and dropout_rate == 0):
-        raise ConfigError("attention_fn has no dropout of attention weights: set dropout_rate=0 and drop its output.")
-    dtype = jnp.result_type(query, key, value) if dtype is None else dtype
-    query, key, value = (array.astype(dtype) for array in (query, key, value))
-    return attention(query, key, value, bias=bias, mask=None if mask is None else mask.astype(bool))
-
-
 class _Asked(NamedTuple):
-    """What is asked for, checked, its batch axes made one.
+    """What is asked for; once checked, its batch axes are one, and what nobody sees is zero.
 
     Attributes:
         query: ``[batch, T, heads, head_dim]``.
         key: ``[batch, S, key_heads, head_dim]``, as ``value``.
         mask: ``[batch | 1, heads | 1, T | 1, S | 1]`` bool, or None; ``bias`` likewise, floats.
-        lengths: ``[batch]`` int32, of the keys, or None.
+        lengths: ``[batch]`` int32, of the keys, or None; ``query_lengths`` likewise.
     """
 
     query: jax.Array
@@ -125,60 +93,55 @@ class _Asked(NamedTuple):
     value: jax.Array
     mask: jax.Array | None
     bias: jax.Array | None
-    lengths: jax.Array | None
+    lengths: Any
+    query_lengths: Any
     causal: bool
-    scale: float | jax.Array
+    scale: Any
 
 
-def _asked_for(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    causal: bool,
-    lengths: ArrayLike | None,
-    mask: jax.Array | None,
-    bias: jax.Array | None,
-    scale: float | jax.Array | None,
-) -> _Asked:
-    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
-    shapes = f"query {query.shape}, key {key.shape} and value {value.shape}"
+def _checked(asked: _Asked) -> _Asked:
+    query, key, value = (jnp.asarray(array) for array in asked[:3])
     fits = query.ndim == key.ndim >= 3 and key.shape == value.shape
     fits = fits and query.shape[:-3] == key.shape[:-3] and query.shape[-1] == key.shape[-1]
     if not fits or 0 in (*query.shape[-3:], *key.shape[-3:]) or query.shape[-2] % key.shape[-2]:
         raise ConfigError(
             "attention needs query [*batch, T, heads, head_dim] and key and value [*batch, S, key_heads, head_dim], "
-            f"heads a multiple of key_heads and nothing empty but the batch, not {shapes}."
+            "heads a multiple of key_heads and nothing empty but the batch, not "
+            f"query {query.shape}, key {key.shape} and value {value.shape}."
         )
     if len({query.dtype, key.dtype, value.dtype}) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
         raise ConfigError(
             "attention needs query, key and value of one floating dtype, "
             f"not {query.dtype}, {key.dtype} and {value.dtype}: cast them."
         )
-    if scale is not None and jnp.ndim(scale):
+    if asked.scale is not None and jnp.ndim(asked.scale):
         raise ConfigError(
-            f"attention: scale must be one number, not of shape {list(jnp.shape(scale))}: multiply the query by one "
-            "for each head."
+            f"attention: scale must be one number, not of shape {list(jnp.shape(asked.scale))}: multiply the query by "
+            "one for each head."
         )
     batch = query.shape[:-3]
     scores = (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
-    return _Asked(
-        query=query.reshape(-1, *query.shape[-3:]),
-        key=key.reshape(-1, *key.shape[-3:]),
-        value=value.reshape(-1, *value.shape[-3:]),
-        mask=_broad("mask", mask, scores, "bool"),
-        bias=_broad("bias", bias, scores, "floating"),
-        lengths=None if lengths is None else _checked_counts("lengths", lengths, batch),
-        causal=causal,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-    )
+    query, key, value = (array.reshape(-1, *array.shape[-3:]) for array in (query, key, value))
+    mask, bias = _broad("mask", asked.mask, scores, jnp.bool_), _broad("bias", asked.bias, scores, jnp.floating)
+    lengths = _checked_counts("lengths", asked.lengths, batch)
+    counts = _checked_counts("query_lengths", asked.query_lengths, batch)
+    scale = query.shape[-1] ** -0.5 if asked.scale is None else asked.scale
+    asked = _Asked(query, key, value, mask, bias, lengths, counts, asked.causal, scale)
+    # Weights of 0 are not enough: 0 times NaN or infinity is NaN, in the values' sum and in gradients.
+    if counts is not None:
+        query = jnp.where(_positions_below(counts, query.shape[1])[:, :, None, None], query, 0)
+    if (visible := _visible_keys(asked, causal=False)) is not None:
+        seen = visible.any((1, 2))[:, :, None, None]
+        key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
+    return asked._replace(query=query, key=key, value=value)
 
 
-def _broad(name: str, array: jax.Array | None, scores: tuple[int, ...], kind: str) -> jax.Array | None:
+def _broad(name: str, array: jax.Array | None, scores: tuple[int, ...], kind: Any) -> jax.Array | None:
     """``array`` with one batch axis, ``[batch | 1, heads | 1, T | 1, S | 1]``."""
     if array is None:
         return None
-    if not jnp.issubdtype(array.dtype, jnp.bool_ if kind == "bool" else jnp.floating):
-        raise ConfigError(f"attention: {name} must be {kind}, not {array.dtype}.")
+    if not jnp.issubdtype(array.dtype, kind):
+        raise ConfigError(f"attention: {name} must be {kind.__name__.rstrip('_')}, not {array.dtype}.")
     shape = (1,) * (len(scores) - array.ndim) + array.shape
     if len(shape) > len(scores) or any(has not in (1, full) for has, full in zip(shape, scores, strict=True)):
         raise ConfigError(
@@ -188,8 +151,10 @@ def _broad(name: str, array: jax.Array | None, scores: tuple[int, ...], kind: st
     return jnp.broadcast_to(array.reshape(shape), (*(batch or shape[:-3]), *shape[-3:])).reshape(-1, *shape[-3:])
 
 
-def _checked_counts(name: str, counts: ArrayLike, batch: tuple[int, ...]) -> jax.Array:
+def _checked_counts(name: str, counts: ArrayLike | None, batch: tuple[int, ...]) -> jax.Array | None:
     """``counts [*batch]`` as ``[batch]`` int32."""
+    if counts is None:
+        return None
     array = jnp.asarray(counts)
     if array.shape != batch or not jnp.issubdtype(array.dtype, jnp.integer):
         raise ConfigError(
@@ -216,23 +181,6 @@ def _visible_keys(asked: _Asked, causal: bool) -> jax.Array | None:
     return functools.reduce(jnp.logical_and, parts) if parts else None
 
 
-def _blank_hidden(asked: _Asked, query_counts: jax.Array | None) -> _Asked:
-    """Zeros for keys and values that mask or lengths hide from all queries, and for queries beyond ``query_counts``.
-
-    Weights of 0 are not enough: 0 times NaN or infinity is NaN, in the values' sum and in gradients.
-    """
-
-    def blank(array: jax.Array, seen: jax.Array) -> jax.Array:
-        return jnp.where(seen[:, :, None, None], array, 0)
-
-    if query_counts is not None:
-        asked = asked._replace(query=blank(asked.query, _positions_below(query_counts, asked.query.shape[1])))
-    if (visible := _visible_keys(asked, causal=False)) is None:
-        return asked
-    seen = visible.any((1, 2))
-    return asked._replace(key=blank(asked.key, seen), value=blank(asked.value, seen))
-
-
 def _whole(asked: _Asked) -> jax.Array:
     query, key, value = _heads_first(asked)
     scores = query @ key.mT * jnp.asarray(asked.scale, query.dtype)
@@ -257,12 +205,9 @@ def _chunked(asked: _Asked) -> jax.Array:
     return out.swapaxes(1, 2).astype(asked.query.dtype)
 
 
-def _by_function(asked: _Asked, function: Callable[..., jax.Array], **options: Any) -> jax.Array:
-    return _by_jax(asked, function, bias=asked.bias, mask=_visible_keys(asked, causal=False), **options)
-
-
 def _xla(asked: _Asked) -> jax.Array:
-    return _by_function(asked, jax.nn.dot_product_attention, implementation="xla")
+    mask = _visible_keys(asked, causal=False)
+    return _by_jax(asked, jax.nn.dot_product_attention, bias=asked.bias, mask=mask, implementation="xla")
 
 
 def _cudnn(asked: _Asked) -> jax.Array:
@@ -313,18 +258,17 @@ def _obstacles(asked: _Asked, given: str | None) -> dict[str, str | None]:
 
 def _cudnn_obstacle(asked: _Asked) -> str | None:
     """What `jax.nn.dot_product_attention` would raise for; its checks are in jax/_src/cudnn."""
-    capability, (num_queries, head_dim) = _compute_capability(), (asked.query.shape[1], asked.query.shape[3])
-    if capability < 8:
+    if _compute_capability() < 8:
         return "it needs an NVIDIA GPU of compute capability 8.0 or above"
-    if asked.query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"it takes bfloat16 and float16, not {asked.query.dtype}"
-    if head_dim > 128 or head_dim % 8:
-        return f"head_dim must be a multiple of 8 up to 128, not {head_dim}"
-    if not isinstance(asked.scale, numbers.Real):
-        return "scale must be a plain number, not an array"
-    if not (asked.mask is asked.bias is None) and (num_queries % 2 or asked.key.shape[1] % 2):
-        return f"with a mask or bias it takes even lengths, not {num_queries} and {asked.key.shape[1]}"
-    return None
+    num_queries, num_keys, head_dim = asked.query.shape[1], asked.key.shape[1], asked.query.shape[3]
+    masked, odd = not (asked.mask is asked.bias is None), num_queries % 2 or num_keys % 2
+    reasons = {
+        f"it takes bfloat16 and float16, not {asked.query.dtype}": asked.query.dtype.itemsize != 2,
+        f"head_dim must be a multiple of 8 up to 128, not {head_dim}": head_dim > 128 or head_dim % 8,
+        "scale must be a plain number, not an array": not isinstance(asked.scale, numbers.Real),
+        f"with a mask or bias it takes even lengths, not {num_queries} and {num_keys}": masked and odd,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _compute_capability() -> float:

@@ -30,17 +30,9 @@ class _Plan(NamedTuple):
 
 
 def chunked_attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    visible: jax.Array | None,
-    *,
-    causal: bool,
-    block: int = BLOCK,
+    query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None, *, causal: bool, block: int = BLOCK
 ) -> jax.Array:
-    """Softmax attention in memory ``O((T + S) * (head_dim + block))`` a head, forwards and backwards.
-
-    The gradient costs the scores twice.
+    """Softmax attention in memory ``O((T + S) * (head_dim + block))`` a head; the gradient costs the scores twice.
 
     Takes ``query [batch, heads, T, head_dim]``, scaled already, float32 or wider, ``key`` and ``value [batch, heads, S,
     head_dim]`` of the same dtype, and ``visible [batch | 1, heads | 1, T | 1, S]`` bool: which keys a query sees; None:
@@ -123,11 +115,8 @@ def _backward(plan: _Plan, kept: _Kept, grad: jax.Array) -> tuple[jax.Array, jax
 
 def _pushforward(plan: _Plan, kept: _Kept, tangents: tuple[jax.Array, jax.Array, jax.Array, None]) -> jax.Array:
     *arrays, visible, _, _ = kept
-
-    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        return _forward(plan, query, key, value, visible)[0]
-
-    tangent: jax.Array = jax.jvp(attend, tuple(arrays), tangents[:3])[1]
+    tangent: jax.Array
+    _, tangent = jax.jvp(lambda q, k, v: _forward(plan, q, k, v, visible)[0], tuple(arrays), tangents[:3])
     return tangent
 
 

@@ -26,6 +26,8 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxnn.nn._device_axes import varying_alike
 
+type _Windows = tuple[Any, Any, Any, Any]  # strides, padding, and the dilations of input and kernel
+
 _THIN = 4  # up to so many features, as of images, are few
 _CHUNK = 8  # examples
 _CACHED = 1_000_000  # elements of float32 that a processor's caches hold beside what else a network keeps there
@@ -71,7 +73,7 @@ def channels_last(ndim: int) -> lax.ConvDimensionNumbers:
 def _output(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
     """The convolution itself: ``[batch, *output_size, out_features]``."""
     g = geometry
-    return _convolve(inputs, kernel, g, g.strides, g.padding, g.input_dilation, g.kernel_dilation)
+    return _convolve(inputs, kernel, g, (g.strides, g.padding, g.input_dilation, g.kernel_dilation))
 
 
 def _input_gradient(kernel: jax.Array, output: jax.Array, geometry: Geometry) -> jax.Array:
@@ -79,14 +81,18 @@ def _input_gradient(kernel: jax.Array, output: jax.Array, geometry: Geometry) ->
     g = geometry
     padding = tuple((k - 1 - low, x - y + low) for x, k, y, low in g.dilated())
     turned = jnp.flip(kernel, range(kernel.ndim - 2)).swapaxes(-2, -1)
-    return _convolve(output, turned, g, g.input_dilation, padding, g.strides, g.kernel_dilation)
+    return _convolve(output, turned, g, (g.input_dilation, padding, g.strides, g.kernel_dilation))
 
 
 def _kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -> jax.Array:
-    """``[*kernel_size, in_features, out_features]``: summed over chunks of the batch where that is faster."""
+    """``[*kernel_size, in_features, out_features]``: summed over chunks of the batch where that is faster.
+
+    It is for thin inputs, or more than the caches hold: by 1.2 to 3 times (measured on CPU).
+    """
     batch = inputs.shape[0]
     # A symbolic batch (`jax.export`) has no chunks: how many there are is not known.
-    if not isinstance(batch, int) or batch <= _CHUNK or not _in_chunks(inputs, output):
+    chunked = isinstance(batch, int) and batch > _CHUNK
+    if not chunked or (inputs.shape[-1] > _THIN and inputs.size + output.size <= _CACHED):
         return _whole_kernel_gradient(inputs, output, geometry)
     dtype = jnp.promote_types(inputs.dtype, jnp.float32)
     gradient = functools.partial(_whole_kernel_gradient, geometry=geometry._replace(preferred_element_type=dtype))
@@ -98,74 +104,41 @@ def _kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -
     return total if whole == batch else total + gradient(inputs[whole:], output[whole:])
 
 
-def _in_chunks(inputs: jax.Array, output: jax.Array) -> bool:
-    """Thin inputs, or more than the caches hold: 1.2–3× faster there (measured on CPU), no faster elsewhere."""
-    return inputs.shape[-1] <= _THIN or inputs.size + output.size > _CACHED
-
-
 def _whole_kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -> jax.Array:
     """Input features are the batch, the batch the features summed over, and strides a dilation of the kernel."""
     g = geometry
     padding = tuple((low, y + k - 1 - x - low) for x, k, y, low in g.dilated())
     features_first = inputs.swapaxes(0, -1)
     batch_as_features = jnp.moveaxis(output, 0, -2)
-    gradient = _convolve(features_first, batch_as_features, g, g.kernel_dilation, padding, g.input_dilation, g.strides)
+    windows = (g.kernel_dilation, padding, g.input_dilation, g.strides)
+    gradient = _convolve(features_first, batch_as_features, g, windows)
     return jnp.moveaxis(gradient, 0, -2)
 
 
-def _convolve(
-    inputs: jax.Array,
-    kernel: jax.Array,
-    geometry: Geometry,
-    strides: tuple[int, ...],
-    padding: tuple[tuple[int, int], ...],
-    input_dilation: tuple[int, ...],
-    kernel_dilation: tuple[int, ...],
-) -> jax.Array:
-    return lax.conv_general_dilated(
-        inputs,
-        kernel,
-        strides,
-        padding,
-        input_dilation,
-        kernel_dilation,
-        channels_last(inputs.ndim),
-        precision=geometry.precision,
-        preferred_element_type=geometry.preferred_element_type,
-    )
+def _convolve(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, windows: _Windows) -> jax.Array:
+    """By strides, padding and dilations of its own."""
+    options = {"precision": geometry.precision, "preferred_element_type": geometry.preferred_element_type}
+    return lax.conv_general_dilated(inputs, kernel, *windows, dimension_numbers=channels_last(inputs.ndim), **options)
 
 
 def canonical(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups: int) -> jax.Array:
     """The convolution of ``groups`` groups, in the form that is fastest with channels last."""
     taps = math.prod(kernel.shape[:-2])
     in_features, out_features = inputs.shape[-1], kernel.shape[-1]
+    if groups == in_features == out_features > 1 and taps <= _MAX_TAPS:
+        return _depthwise(inputs, kernel, geometry)
     if groups > 1:
-        if groups == in_features == out_features and taps <= _MAX_TAPS:
-            return _depthwise(inputs, kernel, geometry)
-        return _grouped(inputs, kernel, geometry, groups)
+        # A convolution for each; XLA:CPU is 3× (forward) to 500× (kernel gradient) slower with them in one.
+        split, kernels = (array.reshape(*array.shape[:-1], groups, -1) for array in (inputs, kernel))
+        each = jax.vmap(lambda x, k: convolve(x, k, geometry), in_axes=-2, out_axes=-2)(split, kernels)
+        return each.reshape(*each.shape[:-2], -1)
     plain = math.prod(geometry.input_dilation) == 1 and not any(map(any, geometry.padding))
-    if taps == 1 and plain:
-        return _product(inputs, kernel, geometry)
-    return convolve(inputs, kernel, geometry)
-
-
-def _product(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
-    """With a kernel of one element: the products of the pixels the strides leave."""
+    if taps > 1 or not plain:
+        return convolve(inputs, kernel, geometry)
+    # A kernel of one element: the products of the pixels that the strides leave.
     pixels = inputs[:, *(slice(None, None, stride) for stride in geometry.strides)]
-    return jnp.matmul(
-        pixels,
-        kernel.reshape(kernel.shape[-2:]),
-        precision=geometry.precision,
-        preferred_element_type=geometry.preferred_element_type,
-    )
-
-
-def _grouped(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups: int) -> jax.Array:
-    """A convolution for each group; XLA:CPU is 3× (forward) to 500× (kernel gradient) slower with them in one."""
-    split = inputs.reshape(*inputs.shape[:-1], groups, -1)
-    kernels = kernel.reshape(*kernel.shape[:-1], groups, -1)
-    results = jax.vmap(lambda x, k: convolve(x, k, geometry), in_axes=-2, out_axes=-2)(split, kernels)
-    return results.reshape(*results.shape[:-2], -1)
+    options = {"precision": geometry.precision, "preferred_element_type": geometry.preferred_element_type}
+    return jnp.matmul(pixels, kernel.reshape(kernel.shape[-2:]), **options)
 
 
 def _depthwise(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
@@ -238,8 +211,7 @@ def _abstract(*operands: Any, missing: str, geometry: Geometry) -> Any:
 
 def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str, geometry: Geometry) -> jax.Array:
     roles = _given(missing)
-    other = 1 - wanted
-    return _bind({roles[other]: operands[other], missing: cotangent}, roles[wanted], geometry)
+    return _bind({roles[1 - wanted]: operands[1 - wanted], missing: cotangent}, roles[wanted], geometry)
 
 
 def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tuple[jax.Array, int]:

@@ -43,8 +43,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLi
         raise ConfigError(f"cross_entropy: label_smoothing must be one number, 0…1, not {label_smoothing!r}.")
     is_sharp = isinstance(label_smoothing, numbers.Real) and label_smoothing == 0
     smoothing = None if is_sharp else jnp.asarray(label_smoothing, _wide(logits))
-    loss: jax.Array = _cross_entropy(*varying_alike(logits, labels, smoothing))
-    return loss
+    return _cross_entropy(*varying_alike(logits, labels, smoothing))
 
 
 def _checked_labels(labels: jax.Array, expected: tuple[int, ...], name: str, scores: jax.Array) -> jax.Array:
@@ -58,7 +57,6 @@ def _checked_labels(labels: jax.Array, expected: tuple[int, ...], name: str, sco
 
 
 def _wide(scores: jax.Array) -> Any:
-    """The dtype to sum exponentials in: float32, or wider where ``scores`` are."""
     return jnp.promote_types(scores.dtype, jnp.float32)
 
 
@@ -142,23 +140,16 @@ def linear_cross_entropy(
     """
     labels = _checked_labels(labels, hidden.shape[:-1], "hidden [..., features]", hidden)
     features = hidden.shape[-1]
-    fits = (
-        kernel.ndim == 2
-        and kernel.shape[0] == features
-        and kernel.size
-        and (bias is None or bias.shape == kernel.shape[1:])
-    )
-    if not fits:
-        shapes = {"hidden": hidden.shape, "kernel": kernel.shape, "bias": None if bias is None else bias.shape}
+    fits = kernel.ndim == 2 and kernel.shape[0] == features and kernel.size
+    if not fits or not (bias is None or bias.shape == kernel.shape[1:]):
         raise ConfigError(
             "linear_cross_entropy needs hidden [..., features], a kernel [features, classes] and a bias [classes] or "
-            f"None, not {', '.join(f'{name} {shape}' for name, shape in shapes.items())}."
+            f"None, not hidden {hidden.shape}, kernel {kernel.shape}, bias {None if bias is None else bias.shape}."
         )
     if not isinstance(chunk, numbers.Integral) or chunk < 1:
         raise ConfigError(f"linear_cross_entropy: chunk must be an integer >= 1, not {chunk!r}.")
     arrays = varying_alike(hidden.reshape(-1, features), kernel, bias, labels.reshape(-1))
-    loss: jax.Array = _linear_cross_entropy(*arrays, int(chunk))
-    return loss.reshape(labels.shape)
+    return _linear_cross_entropy(*arrays, int(chunk)).reshape(labels.shape)
 
 
 class _Chunks(NamedTuple):
@@ -168,15 +159,14 @@ class _Chunks(NamedTuple):
     width: int  # classes that each spans
     classes: int  # in all
 
-    def start(self, first: jax.Array) -> jax.Array:
-        return jnp.minimum(first, self.classes - self.width)
-
     def part(self, array: jax.Array, first: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(array, self.start(first), self.width, axis=-1)
+        start = jnp.minimum(first, self.classes - self.width)
+        return jax.lax.dynamic_slice_in_dim(array, start, self.width, axis=-1)
 
     def added(self, array: jax.Array, first: jax.Array, part: jax.Array) -> jax.Array:
+        start = jnp.minimum(first, self.classes - self.width)
         total = self.part(array, first) + part.astype(array.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(array, total, self.start(first), axis=-1)
+        return jax.lax.dynamic_update_slice_in_dim(array, total, start, axis=-1)
 
 
 def _chunks(classes: int, chunk: int) -> _Chunks:
@@ -189,14 +179,12 @@ def _chunk_logits(
     chunks: _Chunks, first: jax.Array, hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Logits ``[labels, width]``, ``-inf`` where another chunk counts the class; and which are the labels'."""
-    classes = chunks.start(first) + jnp.arange(chunks.width)
+    classes = chunks.part(jnp.arange(chunks.classes), first)[None]
     logits = jnp.matmul(hidden, chunks.part(kernel, first), preferred_element_type=_wide(hidden))
     if bias is not None:
         logits = logits + chunks.part(bias, first)[None]
-    is_own = (classes >= first)[None]
-    return jnp.where(is_own, logits, _varying_zero(first, logits) - jnp.inf), is_own & (
-        classes[None] == labels[:, None]
-    )
+    is_own = classes >= first
+    return jnp.where(is_own, logits, _varying_zero(first, logits) - jnp.inf), is_own & (classes == labels[:, None])
 
 
 def _varying_zero(first: jax.Array, logits: jax.Array) -> jax.Array:
@@ -254,11 +242,8 @@ def _linear_backward(chunk: int, residuals: Any, cotangent: jax.Array) -> tuple[
 
 def _linear_pushforward(chunk: int, residuals: Any, tangents: tuple[Any, ...]) -> jax.Array:
     *arrays, labels, _, _ = residuals
-
-    def loss(hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-        return _linear_forward(hidden, kernel, bias, labels, chunk)[0]
-
-    tangent: jax.Array = jax.jvp(loss, tuple(arrays), tangents[:3])[1]
+    tangent: jax.Array
+    _, tangent = jax.jvp(lambda h, k, b: _linear_forward(h, k, b, labels, chunk)[0], tuple(arrays), tangents[:3])
     return tangent
 
 

@@ -62,18 +62,17 @@ class custom_vjp[R]:  # noqa: N801
             for position, value in zip(self._static, static, strict=True):
                 arguments.insert(position, value)
             out, residuals = forward(*arguments)
-            rules = _Rules(backward, pushforward, tuple(static))
-            return out, _apply_linear(rules, residuals, tangents, out)
+            kept, kept_tree = jax.tree.flatten(residuals)
+            leaves, tangents_tree = jax.tree.flatten(tangents)
+            outs, out_tree = jax.tree.flatten(out)
+            zeros = tuple(leaf.aval if isinstance(leaf, SymbolicZero) else None for leaf in leaves)
+            outputs = tuple(jax.typeof(leaf).to_tangent_aval() for leaf in outs)
+            rules = (backward, pushforward, tuple(static))
+            linear = _Linear(*rules, kept_tree, tangents_tree, zeros, out_tree, outputs)
+            operands = [leaf for leaf, zero in zip(leaves, zeros, strict=True) if zero is None]
+            return out, linear.output.unflatten(_linear.bind(*kept, *operands, linear=linear))
 
         self._call.defjvp(rule, symbolic_zeros=True)
-
-
-class _Rules(NamedTuple):
-    """What `custom_vjp.defvjp` is given, and the values of the static arguments."""
-
-    backward: Callable[..., tuple[Any, ...]]
-    pushforward: Callable[..., Any] | None
-    static: tuple[Any, ...]
 
 
 class _Linear(NamedTuple):
@@ -83,7 +82,9 @@ class _Linear(NamedTuple):
     residual without one; operands and outputs have theirs in front.
     """
 
-    rules: _Rules
+    backward: Callable[..., tuple[Any, ...]]
+    pushforward: Callable[..., Any] | None
+    static: tuple[Any, ...]
     residuals: Any  # their structure
     tangents: Any  # their structure
     zeros: tuple[Any, ...]  # for each leaf of the tangents the type of a zero, or None for an operand
@@ -91,88 +92,66 @@ class _Linear(NamedTuple):
     outputs: tuple[Any, ...]  # the types of its leaves
     batch_axes: tuple[tuple[int | None, ...], ...] = ()
 
-    def pull(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """The cotangents of the operands, from those of the outputs."""
-        return self._batched(self._pull_one)(list(residuals), list(cotangents))
+    def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The residuals, and the tangents."""
+        count = self.residuals.num_leaves
+        return list(operands[:count]), list(operands[count:])
 
-    def push(self, residuals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-        """The tangents of the outputs, from those of the operands."""
-        return self._batched(self._push_one)(list(residuals), list(tangents))
-
-    def _batched(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def batched(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """``function`` of residuals and tangents or cotangents, for all members of the enclosing `jax.vmap`."""
         for axes in reversed(self.batch_axes):
             function = jax.vmap(function, in_axes=(list(axes), 0))
         return function
 
-    def _pull_one(self, residuals: list[Any], cotangents: list[Any]) -> list[Any]:
-        rules = self.rules
-        results = rules.backward(*rules.static, self.residuals.unflatten(residuals), self.output.unflatten(cotangents))
+    def pull(self, residuals: list[Any], cotangents: list[Any]) -> list[Any]:
+        """The cotangents of one member's operands, from those of the outputs."""
+        kept, cotangent = self.residuals.unflatten(residuals), self.output.unflatten(cotangents)
+        results = jax.tree.leaves(self.backward(*self.static, kept, cotangent))
         floats = [zero for zero in self.zeros if zero is None or zero.dtype != jax.dtypes.float0]
-        return [result for result, zero in zip(jax.tree.leaves(results), floats, strict=True) if zero is None]
+        return [result for result, zero in zip(results, floats, strict=True) if zero is None]
 
-    def _push_one(self, residuals: list[Any], tangents: list[Any]) -> list[Any]:
-        rules = self.rules
-        if rules.pushforward is None:
+    def push(self, residuals: list[Any], tangents: list[Any]) -> list[Any]:
+        """The tangents of one member's outputs, from those of the operands."""
+        if self.pushforward is None:
             like = [out.update(shape=out.shape[len(self.batch_axes) :]) for out in self.outputs]
             pushed: list[Any]
-            (pushed,) = jax.linear_transpose(functools.partial(self._pull_one, residuals), like)(tangents)
+            (pushed,) = jax.linear_transpose(functools.partial(self.pull, residuals), like)(tangents)
             return pushed
         operands = iter(tangents)
         leaves = [
             next(operands) if zero is None else None if zero.dtype == jax.dtypes.float0 else ad.zeros_like_aval(zero)
             for zero in self.zeros
         ]
-        return jax.tree.leaves(
-            rules.pushforward(*rules.static, self.residuals.unflatten(residuals), self.tangents.unflatten(leaves))
-        )
-
-
-def _apply_linear(rules: _Rules, residuals: Any, tangents: Any, out: Any) -> Any:
-    kept, kept_tree = jax.tree.flatten(residuals)
-    leaves, tangents_tree = jax.tree.flatten(tangents)
-    zeros = tuple(leaf.aval if isinstance(leaf, SymbolicZero) else None for leaf in leaves)
-    outs, out_tree = jax.tree.flatten(out)
-    outputs = tuple(jax.typeof(leaf).to_tangent_aval() for leaf in outs)
-    linear = _Linear(rules, kept_tree, tangents_tree, zeros, out_tree, outputs)
-    operands = [leaf for leaf, zero in zip(leaves, zeros, strict=True) if zero is None]
-    return linear.output.unflatten(_linear.bind(*kept, *operands, linear=linear))
-
-
-def _split(operands: Sequence[Any], linear: _Linear) -> tuple[list[Any], list[Any]]:
-    count = linear.residuals.num_leaves
-    return list(operands[:count]), list(operands[count:])
+        kept = self.residuals.unflatten(residuals)
+        return jax.tree.leaves(self.pushforward(*self.static, kept, self.tangents.unflatten(leaves)))
 
 
 def _evaluate(*operands: Any, linear: _Linear) -> list[Any]:
-    return linear.push(*_split(operands, linear))
+    return linear.batched(linear.push)(*linear.split(operands))
 
 
 def _jvp(primals: Any, tangents: Any, *, linear: _Linear) -> Any:
-    return jax.jvp(
-        functools.partial(_evaluate, linear=linear), tuple(primals), tuple(map(ad.instantiate_zeros, tangents))
-    )
+    evaluate = functools.partial(_evaluate, linear=linear)
+    return jax.jvp(evaluate, tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
 
 
 def _transpose(cotangents: Any, *operands: Any, linear: _Linear) -> list[Any]:
-    residuals, tangents = _split(operands, linear)
-    pulled = linear.pull(residuals, list(map(ad.instantiate_zeros, cotangents)))
+    residuals, tangents = linear.split(operands)
+    pulled = linear.batched(linear.pull)(residuals, list(map(ad.instantiate_zeros, cotangents)))
     wanted = [x if ad.is_undefined_primal(tangent) else None for x, tangent in zip(pulled, tangents, strict=True)]
     return [None] * len(residuals) + wanted
 
 
 def _batch(operands: Any, dims: Any, *, linear: _Linear) -> tuple[list[Any], list[int]]:
     size = next(x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None)
-    residuals, tangents = _split(operands, linear)
-    axes, tangent_axes = _split(dims, linear)
+    (residuals, tangents), (axes, tangent_axes) = linear.split(operands), linear.split(dims)
     # A tangent that all members share gets a copy for each: its cotangent is then summed over them.
     moved = [
         jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(tangents, tangent_axes, strict=True)
     ]
-    batched = linear._replace(
-        outputs=tuple(out.update(shape=(size, *out.shape)) for out in linear.outputs),
-        batch_axes=(tuple(axes), *linear.batch_axes),
-    )
+    outputs = tuple(out.update(shape=(size, *out.shape)) for out in linear.outputs)
+    batched = linear._replace(outputs=outputs, batch_axes=(tuple(axes), *linear.batch_axes))
     outs = _linear.bind(*residuals, *moved, linear=batched)
     return outs, [0] * len(outs)
 

@@ -17,18 +17,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
 from jaxnn.nn._device_axes import rows_of_whole, varying_alike
-from jaxnn.nn._layer_arguments import check_rate, choose, scope, widened
+from jaxnn.nn._layer_arguments import check_rate, widened
 from jaxnn.types import ConfigError
 
-# Beyond this the one-hot matrix [ids, num_embeddings] costs more than it saves; reasoned, not measured.
-_MOST_ONE_HOT = 512
 _BITS = 16  # of an element: four to a block of Threefry, two words of 32
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -50,8 +45,7 @@ def dot_general(
     plain = precision is None and preferred_element_type is None and inputs.dtype == kernel.dtype
     if kernel.ndim != 2 or not plain or dimension_numbers != of_a_dense_layer:
         return lax.dot_general(inputs, kernel, dimension_numbers, precision, preferred_element_type)
-    result: jax.Array = _dense(*varying_alike(inputs, kernel))
-    return result
+    return _dense(*varying_alike(inputs, kernel))
 
 
 class Dense(linen.Dense):
@@ -63,137 +57,40 @@ class Dense(linen.Dense):
     dot_general: Callable[..., Any] | None = dot_general
 
 
-@jax.custom_jvp
-def _dense(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
-    # Not the primitive below: policies of `jax.checkpoint` that save products know JAX's own alone.
-    return _evaluate(inputs, kernel, missing="output")
+def _product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
 
 
-def _with_tangent(primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
-    operands = [(tangents[0], primals[1]), (primals[0], tangents[1])]
-    terms = [
-        _product.bind(*pair, missing="output")
-        for pair, tangent in zip(operands, tangents, strict=True)
-        if not isinstance(tangent, SymbolicZero)
-    ]
-    return _evaluate(*primals, missing="output"), functools.reduce(jnp.add, terms)
+def _product_backward(kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inputs, kernel = kept
+    summed = tuple(range(inputs.ndim - 1))
+    to_inputs = lax.dot_general(cotangent, kernel, (((inputs.ndim - 1,), (1,)), ((), ())))
+    return to_inputs, lax.dot_general(inputs, cotangent, ((summed, summed), ((), ())))
 
 
-_dense.defjvp(_with_tangent, symbolic_zeros=True)
-
-# In ``sum(output * (inputs @ kernel))`` inputs, kernel and output are on an equal footing: the derivative of a product
-# of two of them by either is again a product of two, and misses the third.
-_ROLES = ("inputs", "kernel", "output")
-
-
-def _evaluate(first: jax.Array, second: jax.Array, *, missing: str) -> jax.Array:
-    if missing == "kernel":
-        summed = tuple(range(first.ndim - 1))
-        return lax.dot_general(first, second, ((summed, summed), ((), ())))
-    if missing == "inputs":
-        return lax.dot_general(second, first, (((second.ndim - 1,), (1,)), ((), ())))
-    return lax.dot_general(first, second, (((first.ndim - 1,), (0,)), ((), ())))
-
-
-def _abstract(first: Any, second: Any, *, missing: str) -> Any:
-    shape = {
-        "inputs": (*second.shape[:-1], first.shape[0]),
-        "kernel": (first.shape[-1], second.shape[-1]),
-        "output": (*first.shape[:-1], second.shape[-1]),
-    }[missing]
-    return first.update(shape=shape, weak_type=False)
-
-
-def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str) -> jax.Array:
-    given = [role for role in _ROLES if role != missing]
-    arrays = {given[1 - wanted]: operands[1 - wanted], missing: cotangent}
-    first, second = (arrays[role] for role in _ROLES if role in arrays)
-    result: jax.Array = _product.bind(first, second, missing=given[wanted])
-    return result
-
-
-def _batch(operands: Any, dims: Any, *, missing: str) -> tuple[jax.Array, int]:
-    return jax.vmap(lambda *members: _evaluate(*members, missing=missing), dims)(*operands), 0
-
-
-_product = Primitive("dense_product")
-_product.def_impl(jax.jit(_evaluate, static_argnames="missing"))
-_product.def_abstract_eval(_abstract)
-ad.defbilinear(_product, *(lambda g, *xs, _wanted=wanted, **kw: _transpose(_wanted, g, *xs, **kw) for wanted in (0, 1)))
-batching.primitive_batchers[_product] = _batch
-mlir.register_lowering(_product, mlir.lower_fun(_evaluate, multiple_results=False))
+_dense = custom_vjp(_product)
+# The plain product: policies of `jax.checkpoint` that save products know JAX's own alone.
+_dense.defvjp(lambda inputs, kernel: (_product(inputs, kernel), (inputs, kernel)), _product_backward)
 
 
 class Embed(linen.Embed):
-    """``flax.linen.Embed``: parameters, results and ``attend`` are its own.
+    """``flax.linen.Embed``, which refuses ids that are no integers, and takes narrow ones as they are meant.
 
-    Rows are always gathered. What differs is the table's gradient:
-
-    - ``"gather"``: a scatter-add of the rows' gradients, as Flax's. On a GPU its sums of repeated ids are in no fixed
-      order, so two runs may differ in the last bits.
-    - ``"one_hot"``: the one-hot matrix of the ids, transposed, times the rows' gradients: in a fixed order.
-
-    For large vocabularies neither is needed: with ``optim.lazy`` the gradient never is an array of the table's size.
-
-    Ids are as in Flax: negative ones count from the end, ones beyond the table give NaN and no gradient (in a table of
-    one row, that row). The gradients of equal ids are summed.
-
-    Attributes:
-        implementation: ``"gather"`` or ``"one_hot"``; by default on a GPU one-hot up to 512 embeddings, else gather.
+    For large vocabularies ``optim.lazy`` gives a gradient that never is an array of the table's size. Negative ids
+    count from the end; ids beyond the table give NaN and no gradient (in a table of one row, that row). On a GPU the
+    gradients of equal ids are summed in no fixed order, so two runs may differ in the last bits.
     """
-
-    implementation: str | None = None
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """The rows of ``inputs [...]``, integers: ``[..., features]``.
 
         Raises:
-            ConfigError: ``inputs`` are no integers, or an implementation that is unknown or does not suit.
+            ConfigError: ``inputs`` are no integers.
         """
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             raise ConfigError(f"Embed needs integer ids, not {inputs.dtype}: cast them with astype('int32').")
-        inputs = widened(inputs)
-        obstacle = self._one_hot_obstacle(inputs)
-        name = choose("embedding", self.implementation, {"one_hot": obstacle})
-        with scope("embedding", name):
-            if name == "gather":
-                rows: jax.Array = super().__call__(inputs)
-                return rows
-            (table,) = self.promote_dtype(self.embedding, dtype=self.dtype, inexact=False)
-            return _rows(*varying_alike(table, inputs), self.num_embeddings)
-
-    def _one_hot_obstacle(self, inputs: jax.Array) -> str | None:
-        if self.num_embeddings == 1 or not jnp.issubdtype(self.param_dtype, jnp.floating):
-            return "the table has one row or is not of floats"
-        if jax.typeof(inputs).sharding.mesh.explicit_axes:
-            return "the mesh has explicit axes"
-        if self.implementation is None and self.num_embeddings > _MOST_ONE_HOT:
-            return "the vocabulary is large"
-        return None
-
-
-@functools.partial(custom_vjp, nondiff_argnums=(2,))
-def _rows(table: jax.Array, ids: jax.Array, num_rows: int) -> jax.Array:
-    return jnp.take(table, ids, axis=0)
-
-
-def _rows_forward(table: jax.Array, ids: jax.Array, num_rows: int) -> tuple[jax.Array, jax.Array]:
-    return _rows(table, ids, num_rows), ids
-
-
-def _rows_backward(num_rows: int, ids: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
-    ids, rows = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
-    ids = jnp.where(ids < 0, ids + num_rows, ids)
-    # Ids beyond the table gave NaN, and may get it back: in a product it would reach every row.
-    rows = jnp.where(((ids >= 0) & (ids < num_rows))[:, None], rows, 0)
-    chosen = jax.nn.one_hot(ids, num_rows, dtype=rows.dtype, axis=0)
-    # As exact as the sums it stands for: by default a GPU would round the gradients to 10 bits, and bfloat16's sums.
-    wide = jnp.promote_types(rows.dtype, jnp.float32)
-    total = jnp.matmul(chosen, rows, precision=jax.lax.Precision.HIGHEST, preferred_element_type=wide)
-    return total.astype(rows.dtype), None
-
-
-_rows.defvjp(_rows_forward, _rows_backward)
+        rows: jax.Array = super().__call__(widened(inputs))
+        return rows
 
 
 class Dropout(linen.Module):
@@ -221,11 +118,7 @@ class Dropout(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Drops elements of ``x`` of any shape; shape and dtype are kept.
-
-        Args:
-            x: floats of any shape.
-            train: False is the identity and needs no key.
+        """Drops elements of ``x``, floats of any shape; without ``train`` it is the identity and needs no key.
 
         Raises:
             ConfigError: a rate outside 0…1, integers, or no key under ``rng_collection``.
@@ -238,17 +131,14 @@ class Dropout(linen.Module):
             raise ConfigError(
                 f"dropout with train=True needs a random key: pass rngs={{{self.rng_collection!r}: key}} to apply."
             )
-        return _drop(x, self.rate, self.make_rng(self.rng_collection), self.batch_axis)
-
-
-def _drop(x: jax.Array, rate: ArrayLike, key: jax.Array, batch_axis: int) -> jax.Array:
-    threshold = jnp.round(jnp.asarray(rate, jnp.float32) * 2**_BITS)
-    bits = rows_of_whole(lambda shape: _random_bits(key, shape), x.shape, batch_axis)
-    keep = bits >= threshold.astype(jnp.uint32)
-    kept = 1.0 - threshold.astype(jnp.promote_types(x.dtype, jnp.float32)) / 2**_BITS
-    # At rate 1 nothing is kept: any finite scale will do, and gives no NaN in the gradient.
-    scale = 1.0 / jnp.where(kept > 0.0, kept, 1.0)
-    return jnp.where(keep, x * scale, 0.0).astype(x.dtype)
+        key = self.make_rng(self.rng_collection)
+        threshold = jnp.round(jnp.asarray(self.rate, jnp.float32) * 2**_BITS)
+        bits = rows_of_whole(lambda shape: _random_bits(key, shape), x.shape, self.batch_axis)
+        keep = bits >= threshold.astype(jnp.uint32)
+        kept = 1.0 - threshold.astype(jnp.promote_types(x.dtype, jnp.float32)) / 2**_BITS
+        # At rate 1 nothing is kept: any finite scale will do, and gives no NaN in the gradient.
+        scale = 1.0 / jnp.where(kept > 0.0, kept, 1.0)
+        return jnp.where(keep, x * scale, 0.0).astype(x.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=1)

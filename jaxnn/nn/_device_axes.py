@@ -1,9 +1,7 @@
-"""What a layer knows of the batch and the devices beyond its inputs.
+"""What a layer knows of the batch and the devices beyond its inputs: set while a loss or a model is traced.
 
 Under ``jit`` with shardings a layer sees the whole batch. Where each device computes with its own rows, as under
-``jax.pmap``, batch statistics are averaged over the devices, and random draws are this device's part of the draws for
-all: `batch_split_over` sets the axis while the loss is traced. A model sees only ``Batch.inputs``: `tasks.supervised`
-sets the mask while it traces the model.
+``jax.pmap``, batch statistics are averaged over the devices, and random draws are this device's part of all draws.
 """
 
 from __future__ import annotations
@@ -102,10 +100,9 @@ def rows_of_whole(draw: Callable[[tuple[int, ...]], jax.Array], shape: tuple[int
 
 
 def varying_alike[*Ts](*trees: *Ts) -> tuple[*Ts]:
-    """``trees`` of arrays as what varies over the same mesh axes in `jax.shard_map`.
+    """``trees`` of arrays as what varies over the same mesh axes in `jax.shard_map`, as JAX makes its operands.
 
-    Needed before whatever has a derivative of its own, and for what a loop carries: JAX itself does so for its
-    operations, and sums the gradient of what did not vary over the devices.
+    For what has a derivative of its own, and what a loop carries: the gradient of what did not vary is then summed.
     """
     leaves = jax.tree.leaves(trees)
     union: frozenset[Any] = frozenset().union(*(jax.typeof(leaf).mat.varying for leaf in leaves))

@@ -26,7 +26,6 @@ PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
         "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
         "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
-        "embedding": {"gpu": ("one_hot", "gather"), "other": ("gather", "one_hot")},
         "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
     }
 )
@@ -42,15 +41,10 @@ def platform() -> str:
 
 
 def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
-    """The implementation of ``operation`` to trace.
+    """The implementation of ``operation`` to trace: the one ``given``, or for None the first that can be used here.
 
-    Args:
-        operation: a key of `PREFERRED`.
-        given: the name of the one that was asked for, or None for the first that can be used here.
-        obstacles: for each implementation that cannot do what is asked, why not; None or absent: it can.
-
-    Raises:
-        ConfigError: the one asked for is unknown or cannot do it, or none can.
+    ``obstacles`` has for each implementation that cannot do what is asked why not; None or absent: it can. It raises
+    ConfigError if the one given is unknown or cannot do it, or none can.
     """
     preferred = PREFERRED[operation]
     if given is None:
@@ -81,11 +75,7 @@ def positive_int(name: str, value: Any) -> int:
 
 
 def positive_ints(name: str, values: Any, example: str) -> tuple[int, ...]:
-    """``values`` as a tuple of ``int``, which may be empty.
-
-    Raises:
-        ConfigError: it is not a sequence of integers of at least 1; ``example`` shows a good one.
-    """
+    """As `positive_int` for a sequence, which may be empty; ``example`` shows a good one."""
     if not isinstance(values, Sequence) or not all(map(_is_count, values)):
         raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
     return tuple(map(int, values))
@@ -114,8 +104,8 @@ class Policy:
     """The dtypes of a model: ``Policy(compute="bfloat16")`` is the usual mixed precision.
 
     Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), without their loss scaling: bfloat16 needs
-    none, float16 may. Each dtype is a name or a dtype, and is kept as its name, so that a policy can be a config's
-    field.
+    none, float16 may. Each dtype is kept as its name, so that a policy can be a config's field. What a cast is given
+    keeps all leaves but the floating arrays.
 
     Attributes:
         params: in which the parameters are kept and updated.
@@ -144,15 +134,15 @@ class Policy:
             object.__setattr__(self, field.name, name)
 
     def cast_to_params(self, tree: PyTree) -> PyTree:
-        """``tree`` with its floating arrays as ``params``; all other leaves as they are."""
+        """``tree`` with its floating arrays as ``params``."""
         return _cast(tree, self.params)
 
     def cast_to_compute(self, tree: PyTree) -> PyTree:
-        """``tree`` with its floating arrays as ``compute``; all other leaves as they are."""
+        """``tree`` with its floating arrays as ``compute``."""
         return _cast(tree, self.compute)
 
     def cast_to_outputs(self, tree: PyTree) -> PyTree:
-        """``tree`` with its floating arrays as ``outputs``; all other leaves as they are."""
+        """``tree`` with its floating arrays as ``outputs``."""
         return _cast(tree, self.outputs)
 
 

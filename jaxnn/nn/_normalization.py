@@ -1,8 +1,7 @@
-"""Normalisation layers as Flax's, with backward passes of their own that read the inputs as few times as can be.
+"""Normalisation layers as Flax's, `BatchNorm` with a backward pass that reads the inputs as few times as can be.
 
 Automatic differentiation sums a cotangent over the inputs once for each of mean, variance, gain and bias. By hand two
-sums do, and where each row is normalised by itself they are matrix products. Whatever is of the size of the statistics
-(epsilon, square roots, gains) stays with automatic differentiation.
+sums do. Whatever is of the size of the statistics (epsilon, square roots, gains) stays with automatic differentiation.
 """
 
 from __future__ import annotations
@@ -22,55 +21,17 @@ from jaxnn.nn._layer_arguments import choose, scope
 from jaxnn.types import ConfigError
 
 _OPERATION = "normalization"
+RMSNorm = linen.RMSNorm
 
 
 class LayerNorm(linen.LayerNorm):
     """Each row shifted to mean 0 and scaled to variance 1, then a learned gain and bias for each feature.
 
-    Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). As ``flax.linen.LayerNorm``: the same
-    attributes, parameters and results to rounding. Where its own kernels are taken, on CPU, variances come from two
-    passes, exact also where a row's mean is large. ``implementation="xla"`` is Flax's own code, which also computes
-    masks, named axes and axes other than the last.
-
-    Attributes:
-        implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
+    Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). ``flax.linen.LayerNorm``, but variances come
+    from two passes unless ``use_fast_variance=True``: exact also where a row's mean is large.
     """
 
-    implementation: str | None = None
-
-    @linen.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises ``x [..., features]``, floats, over its last axis; ``mask`` is Flax's: which elements count.
-
-        Raises:
-            ConfigError: an implementation that is unknown, or that cannot do what is asked.
-        """
-        chosen = choose(_OPERATION, self.implementation, {"analytic": _row_obstacle(self, x, mask)})
-        with scope(_OPERATION, chosen):
-            if chosen == "xla":
-                return cast(jax.Array, super().__call__(x, mask=mask))
-            mean, variance = _moments(x, (x.ndim - 1,), _wide_dtype(self, x))
-            return _scaled_rows(self, x, mean, variance, use_bias=self.use_bias)
-
-
-class RMSNorm(linen.RMSNorm):
-    """Each row scaled to a mean square of 1, then a learned gain for each feature.
-
-    Zhang and Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467). As ``flax.linen.RMSNorm``: the
-    same attributes, parameters and results to rounding. ``implementation`` is that of `LayerNorm`.
-    """
-
-    implementation: str | None = None
-
-    @linen.compact
-    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """As `LayerNorm`'s call."""
-        chosen = choose(_OPERATION, self.implementation, {"analytic": _row_obstacle(self, x, mask)})
-        with scope(_OPERATION, chosen):
-            if chosen == "xla":
-                return cast(jax.Array, super().__call__(x, mask=mask))
-            square = jnp.square(x.astype(_wide_dtype(self, x))).mean(-1, keepdims=True)
-            return _scaled_rows(self, x, jnp.zeros_like(square), square, use_bias=False)
+    use_fast_variance: bool = False
 
 
 class BatchNorm(linen.BatchNorm):
@@ -106,26 +67,29 @@ class BatchNorm(linen.BatchNorm):
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         split = None if batch_axis() is None or running else "each device holds a part of the batch, as under pmap"
-        obstacles = {"analytic": _batch_obstacle(self, x, mask), "xla": split}
-        chosen = choose(_OPERATION, self.implementation, obstacles)
+        chosen = choose(_OPERATION, self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
         rows = None if running or mask is not None else _rows_that_count(x)
         with scope(_OPERATION, chosen):
-            if chosen == "xla":
-                # Of no elements at all Flax would give NaN.
-                mask = mask if rows is None else rows | ~rows.any()
-                return cast(jax.Array, super().__call__(x, use_running_average, mask=mask))
-            return _batch_normalized(self, x, rows)
+            if chosen == "analytic":
+                return _normalized(self, x, rows)
+            # Of no elements at all Flax would give NaN.
+            mask = mask if rows is None else rows | ~rows.any()
+            return cast(jax.Array, super().__call__(x, use_running_average, mask=mask))
 
 
-def _scaled_rows(
-    module: LayerNorm | RMSNorm, x: jax.Array, mean: jax.Array, variance: jax.Array, use_bias: bool
-) -> jax.Array:
-    gain, bias, dtype = _gain_and_bias(module, x, use_bias)
-    factor = jax.lax.rsqrt(variance + module.epsilon)
-    gain, bias = (array.astype(mean.dtype) for array in (gain, bias))
-    return _scale_rows(*varying_alike(x, mean, factor, gain, bias)).astype(dtype)
+def _obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | None:
+    """Why the backward pass by hand cannot be used."""
+    reasons = {
+        "it takes batches with the channels last": x.ndim < 2 or module.axis not in (-1, x.ndim - 1),
+        "it takes no mask": mask is not None,
+        "it does not average over a named axis": module.axis_name is not None,
+        "it always sums in float32 or wider": not module.force_float32_reductions,
+        "the mesh has explicit axes": bool(jax.typeof(x).sharding.mesh.explicit_axes),
+        f"it takes floats, not {x.dtype}": not jnp.issubdtype(x.dtype, jnp.floating),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _rows_that_count(x: jax.Array) -> jax.Array | None:
@@ -141,17 +105,22 @@ def _rows_that_count(x: jax.Array) -> jax.Array | None:
     return counts.reshape(-1, *[1] * (x.ndim - 1))
 
 
-def _batch_normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.Array:
+def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.Array:
     channels = x.shape[-1:]
+    wide = jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
-    mean, variance = _batch_moments(x, _wide_dtype(module, x), rows)
+    mean, variance = _batch_moments(x, wide, rows)
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
-    gain, bias, dtype = _gain_and_bias(module, x, module.use_bias)
-    factor = jax.lax.rsqrt(variance + module.epsilon) * gain.astype(mean.dtype)
-    return _scale_channels(*varying_alike(x, mean, factor, bias.astype(mean.dtype))).astype(dtype)
+    gain = module.param("scale", module.scale_init, channels, module.param_dtype) if module.use_scale else None
+    bias = module.param("bias", module.bias_init, channels, module.param_dtype) if module.use_bias else None
+    factor = jax.lax.rsqrt(variance + module.epsilon)
+    factor = factor if gain is None else factor * gain.astype(wide).reshape(mean.shape)
+    offset = (jnp.zeros(channels, wide) if bias is None else bias.astype(wide)).reshape(mean.shape)
+    dtype = linen.dtypes.canonicalize_dtype(x, gain, bias, dtype=module.dtype)
+    return _scale_channels(*varying_alike(x, mean, factor, offset)).astype(dtype)
 
 
 def _batch_moments(x: jax.Array, dtype: DTypeLike, rows: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -164,50 +133,6 @@ def _batch_moments(x: jax.Array, dtype: DTypeLike, rows: jax.Array | None) -> tu
     weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=dtype)), 1e-9)
     mean = mean_over_batch_axis(weight * own_mean)
     return mean, mean_over_batch_axis(weight * (own_variance + jnp.square(own_mean - mean)))
-
-
-def _gain_and_bias(module: Any, x: jax.Array, use_bias: bool) -> tuple[jax.Array, jax.Array, DTypeLike]:
-    """Gain and bias ``[1, ..., features]``, 1 and 0 where there are none, and the dtype of the result."""
-    shape, params = x.shape[-1:], {}
-    if module.use_scale:
-        params["scale"] = module.param("scale", module.scale_init, shape, module.param_dtype)
-    if use_bias:
-        params["bias"] = module.param("bias", module.bias_init, shape, module.param_dtype)
-    dtype = linen.dtypes.canonicalize_dtype(x, *params.values(), dtype=module.dtype)
-    broad = (1,) * (x.ndim - 1) + shape
-    gain = params.get("scale", jnp.ones(shape, module.param_dtype)).reshape(broad)
-    return gain, params.get("bias", jnp.zeros(shape, module.param_dtype)).reshape(broad), dtype
-
-
-def _wide_dtype(module: Any, x: jax.Array) -> DTypeLike:
-    return jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
-
-
-def _row_obstacle(module: LayerNorm | RMSNorm, x: jax.Array, mask: jax.Array | None) -> str | None:
-    axes = (*_axes(x.ndim, module.reduction_axes), *_axes(x.ndim, module.feature_axes))
-    return "it normalises over the last axis alone" if set(axes) != {x.ndim - 1} else _obstacle(module, x, mask)
-
-
-def _batch_obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | None:
-    last = _axes(x.ndim, module.axis) == (x.ndim - 1,) and x.ndim > 1
-    return _obstacle(module, x, mask) if last else "it takes batches with the channels last"
-
-
-def _obstacle(module: Any, x: jax.Array, mask: jax.Array | None) -> str | None:
-    if mask is not None:
-        return "it takes no mask"
-    if module.axis_name is not None:
-        return "it does not average over a named axis"
-    if not module.force_float32_reductions:
-        return "it always sums in float32 or wider"
-    if jax.typeof(x).sharding.mesh.explicit_axes:
-        return "the mesh has explicit axes"
-    return None if jnp.issubdtype(x.dtype, jnp.floating) else f"it takes floats, not {x.dtype}"
-
-
-def _axes(rank: int, axes: Any) -> tuple[int, ...]:
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
-    return tuple(axis % rank for axis in given)
 
 
 @partial(custom_vjp, nondiff_argnums=(1, 2))
@@ -233,8 +158,8 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
 
 
 def _moments_forward(x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None) -> tuple[Any, Any]:
-    mean, variance = _moments(x, axes, dtype, rows)
-    return (mean, variance), (x, mean, rows)
+    moments = _moments(x, axes, dtype, rows)
+    return moments, (x, moments[0], rows)
 
 
 def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotangents: Any) -> tuple[jax.Array, None]:
@@ -258,10 +183,6 @@ def _scale_channels(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
-def _channels_forward(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> tuple[jax.Array, Any]:
-    return _scale_channels(x, mean, factor, bias), (x, mean, factor)
-
-
 def _channels_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     x, mean, factor = kept
     rows = tuple(range(x.ndim - 1))
@@ -270,33 +191,4 @@ def _channels_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
     return (grad * factor).astype(x.dtype), -total * factor, to_factor, total
 
 
-_scale_channels.defvjp(_channels_forward, _channels_backward)
-
-
-@custom_vjp
-def _scale_rows(x: jax.Array, mean: jax.Array, factor: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
-    """``(x - mean) * factor * gain + bias`` where each row has its own mean and factor, ``[..., 1]``.
-
-    Gain and bias are ``[1, ..., features]``; the dtype of all four is that of the result.
-    """
-    return (x.astype(mean.dtype) - mean) * factor * gain + bias
-
-
-def _rows_forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
-    return _scale_rows(*arrays), arrays[:4]
-
-
-def _rows_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor, gain = kept
-    product = grad * (x.astype(mean.dtype) - mean)
-    rows, column = grad.reshape(-1, grad.shape[-1]), gain.reshape(-1, 1)
-    # On CPU a matrix product is faster than a sum whose terms are computed on the way.
-    to_mean = -factor * (grad @ column)
-    to_factor = product @ column
-    to_gain = factor.reshape(1, -1) @ product.reshape(rows.shape)
-    to_bias = jnp.ones((1, rows.shape[0]), rows.dtype) @ rows
-    to_x = (grad * factor * gain).astype(x.dtype)
-    return to_x, to_mean, to_factor, to_gain.reshape(gain.shape), to_bias.reshape(gain.shape)
-
-
-_scale_rows.defvjp(_rows_forward, _rows_backward)
+_scale_channels.defvjp(lambda *arrays: (_scale_channels(*arrays), arrays[:3]), _channels_backward)

@@ -185,13 +185,13 @@ class Bidirectional(linen.Module):
         """Reads sequences; arguments, results and errors are the layers', with a pair of states."""
         time_major = self.time_major if time_major is None else time_major
         carries = _one_for_each("Bidirectional", initial_carry, 2)
-        layers = (self.forward_rnn, self.backward_rnn)
-        together = [(0, 1)] if _alike(*layers) else [(0,), (1,)]
+        layers = [self.forward_rnn, self.backward_rnn]
+        options = [(type(x), x.features, x.dtype, x.param_dtype, x.implementation) for x in layers]
         results: list[tuple[Any, jax.Array]] = []
-        for group in together:
-            members, states = [layers[k] for k in group], [carries[k] for k in group]
-            reverses = [k == 1 for k in group]
-            results += _read(members, inputs, states, seq_lengths, time_major, reverses, keep_order=True)
+        # Two layers alike are computed as one.
+        for group in [slice(2)] if options[0] == options[1] else [slice(1), slice(1, 2)]:
+            reverses = [False, True][group]
+            results += _read(layers[group], inputs, carries[group], seq_lengths, time_major, reverses, keep_order=True)
         (forward_carry, forward), (backward_carry, backward) = results
         outputs = self.merge_fn(forward, backward)
         wants_carry = self.return_carry if return_carry is None else return_carry
@@ -237,13 +237,7 @@ class Stacked(linen.Module):
     ) -> Any:
         """Reads sequences; arguments, results and errors are the layers', with a tuple of states.
 
-        Args:
-            inputs: ``[*batch, time, inputs]`` floats, or ``[time, *batch, inputs]`` if ``time_major``.
-            train: whether to drop; then ``apply`` needs ``rngs={"dropout": key}``, unless the rate is a plain 0.
-            initial_carry: one state for each layer; None: zeros.
-            seq_lengths: as the layers'.
-            return_carry: overrides the attribute where it is not None, as ``time_major`` does.
-            time_major: likewise.
+        With ``train`` it drops; ``apply`` then needs ``rngs={"dropout": key}``, unless the rate is a plain 0.
         """
         time_major = self.time_major if time_major is None else time_major
         carries = _one_for_each("Stacked", initial_carry, len(self.layers))
@@ -252,8 +246,7 @@ class Stacked(linen.Module):
         last = []
         for k, (layer, carry) in enumerate(zip(self.layers, carries, strict=True)):
             x = Dropout(self.dropout, batch_axis=1)(x, train=train) if k else x
-            options = {"initial_carry": carry, "seq_lengths": seq_lengths, "return_carry": True, "time_major": True}
-            carry, x = layer(x, **options)
+            carry, x = layer(x, initial_carry=carry, seq_lengths=seq_lengths, return_carry=True, time_major=True)
             last.append(carry)
         outputs = x if time_major else jnp.moveaxis(x, 0, -2)
         wants_carry = self.return_carry if return_carry is None else return_carry
@@ -302,20 +295,18 @@ def _read(
         Direction(_weights(layer, inputs.shape[-1]), _flat_carry(layer, carry, batch), reverse)
         for layer, carry, reverse in zip(layers, initial_carries, reverses, strict=True)
     ]
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, [(d.weights, d.carry) for d in directions]))]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, [direction[:2] for direction in directions]))]
     dtypes += [] if first.dtype is None else [first.dtype]
     obstacle = cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM alone"
     chosen = choose("recurrence", first.implementation, {"cudnn": obstacle})
     with scope("recurrence", chosen):
         results = run_layer(chosen, sequences, directions, seq_lengths, first.dtype, keep_order)
-
-    def as_given(carry: Any, outputs: jax.Array) -> tuple[Any, jax.Array]:
-        """State and outputs with the batch axes, and the time axis, where the inputs had them."""
-        outputs = outputs.reshape(outputs.shape[0], *batch, outputs.shape[-1])
+    read = []
+    for carry, outputs in results:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, leaf.shape[-1]), carry)
-        return carry, outputs if time_major else jnp.moveaxis(outputs, 0, -2)
-
-    return [as_given(carry, outputs) for carry, outputs in results]
+        outputs = outputs.reshape(outputs.shape[0], *batch, outputs.shape[-1])
+        read.append((carry, outputs if time_major else jnp.moveaxis(outputs, 0, -2)))
+    return read
 
 
 def _weights(layer: Recurrent, num_inputs: int) -> Weights:
@@ -336,21 +327,13 @@ def _flat_carry(layer: Recurrent, carry: Any, batch: tuple[int, ...]) -> Any:
     """The initial state as ``[batch, features]``, or a tuple of such; zeros where ``carry`` is None."""
     flat, num_states = (math.prod(batch), layer.features), layer.num_states
     if carry is None:
-        zeros = jnp.zeros(flat, layer.param_dtype)
-        return zeros if num_states == 1 else (zeros,) * num_states
+        states = (jnp.zeros(flat, layer.param_dtype),) * num_states
+        return states[0] if num_states == 1 else states
     shape = (*batch, layer.features)
-    states = (carry,) if num_states == 1 else carry
-    shapes = jax.tree.map(jnp.shape, states)
-    if not isinstance(states, list | tuple) or list(shapes) != [shape] * num_states:
+    given = (carry,) if num_states == 1 else carry
+    if not isinstance(given, list | tuple) or list(jax.tree.map(jnp.shape, given)) != [shape] * num_states:
         wanted = f"{list(shape)}" if num_states == 1 else f"(c, h) of {list(shape)} each"
-        given = jax.tree.map(jnp.shape, carry)
-        raise DataError(f"{type(layer).__name__} needs an initial_carry {wanted}, not {given}.")
-    arrays = tuple(jnp.asarray(state).reshape(flat) for state in states)
-    return arrays[0] if num_states == 1 else arrays
-
-
-def _alike(forward: Recurrent, backward: Recurrent) -> bool:
-    """Whether both can be computed as one."""
-    names = ("features", "dtype", "param_dtype", "implementation")
-    same = all(getattr(forward, name) == getattr(backward, name) for name in names)
-    return same and type(forward) is type(backward)
+        shapes = jax.tree.map(jnp.shape, carry)
+        raise DataError(f"{type(layer).__name__} needs an initial_carry {wanted}, not {shapes}.")
+    states = tuple(jnp.asarray(state).reshape(flat) for state in given)
+    return states[0] if num_states == 1 else states

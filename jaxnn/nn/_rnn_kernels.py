@@ -66,28 +66,19 @@ def run_layer(
     """
     if chosen == "cudnn" and len(directions) == 2:
         return _run_cudnn(inputs, directions, lengths)
-    turned = [_flip(inputs, lengths) if direction.reverse else inputs for direction in directions]
-    if chosen == "cudnn":
-        results = _run_cudnn(turned[0], directions, lengths)
-    else:
-        each = partial(_run_hoisted, lengths=lengths, dtype=dtype)
-        results = list(map(each, turned, directions))
-    return [
-        (carry, _flip(outputs, lengths) if direction.reverse and keep_order else outputs)
-        for direction, (carry, outputs) in zip(directions, results, strict=True)
-    ]
-
-
-def _at_last_step(states: Any, initial: Any, lengths: jax.Array) -> Any:
-    """The state after each sequence's last step, of ``[time, batch, features]``; ``initial`` for a length of 0."""
-    columns = jnp.arange(lengths.size)
-    return jax.tree.map(
-        lambda states, initial: jnp.where(lengths[:, None] > 0, states[lengths - 1, columns], initial), states, initial
-    )
+    results = []
+    for direction in directions:
+        turned = _flip(inputs, lengths) if direction.reverse else inputs
+        if chosen == "cudnn":
+            ((carry, outputs),) = _run_cudnn(turned, [direction], lengths)
+        else:
+            carry, outputs = _run_hoisted(turned, direction, lengths, dtype)
+        results.append((carry, _flip(outputs, lengths) if direction.reverse and keep_order else outputs))
+    return results
 
 
 def _run_hoisted(
-    inputs: jax.Array, direction: Direction, *, lengths: jax.Array | None, dtype: DTypeLike | None
+    inputs: jax.Array, direction: Direction, lengths: jax.Array | None, dtype: DTypeLike | None
 ) -> tuple[Any, jax.Array]:
     weights = direction.weights
     operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
@@ -103,7 +94,9 @@ def _run_hoisted(
     recurrence: Callable[..., tuple[Any, Any]] = _gru if biases else _lstm
     arguments = varying_alike(projected.astype(wide), recurrent_kernel, *biases, carry)
     states, last = recurrence(*arguments)
-    last = last if lengths is None else _at_last_step(states, carry, lengths)
+    if lengths is not None:
+        steps, columns, any_step = lengths - 1, jnp.arange(lengths.size), lengths[:, None] > 0
+        last = jax.tree.map(lambda states, first: jnp.where(any_step, states[steps, columns], first), states, carry)
     outputs: jax.Array = jax.tree.leaves(states)[-1]
     return last, outputs
 
@@ -119,16 +112,8 @@ def _flip_ragged(sequences: jax.Array, lengths: jax.Array) -> jax.Array:
     return flipped
 
 
-def _flip_forward(sequences: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _flip_ragged(sequences, lengths), lengths
-
-
-def _flip_backward(lengths: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
-    # A reversal is its own transpose; JAX would scatter, which is slow on CPU and in no fixed order on GPU.
-    return _flip_ragged(cotangent, lengths), None
-
-
-_flip_ragged.defvjp(_flip_forward, _flip_backward)
+# A reversal is its own transpose; JAX would scatter, which is slow on CPU and in no fixed order on GPU.
+_flip_ragged.defvjp(lambda x, lengths: (_flip_ragged(x, lengths), lengths), lambda n, g: (_flip_ragged(g, n), None))
 
 
 def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
@@ -286,31 +271,21 @@ def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
 def _run_cudnn(
     inputs: jax.Array, directions: Sequence[Direction], lengths: jax.Array | None
 ) -> list[tuple[Any, jax.Array]]:
-    """One layer in one direction or in both; outputs past a sequence's end are 0.
-
-    Under ``vmap`` the members run one after another, for JAX has no batched form of the call.
-    """
+    """One layer in one direction or in both; outputs past a sequence's end are 0."""
     num_steps, batch, num_inputs = inputs.shape
     c, h = (jnp.stack(leaves) for leaves in zip(*(direction.carry for direction in directions), strict=True))
     lengths = jnp.full(batch, num_steps) if lengths is None else jnp.clip(lengths, 0, num_steps)
     sizes = (num_inputs, c.shape[-1], len(directions) == 2)
-    weights = _pack([direction.weights for direction in directions])
+    # As cuDNN has them: every direction's kernels first, then every direction's two biases, whose sum counts.
+    each = [direction.weights for direction in directions]
+    matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
+    weights = jnp.concatenate(matrices + [part for one in each for part in (jnp.zeros_like(one.bias), one.bias)])
     outputs, last_h, last_c = _cudnn(inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32), sizes)
     by_direction = jnp.split(outputs.swapaxes(0, 1), len(directions), axis=-1)
     return [((last_c[k], last_h[k]), y) for k, y in enumerate(by_direction)]
 
 
-def _pack(weights: Sequence[Weights]) -> jax.Array:
-    """The vector of weights as cuDNN has it: every direction's kernels first, then every direction's biases.
-
-    cuDNN has two biases, whose sum counts: the first is given 0.
-    """
-    matrices = [matrix.T.ravel() for each in weights for matrix in (each.kernel, each.recurrent_kernel)]
-    biases = [part for each in weights for part in (jnp.zeros_like(each.bias), each.bias)]
-    return jnp.concatenate(matrices + biases)
-
-
-# jax.experimental.rnn.lstm again, with its two halves made to run under vmap.
+# jax.experimental.rnn.lstm again, with its two halves made to run under vmap, where members run one after another.
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _cudnn(x: jax.Array, h: jax.Array, c: jax.Array, weights: jax.Array, lengths: jax.Array, sizes: _Sizes) -> Any:
     return _cudnn_forward(x, h, c, weights, lengths, sizes)[0]
@@ -340,6 +315,6 @@ _cudnn.defvjp(_cudnn_forward, _cudnn_backward)
 
 
 def _cudnn_precision() -> jax.lax.Precision:
-    """Float32 throughout where JAX is told so; else products in TF32, as XLA's. cuDNN knows no third."""
+    # Float32 throughout where JAX is set so; else products in TF32, as XLA's. cuDNN knows no third.
     exact = jax.config.jax_default_matmul_precision in ("highest", "float32")
     return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.HIGH

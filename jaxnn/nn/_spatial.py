@@ -177,11 +177,14 @@ def max_pool(
     if pooling.strides == pooling.window:
         return _tiles(inputs, pooling, lowest).max(pooling.tile_axes)
     padded = _padded(inputs, pooling, lowest)
-    if sum(pooling.window) > _MOST_SLICES or 0 in pooling.counts(padded):
+    windows = list(zip(padded.shape[pooling.first : -1], pooling.window, pooling.strides, strict=True))
+    if sum(pooling.window) > _MOST_SLICES or any(size < width for size, width, _ in windows):
         return _by_flax(linen.max_pool, inputs, pooling)
     # Rows last: among equals the first is then the first row by row, as it is Flax's.
-    for axis in reversed(range(len(pooling.window))):
-        padded = functools.reduce(_first_maximum, _slices(padded, pooling, axis))
+    for axis, (size, width, step) in reversed(list(enumerate(windows, pooling.first))):
+        # For each place in the window, what stands there in each of the windows along the axis.
+        places = [lax.slice_in_dim(padded, at, at + size - width + 1, step, axis) for at in range(width)]
+        padded = functools.reduce(_first_maximum, places)
     return padded
 
 
@@ -217,30 +220,33 @@ class _Pooling(NamedTuple):
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
 
-    def counts(self, padded: jax.Array) -> list[int]:
-        """How many windows there are along each spatial axis."""
-        sizes = padded.shape[self.first : -1]
-        return [max(0, (n - w) // s + 1) for n, w, s in zip(sizes, self.window, self.strides, strict=True)]
-
     @property
     def tile_axes(self) -> tuple[int, ...]:
         """The axes within a tile, of what `_tiles` gives."""
         return tuple(range(self.first + 1, self.first + 2 * len(self.window), 2))
 
 
-def _checked(inputs: jax.Array, window_shape: Any, strides: Any, padding: Padding) -> _Pooling:
+def _checked(inputs: jax.Array, window_shape: Any, strides: Any, padding: Any) -> _Pooling:
     window = positive_ints("pooling: the window", window_shape, "(2, 2)")
     steps = (1,) * len(window) if strides is None else positive_ints("pooling: the strides", strides, "(2, 2)")
     if len(steps) != len(window):
         raise ConfigError(f"pooling window {window} and strides {steps} need equally many axes.")
     is_number = jnp.issubdtype(inputs.dtype, jnp.floating) or jnp.issubdtype(inputs.dtype, jnp.integer)
-    if inputs.ndim <= len(window) or not is_number:
+    first = inputs.ndim - 1 - len(window)
+    if first < 0 or not is_number:
         raise ConfigError(
             f"pooling with window {window} needs numbers [..., {len(window)} spatial axes, features], "
             f"not {inputs.dtype} of shape {inputs.shape}."
         )
-    first = inputs.ndim - 1 - len(window)
-    return _Pooling(first, window, steps, _pads(inputs.shape[first:-1], window, steps, padding))
+    pads = padding
+    if isinstance(padding, str):
+        if padding.upper() not in _PADDINGS:
+            raise ConfigError(f"pooling: no padding {padding!r}: {suggest(padding.upper(), _PADDINGS)}.")
+        pads = lax.padtype_to_pads(inputs.shape[first:-1], window, steps, padding.upper())
+    pads = np.asarray(pads, dtype=object)
+    if pads.shape != (len(window), 2) or not all(isinstance(pad, int | np.integer) for pad in pads.flat):
+        raise ConfigError(f"pooling: padding must be a name or (low, high) for each spatial axis, not {padding!r}.")
+    return _Pooling(first, window, steps, tuple((int(low), int(high)) for low, high in pads))
 
 
 def _by_flax(pool: Callable[..., jax.Array], inputs: jax.Array, pooling: _Pooling, *options: bool) -> jax.Array:
@@ -251,33 +257,12 @@ def _by_flax(pool: Callable[..., jax.Array], inputs: jax.Array, pooling: _Poolin
     return pooled.reshape(*batch, *pooled.shape[1:])
 
 
-def _pads(sizes: tuple[int, ...], window: tuple[int, ...], steps: tuple[int, ...], padding: Any) -> tuple[Any, ...]:
-    if isinstance(padding, str):
-        if padding.upper() not in _PADDINGS:
-            raise ConfigError(f"pooling: no padding {padding!r}: {suggest(padding.upper(), _PADDINGS)}.")
-        padding = lax.padtype_to_pads(sizes, window, steps, padding.upper())
-    pads = np.asarray(padding, dtype=object)
-    if pads.shape != (len(window), 2) or not all(isinstance(pad, int | np.integer) for pad in pads.flat):
-        raise ConfigError(f"pooling: padding must be a name or (low, high) for each spatial axis, not {padding!r}.")
-    return tuple((int(low), int(high)) for low, high in pads)
-
-
 def _padded(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     if not any(map(any, pooling.padding)):
         return inputs
     pads = [(0, 0, 0)] * inputs.ndim
     pads[pooling.first : -1] = [(low, high, 0) for low, high in pooling.padding]
     return lax.pad(inputs, jnp.asarray(fill, inputs.dtype), pads)
-
-
-def _slices(inputs: jax.Array, pooling: _Pooling, axis: int) -> list[jax.Array]:
-    """For each place in the window along a spatial axis, what stands there in each window."""
-    count, stride = pooling.counts(inputs)[axis], pooling.strides[axis]
-    stop = (count - 1) * stride + 1
-    return [
-        lax.slice_in_dim(inputs, place, place + stop, stride, pooling.first + axis)
-        for place in range(pooling.window[axis])
-    ]
 
 
 def _first_maximum(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -288,8 +273,6 @@ def _first_maximum(left: jax.Array, right: jax.Array) -> jax.Array:
 def _tiles(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     """The padded input as ``[..., tiles_0, window_0, tiles_1, window_1, …, features]``, a remainder dropped."""
     padded = _padded(inputs, pooling, fill)
-    sizes = padded.shape[pooling.first : -1]
-    num_tiles = [size // width for size, width in zip(sizes, pooling.window, strict=True)]
-    whole = tuple(slice(count * width) for count, width in zip(num_tiles, pooling.window, strict=True))
-    split = [size for pair in zip(num_tiles, pooling.window, strict=True) for size in pair]
-    return padded[(..., *whole, slice(None))].reshape(*padded.shape[: pooling.first], *split, padded.shape[-1])
+    pairs = [(n // width, width) for n, width in zip(padded.shape[pooling.first : -1], pooling.window, strict=True)]
+    whole = padded[(..., *(slice(count * width) for count, width in pairs), slice(None))]
+    return whole.reshape(*padded.shape[: pooling.first], *(size for pair in pairs for size in pair), padded.shape[-1])

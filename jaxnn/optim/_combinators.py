@@ -1,4 +1,8 @@
-"""Optimizers around an optimizer: gradients accumulated or clipped, parameters averaged; checks of arguments."""
+"""Optimizers around an optimizer: gradients accumulated or clipped, parameters averaged; checks of arguments.
+
+Each takes any Optax optimizer. Norms and decays are numbers ``[]``, and may be tracers; an argument out of its range
+raises `ConfigError`.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,7 @@ def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> opta
     ``num_steps`` times the examples where the micro-batches have equal counts. A schedule inside ``optimizer`` counts
     its updates, not the calls. The mean costs one more copy of the parameters, in float32. A gradient that is not
     finite stays in the mean for good: to skip such micro-batches put ``optax.apply_if_finite`` around this, not inside.
-
-    Args:
-        optimizer: any Optax optimizer.
-        num_steps: calls to an update, at least 1; 1 returns ``optimizer`` itself.
-
-    Raises:
-        ConfigError: ``num_steps`` is not an integer of at least 1.
+    ``num_steps`` is an integer of at least 1; 1 returns ``optimizer`` itself.
     """
     check_count("accumulated", "num_steps", num_steps, 1)
     if num_steps == 1:
@@ -42,13 +40,7 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> opt
     Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013 (arXiv:1211.5063).
     Gradients within the norm stay as they are. Equal to ``optax.clip_by_global_norm`` before the optimizer, which
     refuses a traced norm for gradients narrower than float32; here their norm is computed in float32.
-
-    Args:
-        optimizer: any Optax optimizer.
-        max_norm: ``[]`` the largest global norm, above 0; infinity clips nothing; may be a tracer.
-
-    Raises:
-        ConfigError: ``max_norm`` is a number that is not above 0.
+    The norm is above 0; infinity clips nothing.
     """
     check_positive("clipped", "max_norm", max_norm)
 
@@ -83,38 +75,29 @@ def averaged(
     average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
     ``evaluation_params``. Costs one copy of the parameters. Put it around whatever else changes the updates; around
     ``accumulated`` it averages at each micro-batch, within at each update.
-
-    Args:
-        optimizer: any Optax optimizer; its ``update`` must be given the parameters.
-        decay: ``[]`` how much less the parameters of the update before weigh, 0…1; may be a tracer.
-        debias: True averages only what updates led to; False starts from the initial parameters, as
-            if they had always been there, so that they weigh ``decay**updates``.
-
-    Raises:
-        ConfigError: ``decay`` is a number outside 0…1, or ``update`` is called without parameters.
+    ``decay`` is 0…1. ``debias=False`` starts from the initial parameters, as if they had always been there, so that
+    they weigh ``decay**updates``. An ``update`` without parameters raises `ConfigError`.
     """
     check_range("averaged", "decay", decay, 0.0, 1.0)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> AveragedState:
+        def widened(param: ArrayLike) -> jax.Array:
+            # A copy even where the dtype stays: parameters and average may be donated together.
+            return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
+
         total = jnp.float32(0.0) if debias else 1.0 / jnp.asarray(1.0 - decay, jnp.float32)
-        return AveragedState(inner.init(params), jax.tree.map(_widened_copy, params), total)
+        return AveragedState(inner.init(params), jax.tree.map(widened, params), total)
 
     def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, AveragedState]:
         if params is None:
             raise ConfigError("averaged: update needs the parameters: pass them as params.")
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
         total = jnp.asarray(1.0 + decay * state.total, jnp.float32)
-        average = jax.tree.map(
-            lambda mean, param: mean + (param - mean) / total,
-            state.average,
-            optax.apply_updates(params, updates),
-        )
+        trained = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda mean, param: mean + (param - mean) / total, state.average, trained)
         return updates, AveragedState(inner_state, average, total)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -123,35 +106,21 @@ def averaged(
 def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
     """The parameters to evaluate with: ``averaged``'s average, or ``params`` where there is none.
 
-    The average is found wherever it lies in ``opt_state``: in a chain, under ``accumulated``, in
-    injected hyper-parameters; of averages within averages the outermost. Where several cover parts
-    of the parameters, as in ``optax.partition``, each gives its part.
-
-    Args:
-        params: what is trained.
-        opt_state: the state of any optimizer.
-
-    Returns:
-        A tree with the structure, shapes and dtypes of ``params``.
+    The average is found wherever it is in the state of any optimizer: in a chain, under ``accumulated``, in injected
+    hyper-parameters; of averages within averages the outermost. Where several cover parts of the parameters, as in
+    ``optax.partition``, each gives its part. The result has the structure, shapes and dtypes of ``params``.
     """
 
     def is_masked(node: Any) -> bool:
         return isinstance(node, optax.MaskedNode)
 
-    def is_averaged(node: Any) -> bool:
-        return isinstance(node, AveragedState)
-
     def pick(average: Any, param: Any) -> Any:
         return param if is_masked(average) else average.astype(jnp.result_type(param))
 
-    for state in filter(is_averaged, jax.tree.leaves(opt_state, is_leaf=is_averaged)):
-        params = jax.tree.map(pick, state.average, params, is_leaf=is_masked)
+    for state in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AveragedState)):
+        if isinstance(state, AveragedState):
+            params = jax.tree.map(pick, state.average, params, is_leaf=is_masked)
     return params
-
-
-def _widened_copy(param: ArrayLike) -> jax.Array:
-    # A copy even where the dtype stays: parameters and average may be donated together.
-    return jnp.array(param, jnp.promote_types(jnp.result_type(param), jnp.float32), copy=True)
 
 
 def check_count(where: str, name: str, value: Any, minimum: int) -> None:
@@ -168,6 +137,6 @@ def check_range(where: str, name: str, value: Any, low: float, high: float = mat
 
 
 def check_positive(where: str, name: str, value: Any) -> None:
-    """Raises ConfigError for a number that is not above zero, or NaN; JAX arrays and tracers pass."""
+    """As `check_range`, for a number above zero."""
     if isinstance(value, numbers.Real) and not float(value) > 0:
         raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")

@@ -17,11 +17,7 @@ from jaxnn.types import ConfigError, Params, PyTree, suggest
 
 
 class LazyTransformation(optax.GradientTransformationExtraArgs):
-    """What ``lazy`` returns: an Optax optimizer, from which a training step learns what the tables are.
-
-    Attributes:
-        is_table: whether the parameter at a path is one.
-    """
+    """What ``lazy`` returns: an Optax optimizer that knows which parameters, by their path, are tables."""
 
     is_table: Callable[[Path], bool]
 
@@ -64,7 +60,10 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
         return any(f"/{path_name(path)}".endswith(f"/{name}") for name in names)
 
     def init(params: optax.Params) -> optax.OptState:
-        _check_names(params, names)
+        known = [path_name(path) for path, _ in jax.tree.leaves_with_path(params)]
+        for name in names:
+            if not any(f"/{path}".endswith(f"/{name}") for path in known):
+                raise ConfigError(f"lazy: no parameter is called {name!r}: {suggest(name, known)}.")
         state = inner.init(params)
         _check_state(params, state, is_table)
         return state
@@ -77,11 +76,15 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
         tables = _select(params, updates, is_table)
         gradient = tables.map(lambda table, _: table.gradient, updates)
         if "grad" in extra_args:
-            extra_args |= {"grad": gradient, "value_fn": _refuse_line_search}
+            extra_args |= {"grad": gradient, "value_fn": refuse}
         rows, state_rows = (tables.map(lambda table, leaf: table.take(leaf), tree) for tree in (params, state))
         steps, state_rows = inner.update(gradient, state_rows, rows, **extra_args)
         state = tables.map(lambda table, leaf, new: table.put(leaf, new), state, state_rows)
         return tables.map(lambda table, step: table.update(step), steps), state
+
+    def refuse(params: Params) -> jax.Array:
+        told = "the optimizer looks for a step size itself, for which it needs every row"
+        raise ConfigError(f"lazy: {told}: take another.")
 
     transformation = LazyTransformation(init, update)
     transformation.is_table = is_table
@@ -124,19 +127,12 @@ def value_and_grad_of(
 
 
 class _Selection(NamedTuple):
-    """The rows of one table that count.
+    """The rows of one table that count."""
 
-    Attributes:
-        gradient: theirs.
-        take: these rows of an array shaped as the table.
-        put: such an array with other values for them.
-        update: the table's update, from theirs.
-    """
-
-    gradient: jax.Array
-    take: Callable[[jax.Array], jax.Array]
-    put: Callable[[jax.Array, jax.Array], jax.Array]
-    update: Callable[[jax.Array], Rows | jax.Array]
+    gradient: jax.Array  # theirs
+    take: Callable[[jax.Array], jax.Array]  # these rows of an array shaped as the table
+    put: Callable[[jax.Array, jax.Array], jax.Array]  # such an array with other values for them
+    update: Callable[[jax.Array], Rows | jax.Array]  # the table's update, from theirs
 
 
 class _Tables(NamedTuple):
@@ -159,15 +155,23 @@ def _select(params: Params, updates: PyTree, is_table: Callable[[Path], bool]) -
     leaves = jax.tree.leaves_with_path(params)
     gradients = jax.tree.leaves(updates, is_leaf=is_rows)
     selections = {
-        path: _by_rows(gradient, len(table)) if is_rows(gradient) else _by_mask(gradient)
+        path: _selection(gradient, len(table))
         for (path, table), gradient in zip(leaves, gradients, strict=True)
         if is_table(path)
     }
     return _Tables(selections, frozenset(path for path, _ in leaves))
 
 
-def _by_rows(rows: Rows, num_rows: int) -> _Selection:
-    ids, values = summed(rows, num_rows)
+def _selection(gradient: Rows | jax.Array, num_rows: int) -> _Selection:
+    if not isinstance(gradient, Rows):
+        counts = jnp.any(gradient != 0, axis=tuple(range(1, gradient.ndim)), keepdims=True)
+        return _Selection(
+            gradient,
+            lambda leaf: leaf,
+            lambda leaf, new: jnp.where(counts, new, leaf),
+            lambda step: jnp.where(counts, step, 0),
+        )
+    ids, values = summed(gradient, num_rows)
     return _Selection(
         values,
         lambda leaf: take_rows(leaf, ids),
@@ -176,27 +180,10 @@ def _by_rows(rows: Rows, num_rows: int) -> _Selection:
     )
 
 
-def _by_mask(gradient: jax.Array) -> _Selection:
-    counts = jnp.any(gradient != 0, axis=tuple(range(1, gradient.ndim)), keepdims=True)
-    return _Selection(
-        gradient,
-        lambda leaf: leaf,
-        lambda leaf, new: jnp.where(counts, new, leaf),
-        lambda step: jnp.where(counts, step, 0),
-    )
-
-
 def _owner(path: Path, paths: frozenset[Path]) -> Path:
     """The parameter to which a leaf of an optimizer's state belongs: the longest end of its path that is one's."""
     ends = (path[start:] for start in range(len(path)))
     return next((end for end in ends if end in paths), ())
-
-
-def _check_names(params: Params, names: Sequence[str]) -> None:
-    known = [path_name(path) for path, _ in jax.tree.leaves_with_path(params)]
-    for name in names:
-        if not any(f"/{path}".endswith(f"/{name}") for path in known):
-            raise ConfigError(f"lazy: no parameter is called {name!r}: {suggest(name, known)}.")
 
 
 def _check_state(params: Params, state: optax.OptState, is_table: Callable[[Path], bool]) -> None:
@@ -215,7 +202,3 @@ def _check_state(params: Params, state: optax.OptState, is_table: Callable[[Path
                 f"lazy: the optimizer keeps {list(leaf.shape)} for the table {path_name(owner)!r} "
                 f"{list(tables[owner].shape)}, so it does not work element by element: take another, as optax.adam."
             )
-
-
-def _refuse_line_search(params: Params) -> jax.Array:
-    raise ConfigError("lazy: the optimizer looks for a step size itself, for which it needs every row: take another.")

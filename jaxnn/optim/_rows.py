@@ -39,7 +39,12 @@ def summed(rows: Rows, num_rows: int) -> Rows:
         ids = jnp.arange(num_rows, dtype=jnp.int32)
         values = jax.ops.segment_sum(rows.values, rows.ids, num_rows)
     else:
-        ids, values = _summed_by_sorting(rows, num_rows)
+        order = jnp.argsort(rows.ids)
+        ids = rows.ids[order]
+        is_first = jnp.concatenate([jnp.ones((1,), bool), ids[1:] != ids[:-1]])[: len(ids)]
+        slots = jnp.cumsum(is_first) - 1
+        values = jax.ops.segment_sum(rows.values[order], slots, len(ids), indices_are_sorted=True)
+        ids = jnp.full_like(ids, num_rows).at[slots].set(ids, indices_are_sorted=True)
     axes = tuple(range(1, values.ndim))
     # A comparison that is true of NaN too: it must not be lost.
     counts = jnp.any(values != 0, axis=axes, keepdims=True) & (ids < num_rows).reshape(-1, *[1 for _ in axes])
@@ -67,12 +72,3 @@ def apply_updates(params: Params, updates: PyTree) -> Params:
 
     updated: Params = jax.tree.map(apply, updates, params, is_leaf=lambda node: node is None or is_rows(node))
     return updated
-
-
-def _summed_by_sorting(rows: Rows, num_rows: int) -> tuple[jax.Array, jax.Array]:
-    order = jnp.argsort(rows.ids)
-    ids = rows.ids[order]
-    is_first = jnp.concatenate([jnp.ones((1,), bool), ids[1:] != ids[:-1]])[: len(ids)]
-    slots = jnp.cumsum(is_first) - 1
-    values = jax.ops.segment_sum(rows.values[order], slots, len(ids), indices_are_sorted=True)
-    return jnp.full_like(ids, num_rows).at[slots].set(ids, indices_are_sorted=True), values

@@ -2,6 +2,10 @@
 
 Each function returns an Optax schedule ``step -> value``; ``step`` is a Python integer or an integer array, traced or
 not, and counts optimizer updates from 0. Optax branches on the value of the peak in Python; at unit height it has none.
+
+``peak`` is the largest value, at least 0, and ``num_steps`` the updates until the final value; a warm-up rises from 0
+to the peak in the first ``warmup_steps`` of them. Peaks, rates, fractions (0…1) and divisors are numbers ``[]``, maybe
+tracers; steps are integers. Whatever is out of its range raises `ConfigError`.
 """
 
 from __future__ import annotations
@@ -15,14 +19,7 @@ from jaxnn.types import ConfigError
 
 
 def constant(peak: ArrayLike) -> optax.Schedule:
-    """``peak`` at every step.
-
-    Args:
-        peak: ``[]`` the value; may be a tracer.
-
-    Raises:
-        ConfigError: ``peak`` is a negative number or NaN.
-    """
+    """``peak`` at every step."""
     check_range("constant", "peak", peak, 0.0)
     return optax.constant_schedule(peak)
 
@@ -32,14 +29,7 @@ def linear(
 ) -> optax.Schedule:
     """A linear warm-up, then a straight line from ``peak`` to ``final_fraction * peak``, held.
 
-    Args:
-        peak: ``[]`` the largest value; may be a tracer.
-        num_steps: updates until the final value, the warm-up among them.
-        warmup_steps: updates until the peak; 0 starts at the peak, any other at 0.
-        final_fraction: ``[]`` the final value as a fraction of the peak, 0…1; may be a tracer.
-
-    Raises:
-        ConfigError: an argument out of its range, or a warm-up longer than the whole.
+    Without a warm-up, which may not be longer than ``num_steps``, it starts at the peak.
     """
     _check_decay("linear", peak, num_steps, warmup_steps, final_fraction)
     decay = optax.linear_schedule(1.0, final_fraction, max(num_steps - warmup_steps, 1))
@@ -51,8 +41,7 @@ def cosine(
 ) -> optax.Schedule:
     """A linear warm-up, then half a cosine from ``peak`` to ``final_fraction * peak``, held.
 
-    The half cosine is one cycle of Loshchilov & Hutter, SGDR, 2017 (arXiv:1608.03983). Arguments and errors are those
-    of `linear`.
+    The half cosine is one cycle of Loshchilov & Hutter, SGDR, 2017 (arXiv:1608.03983).
     """
     _check_decay("cosine", peak, num_steps, warmup_steps, final_fraction)
     decay = optax.cosine_decay_schedule(1.0, max(num_steps - warmup_steps, 1), alpha=final_fraction)
@@ -73,15 +62,8 @@ def one_cycle(
     ``optax.cosine_onecycle_schedule``. That rounds the peak down to a whole step; here it may lie
     between two, for a traced fraction would round otherwise than a plain one.
 
-    Args:
-        peak: ``[]`` the largest value; may be a tracer.
-        num_steps: updates until the final value.
-        warmup_fraction: ``[]`` the part of ``num_steps`` that goes up, 0…1; may be a tracer.
-        initial_divisor: ``[]`` the peak over the first value; may be a tracer.
-        final_divisor: ``[]`` the first value over the last; may be a tracer.
-
-    Raises:
-        ConfigError: an argument out of its range.
+    The part ``warmup_fraction`` of ``num_steps`` goes up; ``initial_divisor`` is the peak over the first value, and
+    ``final_divisor`` the first value over the last.
     """
     check_count("one_cycle", "num_steps", num_steps, 1)
     check_range("one_cycle", "peak", peak, 0.0)
@@ -105,13 +87,7 @@ def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
     """A linear warm-up to ``peak``, then ``peak * sqrt(warmup_steps / step)``, without an end.
 
     Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 3, written with the value at its peak.
-
-    Args:
-        peak: ``[]`` the largest value, reached at step ``warmup_steps``; may be a tracer.
-        warmup_steps: updates until the peak, at least 1.
-
-    Raises:
-        ConfigError: an argument out of its range.
+    The warm-up takes at least 1 step.
     """
     check_count("inverse_sqrt", "warmup_steps", warmup_steps, 1)
     check_range("inverse_sqrt", "peak", peak, 0.0)
@@ -127,12 +103,7 @@ def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
 def inverse_time(peak: ArrayLike, rate: ArrayLike) -> optax.Schedule:
     """``peak / (1 + rate * step)``, without an end: the ``decay`` of Keras's first optimizers.
 
-    Args:
-        peak: ``[]`` the first and largest value; may be a tracer.
-        rate: ``[]`` how fast it falls: after ``1 / rate`` updates it is half the peak; at least 0; may be a tracer.
-
-    Raises:
-        ConfigError: an argument out of its range.
+    After ``1 / rate`` updates, a rate of at least 0, it is half the peak.
     """
     check_range("inverse_time", "peak", peak, 0.0)
     check_range("inverse_time", "rate", rate, 0.0)

@@ -26,11 +26,7 @@ _calls = itertools.count()
 
 
 def barrier(name: str, seconds: float = BARRIER_SECONDS) -> None:
-    """Waits until every process is here.
-
-    Args:
-        name: what for, for the message if one does not come.
-        seconds: for how long.
+    """Waits ``seconds`` at most until every process is here, for what ``name`` says.
 
     Raises:
         TrainingError: some did not come in time, or are lost; they are named.
@@ -41,9 +37,7 @@ def barrier(name: str, seconds: float = BARRIER_SECONDS) -> None:
 def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float = PRIMARY_SECONDS) -> Value:
     """The value of ``function``, called by process 0 alone.
 
-    Args:
-        function: gives a value of JSON; a tuple arrives as a list, in process 0 too.
-        seconds: how long the others wait.
+    It is a value of JSON; a tuple arrives as a list, in process 0 too. The others wait ``seconds`` at most.
 
     Raises:
         JaxnnError: the one that ``function`` raised, in every process.
@@ -77,12 +71,7 @@ def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float 
 
 
 def all_agree(what: str, value: Mapping[str, Any], seconds: float = BARRIER_SECONDS) -> None:
-    """Checks that every process was started with the same ``value``.
-
-    Args:
-        what: what it is, such as ``config``.
-        value: of JSON, by name.
-        seconds: how long to wait for all.
+    """Checks that every process was started with the same ``value``, of JSON by name; ``what`` it is is for errors.
 
     Raises:
         ConfigError: some differ from process 0; the first that does and the names are given.
@@ -126,13 +115,9 @@ class StopVote:
         self._asked = False
 
     def poll(self, window: int, wish: bool) -> bool:
-        """Whether all stop at the end of ``window``.
+        """Whether all stop at the end of ``window``; ``wish``: whether this process was asked to.
 
-        Costs one question to the key-value store.
-
-        Args:
-            window: how many windows came before it; asked once each, in order, before the next one begins.
-            wish: whether this process was asked to stop.
+        Asked once for each window, in order from 0, before the next one begins; costs one question to the store.
         """
         if not self._key:
             return wish

@@ -30,8 +30,7 @@ INSTALL = {
 def find_devices(platform: str | None = None) -> list[jax.Device]:
     """All devices of ``platform``, of all processes; those of one process are next to each other.
 
-    Args:
-        platform: ``cpu``, ``gpu`` or ``tpu``; None: where a computation that names no device runs.
+    None is where a computation that names no device runs.
 
     Raises:
         ConfigError: JAX cannot open it; with the reason and what to install.
@@ -52,11 +51,8 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
 def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
     """The first device of each kind in this process, ``{"cpu": …, "gpu": …}``.
 
-    Args:
-        wanted: kinds, such as ``("cpu", "gpu")``; None: all that there are.
-
     Raises:
-        ConfigError: a kind that does not exist, or that JAX does not have here.
+        ConfigError: a kind that is ``wanted``, such as ``"gpu"``, does not exist, or JAX does not have it here.
     """
     for kind in wanted or ():
         if kind not in PLATFORMS:
@@ -75,12 +71,7 @@ def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
 
 
 def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int | None = None) -> list[jax.Device]:
-    """The first ``wanted`` of ``devices``.
-
-    Args:
-        devices: those there are.
-        wanted: how many, or ``"all"``; None: ``default``.
-        default: how many if nothing was asked for; None: all.
+    """The first ``wanted`` of ``devices``, ``default`` if that is None, all if both are.
 
     Raises:
         ConfigError: there are fewer, or some process would have none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -101,11 +102,9 @@ class Layout(NamedTuple):
         return chosen
 
     def state_shardings(self, shapes: TrainState, specs: PyTree) -> Any:
-        """A sharding for each array of a state; None for one device.
+        """A sharding for each array of a state of ``shapes``; None for one device.
 
-        Args:
-            shapes: the state's shapes and dtypes.
-            specs: the mesh axes that the model names, a `PartitionSpec` for each parameter.
+        ``specs`` has a `PartitionSpec` for each parameter, by the mesh axes that the model names.
 
         Raises:
             ConfigError: nothing is split over an axis of the mesh, a parameter cannot be split as it is named, or the
@@ -140,26 +139,22 @@ class Layout(NamedTuple):
                 )
         return shardings
 
-    def constrain(self, batch: PyTree) -> PyTree:
-        """Within a program: ``batch [batch, ...]``, split over the devices."""
-        return self._constrained(batch, self.batch_spec)
-
     def replicate(self, tree: PyTree) -> PyTree:
         """Within a program: ``tree``, the same on every device."""
-        return self._constrained(tree, PartitionSpec())
+        return self.constrain(tree, PartitionSpec())
 
-    def _constrained(self, tree: PyTree, spec: PartitionSpec) -> PyTree:
+    def constrain(self, tree: PyTree, spec: PartitionSpec | None = None) -> PyTree:
+        """Within a program: ``tree``, split over the devices by ``spec``; None: as batches ``[batch, ...]`` are."""
+        spec = self.batch_spec if spec is None else spec
         if self.mesh is None or self.data_size == 1 or self.axis_name is not None:
             return tree
         # Within `jax.shard_map` over other axes the mesh is another: the one that this is traced under.
         around = jax.sharding.get_abstract_mesh()
-        sharding = NamedSharding(self.mesh if around.empty else around, spec)
-
-        def constrained(leaf: Any) -> Any:
-            # What is known while tracing, such as a mask of ones, is to stay so.
-            return leaf if isinstance(leaf, np.ndarray) else jax.lax.with_sharding_constraint(leaf, sharding)
-
-        return jax.tree.map(constrained, tree)
+        constrained = functools.partial(
+            jax.lax.with_sharding_constraint, shardings=NamedSharding(self.mesh if around.empty else around, spec)
+        )
+        # What is known while tracing, such as a mask of ones, is to stay so.
+        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else constrained(leaf), tree)
 
     def local_shard(self, batch: PyTree) -> PyTree:
         """Within a program with an `axis_name`: this device's rows of ``batch``; elsewhere the batch."""
@@ -220,16 +215,13 @@ SINGLE_DEVICE = Layout()
 def make_layout(
     strategy: str | Strategy = "auto", devices: Wanted = None, mesh: str | None = None, platform: str | None = None
 ) -> Layout:
-    """The layout that run options ask for.
+    """The layout that run options ask for; `SINGLE_DEVICE` for one device if nothing else is asked for.
 
     Args:
         strategy: see `find_strategy`.
         devices: how many, or ``"all"``; None: all if a strategy, a mesh or several processes ask for them, else 1.
         mesh: axes and their sizes, as `parse_mesh` reads them; None: all devices along the data axis.
         platform: ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
-
-    Returns:
-        `SINGLE_DEVICE` for one device if nothing else is asked for.
 
     Raises:
         ConfigError: devices that are not there, a mesh that does not fit them or the strategy, or not the strategy.

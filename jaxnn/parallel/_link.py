@@ -88,8 +88,13 @@ class Link:
             TrainingError: some did not start in time.
         """
 
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(self._place.lost_after / 4)
+                await self._tell_all("beat")
+
         async def join() -> str:
-            self._beating = asyncio.ensure_future(self._beat())
+            self._beating = asyncio.ensure_future(beat())
             return await (self._lead() if self._place.process_id == 0 else self._follow())
 
         return self._call(join())
@@ -315,11 +320,6 @@ class Link:
                 flushing.join(1.0)
         finally:
             os._exit(ending.status)
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._place.lost_after / 4)
-            await self._tell_all("beat")
 
     async def _tell_all(self, kind: str, **fields: Any) -> None:
         for writer in self._writers.values():

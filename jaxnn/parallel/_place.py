@@ -45,25 +45,19 @@ class Place:
     port: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        if self.num_processes < 2:
-            raise ConfigError(
-                f"num_processes is {self.num_processes}, and a run of several has at least 2: start more, or leave out "
-                "--distributed, or --coordinator, --num-processes and --process-id."
-            )
-        if not 0 <= self.process_id < self.num_processes:
-            raise ConfigError(
-                f"process_id is {self.process_id}, and must be one of 0 to {self.num_processes - 1}, since there are "
-                f"{self.num_processes} processes."
-            )
-        for name in ("start_timeout", "lost_after"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)!r} seconds, and must be more than 0.")
         host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise ConfigError(
-                f"the coordinator is {self.coordinator!r}, and must be HOST:PORT, the machine of process 0 and a free "
-                "port there: node01:12345."
-            )
+        count, seconds = self.num_processes, {"start_timeout": self.start_timeout, "lost_after": self.lost_after}
+        mistakes = {
+            f"num_processes is {count}, and a run of several has at least 2: start more, or leave out --distributed, "
+            "or --coordinator, --num-processes and --process-id.": count < 2,
+            f"process_id is {self.process_id}, and must be one of 0 to {count - 1}, since there are {count} "
+            "processes.": not 0 <= self.process_id < count,
+            **{f"{name} is {s!r} seconds, and must be more than 0.": not s > 0 for name, s in seconds.items()},
+            f"the coordinator is {self.coordinator!r}, and must be HOST:PORT, the machine of process 0 and a free port "
+            "there: node01:12345.": not host or not port.isdecimal() or not 0 < int(port) < 2**16,
+        }
+        if mistake := next((message for message, holds in mistakes.items() if holds), None):
+            raise ConfigError(mistake)
         object.__setattr__(self, "host", host.removeprefix("[").removesuffix("]"))
         object.__setattr__(self, "port", int(port))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxnn.observe import available_bytes, nbytes
 from jaxnn.parallel._agreement import broadcast_from_primary
 from jaxnn.parallel._devices import DATA
-from jaxnn.types import ConfigError, PyTree, TrainState, suggest
+from jaxnn.types import ConfigError, PyTree, TrainState, named_object, suggest
 
 # A smaller array is kept replicated: it takes next to nothing, and gathering it costs as much time as a larger one.
 LEAST_SHARDED = 256
@@ -66,26 +65,19 @@ class Strategy(NamedTuple):
 
 
 def find_strategy(which: str | Strategy) -> Strategy:
-    """The strategy of this name.
-
-    Args:
-        which: a name in `STRATEGIES`, ``package.module:name``, or a strategy, which is returned.
+    """The strategy of this name: one in `STRATEGIES`, or ``package.module:name``; a strategy is returned.
 
     Raises:
         ConfigError: there is none of the name, or it is not made as a `Strategy` must be.
     """
     found: Any = STRATEGIES.get(which, which) if isinstance(which, str) else which
+    if isinstance(found, str) and ":" not in found:
+        raise ConfigError(
+            f"strategy is {which!r}, which is unknown: {suggest(which, STRATEGIES)}; name one of your own as "
+            "package.module:name, or pass the Strategy itself."
+        )
     if isinstance(found, str):
-        module, colon, name = found.partition(":")
-        if not colon:
-            raise ConfigError(
-                f"strategy is {which!r}, which is unknown: {suggest(which, STRATEGIES)}; name one of your own as "
-                "package.module:name, or pass the Strategy itself."
-            )
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(f"strategy is {which!r}, which cannot be imported: {error}.") from error
+        found = named_object(found, "strategy")
     if not isinstance(found, Strategy):
         raise ConfigError(
             f"strategy is {which!r}, of type {type(found).__name__}: it must be a jaxnn.parallel.Strategy."
@@ -113,13 +105,7 @@ def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded:
 
     Fully sharded data parallelism keeps a share of each array, optimizer state included, on each device of the data
     axis (Rajbhandari et al., ZeRO, 2020, stage 3; Zhao et al., PyTorch FSDP, 2023). XLA gathers what a layer needs and
-    scatters its gradient.
-
-    Args:
-        mesh: the devices.
-        shapes: the state's shapes and dtypes.
-        specs: for each of its parameters, the mesh axes that the model names; those the mesh lacks do not count.
-        fully_sharded: whether all but small arrays are sharded along the data axis too.
+    scatters its gradient. Of the axes in ``specs``, one for each parameter, those that the mesh lacks do not count.
 
     Raises:
         ConfigError: a mesh axis does not divide the axis of a parameter that is to be split over it.
@@ -183,15 +169,14 @@ def _with_data(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> Parti
 def _run_on_each(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` as each device runs it: all get the same arguments and give the same results.
 
-    ``jax.pmap`` is ``jit`` of ``shard_map`` since JAX 0.8. Written as these, states need no leading axis of devices and
-    are the same for every strategy.
+    ``jax.pmap`` is this since JAX 0.8; so states need no leading axis of devices, and are those of other strategies.
     """
     spec = PartitionSpec()
     return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
 
 def _choose_by_memory(mesh: Mesh, shapes: TrainState) -> Strategy:
-    """``fsdp`` if a replicated state would take much of a device's free memory, else ``data``."""
+    # ``fsdp`` if a replicated state would take much of a device's free memory.
     free = broadcast_from_primary(lambda: available_bytes(mesh.local_devices[0]))
     return _data if free is None or nbytes(shapes) <= REPLICATED_SHARE * free else _fsdp
 

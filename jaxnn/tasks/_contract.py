@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +13,8 @@ import numpy as np
 
 from jaxnn.nn import batch_split_over
 from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task
+
+type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
 
 
 def averaged_over(task: Task, axis_name: str | None) -> Task:
@@ -29,35 +33,21 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
     """
     if axis_name is None:
         return task
-    task = checked(task)
+    task, mean = checked(task), partial(jax.lax.pmean, axis_name=axis_name)
+    own: Callable[[Any], Any] = partial(_own_copy, axis_name=axis_name)
 
-    def loss(
-        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
         with batch_split_over(axis_name):
-            params = jax.tree.map(lambda leaf: _gradient_averaged(leaf, axis_name), params)
+            params = jax.tree.map(lambda leaf: _with_gradient(own, mean, leaf), params)
             value, (model_state, metrics) = task.loss(params, model_state, batch, key)
-        return _mean_value(value, axis_name), (model_state, jax.lax.pmean(metrics, axis_name))
+        # With the gradient of this device's value: it is averaged on its way to the parameters.
+        return _with_gradient(mean, own, value), (model_state, mean(metrics))
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
         sums: Metrics = jax.lax.psum(task.evaluate(params, model_state, batch), axis_name)
         return sums
 
     return task._replace(loss=loss, evaluate=evaluate)
-
-
-def _gradient_averaged(leaf: jax.Array, axis_name: str) -> jax.Array:
-    """``leaf``, whose gradient is the mean over the devices of an axis."""
-    return _with_gradient(
-        lambda leaf: _own_copy(leaf, axis_name), lambda gradient: jax.lax.pmean(gradient, axis_name), leaf
-    )
-
-
-def _mean_value(value: jax.Array, axis_name: str) -> jax.Array:
-    """The mean over the devices, with the gradient of this one's value: it is averaged on its way to the parameters."""
-    return _with_gradient(
-        lambda value: jax.lax.pmean(value, axis_name), lambda gradient: _own_copy(gradient, axis_name), value
-    )
 
 
 def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any], x: jax.Array) -> jax.Array:
@@ -70,9 +60,8 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
 def _own_copy(leaf: jax.Array, axis_name: str) -> jax.Array:
     """``leaf`` as each device's own: `jax.shard_map` sums gradients of what all share, unless ``check_vma=False``."""
     manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
-    if not manual or axis_name in jax.typeof(leaf).mat.varying:
-        return leaf
-    copied: jax.Array = jax.lax.pcast(leaf, axis_name, to="varying")
+    shared = manual and axis_name not in jax.typeof(leaf).mat.varying
+    copied: jax.Array = jax.lax.pcast(leaf, axis_name, to="varying") if shared else leaf
     return copied
 
 
@@ -87,10 +76,9 @@ def checked_batch(batch: Batch) -> None:
 
 def checked(task: Task) -> Task:
     """``task``, whose results are checked while it is traced: a wrong one would fail far from its cause."""
+    of_loss, of_evaluate = "of the task's loss", "of the task's evaluate"
 
-    def loss(
-        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
         made: Any = task.loss(params, model_state, batch, key)
         match made:
             case (value, (new_state, Mapping() as metrics)):
@@ -103,15 +91,13 @@ def checked(task: Task) -> Task:
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ConfigError(f"the task's loss gave {_described(value)}: return one float, the mean over the batch.")
         _check_state(model_state, new_state)
-        _check_names("the metrics of the task's loss", metrics)
-        if "loss" in metrics:
+        numbers = _arrays("metric", of_loss, metrics)
+        if "loss" in numbers:
             raise ConfigError("a metric of the task's loss is named 'loss', as the loss itself is reported: rename it.")
-        numbers = {name: _array(f"the metric {name!r} of the task's loss", one) for name, one in metrics.items()}
         for name, number in numbers.items():
             if number.shape != ():
-                raise ConfigError(
-                    f"the metric {name!r} of the task's loss is {_described(number)}: return its mean over the batch."
-                )
+                wrong = f"the metric {name!r} {of_loss} is {_described(number)}"
+                raise ConfigError(f"{wrong}: return its mean over the batch.")
         return value, (new_state, numbers)
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
@@ -122,10 +108,9 @@ def checked(task: Task) -> Task:
                 "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
                 f"it gave {given}."
             )
-        _check_names("the sums of the task's evaluate", sums)
-        arrays = {name: _array(f"the sum {name!r} of the task's evaluate", value) for name, value in sums.items()}
+        arrays = _arrays("sum", of_evaluate, sums)
         if arrays["count"].shape != ():
-            raise ConfigError(f"the count of the task's evaluate is {_described(arrays['count'])}: return one number.")
+            raise ConfigError(f"the count {of_evaluate} is {_described(arrays['count'])}: return one number.")
         return arrays
 
     return task._replace(loss=loss, evaluate=evaluate)
@@ -134,26 +119,18 @@ def checked(task: Task) -> Task:
 def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ") -> dict[str, float]:
     """The numbers that ``task.finish`` derives from the mean of each metric over a split: those that are reported.
 
-    Args:
-        task: whose ``finish`` it is.
-        means: of each metric.
-        what: what these are, for errors.
-
-    Raises:
-        ConfigError: it raises, or gives something else than numbers.
+    ``what`` the means are is for errors: ConfigError if ``finish`` raises, or gives something else than numbers.
     """
     try:
         values: Any = task.finish(means)
     # The user's own code: whatever it raises, only the user can change it.
     except Exception as error:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
-        text = (str(error).splitlines() or [""])[0]
+        told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         # A key that is not there is another mistake than a number that cannot be taken.
-        of_numbers = isinstance(error, ArithmeticError | ValueError)
-        advice = "; let it take any numbers, as NumPy's functions do" if of_numbers else ""
-        raise ConfigError(
-            f"the task's finish failed on {what}of {given}: {type(error).__name__}: {text}{advice}."
-        ) from error
+        if isinstance(error, ArithmeticError | ValueError):
+            told += "; let it take any numbers, as NumPy's functions do"
+        raise ConfigError(f"the task's finish failed on {what}of {given}: {told}.") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"the task's finish gave a {type(values).__name__}: return a dict of numbers from finish.")
     return {str(name): _number(name, value) for name, value in values.items()}
@@ -161,11 +138,9 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
 
 def _number(name: str, value: Any) -> float:
     shape = np.shape(value)
-    try:
-        if shape == ():
+    if not shape:
+        with contextlib.suppress(TypeError, ValueError):
             return float(value)
-    except (TypeError, ValueError):
-        pass
     given = f"an array of shape {shape}" if shape else f"{value!r}"
     raise ConfigError(f"the metric {name!r} of the task is {given} in the end: return numbers from finish.")
 
@@ -174,30 +149,29 @@ def _check_state(before: ModelState, after: Any) -> None:
     """Raises ConfigError unless the model state that a loss returns is made like the one it got."""
 
     def made(tree: Any) -> dict[str, str]:
-        leaves = (
-            (jax.tree_util.keystr(path, simple=True, separator="/"), x) for path, x in jax.tree.leaves_with_path(tree)
-        )
-        return {name: f"{getattr(x, 'dtype', None) or jnp.result_type(x)} {list(jnp.shape(x))}" for name, x in leaves}
+        leaves = {jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in jax.tree.leaves_with_path(tree)}
+        dtypes = {name: getattr(x, "dtype", None) or jnp.result_type(x) for name, x in leaves.items()}
+        return {name: f"{dtypes[name]} {list(jnp.shape(x))}" for name, x in leaves.items()}
 
     old, new = made(before), made(after)
-    structure: Any = jax.tree.structure(before)
-    if old == new and structure == jax.tree.structure(after):
-        return
-    name = next((name for name in [*old, *new] if old.get(name) != new.get(name)), None)
-    if name is None:
+    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
+    if name := next((name for name in [*old, *new] if old.get(name) != new.get(name)), None):
+        difference = f"{name} is {new.get(name, 'not there')} instead of {old.get(name, 'nothing')}"
+    elif structures[0] != structures[1] or old != new:
         difference = f"it is {_described(after)} instead of {_described(before)}"
     else:
-        difference = f"{name or 'it'} is {new.get(name, 'not there')} instead of {old.get(name, 'nothing')}"
+        return
     raise ConfigError(
         "the task's loss must return (loss, (model_state, metrics)) with a model_state made like the one it got: "
         f"{difference}."
     )
 
 
-def _check_names(what: str, values: Mapping[Any, Any]) -> None:
+def _arrays(kind: str, of: str, values: Mapping[Any, Any]) -> dict[str, jax.Array]:
     for name in values:
         if not isinstance(name, str):
-            raise ConfigError(f"{what} have the name {name!r}: names are strings.")
+            raise ConfigError(f"the {kind}s {of} have the name {name!r}: names are strings.")
+    return {name: _array(f"the {kind} {name!r} {of}", value) for name, value in values.items()}
 
 
 def _array(what: str, value: Any) -> jax.Array:

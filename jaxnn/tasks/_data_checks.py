@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen
 
 from jaxnn.data import check_labels
-from jaxnn.types import Array, Batch, DataError, ModelState, Params, Splits
+from jaxnn.types import Array, Batch, ConfigError, DataError, ModelState, Params, Splits
 
 type Predict = Callable[[Params, ModelState, Array], Any]
 type Check = Callable[[Params, ModelState, Batch, Splits], None]
@@ -25,11 +25,8 @@ def check_data(
 ) -> Check:
     """A `Task.check` that ids are within the embeddings they are looked up in, and labels within the model's classes.
 
-    Args:
-        predict: as `Task.predict`.
-        classes: from the shapes of the outputs to how many classes there are, and how the error for another label is
-            to end; None: targets are no labels.
-        ignore: a label that stands for none.
+    ``classes`` gives from the shapes of the outputs how many classes there are, and how the error for another label is
+    to end; None: targets are no labels. A label that is ``ignore`` stands for none.
     """
 
     def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
@@ -45,6 +42,13 @@ def check_data(
     return check
 
 
+def check_targets(task: str, targets: Array, axes: str, advice: str) -> None:
+    """Raises ConfigError unless ``targets`` are integers with axes such as ``[batch]``; ``task`` says for what."""
+    if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.ndim != len(axes.split(",")):
+        given = f"{targets.dtype} {list(targets.shape)}"
+        raise ConfigError(f"{task} needs targets of integers {axes}, not {given}: {advice}.")
+
+
 def last_axis(logits: Any) -> tuple[int, str]:
     """The classes of logits ``[batch, ..., classes]``, or of a tuple with them first; for `check_data`."""
     count = (logits[0] if isinstance(logits, tuple) else logits).shape[-1]
@@ -52,12 +56,9 @@ def last_axis(logits: Any) -> tuple[int, str]:
 
 
 def _trace_model(predict: Predict, params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> Any:
-    """The shapes of a model's outputs; confirms that ids in the data are within the embeddings it looks them up in.
+    """The shapes of a model's outputs; raises DataError for an id that an embedding has no row for.
 
-    An id beyond an embedding gives NaN, which would be taken for a diverged loss.
-
-    Raises:
-        DataError: an id that an embedding has no row for.
+    Such an id gives NaN, which would be taken for a diverged loss.
     """
     if not jnp.issubdtype(batch.inputs.dtype, jnp.integer):
         return jax.eval_shape(predict, params, model_state, batch.inputs)
@@ -67,10 +68,13 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
         looked_up = []
 
         def watch(method: Any, arguments: Any, keywords: Any, context: Any) -> Any:
-            size = _num_rows(context.module)
+            module, size = context.module, 0
+            # Some of jaxnn's models look their tokens up in no table, but as vectors with a single 1.
+            if isinstance(module, linen.Embed) or type(module).__module__.startswith("jaxnn.models."):
+                size = getattr(module, "num_embeddings", getattr(module, "vocabulary_size", 0))
             # A table of one row gives that row whatever the id.
             if size > 1 and context.method_name == "__call__" and arguments and arguments[0].size == inputs.size:
-                tables.append(("/".join(context.module.path) or type(context.module).__name__, size))
+                tables.append(("/".join(module.path) or type(module).__name__, size))
                 looked_up.append(arguments[0])
             return method(*arguments, **keywords)
 
@@ -83,28 +87,13 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
         # An embedding within a scan or a remat: what it looks up is out of sight.
         return jax.eval_shape(predict, params, model_state, batch.inputs)
     ids = closed.jaxpr.outvars[len(closed.jaxpr.outvars) - len(tables) :]
+    makers = {made: equation for equation in closed.jaxpr.eqns for made in equation.outvars}
     for (name, size), variable in zip(tables, ids, strict=True):
-        if _moved(closed.jaxpr, variable):
+        while variable in makers and makers[variable].primitive.name in _MOVES:
+            variable = makers[variable].invars[0]
+        if variable is closed.jaxpr.invars[-1]:
             _check_range(splits, name, size)
     return outputs
-
-
-def _num_rows(module: linen.Module) -> int:
-    if isinstance(module, linen.Embed):
-        return module.num_embeddings
-    # Some of jaxnn's models look their tokens up in no table, but as vectors with a single 1.
-    of_tokens = type(module).__module__.startswith("jaxnn.models.")
-    return getattr(module, "vocabulary_size", 0) if of_tokens else 0
-
-
-def _moved(jaxpr: Any, variable: Any) -> bool:
-    """Whether ``variable`` holds the last argument's numbers, and nothing else."""
-    makers = {made: equation for equation in jaxpr.eqns for made in equation.outvars}
-    while variable in makers:
-        if makers[variable].primitive.name not in _MOVES:
-            return False
-        variable = makers[variable].invars[0]
-    return variable is jaxpr.invars[-1]
 
 
 def _check_range(splits: Splits, name: str, size: int) -> None:

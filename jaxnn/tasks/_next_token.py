@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import Policy, cross_entropy, mean_over_batch_axis, widened
-from jaxnn.tasks._data_checks import check_data, last_axis
+from jaxnn.tasks._contract import LossResult
+from jaxnn.tasks._data_checks import check_data, check_targets, last_axis
 from jaxnn.tasks._supervised import supervised
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
@@ -53,9 +54,7 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
 def _per_token(task: Task) -> Task:
     """``task``, whose measures are sums over an example's tokens and their number ``tokens``, by the token."""
 
-    def loss(
-        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
+    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
         total, (model_state, totals) = task.loss(params, model_state, batch, key)
         # Devices that share a batch hold different numbers of tokens: divided by their mean, the mean of the devices'
         # results is that of the batch.
@@ -69,20 +68,16 @@ def _per_token(task: Task) -> Task:
         bits = sums["loss"] / math.log(2)
         return {"loss": sums["loss"], "bits_per_token": bits, "accuracy": sums["accuracy"], "count": sums["tokens"]}
 
-    return task._replace(loss=loss, evaluate=evaluate, finish=_with_perplexity)
+    def finish(means: dict[str, Any]) -> dict[str, Any]:
+        return {**means, "perplexity": np.exp(means["loss"])}
 
-
-def _with_perplexity(means: dict[str, Any]) -> dict[str, Any]:
-    return {**means, "perplexity": np.exp(means["loss"])}
+    return task._replace(loss=loss, evaluate=evaluate, finish=finish)
 
 
 def _checked(logits: Array, targets: Array) -> jax.Array:
     """The targets, as int32 or wider."""
-    if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.ndim != 2:
-        raise ConfigError(
-            f"next_token needs targets of integers [batch, time], not {targets.dtype} {list(targets.shape)}: "
-            "pass the inputs shifted by one token, or use tasks.classification."
-        )
+    advice = "pass the inputs shifted by one token, or use tasks.classification"
+    check_targets("next_token", targets, "[batch, time]", advice)
     if logits.ndim != 3 or logits.shape[:2] != targets.shape:
         raise ConfigError(
             f"next_token needs a model whose outputs are logits [batch, time, vocabulary], not {list(logits.shape)} "

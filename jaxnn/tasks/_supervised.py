@@ -11,19 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.nn import Policy, is_full, mean_over_batch_axis, rows_masked
+from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type PerExample = Callable[[Array, Array], jax.Array]
 
-# How Linen modules spell "this is training", and whether the word means the opposite.
-_TRAIN_FLAGS = {
-    "train": True,
-    "training": True,
-    "is_training": True,
-    "deterministic": False,
-    "use_running_average": False,
-}
+# How Linen modules spell "this is training": the values that mean so.
+_TRAIN_FLAGS = dict.fromkeys(("train", "training", "is_training"), True)
+_TRAIN_FLAGS |= {"deterministic": False, "use_running_average": False}
 # Collections a module fills for its caller to look at; they are no state to carry.
 _TRANSIENT_COLLECTIONS = ("params", "intermediates", "losses", "perturbations")
 
@@ -33,8 +29,8 @@ class Model(NamedTuple):
 
     Attributes:
         init: ``(key, inputs) -> (params, model_state)``.
-        apply: ``(params, model_state, inputs, key) -> (outputs, model_state)``; a key means training (dropout
-            draws from it, batch statistics move), ``None`` means evaluation.
+        apply: ``(params, model_state, inputs, key) -> (outputs, model_state)``; a key means training (dropout draws
+            from it, batch statistics move), ``None`` means evaluation.
     """
 
     init: Callable[[jax.Array, Array], tuple[Params, ModelState]]
@@ -60,7 +56,21 @@ def as_model(model: Any, policy: Policy | None = None) -> Model:
         plain = _from_pair(*model)
     else:
         raise ConfigError(f"a model must be a Flax Linen module or a pair (init, apply) of functions, not {model!r}.")
-    return plain if policy is None else _with_policy(plain, policy)
+    if policy is None:
+        return plain
+
+    def init(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
+        params, model_state = plain.init(key, inputs)
+        return policy.cast_to_params(params), model_state
+
+    def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
+        params, inputs = policy.cast_to_compute((params, inputs))
+        outputs, updated = plain.apply(params, model_state, inputs, key)
+        # Statistics keep the dtype they have, whatever precision they were computed in.
+        updated = jax.tree.map(lambda new, old: new.astype(old.dtype), updated, model_state)
+        return policy.cast_to_outputs(outputs), updated
+
+    return Model(init, apply)
 
 
 def _from_linen(module: nn.Module) -> Model:
@@ -85,52 +95,29 @@ def _from_linen(module: nn.Module) -> Model:
     return Model(init, apply)
 
 
-def _from_pair(init: Callable[..., Any], apply: Callable[..., Any]) -> Model:
-    flags = _train_flags(apply)
-    takes_key = "key" in inspect.signature(apply).parameters
+def _from_pair(initialize: Callable[..., Any], function: Callable[..., Any]) -> Model:
+    flags = _train_flags(function)
+    takes_key = "key" in inspect.signature(function).parameters
 
-    def init_pair(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
-        return init(key, inputs), {}
-
-    def apply_pair(
-        params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None
-    ) -> tuple[Any, ModelState]:
+    def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
         keys = {"key": key} if takes_key else {}
-        return apply(params, inputs, **flags(key is not None), **keys), model_state
+        return function(params, inputs, **flags(key is not None), **keys), model_state
 
-    return Model(init_pair, apply_pair)
+    return Model(lambda key, inputs: (initialize(key, inputs), {}), apply)
 
 
 def _train_flags(function: Callable[..., Any]) -> Callable[[bool], dict[str, Any]]:
     """The keyword arguments that tell ``function`` whether it is training."""
-    known = {
-        name: positive for name, positive in _TRAIN_FLAGS.items() if name in inspect.signature(function).parameters
-    }
-    return lambda train: {name: train == positive for name, positive in known.items()}
-
-
-def _with_policy(model: Model, policy: Policy) -> Model:
-    def init(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
-        params, model_state = model.init(key, inputs)
-        return policy.cast_to_params(params), model_state
-
-    def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
-        params, inputs = policy.cast_to_compute((params, inputs))
-        outputs, updated = model.apply(params, model_state, inputs, key)
-        # Statistics keep the dtype they have, whatever precision they were computed in.
-        updated = jax.tree.map(lambda new, old: new.astype(old.dtype), updated, model_state)
-        return policy.cast_to_outputs(outputs), updated
-
-    return Model(init, apply)
+    known = {name: means for name, means in _TRAIN_FLAGS.items() if name in inspect.signature(function).parameters}
+    return lambda train: {name: train == means for name, means in known.items()}
 
 
 def supervised(
-    model: Any,
-    objective: PerExample,
-    measures: Mapping[str, PerExample],
-    policy: Policy | None = None,
+    model: Any, objective: PerExample, measures: Mapping[str, PerExample], policy: Policy | None = None
 ) -> Task:
     """A task that minimises the masked mean of ``objective``.
+
+    Token ids beyond the embeddings of a Linen model are refused before training; nothing is assumed of targets.
 
     Args:
         model: a Flax Linen module or an ``(init, apply)`` pair.
@@ -138,26 +125,31 @@ def supervised(
         measures: what is reported, each like ``objective``; ``evaluate`` returns their masked sums, and those not
             called ``loss`` are the metrics of a training step.
         policy: the precision to compute in.
-
-    Token ids beyond the embeddings of a Linen model are refused before training; nothing is assumed of targets.
     """
     network = as_model(model, policy)
 
-    def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
-        return network.init(key, batch.inputs)
-
-    def apply(
-        params: Params, model_state: ModelState, batch: Batch, key: jax.Array | None
-    ) -> tuple[Any, Batch, ModelState]:
-        batch = _blank_padding(batch)
+    def sums_of(
+        functions: Mapping[str, PerExample], params: Params, state: ModelState, batch: Batch, key: jax.Array | None
+    ) -> tuple[dict[str, jax.Array], ModelState]:
+        if not is_full(batch.mask):
+            # Whatever padding held, it is zeros: a NaN there would reach the gradient as ``0 * NaN``.
+            inputs, targets = (_where(batch.mask, rows) for rows in batch[:2])
+            batch = Batch(inputs, targets, batch.mask)
         with rows_masked(batch.mask):
-            outputs, updated = network.apply(params, model_state, batch.inputs, key)
-        return outputs, batch, updated
+            outputs, updated = network.apply(params, state, batch.inputs, key)
+        values = {name: function(outputs, batch.targets) for name, function in functions.items()}
+        for shape in map(jnp.shape, values.values()):
+            # Broadcast, they would be counted more than once.
+            if shape != batch.mask.shape:
+                raise ConfigError(
+                    f"an objective or a measure must give a number an example, [{len(batch.mask)}], not {list(shape)}: "
+                    "take its mean over every axis but the first."
+                )
+        return {name: jnp.sum(_where(batch.mask, value)) for name, value in values.items()}, updated
 
-    def loss(
-        params: Params, model_state: ModelState, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, tuple[ModelState, Metrics]]:
-        outputs, batch, updated = apply(params, model_state, batch, key)
+    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
+        functions = {**measures, "loss": objective}
+        sums, updated = sums_of(functions, params, model_state, batch, key)
         count = batch.mask.sum()
         if not is_full(batch.mask):
             # Devices that share a batch may hold different numbers of examples: then the means of their results, each
@@ -165,49 +157,22 @@ def supervised(
             count = mean_over_batch_axis(jnp.asarray(count))
             updated = jax.tree.map(lambda new, old: jnp.where(count > 0, new, old), updated, model_state)
             count = jnp.where(count > 0, count, 1.0)
-        sums = {
-            name: _masked_sum(measure(outputs, batch.targets), batch.mask)
-            for name, measure in measures.items()
-            if name != "loss"
-        }
-        total = _masked_sum(objective(outputs, batch.targets), batch.mask)
-        return total / count, (updated, {name: value / count for name, value in sums.items()})
+        means = {name: total / count for name, total in sums.items()}
+        return means.pop("loss"), (updated, means)
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-        outputs, batch, _ = apply(params, model_state, batch, None)
-        sums = {name: _masked_sum(measure(outputs, batch.targets), batch.mask) for name, measure in measures.items()}
+        sums, _ = sums_of(measures, params, model_state, batch, None)
         return {**sums, "count": jnp.sum(batch.mask)}
 
     def predict(params: Params, model_state: ModelState, inputs: Array) -> Any:
         return network.apply(params, model_state, inputs, None)[0]
 
-    return Task(init, loss, evaluate, predict, check=check_data(predict))
+    return Task(lambda key, batch: network.init(key, batch.inputs), loss, evaluate, predict, check=check_data(predict))
 
 
-def _blank_padding(batch: Batch) -> Batch:
-    """The batch with zeros for padding, whatever it held: a NaN there would reach the gradient as ``0 * NaN``."""
-    if is_full(batch.mask):
-        return batch
-
-    def blank(rows: Array) -> jax.Array:
-        counts = (batch.mask > 0).reshape(-1, *[1] * (rows.ndim - 1))
-        return jnp.where(counts, rows, 0)
-
-    return Batch(blank(batch.inputs), blank(batch.targets), batch.mask)
-
-
-def _masked_sum(values: jax.Array, mask: Array) -> jax.Array:
-    """The sum of ``values [batch]`` where ``mask [batch]`` is 1; what padding gives, NaN too, does not count.
-
-    Raises:
-        ConfigError: ``values`` are shaped otherwise; broadcast, they would be counted more than once.
-    """
-    if jnp.shape(values) != mask.shape:
-        raise ConfigError(
-            f"an objective or a measure must give a number an example, [{len(mask)}], not {list(jnp.shape(values))}: "
-            "take its mean over every axis but the first."
-        )
-    return jnp.sum(jnp.where(mask > 0, values, 0.0))
+def _where(mask: Array, rows: Array) -> jax.Array:
+    """``rows [batch, ...]``, zeros where ``mask [batch]`` is 0."""
+    return jnp.where((mask > 0).reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
 
 
 def regression(model: Any, *, policy: Policy | None = None) -> Task:
@@ -223,28 +188,20 @@ def regression(model: Any, *, policy: Policy | None = None) -> Task:
     Raises:
         ConfigError: when traced, outputs and targets of different shapes.
     """
-    squared = _componentwise(jnp.square)
-    measures = {"loss": squared, "mean_absolute_error": _componentwise(jnp.abs)}
-    return supervised(model, squared, measures, policy)
 
+    def mean(penalty: Callable[[jax.Array], jax.Array]) -> PerExample:
+        def per_example(outputs: Array, targets: Array) -> jax.Array:
+            # [batch, 1] - [batch] would broadcast to [batch, batch] and train on nonsense.
+            outputs = outputs[..., 0] if outputs.shape == (*targets.shape, 1) else outputs
+            if outputs.shape != targets.shape:
+                raise ConfigError(
+                    f"regression needs outputs shaped like the targets, not outputs {list(outputs.shape)} for targets "
+                    f"{list(targets.shape)}: change the model's last layer."
+                )
+            errors = penalty(jnp.asarray(outputs - targets))
+            return jnp.mean(errors.reshape(errors.shape[0], -1), axis=-1)
 
-def _componentwise(
-    penalty: Callable[[jax.Array], jax.Array],
-) -> Callable[[Array, Array], jax.Array]:
-    def per_example(outputs: Array, targets: Array) -> jax.Array:
-        errors = penalty(jnp.asarray(_aligned(outputs, targets) - targets))
-        return jnp.mean(errors.reshape(errors.shape[0], -1), axis=-1)
+        return per_example
 
-    return per_example
-
-
-def _aligned(outputs: Array, targets: Array) -> Array:
-    # [batch, 1] - [batch] would broadcast to [batch, batch] and train on nonsense.
-    if outputs.shape == (*targets.shape, 1):
-        outputs = outputs[..., 0]
-    if outputs.shape != targets.shape:
-        raise ConfigError(
-            f"regression needs outputs shaped like the targets, not outputs {list(outputs.shape)} for targets "
-            f"{list(targets.shape)}: change the model's last layer."
-        )
-    return outputs
+    squared = mean(jnp.square)
+    return supervised(model, squared, {"loss": squared, "mean_absolute_error": mean(jnp.abs)}, policy)

@@ -50,13 +50,6 @@ def test_an_embedding_is_as_wide_as_a_state_unless_told() -> None:
     assert params["Embed_0"]["embedding"].shape == (6, 3)
 
 
-def test_dropout_is_active_in_training_only_and_before_the_logits() -> None:
-    model, variables = MODEL.clone(dropout=1.0), draws.variables(MODEL, TOKENS)
-    np.testing.assert_array_equal(model.apply(variables, TOKENS), MODEL.apply(variables, TOKENS))
-    dropped = model.apply(variables, TOKENS, train=True, rngs={"dropout": KEY})
-    np.testing.assert_array_equal(dropped, np.tile(variables["params"]["Dense_0"]["bias"], (2, 5, 1)))
-
-
 def test_dropout_is_before_each_layer_and_the_logits() -> None:
     model, variables, dropped = MODEL.clone(dropout=0.5), draws.variables(MODEL, TOKENS), []
 

@@ -56,6 +56,8 @@ PUBLISHED: dict[str, tuple[linen.Module, jax.ShapeDtypeStruct, int]] = {
     "FCN-5": (FCN5, images(28, 1), 1_607_680 + 8_392_704 + 4_195_328 + 10_250),
     # "85000": 25*3*32 + 32, 25*32*32 + 32, 25*32*64 + 64; 32 -> 15 -> 7 -> 3: 9*64*10 + 10.
     "AlexNet-R": (ALEXNET_R, images(32), 2_432 + 25_632 + 51_264 + 5_770),
+    "ResNet-20": (ResNet(10, project=False), images(32), 269_722),
+    "ResNet-20 with projections": (ResNet(10), images(32), 272_474),
     "ResNet-56": (ResNet(10, **RESNET_56, project=False), images(32), 853_018),
     "ResNet-56 with projections": (ResNet(10, **RESNET_56), images(32), 855_770),
     # 10000*256, twice four gates of 256*256 + 256*256 + 256, 256*10000 + 10000.

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn import observe
 from jaxnn.models import RecurrentClassifier
 from jaxnn.nn import GRU, LSTM
 from tests import draws
@@ -86,14 +85,6 @@ def test_of_nothing_but_padding_the_bias_is_left() -> None:
     variables = draws.variables(model, TOKENS)
     got = model.apply(variables, jnp.zeros((1, 4), jnp.int32))
     np.testing.assert_array_equal(got[0], variables["params"]["Dense_0"]["bias"])
-
-
-@pytest.mark.parametrize("embedding_features", [4, None])
-def test_bfloat16_in_bfloat16_out(embedding_features: int | None) -> None:
-    model = RecurrentClassifier(5, **SIZES | {"embedding_features": embedding_features})
-    variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), draws.variables(model, TOKENS))
-    assert model.apply(variables, TOKENS).dtype == jnp.bfloat16
-    assert set(observe.product_dtypes(model.apply, variables, TOKENS)) == {"bfloat16"}
 
 
 def test_dropout_is_active_in_training_only() -> None:

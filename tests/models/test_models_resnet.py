@@ -20,38 +20,6 @@ SMALL = ResNet(5, num_blocks=(1, 2), features=4)
 PADDED = ResNet(5, num_blocks=(1, 2), features=4, project=False)
 
 
-def num_params(model: ResNet, shape: tuple[int, ...]) -> int:
-    variables = jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(shape, jnp.float32))
-    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-
-
-# A 3x3 convolution has 9 * inputs * outputs parameters, a norm 2 * channels; stages of 16, 32 and 64 channels.
-FIRST = 9 * 3 * 16 + 32
-IN_STAGE = [2 * 9 * c * c + 2 * 2 * c for c in (16, 32, 64)]  # two convolutions and norms: 4672, 18560, 73984
-# The block that doubles c channels: 9 * c * 2c + 9 * 2c * 2c, the projection c * 2c, three norms of 2 * 2c.
-DOUBLING = [9 * c * 2 * c + 9 * 4 * c * c + 2 * c * c + 12 * c for c in (16, 32)]  # 14528, 57728
-LOGITS = 64 * 10 + 10
-
-
-@pytest.mark.parametrize(
-    ("blocks", "count", "published"),
-    [
-        # 464 + 3 * 4672 + 14528 + 2 * 18560 + 57728 + 2 * 73984 + 650
-        ((3, 3, 3), FIRST + 3 * IN_STAGE[0] + sum(DOUBLING) + 2 * sum(IN_STAGE[1:]) + LOGITS, 272_474),
-        ((9, 9, 9), FIRST + 9 * IN_STAGE[0] + sum(DOUBLING) + 8 * sum(IN_STAGE[1:]) + LOGITS, 855_770),
-    ],
-)
-def test_parameter_counts_by_hand(blocks: tuple[int, ...], count: int, published: int) -> None:
-    assert num_params(ResNet(10, num_blocks=blocks), (1, 32, 32, 3)) == count == published
-
-
-@pytest.mark.parametrize(("blocks", "published"), [((3, 3, 3), 272_474), ((9, 9, 9), 855_770)])
-def test_without_projections_their_parameters_are_missing(blocks: tuple[int, ...], published: int) -> None:
-    # A projection of c channels to 2c: c * 2c and a norm of 2 * 2c.
-    missing = sum(c * 2 * c + 4 * c for c in (16, 32))
-    assert num_params(ResNet(10, num_blocks=blocks, project=False), (1, 32, 32, 3)) == published - missing
-
-
 def test_parameters_have_the_names_that_are_documented() -> None:
     variables = jax.eval_shape(SMALL.init, KEY, IMAGES)
     names = {"Conv_0", "BatchNorm_0", "Dense_0", *(f"ResNetBlock_{index}" for index in range(3))}

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen
 
-from jaxnn.nn import attention, attention_fn
+from jaxnn.nn import attention
 from jaxnn.types import ConfigError
 from tests import draws
 
@@ -379,19 +378,3 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
     query, key, value = inputs(9, 9, 2)
     with pytest.raises(ConfigError, match=message):
         attention(**({"query": query, "key": key, "value": value} | change))
-
-
-def test_flax_layers_take_it_for_their_own() -> None:
-    x, mask = draws.normal(0, 2, 11, 8), linen.make_causal_mask(jnp.ones((2, 11)))
-    layer = partial(linen.MultiHeadDotProductAttention, num_heads=2)
-    params = layer().init(jax.random.key(1), x)
-    own = layer(attention_fn=attention_fn, dropout_rate=0.5)
-    np.testing.assert_allclose(
-        own.apply(params, x, mask=mask, deterministic=True), layer().apply(params, x, mask=mask), rtol=1e-5, atol=1e-6
-    )
-    with pytest.raises(ConfigError, match="no dropout of attention weights"):
-        own.apply(params, x, mask=mask, deterministic=False, rngs={"dropout": jax.random.key(2)})
-    with pytest.raises(ConfigError, match="attention_fn keeps no weights: leave sow_weights out"):
-        own.apply(params, x, deterministic=True, sow_weights=True)
-    with pytest.raises(ConfigError, match="takes no precision: set it with jax.default_matmul_precision"):
-        layer(attention_fn=attention_fn, precision="highest").apply(params, x)

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from flax import linen
 from jax import lax
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 from jaxnn.nn import Conv, conv_general_dilated
 from jaxnn.types import ConfigError
@@ -224,36 +222,6 @@ def test_steps_in_scan_with_rematerialisation_are_those_of_a_loop(name: str) -> 
         expected, output = plain(expected, x)
         kept.append(output)
     assert_close((kernel, outputs), (expected, jnp.stack(kept)))
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_forward_mode_and_second_derivatives_are_those_of_lax(name: str) -> None:
-    case = FORMS[name]
-    arrays = case.arrays()
-    tangents = tuple(jnp.cos(array) for array in arrays)
-
-    def derivatives(implementation: str) -> Any:
-        function = case.function(implementation)
-        return jax.jit(lambda *arrays: jax.jvp(with_gradients(function), arrays, tangents))(*arrays)
-
-    assert_close(derivatives("canonical"), derivatives("xla"))
-    transposed = jax.linear_transpose(lambda x: case.function()(x, arrays[1]), arrays[0])
-    assert_close(
-        transposed(case.function()(*arrays)), jax.vjp(case.function("xla"), *arrays)[1](case.function()(*arrays))[:1]
-    )
-
-
-@pytest.mark.parametrize(("name", "batch"), [*((name, 18) for name in FORMS), ("chunks", 32)])
-def test_a_kernel_on_all_devices_gets_the_gradient_of_all_their_examples(name: str, batch: int) -> None:
-    case = FORMS[name]._replace(batch=batch)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    split = jax.shard_map(
-        with_gradients(case.function("canonical")),
-        mesh=mesh,
-        in_specs=(P("data"), P()),
-        out_specs=(P("data"), P("data"), P()),
-    )
-    assert_close(jax.jit(split)(*case.arrays()), reference(case))
 
 
 def layouts(text: str) -> set[str]:

@@ -32,7 +32,7 @@ def by_kernel(ids: jax.Array) -> jax.Array:
 
 def by_table(num_rows: int) -> Callable[[jax.Array], jax.Array]:
     def gradient(ids: jax.Array) -> jax.Array:
-        layer = nn.Embed(num_rows, 2, implementation="one_hot")
+        layer = nn.Embed(num_rows, 2)
         params = {"params": {"embedding": jnp.ones((num_rows, 2))}}
         return jax.tree.leaves(jax.grad(lambda params: layer.apply(params, ids).sum())(params))[0]
 

@@ -95,12 +95,6 @@ def test_tiles_need_no_window_reduction() -> None:
     assert not any(name in str(overlapping) for name in ("reduce_window", "select_and_scatter"))
 
 
-def test_max_pool_by_hand() -> None:
-    x = jnp.array([[1.0, 5.0, 2.0], [3.0, 4.0, 9.0]])[None, :, :, None]
-    assert float(nn.max_pool(x, (2, 2), (2, 2)).squeeze()) == 5.0
-    assert float(nn.avg_pool(x, (2, 2), (2, 2)).squeeze()) == 13 / 4
-
-
 def test_equal_maxima_share_the_gradient() -> None:
     x = jnp.array([[2.0, 1.0], [2.0, 0.0]])[None, :, :, None]
     gradient = jax.grad(lambda x: nn.max_pool(x, (2, 2), (2, 2)).sum())(x)

@@ -149,19 +149,6 @@ def test_outputs_behind_the_end_go_on_as_in_flax(kind: type) -> None:
 
 
 @KINDS
-def test_padding_is_as_if_it_were_not_there(kind: type) -> None:
-    x = draws.normal(0, 1, TIME, INPUTS)
-    params = params_of(kind)
-    for layer, own in (
-        (kind(FEATURES), params),
-        (both(kind), {"params": {"forward_rnn": params["params"], "backward_rnn": params["params"]}}),
-    ):
-        whole = layer.apply(own, x[:, :4], return_carry=True)
-        carry, outputs = layer.apply(own, x, seq_lengths=np.array([4]), return_carry=True)
-        assert_close((carry, outputs[:, :4]), whole, 1e-6)
-
-
-@KINDS
 def test_an_empty_sequence_keeps_the_state_it_was_given(kind: type) -> None:
     x, carry = draws.normal(0, BATCH, TIME, INPUTS), carry_of(kind, BATCH)
     params = params_of(kind)
@@ -406,6 +393,7 @@ mlir.register_lowering(once, lambda context, x: [x])
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(x, h, c, w, lengths, inputs, features, layers, dropout, bidirectional, precision) -> Any:  # noqa: ANN001
         assert (layers, dropout, lengths.dtype) == (1, 0.0, jnp.int32)
+        assert w.size == rnn.get_num_params_in_lstm(inputs, features, 1, bidirectional)
         operands = (once.bind(x), h, c, w, lengths)
         return reference(*operands, (inputs, features, bidirectional)), operands
 
@@ -443,12 +431,6 @@ def test_cudnn_runs_the_members_of_a_population(on_gpu: None) -> None:
         return jax.jit(jax.vmap(lambda params: value_and_gradients(layer, params, x, None)))(params)
 
     assert_close(*(run(LSTM(FEATURES, implementation=name)) for name in ("cudnn", "hoisted")))
-
-
-def test_cudnns_weights_are_of_the_size_it_counts() -> None:
-    weights = [_rnn_kernels.Weights(jnp.ones((INPUTS, 16)), jnp.ones((4, 16)), jnp.ones(16))] * 2
-    for count in (1, 2):
-        assert _rnn_kernels._pack(weights[:count]).size == rnn.get_num_params_in_lstm(INPUTS, 4, 1, count == 2)
 
 
 def test_cudnn_where_it_cannot_be_used_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

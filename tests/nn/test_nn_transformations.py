@@ -98,12 +98,10 @@ TABLE = [
     pools("max_pool", nn.max_pool),
     pools("avg_pool of tiles", nn.avg_pool, strides=(2,), count_include_pad=False),
     pools("avg_pool", nn.avg_pool),
-    of_module("LayerNorm", nn.LayerNorm(implementation="analytic")),
-    of_module("RMSNorm", nn.RMSNorm(implementation="analytic")),
+    of_module("LayerNorm", nn.LayerNorm()),
     Row("BatchNorm", nn.BatchNorm, SCALES, batch_normed, mixes_rows=True),
     Row("Dropout", nn.Dropout, {}, dropped, mixes_rows=True),
-    of_module("Embed", nn.Embed(5, 2, implementation="gather"), IDS),
-    of_module("Embed by one_hot", nn.Embed(5, 2, implementation="one_hot"), IDS),
+    of_module("Embed", nn.Embed(5, 2), IDS),
     attends("whole"),
     attends("chunked"),
     Row("cross_entropy", nn.cross_entropy, KERNEL, lambda k, x: nn.cross_entropy(x @ k, first_labels(x), 0.1)),
@@ -115,7 +113,7 @@ TABLE = [
 ]
 # Their rules stand in faster rows, or are JAX's own.
 SLOW = {
-    *("both directions of several lengths", "Stacked", "Conv of thin inputs", "RMSNorm"),
+    *("both directions of several lengths", "Stacked", "Conv of thin inputs"),
     *("Embed", "whole attention", "Dropout", "avg_pool of tiles"),
 }
 rows = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE])
@@ -151,7 +149,7 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 
 def test_every_layer_has_a_row() -> None:
     # Functions that are called by layers, or beside them.
-    others = {nn.Policy, nn.Recurrent, nn.partitioned, nn.dot_general, nn.conv_general_dilated, nn.attention_fn}
+    others = {nn.Policy, nn.Recurrent, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated}
     helpers = {"check_rate", "is_full", "mean_over_batch_axis", "partition_specs", "platform", "positive_int"}
     helpers |= {"batch_mask", "batch_split_over", "positive_ints", "rows_masked", "scope", "unboxed", "widened"}
     layers = {value for name, value in vars(nn).items() if callable(value) and name not in helpers}
@@ -209,7 +207,7 @@ def test_products_that_are_saved_are_not_computed_again(row: Row) -> None:
     def products(policy: Any) -> int:
         checkpointed = jax.checkpoint(lambda params: total(row, params, row.inputs), policy=policy)
         program = str(jax.make_jaxpr(jax.grad(checkpointed))(row.params))
-        return program.count("= dot_general[") + program.count("= dense_product[")
+        return program.count("= dot_general[")
 
     policies = jax.checkpoint_policies
     assert products(policies.dots_saveable) == products(policies.everything_saveable)

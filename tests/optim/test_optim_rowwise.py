@@ -274,9 +274,7 @@ def test_equals_adam_where_every_row_counts() -> None:
     assert_close(states[1], states[0], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "model", [Bag(nn.Embed), Bag(options=(("implementation", "one_hot"),)), Bag(options=(("dtype", jnp.bfloat16),))]
-)
+@pytest.mark.parametrize("model", [Bag(nn.Embed), Bag(options=(("dtype", jnp.bfloat16),))])
 def test_any_embed_will_do(model: nn.Module) -> None:
     task, optimizer = tasks.classification(model), lazy(optax.sgd(0.1))
     by_rows, dense = (trained(task, each, 2)[1] for each in (optimizer, optax.sgd(0.1)))

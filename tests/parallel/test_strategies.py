@@ -100,9 +100,9 @@ def test_find_strategy_takes_names_paths_and_values() -> None:
     ("which", "words"),
     [
         ("fdsp", "strategy is 'fdsp', which is unknown: did you mean 'fsdp'"),
-        ("nowhere:mine", "'nowhere:mine', which cannot be imported: No module named 'nowhere'"),
-        ("math:mine", "cannot be imported: module 'math' has no attribute 'mine'"),
-        (":mine", "cannot be imported: Empty module name"),
+        ("nowhere:mine", "'nowhere:mine', which cannot be imported .No module named 'nowhere'"),
+        ("math:mine", "cannot be imported .module 'math' has no attribute 'mine'"),
+        (":mine", "and must be MODULE:NAME"),
         ("math:pi", "'math:pi', of type float: it must be a jaxnn.parallel.Strategy"),
         (7, "strategy is 7, of type int"),
         (zero1._replace(wrap=None), "wrap of strategy zero1 is None: it must be a function"),  # type: ignore[arg-type]

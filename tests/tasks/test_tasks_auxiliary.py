@@ -69,12 +69,6 @@ def test_a_traced_weight_equals_the_plain_one() -> None:
     np.testing.assert_allclose(jax.jit(jax.vmap(traced))(jnp.array([0.0, 0.5])), expected, rtol=1e-6)
 
 
-def test_padding_counts_for_nothing() -> None:
-    task = tasks.classification(model(), auxiliary_weight=0.2)
-    padded = Batch(np.append(LOGITS, [[np.nan] * 3], axis=0), np.append(LABELS, 9), np.array([1, 1, 0], np.float32))
-    assert loss_of(task, padded) == pytest.approx(loss_of(task, BATCH), rel=1e-6)
-
-
 def test_every_output_meets_the_loss_in_the_policys_precision() -> None:
     task = tasks.classification(model(), auxiliary_weight=0.2, policy=Policy(compute="bfloat16"))
     assert loss_of(task, BATCH)["loss"] == pytest.approx(MAIN + 0.2 * AUXILIARY, rel=1e-2)

@@ -78,13 +78,6 @@ def test_labels_may_be_narrow() -> None:
     assert loss_of(task, narrow) == loss_of(task, wide)
 
 
-def test_padding_counts_for_nothing() -> None:
-    task = tasks.binary_classification(SCALE)
-    padded = batch_of([*LOGITS, np.nan], [*LABELS, 7], mask=[1, 1, 1, 0])
-    assert loss_of(task, padded) == loss_of(task, BATCH)
-    assert gradient_of(task, padded)["scale"] == gradient_of(task, BATCH)["scale"]
-
-
 def test_the_loss_is_computed_in_float32() -> None:
     task, rounded = tasks.binary_classification(SCALE), jnp.asarray(LOGITS, jnp.bfloat16)
     narrow = task.loss({"scale": jnp.ones((), jnp.bfloat16)}, {}, BATCH._replace(inputs=rounded), KEY)[0]
