@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from jaxnn import observe as observe
     from jaxnn import optim as optim
     from jaxnn import tasks as tasks
-    from jaxnn.advise import advise as advise
-    from jaxnn.advise import plan_batch_size as plan_batch_size
+    from jaxnn.advice import advise as advise
+    from jaxnn.advice import plan_batch_size as plan_batch_size
     from jaxnn.cli import main as main
     from jaxnn.engine import RunOptions as RunOptions
     from jaxnn.nn import Policy as Policy
@@ -57,7 +57,7 @@ __version__ = "0.1.0"
 # The packages are imported when a name of theirs is first used: what a script does not use, it does not wait for.
 _NAMES = {
     "": "data models nn observe optim tasks",
-    ".advise": "advise plan_batch_size",
+    ".advice": "advise plan_batch_size",
     ".cli": "main",
     ".engine": "RunOptions",
     ".nn": "Policy",

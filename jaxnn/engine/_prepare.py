@@ -19,7 +19,7 @@ from jaxnn.engine._tuning import MEMORY_SHARE, Call, Choice, VmapPlan, VmapProbe
 from jaxnn.engine._windows import Plan, typical_window, with_tails
 from jaxnn.nn import platform
 from jaxnn.observe import Clock, available_bytes, describe_devices
-from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, check_divides, process_count
+from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import PARTS, jax_flags
 from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState
 
@@ -76,8 +76,6 @@ def open_trainer(
     config = experiment.config
     options = resolve_cadences(options, config.num_steps)
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
-    check_divides(config.batch_size, layout.data_size)
-    check_divides(eval_batch_size, layout.data_size, "eval_batch_size")
     check_batch_size(splits.train, config.batch_size)
     shared_seed = members.shared_seed if members is not None else None
     seed = config.seed if shared_seed is None else shared_seed

@@ -27,6 +27,7 @@ from jaxnn.observe import Clock, describe_devices, peak_memory_bytes, steady_thr
 from jaxnn.parallel import (
     all_agree,
     broadcast_from_primary,
+    check_divides,
     is_primary,
     make_layout,
     process_count,
@@ -124,6 +125,9 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         if options.record and options.checkpoint_every != 0:
             preload_orbax()
         layout = make_layout(options.strategy, options.devices, options.mesh, options.device)
+        check_divides(experiment.config.batch_size, layout.data_size)
+        if options.eval_batch_size is not None:
+            check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
         display.rows(device_rows(layout.num_devices), NAME_WIDTH)
         with clock.span("load", "loading the data"):
             splits = experiment.data(experiment.config)

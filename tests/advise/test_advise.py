@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.advise import Advice, BatchSizePlan
-from jaxnn.advise._advice import DeviceFigures
-from jaxnn.advise._advise import _sizes
-from jaxnn.advise._probes import StepParts
+from jaxnn.advice import Advice, BatchSizePlan
+from jaxnn.advice._advice import DeviceFigures
+from jaxnn.advice._advise import _sizes
+from jaxnn.advice._probes import StepParts
 from jaxnn.engine import Trial
 from tests import tiny
 

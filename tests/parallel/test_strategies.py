@@ -65,7 +65,7 @@ def adam(**fields: Any) -> jn.Experiment[Any]:
 def test_own_strategy_trains_as_one_device_does(options: dict[str, Any], name: str) -> None:
     run, alone = tiny.fit(adam(), **options), tiny.fit(adam())
     assert run.summary.metrics == pytest.approx(alone.summary.metrics, rel=1e-4)
-    assert run._session.programs.layout.strategy.name == name
+    assert run._trainer.programs.layout.strategy.name == name
     if name == "zero1":
         kernel, moment = (tree["Dense_1"]["kernel"] for tree in (run.state.params, run.state.opt_state[0].mu))
         assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)

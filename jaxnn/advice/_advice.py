@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jaxnn.advise._probes import BatchSizePlan, StepParts
+from jaxnn.advice._probes import BatchSizePlan, StepParts
 from jaxnn.engine import Trial
 
 # Devices this near to each other are alike.

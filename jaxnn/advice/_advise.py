@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxnn.advise._advice import Advice, DeviceFigures
-from jaxnn.advise._advise_options import AdviseOptions
-from jaxnn.advise._probes import measure_parts, plan_batch_size, plan_members
+from jaxnn.advice._advice import Advice, DeviceFigures
+from jaxnn.advice._advise_options import AdviseOptions
+from jaxnn.advice._probes import measure_parts, plan_batch_size, plan_members
 from jaxnn.data import check_batch_size
 from jaxnn.engine import Trial, check_config, check_data, check_parts, with_changes
 from jaxnn.observe import device_name, missing_gpu
