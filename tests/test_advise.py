@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-
-import jaxnn as jn
 from jaxnn.advise.advice import Advice, DeviceFigures
 from jaxnn.advise.advise import _sizes
 from jaxnn.advise.parts import StepParts
 from jaxnn.sweeps.engine.batch_size import BatchSizePlan
 from jaxnn.sweeps.engine.probing import Trial
+
+import jaxnn as jn
 from tests import tiny
 
 SIZES = (8, 32, 128, 512)

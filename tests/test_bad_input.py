@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
+from jaxnn.loop.options import check_config
 from PIL import Image
 
 import jaxnn as jn
-from jaxnn.loop.options import check_config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,11 +19,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from jaxnn.loop import recording
 
 import jaxnn as jn
 from jaxnn.checkpoints import Checkpoints, folder, open_checkpoints
 from jaxnn.checkpoints.quiet import tame_orbax
-from jaxnn.loop import recording
 from jaxnn.record import Record, directory, open_record, read_metrics
 from jaxnn.types import RecordError, TrainState
 from tests import shell, tiny

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jaxnn.loop.compiling import Programs
+from jaxnn.loop.feed import make_feed
 
 import jaxnn as jn
 from jaxnn.checkpoints import open_checkpoints
-from jaxnn.loop.compiling import Programs
-from jaxnn.loop.feed import make_feed
 from jaxnn.models import GPT
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import make_layout

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jaxnn.sweeps.engine import running
 
 import jaxnn as jn
 from jaxnn.record import read_metrics
-from jaxnn.sweeps.engine import running
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

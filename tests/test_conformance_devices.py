@@ -12,12 +12,12 @@ import numpy as np
 import optax
 import pytest
 from flax import linen
-
-import jaxnn as jn
 from jaxnn.loop.checks import check_alike_on_devices
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.evaluating import make_evaluator
 from jaxnn.loop.feed import make_feed
+
+import jaxnn as jn
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import SINGLE_DEVICE, Layout, make_layout
 from jaxnn.types import Batch, TrainState

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import pytest
-
-import jaxnn as jn
 from jaxnn.loop import allocating
 from jaxnn.loop.allocating import Allocation, keep_from_the_start, settle_allocation
+
+import jaxnn as jn
 from jaxnn.observe import can_keep_freed_memory
 from jaxnn.types import ConfigError, TrainingError
 from tests import tiny

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jaxnn.loop.report import Report
 
 import jaxnn as jn
-from jaxnn.loop.report import Report
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

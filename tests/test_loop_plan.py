@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from jaxnn.loop.options import RunOptions, check_config, resolve_cadences
 from jaxnn.loop.plan import Plan, near_divisor, typical_window, with_tails
+
 from jaxnn.types import ConfigError
 
 # num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.

@@ -8,7 +8,6 @@ import types
 from collections.abc import Callable
 
 import pytest
-
 from jaxnn.loop import tuning
 from jaxnn.loop.signals import Interruption, interruptible
 from jaxnn.loop.stopping import evaluations_since_best, should_stop

@@ -9,10 +9,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import pytest
-
-import jaxnn as jn
 from jaxnn.loop.options import RunOptions, recorded_options
 from jaxnn.loop.resuming import continued_options
+
+import jaxnn as jn
 from jaxnn.record import config_json
 from tests import tiny
 

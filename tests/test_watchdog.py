@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jaxnn.loop import watchdog
+from jaxnn.loop.watchdog import Flight, Stall, Watch, spoken
 
 import jaxnn as jn
 from jaxnn.checkpoints import Checkpoints
-from jaxnn.loop import watchdog
-from jaxnn.loop.watchdog import Flight, Stall, Watch, spoken
 from jaxnn.observe import Clock
 from jaxnn.types import ConfigError
 from tests import tiny

@@ -32,12 +32,12 @@ import tyro
 from sweep_picture import draw
 
 sys.path.insert(0, str(Path(__file__).parent / "contenders"))
+from jaxnn.loop.report import format_rate
+from jaxnn.sweeps.engine.layout import member_state
 from sweep_contenders import Measure, Measured, first_losses, fitted, looped, opened, population, swept
 from sweep_networks import NETWORKS, Network
 
 from jaxnn.bench import describe_machine, interleaved, ratios
-from jaxnn.loop.report import format_rate
-from jaxnn.sweeps.engine.layout import member_state
 
 TORCH_SOLO = Path(__file__).parent / "contenders" / "torch_solo.py"
 CHECK_STEPS = 50

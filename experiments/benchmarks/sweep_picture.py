@@ -10,10 +10,9 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from jaxnn.loop.report import format_rate
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-from jaxnn.loop.report import format_rate
 
 OURS, PLANNED, WHOLE, INK = "#1f5fa8", "#d9480f", "#2b8a3e", "#343a40"
 # The contenders without a width, as their lines are labelled and coloured.

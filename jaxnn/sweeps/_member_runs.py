@@ -37,23 +37,17 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     return read_sweep(path, experiment, open_member)
 
 
-def open_member(sweep: Sweep, member: Member, experiment: Experiment[Any]) -> Run:
+def open_member(sweep: Sweep, member: Member) -> Run:
     """Loads a member as a run, from its run directory, which is exported first if there is none.
-
-    Args:
-        sweep: with a record.
-        member: one of it.
-        experiment: with the member's config.
 
     Raises:
         RecordError: the record holds no state of the member, or the disk refused.
     """
+    assert sweep.experiment is not None
     # As recorded, so that it is not trained any further.
-    experiment = dataclasses.replace(experiment, config=config_from_json(dict(member.config), experiment.config))
-    path = member.dir
-    if path is None or not path.is_dir():
-        (path,) = export_members(sweep, [member])
-    return fit(experiment, resume=path, progress="none")
+    config = config_from_json(dict(member.config), sweep.experiment.config)
+    path = member.dir if member.dir is not None and member.dir.is_dir() else export_members(sweep, [member])[0]
+    return fit(dataclasses.replace(sweep.experiment, config=config), resume=path, progress="none")
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optax
 from articles.studies.study_pictures import draw_dots, panels
-
-from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, exactly, format_ratio, relative
-from jaxnn.data import StreamSource, cats_vs_dogs
 from jaxnn.loop.compiling import Programs
 from jaxnn.loop.feed import Feed, resident_feed, sent_feed, streamed_feed
 from jaxnn.loop.plan import Plan
 from jaxnn.loop.quick import TrainConfig
 from jaxnn.loop.watchdog import Flight
 from jaxnn.loop.windows import run_windows
+
+from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, exactly, format_ratio, relative
+from jaxnn.data import StreamSource, cats_vs_dogs
 from jaxnn.models import CNN
 from jaxnn.observe import Clock, Ledger
 from jaxnn.parallel import computing_on

@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sweep_networks import members
-
-import jaxnn as jn
 from jaxnn.loop.programs import Totals
 from jaxnn.loop.windows import CALLS_AHEAD
 from jaxnn.sweeps.engine.group_run import GroupRun, make_ready
@@ -20,6 +17,9 @@ from jaxnn.sweeps.engine.layout import arrange
 from jaxnn.sweeps.engine.plan import plan_sweep
 from jaxnn.sweeps.engine.population import Population, Shape
 from jaxnn.sweeps.engine.running import opened_group
+from sweep_networks import members
+
+import jaxnn as jn
 from jaxnn.types import Examples
 
 # Nothing is written or said.
