@@ -13,6 +13,7 @@ from jaxnn.run._report import aligned as aligned
 from jaxnn.run._report import format_metrics as format_metrics
 from jaxnn.run._report import format_rate as format_rate
 from jaxnn.run._report import format_split as format_split
+from jaxnn.run._resume import KEPT_OPTIONS as KEPT_OPTIONS
 from jaxnn.run._resume import recorded_layout as recorded_layout
 from jaxnn.run._run import Run as Run
 from jaxnn.run._signals import RESUMABLE as RESUMABLE

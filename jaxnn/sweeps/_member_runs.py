@@ -61,7 +61,7 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
         RecordError: the record holds no state of a member, or the disk refused.
     """
     assert sweep.dir is not None and sweep.experiment is not None
-    parts = [sweep.dir] if (sweep.dir / SWEEP_FILE).is_file() else [*shard_folders(sweep.dir)]
+    parts = [sweep.dir] if (sweep.dir / SWEEP_FILE).is_file() else shard_folders(sweep.dir)
     groups = {
         number: (part, index)
         for part in parts

@@ -7,22 +7,22 @@ import dataclasses
 import functools
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train, with_changes
 from jaxnn.parallel import computing_on
-from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record, script
+from jaxnn.record import check_vacant, create_run_dir, open_record, script
 from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
 from jaxnn.sweeps._plan import SweepPlan, checked_points, plan_sweep
 from jaxnn.sweeps._ray import sweep_on_ray
-from jaxnn.sweeps._sweep_record import SweepRecord, results_of, sweep_facts
-from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, count_statuses, group_rows, sweep_rows
+from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, sweep_facts
+from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, group_rows, sweep_rows
 from jaxnn.sweeps._sweep_resume import (
     check_same,
     check_siblings,
@@ -33,8 +33,8 @@ from jaxnn.sweeps._sweep_resume import (
     recorded_points,
     restore_group,
 )
-from jaxnn.sweeps.results import LOST, Sweep
-from jaxnn.sweeps.search import Group, Halving, Points, reason, survivors
+from jaxnn.sweeps.results import LOST, Sweep, count_by_status
+from jaxnn.sweeps.search import Group, Halving, Points, reason
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
 
 # What may befall one group and leaves the others as they are; a disk that is full is not among it.
@@ -155,7 +155,7 @@ class SweepRun:
         self.flight = Flight()
         self._shown: set[int] = set()
         for group in plan.groups:
-            self._show_leader(group)
+            self._see(group)
 
     def train(self) -> Iterator[SweepReport]:
         """Trains every group rung by rung; yields a report per window.
@@ -217,12 +217,13 @@ class SweepRun:
             if plan.options.resume is not None and trainer.store is not None:
                 for note in restore_group(number, trainer, self.sweep):
                     self.words.say(f"  {note}")
-                self._show_leader(group)
+                self._see(group)
             if self.sweep.record is not None:
                 self.sweep.describe_group(number, trainer)
         return trainer
 
-    def _show_leader(self, group: Group) -> None:
+    def _see(self, group: Group) -> None:
+        """Shows the leader what the members of a group reported before."""
         for member in group.members:
             log = self.plan.logs[member.number]
             self.leader.see(member.point, log.lines if log.status not in LOST else ())
@@ -239,7 +240,7 @@ class SweepRun:
             num_steps=done + plan.num_left,
             member_step=window.step,
             group=(group.number + 1, len(plan.groups)),
-            counts=count_statuses(plan.logs.values()),
+            counts=count_by_status(plan.logs.values()),
             best=str(self.leader),
             member_steps_per_second=window.num_steps * len(window.lines) / window.seconds,
             evaluated=window.evaluated,
@@ -257,21 +258,20 @@ class SweepRun:
         self.sweep.write_members(self.plan)
 
     def _prune(self, share: float) -> None:
-        """Takes out the members that are not among the best at the end of a rung.
-
-        All that came so far are ranked, by what they reported there: a resumed sweep decides the same.
-        """
-        plan, leader = self.plan, self.leader
+        """Takes out the members that are not among the best of those that came to the end of a rung."""
+        plan, monitored = self.plan, self.leader.monitored
         assert plan.halving is not None
-        values: dict[int, float] = {}
-        for group in plan.groups:
-            step = plan.rung_end(group, share)
-            for member in group.members:
-                line = next((line for line in plan.logs[member.number].lines if line["step"] == step), {})
-                if (value := line.get(leader.monitored)) is not None:
-                    values[member.number] = value
-        kept = set(survivors(values, plan.halving.eta, higher_is_better=leader.higher_is_better))
-        for number in set(values) - kept:
+        # Ranked by what they reported there, so that a resumed sweep decides the same.
+        ends = {group.number: plan.rung_end(group, share) for group in plan.groups}
+        values = {
+            member.number: line[monitored]
+            for group in plan.groups
+            for member in group.members
+            for line in plan.logs[member.number].lines
+            if line["step"] == ends[group.number] and monitored in line
+        }
+        kept = plan.halving.survivors(values, higher_is_better=self.leader.higher_is_better)
+        for number in set(values).difference(kept):
             if plan.logs[number].unfinished:
                 plan.logs[number].status = "pruned"
         self.sweep.write_members(plan)
@@ -285,28 +285,23 @@ def _plan_only(plan: SweepPlan, words: Display) -> Sweep:
         say_rows(words, group_rows(group.number, trainer, group.static, len(plan.groups)))
         facts = facts or {**sweep_facts(plan, trainer), "status": "planned"}
         del plan.open[group.number]
-    return results_of(plan, SweepRecord(None, facts), open_member)
+    return SweepRecord(None, facts).results(plan, open_member)
 
 
 def _exported(plan: SweepPlan, sweep: SweepRecord) -> Sweep:
     """The sweep as it is now, its members' run directories written if they are asked for."""
-    results = results_of(plan, sweep, open_member)
+    results = sweep.results(plan, open_member)
     missing = [member for member in results.members if member.final and member.dir is None]
     if not (plan.options.member_runs and missing and results.dir is not None):
         return results
     with plan.clock.span("record"):
         export_members(results, missing)
     sweep.write_members(plan)
-    return results_of(plan, sweep, open_member)
+    return sweep.results(plan, open_member)
 
 
 def _first_trainer(plan: SweepPlan) -> Trainer:
-    """That of the first group that can be opened; those before it will fail when their turn comes, and be noted.
-
-    Raises:
-        ConfigError: the options are wrong.
-        TrainingError: none can be.
-    """
+    """That of the first group that can be opened; those before it will fail when their turn comes, and be noted."""
     for group in plan.groups:
         try:
             return plan.trainer(group)
@@ -326,12 +321,6 @@ def _open_record(plan: SweepPlan, facts: dict[str, Any]) -> Iterator[SweepRecord
         yield SweepRecord(record, facts)
 
 
-def new_sweep_dir(name: str) -> Path:
-    """``runs/<name>/sweep-<time>-<four hex digits>``: a path that is not used yet, not created."""
-    path = new_run_dir(name)
-    return path.with_name(f"sweep-{path.name}")
-
-
 @contextlib.contextmanager
 def _completed(run: SweepRun) -> Iterator[None]:
     """Keeps ``sweep.json`` true: running, then how it ended, whatever happens."""
@@ -348,11 +337,7 @@ def _completed(run: SweepRun) -> Iterator[None]:
 
 
 def _complete(run: SweepRun, seconds: float) -> None:
-    """Closes what is open, and writes what became of it.
-
-    Raises:
-        RecordError: the disk refused.
-    """
+    """Closes what is open, and writes what became of it."""
     plan, sweep = run.plan, run.sweep
     for number in list(plan.open):
         run.close(number)
@@ -371,7 +356,7 @@ def _complete(run: SweepRun, seconds: float) -> None:
         "member_steps": run.member_steps,
         "member_steps_per_second": run.member_steps / training if training else None,
         "num_compilations": len(run.compilations),
-        "members": count_statuses(plan.logs.values()),
+        "members": Counter(log.status for log in plan.logs.values()),
         "stalls": [dataclasses.asdict(stall) for stall in run.flight.stalls],
     }
     sweep.describe(status="interrupted" if unfinished else "finished", summary=summary)

@@ -155,7 +155,7 @@ def test_two_axes_have_a_heat_map(tmp_path: Path) -> None:
     np.testing.assert_allclose(image.get_array().filled(math.nan), [[1.25, 1.65, 2.05], [1.05, 1.45, math.nan]])
     assert ticks(cells) == ["0.001", "0.01", "0.1"] and ticks(cells, "y") == ["0", "0.5"]
     assert sorted(text.get_text() for text in cells.texts) == ["1.05", "1.25", "1.45", "1.65", "2.05"]
-    np.testing.assert_array_equal(crosses(cells), [[2, 0]])
+    np.testing.assert_array_equal(crosses(cells), [[2, 1]])
     (frame,) = cells.patches
     assert frame.get_xy() == (-0.5, 0.5), "the best is framed"
     slice_ = found["learning_rate", "test loss"].get_lines()[0]

@@ -234,8 +234,8 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
         if row.n and cells:
             means[int(line), int(column)] = mean
             dark = np.dot(colours(norm(mean))[:3], (0.3, 0.6, 0.1)) < 0.5
-            text, style = f"{mean:.3g}" if means.size <= MOST_NUMBERS else "", dict(ha="center", va="center")
-            axes.text(column, line, text, color="white" if dark else "black", fontsize="x-small", **style)
+            text, colour = f"{mean:.3g}" if means.size <= MOST_NUMBERS else "", "white" if dark else "black"
+            axes.text(column, line, text, color=colour, ha="center", va="center", fontsize="x-small")
         elif row.n:
             axes.plot(column, line, "o", c=colours(norm(mean)), ms=6, mec="white", mew=0.5)
         else:
