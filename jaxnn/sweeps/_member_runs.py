@@ -51,11 +51,7 @@ def open_member(sweep: Sweep, member: Member) -> Run:
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
-    """Writes a run directory for each of ``members`` that lacks one, with a checkpoint that `fit` can resume.
-
-    Args:
-        sweep: with a record, and its experiment.
-        members: those to export, each with at least one report.
+    """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume.
 
     Raises:
         RecordError: the record holds no state of a member, or the disk refused.
@@ -80,8 +76,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
         rows = facts["groups"][index]["members"]
         for member in found:
             state = member_state(host, like, rows.index(member.index))
-            lines = [line for line in sweep.lines if line["member"] == member.index]
-            exported[member.index] = _export(part, facts, index, member, state, lines, sweep)
+            path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
+            _export(path, _facts(facts, index, member), member, state, sweep)
     return [exported[member.index] for member in members]
 
 
@@ -102,29 +98,20 @@ def _group_states(
     return like, restored.state
 
 
-def _export(
-    part: Path,
-    facts: Mapping[str, Any],
-    index: int,
-    member: Member,
-    state: TrainState,
-    lines: Sequence[Mapping[str, Any]],
-    sweep: Sweep,
-) -> Path:
-    path = part / MEMBER_FOLDER / f"{member.index:04d}"
+def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainState, sweep: Sweep) -> None:
     # What a process left that was killed while writing is not whole.
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
+    lines = [line for line in sweep.lines if line["member"] == member.index]
     own = [{name: value for name, value in line.items() if name != "member"} for line in lines]
     with open_record(path) as record:
-        record.describe(_facts(facts, index, member))
+        record.describe(facts)
         written = record.report(*own)
         mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
         with contextlib.closing(open_checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:
             at: Mapping[str, Any] = next((line for line in reversed(own) if line["step"] <= step), {})
             count = sum(line["step"] <= step for line in own)
             checkpoints.save(step, state, metrics_of(at), record.log(LogDigest(written[:count])))
-    return path
 
 
 def _facts(facts: Mapping[str, Any], index: int, member: Member) -> dict[str, Any]:

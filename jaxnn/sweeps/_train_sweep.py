@@ -16,7 +16,17 @@ import jax
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train, with_changes
 from jaxnn.parallel import computing_on
 from jaxnn.record import check_vacant, create_run_dir, open_record, script
-from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
+from jaxnn.run import (
+    Display,
+    Interruption,
+    announcing,
+    file_name_of,
+    interruptible,
+    open_display,
+    say_rows,
+    starting,
+    watching,
+)
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
 from jaxnn.sweeps._plan import SweepPlan, checked_points, plan_sweep
@@ -69,7 +79,9 @@ def sweep(
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
         _, points = recorded_points(options.resume, experiment)
     if options.executor == "ray":
-        return sweep_on_ray(experiment, points, options, functools.partial(sweep_here, origin=script()))
+        name = file_name_of(experiment)
+        origin = script() | ({"name": name} if name else {})
+        return sweep_on_ray(experiment, points, options, functools.partial(sweep_here, origin=origin))
     if callable(options.executor):
         return options.executor(experiment, points, options)  # type: ignore[no-any-return]
     return sweep_here(experiment, points, located(options))
@@ -83,11 +95,8 @@ def sweep_here(
 ) -> Sweep:
     """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume.
 
-    Args:
-        experiment: what is run.
-        points: those of all members.
-        options: how to run them; a shard's directory is already its own.
-        origin: the command and git state that the record names; default: this process's.
+    A shard's directory in ``options`` is already its own; ``origin`` is the command that the record names, if not this
+    process's.
 
     Raises:
         ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
@@ -133,13 +142,7 @@ def sweep_here(
 
 
 class SweepRun:
-    """A sweep under way.
-
-    Args:
-        plan: what is trained, and what became of it.
-        sweep: its record.
-        interruption: asked at the end of each window whether to stop.
-        words: gets lines to print.
+    """A sweep under way: its plan and record, what ends it after a window, and what gets lines to print.
 
     Attributes:
         member_steps: updates of all members done by this process.
@@ -158,11 +161,7 @@ class SweepRun:
             self._see(group)
 
     def train(self) -> Iterator[SweepReport]:
-        """Trains every group rung by rung; yields a report per window.
-
-        Raises:
-            RecordError: the disk refused; what was saved is intact.
-        """
+        """Trains every group rung by rung; yields a report per window."""
         plan = self.plan
         for share in plan.rungs:
             for group in plan.groups:
