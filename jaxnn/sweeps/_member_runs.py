@@ -25,7 +25,11 @@ from jaxnn.types import Experiment, RecordError, TrainState
 
 
 def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> Sweep:
-    """Returns the sweep that is recorded in ``path``, with those of its shards that are there merged in.
+    """Returns the sweep that is recorded in ``path``, or those of its shards that started as one.
+
+    Members whose shard did not start are ``waiting``. A sweep that was killed, and its running members, read
+    ``interrupted``. The summary of shards adds up theirs: seconds of all processes together, and the member-steps per
+    second of one of them.
 
     Args:
         path: the sweep's directory.
@@ -38,11 +42,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
 
 
 def open_member(sweep: Sweep, member: Member) -> Run:
-    """Loads a member as a run, from its run directory, which is exported first if there is none.
-
-    Raises:
-        RecordError: the record holds no state of the member, or the disk refused.
-    """
+    """Loads a member as a run, from its run directory, which is exported first if there is none."""
     assert sweep.experiment is not None
     # As recorded, so that it is not trained any further.
     config = config_from_json(dict(member.config), sweep.experiment.config)
@@ -51,11 +51,7 @@ def open_member(sweep: Sweep, member: Member) -> Run:
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
-    """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume.
-
-    Raises:
-        RecordError: the record holds no state of a member, or the disk refused.
-    """
+    """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume."""
     assert sweep.dir is not None and sweep.experiment is not None
     parts = [sweep.dir] if (sweep.dir / SWEEP_FILE).is_file() else shard_folders(sweep.dir)
     groups = {

@@ -20,24 +20,10 @@ from jaxnn.types import ConfigError, Experiment
 
 @dataclasses.dataclass
 class SweepPlan:
-    """What is to be trained, and what has become of it so far.
-
-    Attributes:
-        experiment: what is swept.
-        points: all its points, those of other shards too.
-        halving: how members are taken out early, or None.
-        options: how it is run.
-        members: those of this process, by number.
-        groups: those of this process.
-        logs: what became of each member, by number.
-        load: loads the data of a member.
-        clock: where the time went.
-        vmapped: what an earlier process chose for a group, by number.
-        open: the trainers of the groups that were opened and not closed, by number.
-    """
+    """What is to be trained, and what has become of it so far."""
 
     experiment: Experiment[Any]
-    points: Points
+    points: Points  # of all members, those of other shards too
     halving: Halving | None
     options: SweepOptions
     members: dict[int, Planned]
@@ -45,6 +31,7 @@ class SweepPlan:
     logs: dict[int, engine.MemberLog]
     load: search.Loader
     clock: Clock
+    # By the number of a group: what an earlier process chose, and the trainers that are open.
     vmapped: dict[int, engine.VmapPlan] = dataclasses.field(default_factory=dict)
     open: dict[int, engine.Trainer] = dataclasses.field(default_factory=dict)
 
@@ -86,11 +73,7 @@ class SweepPlan:
         return not any(self.logs[member.number].unfinished for member in group.members)
 
     def trainer(self, group: Group) -> engine.Trainer:
-        """The trainer of a group, opened if it was not yet: its data loaded, its vmap size chosen.
-
-        Raises:
-            ConfigError, DataError, TrainingError: what is asked for cannot be run.
-        """
+        """The trainer of a group, opened if it was not yet: its data loaded, its vmap size chosen."""
         if group.number not in self.open:
             first, options = group.members[0].experiment, self.options
             with self.clock.span("load", "loading the data"):
@@ -147,12 +130,7 @@ def plan_sweep(
 
 
 def checked_points(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Points:
-    """The points of all members, once it is known that the options can train them; nothing is built or read.
-
-    Raises:
-        ConfigError: they are no points, halving of a part of them, or devices that are not there or cannot share the
-            batches.
-    """
+    """The points of all members, once it is known that the options can train them; nothing is built or read."""
     if isinstance(points, Halving) and (options.shard is not None or options.executor == "ray"):
         raise ConfigError(
             "halving compares all members, so it needs them in one process: leave shard and executor at their defaults."
@@ -173,11 +151,7 @@ def checked_points(experiment: Experiment[Any], points: Points | Halving, option
 
 
 def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> parallel.Layout:
-    """The devices that members are sharded over, and how each is placed on several if that is asked for.
-
-    Raises:
-        ConfigError: more devices are wanted than there are, or batches of ``batch_size`` cannot be split over them.
-    """
+    """The devices that members are sharded over, and how each is placed on several if that is asked for."""
     found, strategy = parallel.find_devices(options.device), parallel.find_strategy(options.strategy)
     meshed = None if options.mesh is None else {engine.MEMBERS: 1, **parallel.parse_mesh(options.mesh)}
     devices = parallel.choose_devices(found, options.devices, None if meshed is None else math.prod(meshed.values()))

@@ -28,7 +28,6 @@ from jaxnn.types import ConfigError, Experiment, RecordError
 
 # A worker that is lost this often was not lost by accident.
 MAX_RETRIES = 3
-SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_LINES = 10.0
 # A driver that was killed leaves workers, which Ray ends within seconds.
 SECONDS_TO_WAIT = 60.0
@@ -51,14 +50,7 @@ class _Job(NamedTuple):
 def sweep_on_ray(
     experiment: Experiment[Any], points: Points | Halving, options: SweepOptions, train: Callable[..., Sweep]
 ) -> Sweep:
-    """Trains the shards of a sweep as Ray tasks, each with ``train``; SIGINT and SIGTERM end it, ready to resume.
-
-    A shard whose worker is lost continues on another one from its last checkpoint. The directory must be shared by all
-    machines.
-
-    Raises:
-        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
-    """
+    """Trains the shards of a sweep as Ray tasks, each with ``train``; SIGINT and SIGTERM end it, ready to resume."""
     if not options.record or options.plan_only or options.shard is not None or options.devices not in (None, 1):
         raise ConfigError(
             "executor='ray' gathers the records of shards with a device each: leave record, plan_only, shard and "
@@ -110,7 +102,7 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
                 cancelled = True
                 for task in tasks:
                     ray.cancel(task)
-            ended, _ = ray.wait(list(tasks), timeout=SECONDS_BETWEEN_LOOKS)
+            ended, _ = ray.wait(list(tasks), timeout=0.5)
             for task in ended:
                 shard, error = tasks.pop(task), _error_of(ray, task)
                 yield f"shard {shard} {f'failed: {error}' if error else 'ended'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from jaxnn.record import (
 from jaxnn.run import file_name_of
 from jaxnn.sweeps._plan import SweepPlan
 from jaxnn.sweeps.results import MEMBERS_FILE, Axis, Member, RunOpener, Sweep
+from jaxnn.types import Experiment
 
 GROUPS = "groups"
 MEMBER_FOLDER = "members"
@@ -31,12 +32,7 @@ MEMBER_FOLDER = "members"
 
 @dataclasses.dataclass
 class SweepRecord:
-    """An open sweep directory.
-
-    Attributes:
-        record: the directory, locked; None for a sweep that keeps no record.
-        facts: the content of ``sweep.json``.
-    """
+    """An open sweep directory, or None for a sweep that keeps no record, and the content of ``sweep.json``."""
 
     record: Record | None
     facts: dict[str, Any]
@@ -123,12 +119,17 @@ def new_sweep_dir(name: str) -> Path:
     return path.with_name(f"sweep-{path.name}")
 
 
-def sweep_facts(plan: SweepPlan, first: Trainer) -> dict[str, Any]:
+def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
+    """The script that started a sweep: its command, git state and name, which is None in a notebook."""
+    return {**script(), "name": file_name_of(experiment)}
+
+
+def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``sweep.json`` from the start; ``first`` trains the first group."""
     points = plan.points
     return {
-        **script(),
-        "name": file_name_of(plan.experiment) or first.splits.name,
+        **origin,
+        "name": origin["name"] or first.splits.name,
         "status": "running",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": config_json(plan.experiment.config),

@@ -22,20 +22,9 @@ CORES_HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
-    """One window of one block of members. All host values.
+    """One window of one block of members. All host values."""
 
-    Attributes:
-        step: updates done so far by all members of the sweep together.
-        num_steps: updates they will do at most.
-        member_step: updates done by each of those that are trained now.
-        group: which group they are in, and of how many, counted from 1.
-        counts: the number of members of each status, in words.
-        best: the best evaluation of any member so far, in words; empty before the first.
-        member_steps_per_second: updates per second, of all members in the window together.
-        evaluated: whether the eval split was evaluated.
-    """
-
-    step: int
+    step: int  # updates of all members together, as num_steps
     num_steps: int
     member_step: int
     group: tuple[int, int]

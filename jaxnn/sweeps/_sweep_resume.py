@@ -23,11 +23,7 @@ KEPT_OPTIONS = (*RUN_OPTIONS, "order", "shard", "member_runs", "vmap_size", "ste
 
 
 def read_before(path: Path) -> dict[str, Any]:
-    """The content of ``sweep.json`` in ``path``.
-
-    Raises:
-        RecordError: there is no sweep to resume.
-    """
+    """The content of ``sweep.json`` in ``path``."""
     if (path / record.RUN_FILE).is_file():
         raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
     if record.is_sweep(path) and not (path / record.SWEEP_FILE).is_file():
@@ -62,11 +58,7 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
 
 
 def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:
-    """The options to resume with: the record's, if the caller leaves them at their defaults.
-
-    Raises:
-        ConfigError: options that would make it another sweep, or devices that are not there.
-    """
+    """The options to resume with: the record's, if the caller leaves them at their defaults."""
     if not options.record:
         raise ConfigError("a resumed sweep continues its record: leave record at its default.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
@@ -84,11 +76,7 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
 
 
 def check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
-    """Confirms that ``plan`` is the sweep of the ``sweep.json`` in ``where``, or of another shard of it.
-
-    Raises:
-        ConfigError: another config, other points or another halving.
-    """
+    """Confirms that ``plan`` is the sweep of the ``sweep.json`` in ``where``, or of another shard of it."""
     now = design_facts(plan)
     config = record.jsonable(record.config_json(plan.experiment.config))
     for name, value in before["config"].items():
@@ -106,12 +94,7 @@ def check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
 
 
 def recall(plan: SweepPlan, before: Mapping[str, Any], path: Path) -> None:
-    """Puts into ``plan`` what became of the members that are over, and the vmap sizes of their groups.
-
-    Raises:
-        ConfigError: the experiment's code, or its data, make other groups of them than they did.
-        RecordError: the record is damaged.
-    """
+    """Puts into ``plan`` what became of the members that are over, and the vmap sizes of their groups."""
     if [[m.number for m in group.members] for group in plan.groups] != [g["members"] for g in before["groups"]]:
         raise ConfigError(
             f"the members of the sweep in {path} form other groups than when it was started: undo what was changed in "
@@ -138,14 +121,7 @@ def recall(plan: SweepPlan, before: Mapping[str, Any], path: Path) -> None:
 
 
 def restore_group(number: int, trainer: Trainer, sweep: SweepRecord) -> list[str]:
-    """Continues the members of a group from its newest whole checkpoint.
-
-    Returns:
-        What to tell the user: changes of what is computed since, damaged checkpoints and metrics.
-
-    Raises:
-        RecordError: the data are others; nothing of the group was changed.
-    """
+    """Continues a group from its newest whole checkpoint; returns notes on what changed and what is damaged."""
     facts = sweep.facts["groups"][number]
     before, notes = facts.get("fingerprint"), []
     if before is None:  # it was not started
@@ -165,11 +141,7 @@ def restore_group(number: int, trainer: Trainer, sweep: SweepRecord) -> list[str
 
 
 def located(options: SweepOptions) -> SweepOptions:
-    """The options of a shard with a directory of its own in that of the sweep; it is resumed if it is there.
-
-    Raises:
-        ConfigError: no directory is given that the shards could share, or it holds a sweep that was divided otherwise.
-    """
+    """The options of a shard with a directory of its own in that of the sweep; it is resumed if it is there."""
     if options.shard is None or options.plan_only or not options.record:
         return options
     shared = options.resume or options.run_dir
@@ -195,11 +167,7 @@ def located(options: SweepOptions) -> SweepOptions:
 
 
 def check_siblings(plan: SweepPlan) -> None:
-    """Confirms that a new shard is one of the sweep that the shards beside it are of.
-
-    Raises:
-        ConfigError: they have another config or other points.
-    """
+    """Confirms that a new shard is one of the sweep that the shards beside it are of."""
     own = plan.options.run_dir
     if plan.options.shard is not None and own is not None:
         for folder in shard_folders(own.parent.parent)[:1]:

@@ -15,34 +15,15 @@ import jax
 
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, train, with_changes
 from jaxnn.parallel import computing_on
-from jaxnn.record import check_vacant, create_run_dir, open_record, script
-from jaxnn.run import (
-    Display,
-    Interruption,
-    announcing,
-    file_name_of,
-    interruptible,
-    open_display,
-    say_rows,
-    starting,
-    watching,
-)
+from jaxnn.record import check_vacant, create_run_dir, open_record
+from jaxnn.run import Display, Interruption, announcing, interruptible, open_display, say_rows, starting, watching
+from jaxnn.sweeps import _sweep_resume
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
 from jaxnn.sweeps._plan import SweepPlan, checked_points, plan_sweep
 from jaxnn.sweeps._ray import sweep_on_ray
-from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, sweep_facts
+from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
 from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, group_rows, sweep_rows
-from jaxnn.sweeps._sweep_resume import (
-    check_same,
-    check_siblings,
-    continued_options,
-    located,
-    read_before,
-    recall,
-    recorded_points,
-    restore_group,
-)
 from jaxnn.sweeps.results import LOST, Sweep, count_by_status
 from jaxnn.sweeps.search import Group, Halving, Points, reason
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
@@ -77,14 +58,13 @@ def sweep(
     if points is None:
         if options.resume is None:
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
-        _, points = recorded_points(options.resume, experiment)
+        _, points = _sweep_resume.recorded_points(options.resume, experiment)
     if options.executor == "ray":
-        name = file_name_of(experiment)
-        origin = script() | ({"name": name} if name else {})
-        return sweep_on_ray(experiment, points, options, functools.partial(sweep_here, origin=origin))
+        train_shard = functools.partial(sweep_here, origin=origin_of(experiment))
+        return sweep_on_ray(experiment, points, options, train_shard)
     if callable(options.executor):
         return options.executor(experiment, points, options)  # type: ignore[no-any-return]
-    return sweep_here(experiment, points, located(options))
+    return sweep_here(experiment, points, _sweep_resume.located(options))
 
 
 def sweep_here(
@@ -93,19 +73,12 @@ def sweep_here(
     options: SweepOptions,
     origin: Mapping[str, Any] | None = None,
 ) -> Sweep:
-    """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume.
-
-    A shard's directory in ``options`` is already its own; ``origin`` is the command that the record names, if not this
-    process's.
-
-    Raises:
-        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
-    """
+    """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume."""
     with interruptible() as interruption, computing_on(options.device):
         before, resume = None, options.resume
         if resume is not None:
-            before = read_before(resume)
-            options = continued_options(options, before)
+            before = _sweep_resume.read_before(resume)
+            options = _sweep_resume.continued_options(options, before)
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
         checked_points(experiment, points, options)
@@ -113,9 +86,9 @@ def sweep_here(
             startup.device()
             plan = plan_sweep(experiment, points, options, startup.clock)
             if before is not None and resume is not None:
-                check_same(plan, before, resume)
-                recall(plan, before, resume)
-            check_siblings(plan)
+                _sweep_resume.check_same(plan, before, resume)
+                _sweep_resume.recall(plan, before, resume)
+            _sweep_resume.check_siblings(plan)
             startup.rows(sweep_rows(plan))
             if options.plan_only:
                 return _plan_only(plan, startup.display)
@@ -127,7 +100,7 @@ def sweep_here(
                     say_rows(startup.display, closing_rows(results))
                     return results
             # Before anything is written: what is wrong with the options is found when a group is opened.
-            facts = before or sweep_facts(plan, _first_trainer(plan)) | dict(origin or {})
+            facts = before or sweep_facts(plan, _first_trainer(plan), origin or origin_of(experiment))
         # From here on there is something to save, and its record to complete.
         with interruption.finishing("the current window"), _open_record(plan, facts) as sweep:
             run = SweepRun(plan, sweep, interruption, startup.display)
@@ -142,13 +115,7 @@ def sweep_here(
 
 
 class SweepRun:
-    """A sweep under way: its plan and record, what ends it after a window, and what gets lines to print.
-
-    Attributes:
-        member_steps: updates of all members done by this process.
-        compilations: the ledgers of the groups that are closed.
-        flight: the calls under way, and the stalls that a watchdog saw.
-    """
+    """A sweep under way: its plan and record, what ends it after a window, and what gets lines to print."""
 
     def __init__(self, plan: SweepPlan, sweep: SweepRecord, interruption: Interruption, words: Display) -> None:
         self.plan, self.sweep, self.interruption, self.words = plan, sweep, interruption, words
@@ -214,7 +181,7 @@ class SweepRun:
             trainer.store = self.sweep.store(number, trainer)
             say_rows(self.words, group_rows(number, trainer, group.static, len(plan.groups)))
             if plan.options.resume is not None and trainer.store is not None:
-                for note in restore_group(number, trainer, self.sweep):
+                for note in _sweep_resume.restore_group(number, trainer, self.sweep):
                     self.words.say(f"  {note}")
                 self._see(group)
             if self.sweep.record is not None:
@@ -282,7 +249,7 @@ def _plan_only(plan: SweepPlan, words: Display) -> Sweep:
     for group in plan.groups:
         trainer = plan.trainer(group)
         say_rows(words, group_rows(group.number, trainer, group.static, len(plan.groups)))
-        facts = facts or {**sweep_facts(plan, trainer), "status": "planned"}
+        facts = facts or {**sweep_facts(plan, trainer, origin_of(plan.experiment)), "status": "planned"}
         del plan.open[group.number]
     return SweepRecord(None, facts).results(plan, open_member)
 
@@ -329,7 +296,7 @@ def _completed(run: SweepRun) -> Iterator[None]:
     try:
         yield
     finally:
-        # What ended the sweep is what its user hears of, whatever the disk refuses after that.
+        # What ended the sweep is reported to its user, even if the disk refuses after that.
         ended = isinstance(sys.exception(), Exception)
         with contextlib.suppress(*([RecordError] if ended else [])):
             _complete(run, time.perf_counter() - started)

@@ -22,20 +22,7 @@ ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")
 def read_sweep(
     path: str | Path, experiment: Experiment[Any] | None = None, run_opener: RunOpener | None = None
 ) -> Sweep:
-    """Returns the sweep that is recorded in ``path``, or those of its shards that started as one.
-
-    Members whose shard did not start are waiting. A sweep whose record says ``running`` while no process holds its
-    directory was killed: it and its running members read ``interrupted``. The summary of shards adds up theirs:
-    seconds of all processes together, and the member-steps per second of one of them.
-
-    Args:
-        path: the sweep's directory.
-        experiment: what was swept, for :meth:`Sweep.run`.
-        run_opener: opens members as runs, for the same.
-
-    Raises:
-        RecordError: there is no sweep, or its record is damaged.
-    """
+    """Returns the sweep that is recorded in ``path``, or those of its shards that started as one."""
     path = Path(path)
     if not record.is_sweep(path):
         raise RecordError(

@@ -268,6 +268,9 @@ class Sweep:
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a matplotlib figure of the curves and the metric against each axis; default: the monitored metric.
 
+        Means are over members that differ in their seed only. Members that diverged or failed are not part of them and
+        are marked with a cross; members that were cut short neither, and are rings at their last value.
+
         Raises:
             ConfigError: an unknown metric.
         """

@@ -25,10 +25,9 @@ PANELS_PER_ROW = 3
 PANEL_INCHES = (4.6, 3.6)
 # Up to this many groups have bands and a legend; more are coloured by value.
 MOST_NAMED = 8
-# More labels, letters in a row of labels, or numbers in a panel than this would be unreadable.
+# More labels, or letters in a row of labels, than this would be unreadable.
 MOST_LABELS = 8
 MOST_LETTERS = 30
-MOST_NUMBERS = 48
 # Viridis ends here: its light end is invisible on white.
 VISIBLE = 0.92
 # From this ratio on, losses are drawn on a logarithmic scale.
@@ -40,21 +39,7 @@ BEST: dict[str, Any] = {"marker": "*", "c": "black", "ms": 11, "mec": "white", "
 
 
 def draw_sweep(sweep: Sweep, metric: str | None = None) -> Figure:
-    """Draws curves of ``metric``, its last value against each axis, and a map of two axes.
-
-    Means are over members that differ in their seed only. Members that diverged or failed are not part of them and are
-    marked with a cross; members that were cut short neither, and are rings at their last value.
-
-    Args:
-        sweep: the members.
-        metric: which; default: the monitored one.
-
-    Returns:
-        A figure without a window; ``savefig`` it, or return it from a notebook's cell.
-
-    Raises:
-        ConfigError: no member has the metric.
-    """
+    """Draws curves of ``metric``, its last value against each axis, and a map of two axes."""
     metric = sweep.check_metric(metric)
     seeds = tuple(dict.fromkeys(member.fields.get(SEED) for member in sweep.members))
     panels = [partial(draw_axis, axis=axis) for axis in sweep.settings or [Axis(SEED, seeds, "nominal")]]
@@ -76,13 +61,7 @@ def draw_sweep(sweep: Sweep, metric: str | None = None) -> Figure:
 
 
 class Scale(NamedTuple):
-    """How one axis is drawn.
-
-    Attributes:
-        name: the axis's.
-        values: its values, ascending if they are numbers.
-        kind: ``log``, ``linear`` or ``nominal``: at equal distances.
-    """
+    """How one axis is drawn."""
 
     name: str
     values: tuple[Any, ...]
@@ -163,11 +142,10 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
         axes.legend(fontsize="small", title=title, title_fontsize="small", ncols=1 + (len(curves) > 4), handlelength=1)
     elif scale is not None and not named:
         scale.mark(_add_colour_bar(axes, scale.norm(), colours, scale.name).ax.yaxis)
-    several = [spreads[0].n for _, _, spreads in curves if spreads[0].n > 1]
-    title = "mean over seeds" if several else "curves"
-    if several and named:
-        ranges = "the range of the seeds" if max(several) < ENOUGH else f"its 95 % interval (range below {ENOUGH})"
-        title += f", with {'its 95 % interval' if min(several) >= ENOUGH else ranges}"
+    sizes = [spreads[0].n for _, _, spreads in curves if spreads[0].n > 1]
+    title = "mean over seeds" if sizes else "curves"
+    if sizes and named:
+        title += ", with its 95 % interval" if min(sizes) >= ENOUGH else ", with the range of few seeds"
     axes.set_xlabel("step")
     means = [spread.mean for _, _, spreads in curves for spread in spreads]
     _finish(axes, sweep, metric, np.array(means), [member.step for member in sweep.lost], title)
@@ -211,7 +189,6 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
 def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     """Draws the means over two settings: a heat map of a grid, or coloured points of scattered draws."""
     from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
 
     x, y = (Scale.of(axis) for axis in sweep.settings)
     groups = sweep.group([x.name, y.name], metric)
@@ -233,9 +210,6 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
         mean = row.spread.mean
         if row.n and cells:
             means[int(line), int(column)] = mean
-            dark = np.dot(colours(norm(mean))[:3], (0.3, 0.6, 0.1)) < 0.5
-            text, colour = f"{mean:.3g}" if means.size <= MOST_NUMBERS else "", "white" if dark else "black"
-            axes.text(column, line, text, color=colour, ha="center", va="center", fontsize="x-small")
         elif row.n:
             axes.plot(column, line, "o", c=colours(norm(mean)), ms=6, mec="white", mew=0.5)
         else:
@@ -245,11 +219,7 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     x.mark(axes.xaxis)
     y.mark(axes.yaxis)
     if any(row.n for row in groups.rows):
-        column, line = place(groups.best())
-        if cells:
-            axes.add_patch(Rectangle((column - 0.5, line - 0.5), 1, 1, fill=False, ec="tab:orange", lw=2))
-        else:
-            axes.plot(column, line, **BEST | {"ms": 14})
+        axes.plot(*place(groups.best()), **BEST)
     _add_colour_bar(axes, norm, colours, metric.replace("_", " "))
     axes.set_title("mean over seeds" if any(row.n > 1 for row in groups.rows) else "members", fontsize="medium")
 

@@ -17,45 +17,26 @@ from jaxnn.types import ConfigError, Experiment, JaxnnError, Splits, suggest
 
 
 class Planned(NamedTuple):
-    """A member before it runs.
-
-    Attributes:
-        number: its position in the sweep.
-        point: the fields it sets.
-        experiment: with its config; that of the sweep if the config could not be built.
-        error: why it cannot run, or None.
-    """
+    """A member before it runs."""
 
     number: int
     point: Mapping[str, Any]
     experiment: Experiment[Any]
-    error: str | None = None
+    error: str | None = None  # why it cannot run
 
 
 class Group(NamedTuple):
-    """Members that share one program; they differ in traced fields only.
-
-    Attributes:
-        number: position among the groups.
-        members: at least one.
-        traced: the fields whose values differ between members inside the program.
-        static: the swept fields that all members share, by name.
-        unread: swept fields that nothing reads; members that differ only in these compute the same.
-    """
+    """Members that share one program; they differ in traced fields only."""
 
     number: int
     members: tuple[Planned, ...]
-    traced: tuple[str, ...]
-    static: Mapping[str, Any]
-    unread: tuple[str, ...] = ()
+    traced: tuple[str, ...]  # fields whose values differ between members inside the program
+    static: Mapping[str, Any]  # the swept fields that all members share
+    unread: tuple[str, ...] = ()  # swept fields that nothing reads
 
 
 def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
-    """Returns every point as a member; one whose config cannot be built keeps the reason and stops no other.
-
-    Raises:
-        ConfigError: a field that the config does not have, or that is a dataclass.
-    """
+    """Returns every point as a member; one whose config cannot be built keeps the reason and stops no other."""
     known = list(field_names(experiment.config))
     for name in points.scales:
         if name not in known:

@@ -62,12 +62,7 @@ class Points:
 
 
 class Distribution(NamedTuple):
-    """A distribution of a field's values.
-
-    Attributes:
-        sample: ``(generator, num) -> values``.
-        scale: the scale of the field's axis in plots.
-    """
+    """A distribution of a field's values."""
 
     sample: Callable[[np.random.Generator, int], list[Any]]
     scale: str
@@ -179,11 +174,7 @@ def choice(values: Sequence[Any]) -> Distribution:
 
 
 def override(points: Points, axes: Mapping[str, list[Any]]) -> Points:
-    """Returns ``points`` with other values for some fields: each of the rest with each combination of ``axes``.
-
-    Raises:
-        ConfigError: an axis that is empty or holds a value twice.
-    """
+    """Returns ``points`` with other values for some fields: each of the rest with each combination of ``axes``."""
     rest: list[dict[str, Any]] = []
     for point in points:
         kept = {name: value for name, value in point.items() if name not in axes}

@@ -64,10 +64,7 @@ def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Exper
 
 
 def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequence[str]) -> dict[str, str]:
-    """Returns those of ``names`` that cannot be tracers, with a message that names the line that needs a Python value.
-
-    None are returned if ``experiment`` cannot be traced at all.
-    """
+    """Returns those of ``names`` that cannot be tracers, each with a message that names the line that forbids it."""
     if _failure(experiment, source, names) is None or _failure(experiment, source, ()) is not None:
         return {}
     errors = {name: _failure(experiment, source, (name,)) for name in names}
@@ -78,11 +75,7 @@ def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequenc
 
 
 def check_traces(experiment: Experiment[Any], source: Source) -> set[str]:
-    """Traces everything that a run of ``experiment`` computes, with its config as it is; raises what that raises.
-
-    Returns:
-        The top-level fields of the config that its task and optimizer read.
-    """
+    """Traces all that a run computes, raising what that raises; returns the top-level config fields that it reads."""
     config, read = watched(experiment.config)
     _trace(dataclasses.replace(experiment, config=config), source, ())
     return read
