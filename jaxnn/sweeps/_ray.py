@@ -31,8 +31,6 @@ MAX_RETRIES = 3
 SECONDS_BETWEEN_LINES = 10.0
 # A driver that was killed leaves workers, which Ray ends within seconds.
 SECONDS_TO_WAIT = 60.0
-# Ray counts cores but keeps no process from using more: XLA starts this many threads, and no GPU is opened.
-ONE_CORE = {"JAX_PLATFORMS": "cpu", "NPROC": "1"}
 # Settings of JAX that workers share, besides those that change numbers: what one compiled is there for all.
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
@@ -69,7 +67,8 @@ def sweep_on_ray(
                 f"the experiment cannot be sent to Ray's workers ({reason(error)}): make what cannot be pickled, such "
                 "as open files and locks, inside data, task or optimizer."
             ) from None
-        one_core = {"num_cpus": 1, "runtime_env": {"env_vars": ONE_CORE}}
+        # Ray counts cores but keeps no process from using more: XLA starts NPROC threads, and no GPU is opened.
+        one_core = {"num_cpus": 1, "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu", "NPROC": "1"}}}
         try:
             count = ray.get(ray.remote(_count_members).options(**one_core).remote(job))
         except ray.exceptions.RayTaskError as error:

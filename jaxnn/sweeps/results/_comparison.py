@@ -6,10 +6,9 @@ import bisect
 import dataclasses
 import json
 import math
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,44 +32,31 @@ ENOUGH_EQUAL = 6
 ROUNDING = 1e-6
 
 
-def mean_difference(a: ArrayLike, b: ArrayLike, *, paired: bool) -> tuple[float, float, float, float]:
-    """Returns the difference of the means of ``b [m]`` and ``a [n]``, b - a, with its 95 % interval.
+def mean_difference(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float, float]:
+    """Returns the mean of ``b - a``, both ``[pairs]``, its 95 % interval by Student's t, and the standard deviation.
 
-    Args:
-        a: values of one side.
-        b: values of the other.
-        paired: Student's t interval of the differences of pairs, n = m; otherwise Welch's interval (1947).
-
-    Returns:
-        The difference; the ends of the interval, NaN for fewer than two values or fewer than six equal differences;
-        and the standard deviation of one pair's difference, NaN for fewer than two values.
+    The ends of the interval are NaN for fewer than two pairs or fewer than six equal differences; the standard
+    deviation is that of one pair's difference, NaN for fewer than two pairs.
     """
     from scipy import stats  # type: ignore[import-untyped]
 
     a, b = np.asarray(a, float), np.asarray(b, float)
-    mean, least = float(b.mean() - a.mean()), min(len(a), len(b))
-    if least < 2:
+    n, mean = len(a), float((b - a).mean())
+    if n < 2:
         return mean, math.nan, math.nan, math.nan
-    deviation = float((b - a).std(ddof=1) if paired else math.sqrt(a.var(ddof=1) + b.var(ddof=1)))
+    deviation = float((b - a).std(ddof=1))
     if deviation <= ROUNDING * max(np.abs(a).max(), np.abs(b).max()):
-        end = mean if least >= ENOUGH_EQUAL else math.nan
+        end = mean if n >= ENOUGH_EQUAL else math.nan
         return mean, end, end, 0.0
-    with warnings.catch_warnings():
-        # SciPy warns of a side whose values are equal.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        test = stats.ttest_rel(b, a) if paired else stats.ttest_ind(b, a, equal_var=False)
-        low, high = test.confidence_interval(0.95)
-    return mean, float(low), float(high), deviation
+    half = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
+    return mean, mean - half, mean + half, deviation
 
 
 def seeds_needed(difference: float, deviation: float) -> int | None:
     """Returns how many pairs a two-sided paired t-test at 5 % needs to detect a difference of means with power 0.8.
 
-    The least n with ``n >= ((t(0.975) + t(0.8)) * deviation / difference)²``, both t of n - 1 degrees of freedom;
-    ``deviation`` is that of one pair's difference.
-
-    Returns:
-        At least 2; None if it is more than a million, as for no difference at all.
+    The least n of at least 2 with ``n >= ((t(0.975) + t(0.8)) * deviation / difference)²``, both t of n - 1 degrees of
+    freedom, ``deviation`` that of one pair's difference; None if it is more than a million.
     """
     from scipy import stats
 
@@ -90,11 +76,9 @@ class Comparison:
         metric: its name.
         sides: of A and B, their directories and the constant fields in which they differ.
         by: the fields whose values make a pair, the seed last.
-        paired: whether members were paired; otherwise the means were compared, by Welch's interval.
-        num_a: the number of seeds of A that count.
-        num_b: and of B.
+        num_seeds: the number of seeds that both sides have results of.
         num_settings: the number of settings, at most, that the value of a seed is averaged over.
-        mean_a: the mean over the seeds of A.
+        mean_a: the mean of A over these seeds.
         mean_b: that of B.
         difference: of the means, B - A.
         interval: its 95 % interval; NaN if there are too few seeds for one, or all differences of a few are equal.
@@ -107,9 +91,7 @@ class Comparison:
     metric: str
     sides: tuple[str, str]
     by: tuple[str, ...]
-    paired: bool
-    num_a: int
-    num_b: int
+    num_seeds: int
     num_settings: int
     mean_a: float
     mean_b: float
@@ -121,21 +103,19 @@ class Comparison:
 
     def __repr__(self) -> str:
         lines = [f"{name}  {side}" for name, side in zip("AB", self.sides, strict=True) if any(self.sides)]
-        seeds, few = (f"{n} seed{'s' * (n != 1)}" for n in (self.num_a, min(self.num_a, self.num_b)))
-        pairs = f"paired over {seeds}" if self.paired else f"not paired, over {seeds} of A and {self.num_b} of B"
+        seeds = f"{self.num_seeds} seed{'s' * (self.num_seeds != 1)}"
+        pairs = f"paired over {seeds}"
         if self.num_settings > 1:
             pairs += f", averaged over {'up to ' if self.left_out else ''}{self.num_settings} settings"
         lines.append(f"{self.metric}: B {show(self.mean_b)} against A {show(self.mean_a)}, {pairs}.")
         low, high = self.interval
-        shown = f"not separable with {few}"
+        shown = f"not separable with {seeds}"
         if self.verdict != "not separable":
             shown = f"B is {self.verdict}"
         elif self.seeds_needed is not None:
             shown += f"; about {self.seeds_needed} would be needed to see a difference of this size"
-        elif math.isnan(low) and min(self.num_a, self.num_b) == 1:
-            shown += ": run at least 2 more of each"
         elif math.isnan(low):
-            shown += f": all {'differences' if self.paired else 'values of a side'} are equal, run more"
+            shown += ": run at least 2 more" if self.num_seeds == 1 else ": all differences are equal, run more"
         interval = "" if math.isnan(low) else f" (95 % interval {low:+.4g} to {high:+.4g})"
         lines.append(f"Difference {self.difference:+.4g}{interval}: {shown}.")
         if self.left_out:
@@ -150,8 +130,8 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
 
     Members with the same seed start with the same random numbers and see the data in the same order, so they are
     compared pair by pair (Student's t interval of the differences), which cancels the seed's effect. Fields that vary
-    within both sides make pairs likewise; the pairs of one seed are averaged, as they are not independent. Without at
-    least two seeds in common the means are compared unpaired. Only members that finished or stopped early count.
+    within both sides make pairs likewise; the pairs of one seed are averaged, as they are not independent. Only members
+    that finished or stopped early and have a partner count.
 
     Args:
         a: a sweep, a run, the path of either, or a list of these.
@@ -159,41 +139,35 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
         metric: by which; default: the one ``a`` monitored.
 
     Raises:
-        ConfigError: a side lacks the metric or a result in it, or has several members that would make one pair.
+        ConfigError: a side lacks the metric or a result in it, has several members that would make one pair, or none
+            with a partner.
         RecordError: a path holds neither run nor sweep.
     """
     sides = [_members_of(name, given) for name, given in (("A", a), ("B", b))]
     metric = metric or sides[0].monitor
     by = (*sorted(_varying(sides[0].members) & _varying(sides[1].members) - {SEED}), SEED)
     scored = [_scored(name, side, by, metric) for name, side in zip("AB", sides, strict=True)]
-    kept = [[key for key, one in side.items() if not math.isnan(one.score)] for side in scored]
-    common = [key for key in kept[0] if key in kept[1]]
-    pairs, least = (
-        len(_by_seed(scored[0], common)),
-        min(len(_by_seed(*each)) for each in zip(scored, kept, strict=True)),
-    )
-    # One pair says less than two means do, unless it is all there is.
-    paired = pairs > 1 or pairs == least == 1
-    kept = [common, common] if paired else kept
-    seeds = [_by_seed(*each) for each in zip(scored, kept, strict=True)]
-    means = [[float(np.mean(scores)) for scores in side] for side in seeds]
-    difference, low, high, deviation = mean_difference(*means, paired=paired)
+    common = [key for key in scored[0] if key in scored[1] and not any(math.isnan(side[key][1]) for side in scored)]
+    if not common:
+        raise ConfigError(f"no member of A has a partner in B with the same {' and '.join(by)}: train both with them.")
+    seeds: dict[Any, list[str]] = {}
+    for key in common:
+        seeds.setdefault(scored[0][key][0].fields[SEED], []).append(key)
+    means = [[float(np.mean([side[key][1] for key in keys])) for keys in seeds.values()] for side in scored]
+    difference, low, high, deviation = mean_difference(*means)
     sign = int(low > 0) - int(high < 0)
     inconclusive = not sign and not math.isnan(low)
-    left_out = [
-        f"{name} {one.name} ({'no partner' if not math.isnan(one.score) else one.reason})"
-        for name, side, keys in zip("AB", scored, kept, strict=True)
-        for key, one in side.items()
-        if key not in keys
-    ]
+    left_out = []
+    for name, side in zip("AB", scored, strict=True):
+        for member, score in (one for key, one in side.items() if key not in common):
+            why = "no partner" if not math.isnan(score) else "no result" if member.complete else member.status
+            left_out.append(f"{name} {show_point({field: member.fields[field] for field in by})} ({why})")
     return Comparison(
         metric=metric,
         sides=_describe_sides([a, b], sides),
         by=by,
-        paired=paired,
-        num_a=len(means[0]),
-        num_b=len(means[1]),
-        num_settings=max(len(scores) for side in seeds for scores in side),
+        num_seeds=len(means[0]),
+        num_settings=max(map(len, seeds.values())),
         mean_a=float(np.mean(means[0])),
         mean_b=float(np.mean(means[1])),
         difference=difference,
@@ -204,17 +178,8 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
     )
 
 
-class _Scored(NamedTuple):
-    """A member's name on its side, its seed, its score or NaN, and why it has none."""
-
-    name: str
-    seed: Any
-    score: float
-    reason: str
-
-
-def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str, _Scored]:
-    """The members of a side by the text of the fields ``by``, which must identify them."""
+def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str, tuple[Member, float]]:
+    """The members of a side and their scores, by the text of the fields ``by``, which must identify them."""
     try:
         scores = side.scores(metric)
     except ConfigError as error:
@@ -223,7 +188,7 @@ def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str,
         complete = any(member.complete for member in side.members)
         hint = "name another metric" if complete else "only members that finished or stopped early have one"
         raise ConfigError(f"side {name} has no result in {metric!r} ({count_by_status(side.members)}): {hint}.")
-    found: dict[str, _Scored] = {}
+    found: dict[str, tuple[Member, float]] = {}
     for point, positions in grouped(side.members, by):
         first, *others = [side.members[position] for position in positions]
         if others:
@@ -236,17 +201,8 @@ def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str,
                 f"{same}, which differ in {' and '.join(differing)}: select one value of each first, as in "
                 f"select({example}) or --select {example}."
             )
-        reason = "no result" if first.complete else first.status
-        found[repr(point)] = _Scored(show_point(point), point[SEED], float(scores[positions[0]]), reason)
+        found[repr(point)] = first, float(scores[positions[0]])
     return found
-
-
-def _by_seed(scored: Mapping[str, _Scored], keys: Iterable[str]) -> list[list[float]]:
-    """The scores of each seed, in order of appearance."""
-    seeds: dict[Any, list[float]] = {}
-    for key in keys:
-        seeds.setdefault(scored[key].seed, []).append(scored[key].score)
-    return list(seeds.values())
 
 
 def _varying(members: Sequence[Member]) -> set[str]:

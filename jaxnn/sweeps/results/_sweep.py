@@ -87,22 +87,14 @@ class Sweep:
         return self.higher_is_better if metric == self.monitor else more_is_better(metric)
 
     def metric_names(self, at: At = "final") -> tuple[str, ...]:
-        """The metrics that any member has, the monitored one first.
-
-        Raises:
-            ConfigError: ``at`` is neither ``final`` nor ``best``.
-        """
+        """The metrics that any member has, the monitored one first; a ConfigError if there is no such ``at``."""
         if at not in ("final", "best"):
             raise ConfigError(f"at is {at!r}, and must be 'final' or 'best'.")
         names = dict.fromkeys(name for member in self.members for name in member.metrics(at))
         return tuple(sorted(names, key=lambda name: name != self.monitor))
 
     def check_metric(self, metric: str | None, at: At = "final") -> str:
-        """Returns ``metric``, or the monitored one for None.
-
-        Raises:
-            ConfigError: no member has it.
-        """
+        """Returns ``metric``, or the monitored one for None; a ConfigError if no member has it."""
         metric, known = metric or self.monitor, self.metric_names(at)
         if metric not in known:
             raise ConfigError(f"no member has a metric {metric!r} ({at}): {suggest(metric, known)}.")
@@ -118,19 +110,12 @@ class Sweep:
         return np.array([member.metrics(at).get(metric, np.nan) for member in self.members], float)
 
     def scores(self, metric: str, at: At = "final") -> np.ndarray:
-        """Returns the finite values of the complete members, ``[members]``, NaN for all others.
-
-        Raises:
-            ConfigError: no member has the metric.
-        """
+        """Returns the finite values of the complete members, ``[members]``, NaN for all others; errors as `values`."""
         values, complete = self.values(metric, at), [member.complete for member in self.members]
         return np.where(np.isfinite(values) & np.array(complete, bool), values, np.nan)
 
     def ranked(self, metric: str | None = None, at: At = "final") -> list[Member]:
-        """Returns the complete members, best first, then those that were cut short, best first, then the others.
-
-        Args and errors are those of `best`.
-        """
+        """Returns the complete members, best first, then those that were cut short, best first, then the others."""
         metric = self.check_metric(metric, at)
         sign = -1 if self.more_is_better(metric) else 1
 
