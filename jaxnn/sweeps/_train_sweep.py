@@ -102,7 +102,7 @@ def sweep_here(
             # Before anything is written: what is wrong with the options is found when a group is opened.
             facts = before or sweep_facts(plan, _first_trainer(plan), origin or origin_of(experiment))
         # From here on there is something to save, and its record to complete.
-        with interruption.finishing("the current window"), _open_record(plan, facts) as sweep:
+        with interruption.finishing("the current window"), _open_record(options, facts) as sweep:
             run = SweepRun(plan, sweep, interruption, startup.display)
             aloud = options.progress != "none"
             with watching(plan.clock, run.flight, options.stall_after, aloud=aloud), announcing(startup):
@@ -277,13 +277,11 @@ def _first_trainer(plan: SweepPlan) -> Trainer:
 
 
 @contextlib.contextmanager
-def _open_record(plan: SweepPlan, facts: dict[str, Any]) -> Iterator[SweepRecord]:
-    options = plan.options
+def _open_record(options: SweepOptions, facts: dict[str, Any]) -> Iterator[SweepRecord]:
     if not options.record:
         yield SweepRecord(None, facts)
         return
-    path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
-    with open_record(path) as record:
+    with open_record(options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))) as record:
         yield SweepRecord(record, facts)
 
 

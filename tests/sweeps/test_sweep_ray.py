@@ -26,6 +26,8 @@ HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2}
 # Of the last the experiment cannot be built.
 POINTS = jn.grid(learning_rate=[0.1, 0.05], batch_size=[8, 4]) + jn.grid(batch_size=[0], learning_rate=[0.1])
 
+FOUR = jn.grid(learning_rate=[0.1, 0.05, 0.01, 0.02])
+
 
 @pytest.fixture(scope="module")
 def cluster(compiled_once: None) -> Iterator[Any]:
@@ -51,8 +53,7 @@ def assert_equal(found: jn.Sweep, expected: jn.Sweep) -> None:
     """The same members with the same metrics, to rounding."""
     assert found.status == expected.status
     for one, other in zip(found.members, expected.members, strict=True):
-        for name in ("index", "point", "config", "status", "step"):
-            assert getattr(one, name) == getattr(other, name)
+        assert (one.point, one.config, one.status, one.step) == (other.point, other.config, other.status, other.step)
         assert one.final.keys() == other.final.keys()
         np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-4)
 
@@ -85,6 +86,9 @@ class Ray(types.SimpleNamespace):
             raise ValueError("a cluster has the resources it has")
         self.said.append("joined")
 
+    def silent(self, **options: Any) -> None:
+        raise ConnectionError("no answer")
+
     def refuse(self, _: Any) -> None:
         raise TypeError("cannot pickle")
 
@@ -97,13 +101,7 @@ def test_a_cluster_that_is_there_is_joined_and_left(monkeypatch: pytest.MonkeyPa
     with pytest.raises(jn.ConfigError, match="device is 'gpu', and Ray's cluster has 0 GPUs and 8 cores"):
         sweep(tiny.experiment(), run_dir=tmp_path / "swept", device="gpu")
     assert ray.said == ["joined", "left"] * 2 and not list(tmp_path.iterdir())
-
-
-def test_a_cluster_that_does_not_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(**options: Any) -> None:
-        raise ConnectionError("no answer")
-
-    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setattr(ray, "init", ray.silent)
     with pytest.raises(jn.ConfigError, match="cluster cannot be used .*no answer.*: start it, or unset"):
         sweep(tiny.experiment())
 
@@ -122,69 +120,59 @@ def test_workers_train_what_one_process_does(cluster: Any, tmp_path: Path, capsy
     np.testing.assert_allclose(found.run(3).evaluate()["loss"], found.members[3].final["test_loss"], rtol=1e-5)
 
 
-def data_once(folder: Path, fail: Callable[[], None]) -> Callable[[Any], jn.Splits]:
-    """Data that call ``fail`` in the first process that trains with them; planning loads them before."""
+def fails_once(plain: jn.Experiment[Any], folder: Path, at_save: int, fail: Callable[[], None]) -> jn.Experiment[Any]:
+    """``plain``, of which the first process that trains calls ``fail`` instead of saving for the n-th time."""
 
     def data(config: Any) -> jn.Splits:
+        # Planning loads the data first, in a process that trains nothing.
         if (folder / "swept").exists():
             with contextlib.suppress(FileExistsError):
                 (folder / "mortal").touch(exist_ok=False)
-                fail()
+                save, saved = Checkpoints.save, []
+
+                def save_or_fail(checkpoints: Checkpoints, step: int, *others: Any) -> None:
+                    saved.append(step)
+                    if len(saved) == at_save:
+                        Checkpoints.save = save  # type: ignore[method-assign]
+                        fail()
+                    save(checkpoints, step, *others)
+
+                Checkpoints.save = save_or_fail  # type: ignore[method-assign]
         return tiny.splits()
 
-    return data
+    return jn.Experiment(plain.config, data, plain.task, plain.optimizer)
 
 
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_shard_continues(cluster: Any, tmp_path: Path) -> None:
-    def die_at_the_third_save() -> None:
-        save, saved = Checkpoints.save, []
-
-        def save_or_die(checkpoints: Checkpoints, step: int, *others: Any) -> None:
-            # The second save waited for the first, which is whole.
-            if len(saved) == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            saved.append(step)
-            save(checkpoints, step, *others)
-
-        Checkpoints.save = save_or_die  # type: ignore[method-assign]
-
-    plain = tiny.experiment(num_steps=2_000)
-    points, how = jn.grid(learning_rate=[0.1, 0.05, 0.01, 0.02]), {"eval_every": 100, "checkpoint_every": 100}
-    mortal = jn.Experiment(plain.config, data_once(tmp_path, die_at_the_third_save), plain.task, plain.optimizer)
-    found = sweep(mortal, points, run_dir=tmp_path / "swept", **how)
+    plain, how = tiny.experiment(num_steps=2_000), {"eval_every": 100, "checkpoint_every": 100}
+    # The second save waited for the first, which is whole.
+    mortal = fails_once(plain, tmp_path, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    found = sweep(mortal, FOUR, run_dir=tmp_path / "swept", **how)
     assert (tmp_path / "mortal").exists()
-    assert_equal(found, jn.sweep(plain, points, record=False, **{**HOW, **how}))
+    assert_equal(found, jn.sweep(plain, FOUR, record=False, **{**HOW, **how}))
     done = [tiny.read(path, "sweep.json")["summary"]["member_steps"] for path in (tmp_path / "swept/shards").iterdir()]
     # The worker that took over did not start from the beginning.
     assert sorted(done)[1] == 4_000 and 0 < sorted(done)[0] < 4_000 and len(found.lines) == 4 * 400
 
 
 @pytest.mark.slow
-def test_a_shard_that_fails_leaves_its_members_until_it_is_resumed(
+def test_a_shard_that_fails_is_reported_and_can_be_resumed(
     cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
-        save = Checkpoints.save
+        raise jn.RecordError("the disk is gone")
 
-        def refuse(*_: Any) -> None:
-            Checkpoints.save = save  # type: ignore[method-assign]
-            raise jn.RecordError("the disk is gone")
-
-        Checkpoints.save = refuse  # type: ignore[method-assign]
-
-    plain, points = tiny.experiment(), jn.grid(learning_rate=[0.1, 0.05, 0.01, 0.02])
-    broken = jn.Experiment(plain.config, data_once(tmp_path, fail), plain.task, plain.optimizer)
-    found = sweep(broken, points, run_dir=tmp_path / "swept", progress="plain", checkpoint_every=10)
+    plain, how = tiny.experiment(), {"run_dir": tmp_path / "swept", "progress": "plain", "checkpoint_every": 10}
+    found = sweep(fails_once(plain, tmp_path, 1, fail), FOUR, **how)
     assert "/2 failed: the disk is gone" in capsys.readouterr().out
     assert found.status == "interrupted" and [member.status for member in found.members].count("finished") == 2
-    resumed = sweep(plain, points, resume=tmp_path / "swept")
-    assert_equal(resumed, jn.sweep(plain, points, record=False, **HOW))
+    assert_equal(sweep(plain, FOUR, resume=tmp_path / "swept"), jn.sweep(plain, FOUR, record=False, **HOW))
 
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_resumes(cluster: Any, tmp_path: Path) -> None:
-    path, experiment, points = tmp_path / "swept", tiny.experiment(num_steps=3_000), jn.grid(seed=range(4))
+    path, experiment, points = tmp_path / "swept", tiny.experiment(num_steps=3_000), FOUR
 
     def interrupt() -> None:
         while len(list(path.glob("shards/*/metrics.jsonl"))) < 2:

@@ -35,7 +35,9 @@ def read_sweep(
     facts, members, lines = parts[0], {} if whole else _waiting(parts[0]), []
     for folder, part in zip(folders, parts, strict=True):
         members |= {member.index: member for member in _read_members(folder, part)}
-        lines += _read_lines(folder)
+        lines += record.read_metrics(folder)
+        if not all(isinstance(line.get("member"), int) for line in lines):
+            raise RecordError(f"{folder / record.METRICS_FILE} holds a line without member: the record is damaged.")
     if members and all(member.status in ENDED for member in members.values()):
         status = "finished"
     else:
@@ -55,13 +57,6 @@ def read_sweep(
         experiment=experiment,
         run_opener=run_opener,
     )
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    lines = record.read_metrics(path)
-    if not all(isinstance(line.get("member"), int) for line in lines):
-        raise RecordError(f"{path / record.METRICS_FILE} holds a line without member or step: the record is damaged.")
-    return lines
 
 
 def _read_members(path: Path, facts: Mapping[str, Any]) -> list[Member]:

@@ -158,10 +158,7 @@ def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
     The plain percentile interval is too narrow for few values: by the factor sqrt((n-1)/n), and by that of a normal to
     a Student quantile. The expanded one uses percentiles further out to correct for both. Below five values it is the
     range from the least to the greatest, which holds the mean of a symmetric distribution in 50 % (n = 2), 75 % (3)
-    and 88 % (4) of all cases. The resamples are drawn with a fixed seed.
-
-    Returns:
-        Its two ends; NaN for fewer than two values.
+    and 88 % (4) of all cases; its ends are NaN for fewer than two. The resamples are drawn with a fixed seed.
     """
     from scipy import stats  # type: ignore[import-untyped]
 

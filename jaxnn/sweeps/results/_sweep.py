@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # An axis with more values is described by its ends.
 FEW_VALUES = 6
-# This many different errors are shown.
+# The most frequent errors are shown; the table shows all.
 MOST_ERRORS = 3
 
 # Opens a member of a recorded sweep as a run; raises RecordError if the record holds no state of it.
@@ -346,10 +346,8 @@ class Sweep:
             rows.append((best_label(best), f"{best}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
-        failed = Counter(member.error for member in self.members if member.error).most_common()
-        rows += [("failed", f"{count} with: {error}") for error, count in failed[:MOST_ERRORS]]
-        if len(failed) > MOST_ERRORS:
-            rows.append(("failed", f"with {len(failed) - MOST_ERRORS} more errors, which the table shows"))
+        errors = Counter(member.error for member in self.members if member.error)
+        rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
         return [*rows, ("record", str(self.dir or "none"))]
 
 
