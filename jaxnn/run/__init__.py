@@ -11,6 +11,7 @@ from jaxnn.run._report import Summary as Summary
 from jaxnn.run._report import format_metrics as format_metrics
 from jaxnn.run._report import format_rate as format_rate
 from jaxnn.run._report import format_split as format_split
+from jaxnn.run._resume import KEPT_OPTIONS as KEPT_OPTIONS
 from jaxnn.run._resume import recorded_layout as recorded_layout
 from jaxnn.run._resume import recorded_rule as recorded_rule
 from jaxnn.run._run import Run as Run

@@ -34,7 +34,11 @@ from jaxnn.types import Experiment, RecordError, TrainState
 
 
 def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> Sweep:
-    """Returns the sweep that is recorded in ``path``, with those of its shards that are there merged in.
+    """Returns the sweep that is recorded in ``path``, or those of its shards that started as one.
+
+    Members whose shard did not start are ``waiting``. A sweep that was killed, and its running members, read
+    ``interrupted``. The summary of shards adds up theirs: seconds of all processes together, and the member-steps per
+    second of one of them.
 
     Args:
         path: the sweep's directory.
@@ -46,38 +50,21 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     return read_sweep(path, experiment, open_member)
 
 
-def open_member(sweep: Sweep, member: Member, experiment: Experiment[Any]) -> Run:
-    """Loads a member as a run, from its run directory, which is exported first if there is none.
-
-    Args:
-        sweep: with a record.
-        member: one of it.
-        experiment: with the member's config.
-
-    Raises:
-        RecordError: the record holds no state of the member, or the disk refused.
-    """
+def open_member(sweep: Sweep, member: Member) -> Run:
+    """Loads a member as a run, from its run directory, which is exported first if there is none."""
+    assert sweep.experiment is not None
     # As recorded, so that it is not trained any further.
-    experiment = dataclasses.replace(experiment, config=config_from_json(dict(member.config), experiment.config))
-    path = member.dir
-    if path is None or not path.is_dir():
-        (path,) = export_members(sweep, [member])
+    config = config_from_json(dict(member.config), sweep.experiment.config)
+    path = member.dir if member.dir is not None and member.dir.is_dir() else export_members(sweep, [member])[0]
+    experiment = dataclasses.replace(sweep.experiment, config=config)
     # The sweep's own stopping rule may not be at hand; a complete member stays as it is.
     return fit(experiment, resume=path, progress="none", stop=lambda lines: True)
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
-    """Writes a run directory for each of ``members`` that lacks one, with a checkpoint that `fit` can resume.
-
-    Args:
-        sweep: with a record, and its experiment.
-        members: those to export, each with at least one report.
-
-    Raises:
-        RecordError: the record holds no state of a member, or the disk refused.
-    """
+    """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume."""
     assert sweep.dir is not None and sweep.experiment is not None
-    parts = [sweep.dir] if (sweep.dir / SWEEP_FILE).is_file() else [*shard_folders(sweep.dir)]
+    parts = [sweep.dir] if (sweep.dir / SWEEP_FILE).is_file() else shard_folders(sweep.dir)
     groups = {
         number: (part, index)
         for part in parts
@@ -96,8 +83,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
         rows = facts["groups"][index]["members"]
         for member in found:
             state = member_state(host, like, rows.index(member.index))
-            lines = [line for line in sweep.lines if line["member"] == member.index]
-            exported[member.index] = _export(part, facts, index, member, state, lines, sweep)
+            path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
+            _export(path, _facts(facts, index, member), member, state, sweep)
     return [exported[member.index] for member in members]
 
 
@@ -118,29 +105,20 @@ def _group_states(
     return like, restored.state
 
 
-def _export(
-    part: Path,
-    facts: Mapping[str, Any],
-    index: int,
-    member: Member,
-    state: TrainState,
-    lines: Sequence[Mapping[str, Any]],
-    sweep: Sweep,
-) -> Path:
-    path = part / MEMBER_FOLDER / f"{member.index:04d}"
+def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainState, sweep: Sweep) -> None:
     # What a process left that was killed while writing is not whole.
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
+    lines = [line for line in sweep.lines if line["member"] == member.index]
     own = [{name: value for name, value in line.items() if name != "member"} for line in lines]
     with open_record(path) as record:
-        record.describe(_facts(facts, index, member))
+        record.describe(facts)
         written = record.report(*own)
         mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
         with contextlib.closing(Checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:
             at: Mapping[str, Any] = next((line for line in reversed(own) if line["step"] <= step), {})
             count = sum(line["step"] <= step for line in own)
             checkpoints.save(step, state, metrics_of(at), record.log(LogDigest(written[:count])))
-    return path
 
 
 def _facts(facts: Mapping[str, Any], index: int, member: Member) -> dict[str, Any]:

@@ -53,11 +53,7 @@ class SweepOptions(RunOptions):
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """``"2/8"`` is ``(2, 8)``: the second of eight.
-
-    Raises:
-        ConfigError: it is no such pair, or there is no such part.
-    """
+    """``"2/8"`` is ``(2, 8)``: the second of eight."""
     part, _, whole = text.partition("/")
     if not (part.isdecimal() and whole.isdecimal() and 1 <= int(part) <= int(whole)):
         raise ConfigError(f"shard is {text!r}, and must be I/N with I from 1 to N, as in 2/8: the second of eight.")

@@ -9,82 +9,37 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxnn.engine import (
-    MEMBERS,
-    MemberLog,
-    Members,
-    Trainer,
-    VmapPlan,
-    make_plan,
-    open_trainer,
-    resolve_cadences,
-    typical_window,
-)
+from jaxnn import engine, parallel
 from jaxnn.observe import Clock
-from jaxnn.parallel import (
-    DATA,
-    SINGLE_DEVICE,
-    STRATEGIES,
-    Layout,
-    check_divides,
-    choose_devices,
-    find_devices,
-    find_strategy,
-    make_mesh,
-    parse_mesh,
-)
+from jaxnn.sweeps import search
 from jaxnn.sweeps._options import SweepOptions, parse_shard
-from jaxnn.sweeps.search import (
-    Group,
-    Halving,
-    Loader,
-    Planned,
-    Points,
-    plan_groups,
-    plan_members,
-    rung_step,
-    rungs,
-    traced_values,
-    with_values,
-)
+from jaxnn.sweeps.results import show_point
+from jaxnn.sweeps.search import Group, Halving, Planned, Points
 from jaxnn.types import ConfigError, Experiment
 
 
 @dataclasses.dataclass
 class SweepPlan:
-    """What is to be trained, and what has become of it so far.
-
-    Attributes:
-        experiment: what is swept.
-        points: all its points, those of other shards too.
-        halving: how members are taken out early, or None.
-        options: how it is run.
-        members: those of this process, by number.
-        groups: those of this process.
-        logs: what became of each member, by number.
-        load: loads the data of a member.
-        clock: where the time went.
-        vmapped: what an earlier process chose for a group, by number.
-        open: the trainers of the groups that were opened and not closed, by number.
-    """
+    """What is to be trained, and what has become of it so far."""
 
     experiment: Experiment[Any]
-    points: Points
+    points: Points  # of all members, those of other shards too
     halving: Halving | None
     options: SweepOptions
     members: dict[int, Planned]
     groups: list[Group]
-    logs: dict[int, MemberLog]
-    load: Loader
+    logs: dict[int, engine.MemberLog]
+    load: search.Loader
     clock: Clock
-    vmapped: dict[int, VmapPlan] = dataclasses.field(default_factory=dict)
-    open: dict[int, Trainer] = dataclasses.field(default_factory=dict)
+    # By the number of a group: what an earlier process chose, and the trainers that are open.
+    vmapped: dict[int, engine.VmapPlan] = dataclasses.field(default_factory=dict)
+    open: dict[int, engine.Trainer] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def rungs(self) -> list[float]:
         """Where members are taken out, as shares of a run, the last 1: those that end at different steps."""
         kept: list[float] = []
-        for share in reversed(rungs(self.halving)):
+        for share in reversed(self.halving.rungs if self.halving else [1.0]):
             if not kept or all(self.rung_end(group, share) < self.rung_end(group, kept[0]) for group in self.groups):
                 kept.insert(0, share)
         return kept
@@ -92,8 +47,9 @@ class SweepPlan:
     def rung_end(self, group: Group, share: float) -> int:
         """The step at which a rung ends for the members of a group: at the end of a window."""
         num_steps = group.members[0].experiment.config.num_steps
-        times = make_plan(resolve_cadences(self.options, num_steps), num_steps)
-        return rung_step(share, num_steps, min(typical_window(times), num_steps))
+        times = engine.make_plan(engine.resolve_cadences(self.options, num_steps), num_steps)
+        window = min(engine.typical_window(times), num_steps)
+        return int(min(num_steps, max(1, round(share * num_steps / window)) * window) if share < 1.0 else num_steps)
 
     @property
     def num_done(self) -> int:
@@ -116,12 +72,8 @@ class SweepPlan:
         """Whether no member of a group is to be trained any further."""
         return not any(self.logs[member.number].unfinished for member in group.members)
 
-    def trainer(self, group: Group) -> Trainer:
-        """The trainer of a group, opened if it was not yet: its data loaded, its vmap size chosen.
-
-        Raises:
-            ConfigError, DataError, TrainingError: what is asked for cannot be run.
-        """
+    def trainer(self, group: Group) -> engine.Trainer:
+        """The trainer of a group, opened if it was not yet: its data loaded, its vmap size chosen."""
         if group.number not in self.open:
             first, options = group.members[0].experiment, self.options
             with self.clock.span("load", "loading the data"):
@@ -129,10 +81,10 @@ class SweepPlan:
             shared_seed = None
             if options.order == "shared":
                 shared_seed = int(self.points.points[0].get("seed", self.experiment.config.seed))
-            members = Members(
+            members = engine.Members(
                 numbers=tuple(member.number for member in group.members),
-                values=traced_values([member.experiment for member in group.members], group.traced),
-                member=functools.partial(with_values, first),
+                values=search.traced_values([member.experiment for member in group.members], group.traced),
+                member=functools.partial(search.with_values, first),
                 shared_seed=shared_seed,
                 vmap_size=options.vmap_size,
                 thorough=options.plan_only,
@@ -140,7 +92,7 @@ class SweepPlan:
             )
             logs = [self.logs[member.number] for member in group.members]
             layout = members_layout(options, first.config.batch_size, len(logs))
-            trainer = open_trainer(first, options, splits, layout, self.clock, logs=logs, members=members)
+            trainer = engine.open_trainer(first, options, splits, layout, self.clock, logs=logs, members=members)
             assert trainer.vmapped is not None
             self.vmapped[group.number], self.open[group.number] = trainer.vmapped, trainer
         return self.open[group.number]
@@ -163,27 +115,22 @@ def plan_sweep(
     """
     halving = points if isinstance(points, Halving) else None
     points = checked_points(experiment, points, options)
-    load, clock = Loader(), clock or Clock()
+    load, clock = search.Loader(), clock or Clock()
     with clock.span("load", "loading the data and grouping the members"):
-        groups, failed = plan_groups(plan_members(experiment, points), load)
+        groups, failed = search.plan_groups(search.plan_members(experiment, points), load)
     if not groups:
         raise ConfigError(f"no member of the sweep can be run; the first, {describe_members(failed[:1])}")
     groups, failed = _shard(groups, failed, options.shard)
     members = {member.number: member for group in groups for member in group.members}
     members |= {member.number: member for member in failed}
-    logs = {number: MemberLog() for number in sorted(members)}
+    logs = {number: engine.MemberLog() for number in sorted(members)}
     for member in failed:
-        logs[member.number] = MemberLog(status="failed", error=member.error)
+        logs[member.number] = engine.MemberLog(status="failed", error=member.error)
     return SweepPlan(experiment, points, halving, options, members, groups, logs, load, clock)
 
 
 def checked_points(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Points:
-    """The points of all members, once it is known that the options can train them; nothing is built or read.
-
-    Raises:
-        ConfigError: they are no points, halving of a part of them, or devices that are not there or cannot share the
-            batches.
-    """
+    """The points of all members, once it is known that the options can train them; nothing is built or read."""
     if isinstance(points, Halving) and (options.shard is not None or options.executor == "ray"):
         raise ConfigError(
             "halving compares all members, so it needs them in one process: leave shard and executor at their defaults."
@@ -199,29 +146,30 @@ def checked_points(experiment: Experiment[Any], points: Points | Halving, option
         # How members share a batch does not depend on their number.
         layout = members_layout(options, batch_size, num_members=1)
         if options.eval_batch_size is not None:
-            check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
+            parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
     return points
 
 
-def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> Layout:
-    """The devices that members are sharded over, and how each is placed on several if that is asked for.
-
-    Raises:
-        ConfigError: more devices are wanted than there are, or batches of ``batch_size`` cannot be split over them.
-    """
-    found, strategy = find_devices(options.device), find_strategy(options.strategy)
-    meshed = None if options.mesh is None else {MEMBERS: 1, **parse_mesh(options.mesh)}
-    devices = choose_devices(found, options.devices, None if meshed is None else math.prod(meshed.values()))
+def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> parallel.Layout:
+    """The devices that members are sharded over, and how each is placed on several if that is asked for."""
+    found, strategy = parallel.find_devices(options.device), parallel.find_strategy(options.strategy)
+    meshed = None if options.mesh is None else {engine.MEMBERS: 1, **parallel.parse_mesh(options.mesh)}
+    devices = parallel.choose_devices(found, options.devices, None if meshed is None else math.prod(meshed.values()))
     # One member on each device, unless a strategy is given: that shares each member between all.
-    apart = strategy is STRATEGIES["auto"]
-    axes = meshed or {MEMBERS: min(len(devices), num_members) if apart else 1, DATA: 1 if apart else len(devices)}
+    apart = strategy is parallel.STRATEGIES["auto"]
+    axes = meshed or {
+        engine.MEMBERS: min(len(devices), num_members) if apart else 1,
+        parallel.DATA: 1 if apart else len(devices),
+    }
     size = math.prod(axes.values())
     if size == 1:
-        return SINGLE_DEVICE
+        return parallel.SINGLE_DEVICE
     # Without a mesh, devices that have no member are left idle.
-    layout = Layout(strategy, make_mesh(devices if options.mesh else devices[:size], axes), (DATA, MEMBERS))
-    check_divides(batch_size, layout.data_size)
-    return layout._replace(strategy=STRATEGIES["data"]) if layout.data_size == 1 else layout
+    layout = parallel.Layout(
+        strategy, parallel.make_mesh(devices if options.mesh else devices[:size], axes), (parallel.DATA, engine.MEMBERS)
+    )
+    parallel.check_divides(batch_size, layout.data_size)
+    return layout._replace(strategy=parallel.STRATEGIES["data"]) if layout.data_size == 1 else layout
 
 
 def _shard(groups: list[Group], failed: list[Planned], shard: str | None) -> tuple[list[Group], list[Planned]]:
@@ -247,10 +195,5 @@ def _shard(groups: list[Group], failed: list[Planned], shard: str | None) -> tup
 
 
 def describe_members(members: Sequence[Planned]) -> str:
-    """``member 3 (learning_rate 0.1): why``: of a few members, by number, point and error."""
-
-    def describe(member: Planned) -> str:
-        point = ", ".join(f"{name} {value}" for name, value in member.point.items())
-        return f"member {member.number} ({point}): {member.error}"
-
-    return "; ".join(map(describe, members))
+    """``member 3 (learning_rate 0.1): why``, and so on."""
+    return "; ".join(f"member {member.number} ({show_point(member.point)}): {member.error}" for member in members)

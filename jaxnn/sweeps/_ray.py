@@ -15,28 +15,24 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.record import check_vacant, create_run_dir, is_locked, is_sweep, jax_flags
+from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display
 from jaxnn.sweeps._member_runs import open_sweep
 from jaxnn.sweeps._options import SweepOptions
 from jaxnn.sweeps._plan import checked_points, plan_sweep
-from jaxnn.sweeps._sweep_resume import located, shard_folders
+from jaxnn.sweeps._sweep_record import new_sweep_dir
+from jaxnn.sweeps._sweep_resume import located, shard_folder, shard_folders
 from jaxnn.sweeps.results import Sweep, count_by_status
 from jaxnn.sweeps.search import Halving, Points, reason
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # A worker that is lost this often was not lost by accident.
 MAX_RETRIES = 3
-SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_BETWEEN_LINES = 10.0
 # A driver that was killed leaves workers, which Ray ends within seconds.
 SECONDS_TO_WAIT = 60.0
-# Ray counts cores but keeps no process from using more: XLA starts this many threads, and no GPU is opened.
-ONE_CORE = {"JAX_PLATFORMS": "cpu", "NPROC": "1"}
 # Settings of JAX that workers share, besides those that change numbers: what one compiled is there for all.
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-
-type Run = Callable[[Experiment[Any], Points | Halving, SweepOptions], Sweep]
 
 
 class _Job(NamedTuple):
@@ -46,23 +42,13 @@ class _Job(NamedTuple):
     points: Points | Halving
     options: SweepOptions
     settings: Mapping[str, Any]
-    train: Run
+    train: Callable[..., Sweep]
 
 
-def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions, train: Run) -> Sweep:
-    """Trains the shards of a sweep as Ray tasks; SIGINT and SIGTERM end it, saved and ready to resume.
-
-    A shard whose worker is lost continues on another one from its last checkpoint.
-
-    Args:
-        experiment: what is run.
-        points: those of all members.
-        options: how to run them; the directory must be shared by all machines.
-        train: trains a shard in a worker.
-
-    Raises:
-        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
-    """
+def sweep_on_ray(
+    experiment: Experiment[Any], points: Points | Halving, options: SweepOptions, train: Callable[..., Sweep]
+) -> Sweep:
+    """Trains the shards of a sweep as Ray tasks, each with ``train``; SIGINT and SIGTERM end it, ready to resume."""
     if not options.record or options.plan_only or options.shard is not None or options.devices not in (None, 1):
         raise ConfigError(
             "executor='ray' gathers the records of shards with a device each: leave record, plan_only, shard and "
@@ -81,33 +67,29 @@ def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options:
                 f"the experiment cannot be sent to Ray's workers ({reason(error)}): make what cannot be pickled, such "
                 "as open files and locks, inside data, task or optimizer."
             ) from None
-        one_core = {"num_cpus": 1, "runtime_env": {"env_vars": ONE_CORE}}
+        # Ray counts cores but keeps no process from using more: XLA starts NPROC threads, and no GPU is opened.
+        one_core = {"num_cpus": 1, "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu", "NPROC": "1"}}}
         try:
             count = ray.get(ray.remote(_count_members).options(**one_core).remote(job))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
-        path = options.resume or create_run_dir(options.run_dir or Path("runs") / _name(experiment))
+        path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(file_name_of(experiment) or "sweep"))
         started = [int(folder.name.partition("-of-")[2]) for folder in shard_folders(path)]
         num_shards = started[0] if started else min(count, num_workers)
         # A process keeps the GPU it opened, and the next task may be given another.
         device = {"num_gpus": 1, "max_calls": 1} if gpus else one_core
         train_remotely = ray.remote(_train_shard).options(max_retries=MAX_RETRIES, **device)
         with open_display("none" if options.progress == "none" else "plain") as words:
-            each = "a GPU" if gpus else "a core"
-            words.rows([("ray", f"{num_workers} workers with {each} each"), ("shards", str(num_shards))])
-            shards = [f"{part}/{num_shards}" for part in range(1, num_shards + 1)]
+            workers = f"{num_workers} workers with {'a GPU' if gpus else 'a core'} each"
+            words.rows([("ray", workers), ("shards", str(num_shards))])
+            shards = (f"{part}/{num_shards}" for part in range(1, num_shards + 1))
             tasks = {train_remotely.remote(job, str(path.resolve()), shard): shard for shard in shards}
             with interruption.finishing("the current windows"):
                 for line in _wait(ray, tasks, path, interruption):
                     words.say(f"  {line}")
             results = open_sweep(path, experiment)
-            for line in str(results).splitlines():
-                words.say(f"  {line}")
+            words.say(str(results))
         return results
-
-
-def _name(experiment: Experiment[Any]) -> str:
-    return f"{file_name_of(experiment) or 'sweep'}/sweep-{time.strftime('%Y-%m-%dT%H-%M-%S')}"
 
 
 def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruption) -> Iterator[str]:
@@ -119,10 +101,10 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
                 cancelled = True
                 for task in tasks:
                     ray.cancel(task)
-            ended, _ = ray.wait(list(tasks), timeout=SECONDS_BETWEEN_LOOKS)
+            ended, _ = ray.wait(list(tasks), timeout=0.5)
             for task in ended:
                 shard, error = tasks.pop(task), _error_of(ray, task)
-                yield f"shard {shard} failed: {error}" if error else f"shard {shard} ended"
+                yield f"shard {shard} {f'failed: {error}' if error else 'ended'}"
             if time.monotonic() >= line_at:
                 line_at = time.monotonic() + SECONDS_BETWEEN_LINES
                 # File systems between machines may lack, for a moment, what is being replaced.
@@ -140,7 +122,7 @@ def _error_of(ray: Any, task: Any) -> str | None:
     except ray.exceptions.TaskCancelledError:
         return None
     except ray.exceptions.RayTaskError as error:
-        # A worker raises KeyboardInterrupt if it is interrupted outside of training; there is nothing to save then.
+        # A worker that is interrupted outside of training has nothing to save.
         return None if isinstance(error.cause, KeyboardInterrupt) else reason(error.cause)
     except ray.exceptions.RayError as error:
         return f"its worker was lost {MAX_RETRIES + 1} times: {reason(error)}"
@@ -149,47 +131,35 @@ def _error_of(ray: Any, task: Any) -> str | None:
 
 def _count_members(job: _Job) -> int:
     """The number of members that can be run, found on a CPU, so that the driver need not open a device."""
-    with _settings(job):
-        plan = plan_sweep(job.experiment, job.points, dataclasses.replace(job.options, device="cpu", devices=1))
+    _set_up(job)
+    plan = plan_sweep(job.experiment, job.points, dataclasses.replace(job.options, device="cpu", devices=1))
     return sum(len(group.members) for group in plan.groups)
 
 
 def _train_shard(job: _Job, path: str, shard: str) -> None:
     """Trains a shard on the one device of this worker; continues what a lost worker left."""
-    folder = Path(path) / "shards" / shard.replace("/", "-of-")
+    folder = shard_folder(Path(path), shard)
     until = time.monotonic() + SECONDS_TO_WAIT
     while is_locked(folder) and time.monotonic() < until:
         time.sleep(0.2)
-    place = {"run_dir": None, "resume": Path(path)} if is_sweep(folder) else {"run_dir": Path(path), "resume": None}
-    own: dict[str, Any] = {"executor": "local", "num_workers": None, "devices": 1, "progress": "none", "shard": shard}
-    with _settings(job):
-        job.train(job.experiment, job.points, located(dataclasses.replace(job.options, **own | place)))
+    _set_up(job)
+    options = dataclasses.replace(job.options, executor="local", num_workers=None, devices=1, progress="none")
+    job.train(
+        job.experiment, job.points, located(dataclasses.replace(options, shard=shard, run_dir=None, resume=Path(path)))
+    )
 
 
-@contextlib.contextmanager
-def _settings(job: _Job) -> Iterator[None]:
-    """JAX set as where the sweep was asked for; a worker serves one sweep after another."""
-    before = {name: getattr(jax.config, name) for name in job.settings}
+def _set_up(job: _Job) -> None:
+    """Sets JAX as where the sweep was asked for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, value in job.settings.items():
             jax.config.update(name, value)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                jax.config.update(name, value)
 
 
 @contextlib.contextmanager
 def _cluster(options: SweepOptions) -> Iterator[tuple[Any, int, bool]]:
-    """Ray, how many workers run at once, and whether each has a GPU.
-
-    The cluster is that which Ray is connected to, else one it finds, else one on this machine that ends with the block.
-
-    Raises:
-        ConfigError: Ray is not installed, its cluster cannot be reached, or it has no such device.
-    """
+    """Ray, connected, found or started here; how many workers run at once, and whether each has a GPU."""
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
@@ -202,8 +172,8 @@ def _cluster(options: SweepOptions) -> Iterator[tuple[Any, int, bool]]:
         num_gpus, num_cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         if options.device not in (None, "cpu") and (options.device != "gpu" or num_gpus == 0):
             raise ConfigError(
-                f"device is {options.device!r}, and Ray's cluster has {num_gpus} GPUs and {num_cores} cores for its "
-                "workers: choose what it has, or leave device out."
+                f"device is {options.device!r}, and Ray's cluster has {num_gpus} GPUs and {num_cores} cores: choose "
+                "what it has, or leave device out."
             )
         gpus = num_gpus > 0 and options.device != "cpu"
         yield ray, options.num_workers or (num_gpus if gpus else max(1, num_cores)), gpus
@@ -211,7 +181,6 @@ def _cluster(options: SweepOptions) -> Iterator[tuple[Any, int, bool]]:
 
 def _start(ray: Any, num_workers: int | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
-    in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings():
         # Ray forks to execute another program at once, which JAX's threads do not mind.
@@ -228,5 +197,5 @@ def _start(ray: Any, num_workers: int | None) -> None:
             ) from None
         finally:
             # Ray replaces the handler of SIGTERM by one that ends the process.
-            if in_main:
+            if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)

@@ -5,14 +5,26 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from jaxnn.engine import MemberLog, Store, Trainer, evaluations_since_best, recorded_options
 from jaxnn.observe import describe_devices
-from jaxnn.record import SWEEP_FILE, Record, config_json, jax_flags, json_line, metrics_of, script, write_text
+from jaxnn.record import (
+    SWEEP_FILE,
+    Record,
+    config_json,
+    jax_flags,
+    json_line,
+    metrics_of,
+    new_run_dir,
+    script,
+    write_text,
+)
 from jaxnn.run import file_name_of
 from jaxnn.sweeps._plan import SweepPlan
 from jaxnn.sweeps.results import MEMBERS_FILE, Axis, Member, RunOpener, Sweep
+from jaxnn.types import Experiment
 
 GROUPS = "groups"
 MEMBER_FOLDER = "members"
@@ -20,12 +32,7 @@ MEMBER_FOLDER = "members"
 
 @dataclasses.dataclass
 class SweepRecord:
-    """An open sweep directory.
-
-    Attributes:
-        record: the directory, locked; None for a sweep that keeps no record.
-        facts: the content of ``sweep.json``.
-    """
+    """An open sweep directory, or None for a sweep that keeps no record, and the content of ``sweep.json``."""
 
     record: Record | None
     facts: dict[str, Any]
@@ -60,9 +67,50 @@ class SweepRecord:
 
     def write_members(self, plan: SweepPlan) -> None:
         """Replaces ``members.jsonl``."""
-        if self.record is not None:
-            lines = (json_line(line) for line in member_lines(plan, self.facts, self.record))
-            write_text(self.record.path / MEMBERS_FILE, "".join(lines))
+        if self.record is None:
+            return
+        lines = []
+        for member in self.members(plan):
+            facts = {name: value for name, value in vars(member).items() if name != "index"}
+            folder = f"{MEMBER_FOLDER}/{member.dir.name}" if member.dir else None
+            lines.append(json_line({"member": member.index, **facts, "dir": folder}))
+        write_text(self.record.path / MEMBERS_FILE, "".join(lines))
+
+    def members(self, plan: SweepPlan) -> Iterator[Member]:
+        """The members as they are now."""
+        folder = self.record.path / MEMBER_FOLDER if self.record is not None else None
+        exported = {path.name: path for path in folder.iterdir()} if folder is not None and folder.is_dir() else {}
+        for number in sorted(plan.members):
+            planned, log = plan.members[number], plan.logs[number]
+            config = config_json(planned.experiment.config)
+            if planned.error is not None:
+                config |= {name: value for name, value in planned.point.items() if name in config}
+            yield Member(
+                index=number,
+                point=dict(planned.point),
+                config=config,
+                status=log.status,
+                step=log.step,
+                final=log.final,
+                best=_best_of(log, self.facts["monitor"], higher_is_better=self.facts["higher_is_better"]),
+                error=log.error if log.status == "failed" else None,
+                dir=exported.get(f"{number:04d}"),
+            )
+
+    def results(self, plan: SweepPlan, run_opener: RunOpener) -> Sweep:
+        """The sweep as it is now."""
+        return Sweep(
+            members=tuple(self.members(plan)),
+            axes=tuple(Axis(name, plan.points.values(name), scale) for name, scale in plan.points.scales.items()),
+            lines=tuple({"member": number, **line} for number, log in plan.logs.items() for line in log.lines),
+            monitor=self.facts["monitor"],
+            higher_is_better=self.facts["higher_is_better"],
+            status=self.facts["status"],
+            dir=None if self.record is None else self.record.path,
+            summary=self.facts["summary"] or {},
+            experiment=plan.experiment,
+            run_opener=run_opener,
+        )
 
     def store(self, number: int, trainer: Trainer) -> Store | None:
         """Where the metrics and checkpoints of a group go."""
@@ -72,15 +120,29 @@ class SweepRecord:
         return Store(self.record, folder, trainer.numbers, keep_last=trainer.options.keep_last)
 
 
-def sweep_facts(plan: SweepPlan, first: Trainer) -> dict[str, Any]:
+def new_sweep_dir(name: str) -> Path:
+    """``runs/<name>/sweep-<time>-<four hex digits>``: a path that is not used yet, not created."""
+    path = new_run_dir(name)
+    return path.with_name(f"sweep-{path.name}")
+
+
+def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
+    """The script that started a sweep: its command, git state and name, which is None in a notebook."""
+    return {**script(), "name": file_name_of(experiment)}
+
+
+def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``sweep.json`` from the start; ``first`` trains the first group."""
+    points = plan.points
     return {
-        **script(),
-        "name": file_name_of(plan.experiment) or first.splits.name,
+        **origin,
+        "name": origin["name"] or first.splits.name,
         "status": "running",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": config_json(plan.experiment.config),
-        "axes": axes(plan),
+        "axes": [
+            {"name": name, "values": points.values(name), "scale": scale} for name, scale in points.scales.items()
+        ],
         **design_facts(plan),
         "monitor": first.monitored,
         "higher_is_better": first.options.higher_is_better,
@@ -106,38 +168,7 @@ def design_facts(plan: SweepPlan) -> dict[str, Any]:
     }
 
 
-def axes(plan: SweepPlan) -> list[dict[str, Any]]:
-    """The swept fields with their values, as ``sweep.json`` holds them."""
-    points = plan.points
-    return [{"name": name, "values": points.values(name), "scale": scale} for name, scale in points.scales.items()]
-
-
-def member_lines(plan: SweepPlan, facts: Mapping[str, Any], record: Record | None) -> Iterator[dict[str, Any]]:
-    """The lines of ``members.jsonl``."""
-    group_of = {member.number: group.number for group in plan.groups for member in group.members}
-    exported = set()
-    if record is not None and (record.path / MEMBER_FOLDER).is_dir():
-        exported = {path.name for path in (record.path / MEMBER_FOLDER).iterdir()}
-    for number in sorted(plan.members):
-        member, log = plan.members[number], plan.logs[number]
-        config = config_json(member.experiment.config)
-        if member.error is not None:
-            config |= {name: value for name, value in member.point.items() if name in config}
-        yield {
-            "member": number,
-            "point": dict(member.point),
-            "config": config,
-            "group": group_of.get(number),
-            "status": log.status,
-            "step": log.step,
-            "final": log.final,
-            "best": best_of(log, facts["monitor"], higher_is_better=facts["higher_is_better"]),
-            "error": log.error if log.status == "failed" else None,
-            "dir": f"{MEMBER_FOLDER}/{number:04d}" if f"{number:04d}" in exported else None,
-        }
-
-
-def best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[str, float]:
+def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[str, float]:
     """The evaluation of a member that was best by the monitored metric, and its ``step``; empty before the first."""
     lines = [line for line in log.lines if monitored in line]
     since = evaluations_since_best(log.values(monitored), higher_is_better=higher_is_better)
@@ -146,26 +177,3 @@ def best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[s
     line = lines[len(lines) - 1 - since]
     split = monitored.partition("_")[0]
     return {"step": line["step"], **{name: v for name, v in metrics_of(line).items() if name.startswith(split)}}
-
-
-def results_of(plan: SweepPlan, sweep: SweepRecord, run_opener: RunOpener) -> Sweep:
-    """The sweep as it is now."""
-    facts, record = sweep.facts, sweep.record
-    path = None if record is None else record.path
-    members = []
-    for line in member_lines(plan, facts, record):
-        folder = path / line["dir"] if path is not None and line["dir"] else None
-        fields = {name: value for name, value in line.items() if name not in ("member", "group", "dir")}
-        members.append(Member(index=line["member"], dir=folder, **fields))
-    return Sweep(
-        members=tuple(members),
-        axes=tuple(Axis(**axis) for axis in axes(plan)),
-        lines=tuple({"member": number, **line} for number, log in plan.logs.items() for line in log.lines),
-        monitor=facts["monitor"],
-        higher_is_better=facts["higher_is_better"],
-        status=facts["status"],
-        dir=path,
-        summary=facts["summary"] or {},
-        experiment=plan.experiment,
-        run_opener=run_opener,
-    )

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
-
-from jaxnn.engine import MemberLog, Trainer
+from jaxnn.engine import Trainer
 from jaxnn.observe import cpu_count, format_bytes
 from jaxnn.parallel import find_devices
-from jaxnn.record import metrics_of
 from jaxnn.run import format_metrics, format_rate, format_split
 from jaxnn.sweeps._plan import SweepPlan, describe_members, members_layout
-from jaxnn.sweeps.results import Sweep
+from jaxnn.sweeps.results import Sweep, count_by_status, show_point
+
+CORES_HINT = (
+    "{0} cores are one device: jax.config.update('jax_num_cpu_devices', {0}) before JAX is used makes each a device, "
+    "so that members use all; scripts do so"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
-    """One window of one block of members. All host values.
+    """One window of one block of members. All host values."""
 
-    Attributes:
-        step: updates done so far by all members of the sweep together.
-        num_steps: updates they will do at most.
-        member_step: updates done by each of those that are trained now.
-        group: which group they are in, and of how many, counted from 1.
-        counts: the number of members of each status.
-        best: the best evaluation of any member so far, in words; empty before the first.
-        member_steps_per_second: updates per second, of all members in the window together.
-        evaluated: whether the eval split was evaluated.
-    """
-
-    step: int
+    step: int  # updates of all members together, as num_steps
     num_steps: int
     member_step: int
     group: tuple[int, int]
-    counts: dict[str, int]
+    counts: str
     best: str
     member_steps_per_second: float
     evaluated: bool
@@ -51,10 +41,7 @@ class SweepReport:
     @property
     def numbers(self) -> str:
         """The state of the members."""
-        alive = self.counts.get("running", 0) + self.counts.get("waiting", 0)
-        rest = {"alive": alive, **{name: n for name, n in self.counts.items() if name not in ("running", "waiting")}}
-        listed = ", ".join(f"{count} {name}" for name, count in rest.items() if count)
-        return f"{listed}{'; best ' if self.best else ''}{self.best}"
+        return f"{self.counts}{'; best ' if self.best else ''}{self.best}"
 
     @property
     def is_milestone(self) -> bool:
@@ -67,37 +54,24 @@ class SweepReport:
 
 
 class Leader:
-    """The best evaluation of any member so far.
-
-    Args:
-        monitored: the metric that ranks them, as reports name it.
-        higher_is_better: whether more of it is better.
-    """
+    """The best evaluation of any member so far, by the metric ``monitored``."""
 
     def __init__(self, monitored: str, *, higher_is_better: bool) -> None:
-        self.monitored = monitored
-        self.higher_is_better = higher_is_better
-        self._value = -math.inf if higher_is_better else math.inf
-        self._point: Mapping[str, Any] = {}
+        self.monitored, self.higher_is_better = monitored, higher_is_better
+        self._best: tuple[float, Mapping[str, Any]] | None = None
 
     def see(self, point: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> None:
         """Takes note of what a member reported."""
-        for line in lines:
-            value = line.get(self.monitored, math.nan)
-            if value > self._value if self.higher_is_better else value < self._value:
-                self._value, self._point = value, point
+        values = [value for line in lines if math.isfinite(value := line.get(self.monitored, math.nan))]
+        best = (max if self.higher_is_better else min)(values, default=math.nan)
+        if values and (self._best is None or (best > self._best[0] if self.higher_is_better else best < self._best[0])):
+            self._best = best, point
 
     def __str__(self) -> str:
         """``test accuracy 0.981 (learning_rate 0.01, seed 2)``; empty before the first evaluation."""
-        if math.isinf(self._value):
+        if self._best is None:
             return ""
-        point = ", ".join(f"{name} {value}" for name, value in self._point.items())
-        return f"{self.monitored.replace('_', ' ')} {self._value:.4g} ({point})"
-
-
-def count_statuses(logs: Iterable[MemberLog]) -> dict[str, int]:
-    """The number of members of each status, most first."""
-    return dict(Counter(log.status for log in logs).most_common())
+        return f"{self.monitored.replace('_', ' ')} {self._best[0]:.4g} ({show_point(self._best[1])})"
 
 
 def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
@@ -109,14 +83,22 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     layout = members_layout(plan.options, largest.members[0].experiment.config.batch_size, len(largest.members))
     static = {name for group in plan.groups for name in group.static}
     varying = {name for name in static if len({repr(group.static.get(name)) for group in plan.groups}) > 1}
+    cores = cpu_count() or 1
+    idle = cores > 1 and len(devices) == 1 and devices[0].platform == "cpu"
+
+    def all_values(names: Iterable[str]) -> str | None:
+        listed = ", ".join(sorted(names))
+        return f"all values of {listed}" if listed else None
+
     return [
         ("sharded over", f"{layout.num_devices} of {len(devices)} devices" if len(devices) > 1 else None),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
-        ("one program for", _all_values({name for group in plan.groups for name in group.traced})),
-        ("a program each", _all_values(varying)),
+        ("one program for", all_values({name for group in plan.groups for name in group.traced})),
+        ("a program each", all_values(varying)),
         ("cannot be run", describe_members(failed) or None),
         ("halving", _halving(plan)),
-        ("hint", _cores_hint(devices)),
+        # XLA computes small operations on one core.
+        ("hint", CORES_HINT.format(cores) if idle else None),
     ]
 
 
@@ -142,11 +124,10 @@ def group_rows(number: int, trainer: Trainer, static: Mapping[str, Any], num_gro
 def closing_rows(results: Sweep) -> list[tuple[str, str]]:
     """Rows of name and value for the end."""
     summary = results.summary
-    rows = [(results.status, ", ".join(f"{count} {status}" for status, count in summary["members"].items()))]
+    rows = [(results.status, count_by_status(results.members))]
     if any(member.best for member in results.members if member not in results.lost):
         best = results.best(at="best")
-        point = ", ".join(f"{name} {value}" for name, value in best.point.items())
-        rows.append(("best evaluation", f"member {best.index} ({point}): {format_metrics(metrics_of(best.best))}"))
+        rows.append(("best evaluation", f"{best}: {format_metrics(best.metrics('best'))}"))
     if summary["member_steps_per_second"]:
         rows.append(("throughput", f"{format_rate(summary['member_steps_per_second'])} member-steps/s in all"))
     rows.append(("time", format_split(summary["spent"])))
@@ -155,22 +136,6 @@ def closing_rows(results: Sweep) -> list[tuple[str, str]]:
         if results.status == "interrupted":
             rows.append(("to resume", f"--resume {results.dir}"))
     return rows
-
-
-def _cores_hint(devices: Sequence[jax.Device]) -> str | None:
-    """How to use the other cores: XLA computes small operations on one."""
-    cores = cpu_count() or 1
-    if len(devices) > 1 or devices[0].platform != "cpu" or cores == 1:
-        return None
-    return (
-        f"{cores} cores are one device: jax.config.update('jax_num_cpu_devices', {cores}) before JAX is used makes "
-        "each a device, so that members use all; scripts do so"
-    )
-
-
-def _all_values(names: Iterable[str]) -> str | None:
-    listed = ", ".join(sorted(names))
-    return f"all values of {listed}" if listed else None
 
 
 def _halving(plan: SweepPlan) -> str | None:

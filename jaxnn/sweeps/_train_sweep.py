@@ -7,8 +7,8 @@ import dataclasses
 import functools
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,26 +16,17 @@ import jax
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
-from jaxnn.record import check_vacant, create_run_dir, new_run_dir, open_record, preload_orbax, script
+from jaxnn.record import check_vacant, create_run_dir, open_record, preload_orbax
 from jaxnn.run import NAME_WIDTH, Display, Interruption, device_rows, interruptible, open_display, watching
+from jaxnn.sweeps import _sweep_resume
 from jaxnn.sweeps._member_runs import export_members, open_member
 from jaxnn.sweeps._options import SweepOptions
 from jaxnn.sweeps._plan import SweepPlan, checked_points, plan_sweep
 from jaxnn.sweeps._ray import sweep_on_ray
-from jaxnn.sweeps._sweep_record import SweepRecord, results_of, sweep_facts
-from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, count_statuses, group_rows, sweep_rows
-from jaxnn.sweeps._sweep_resume import (
-    check_same,
-    check_siblings,
-    continued_options,
-    located,
-    read_before,
-    recall,
-    recorded_points,
-    restore_group,
-)
-from jaxnn.sweeps.results import LOST, Sweep
-from jaxnn.sweeps.search import Group, Halving, Points, reason, survivors
+from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
+from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, group_rows, sweep_rows
+from jaxnn.sweeps.results import LOST, Sweep, count_by_status
+from jaxnn.sweeps.search import Group, Halving, Points, reason
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
 
 # What may befall one group and leaves the others as they are; a disk that is full is not among it.
@@ -68,12 +59,13 @@ def sweep(
     if points is None:
         if options.resume is None:
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
-        _, points = recorded_points(options.resume, experiment)
+        _, points = _sweep_resume.recorded_points(options.resume, experiment)
     if options.executor == "ray":
-        return sweep_on_ray(experiment, points, options, functools.partial(sweep_here, origin=script()))
+        train_shard = functools.partial(sweep_here, origin=origin_of(experiment))
+        return sweep_on_ray(experiment, points, options, train_shard)
     if callable(options.executor):
         return options.executor(experiment, points, options)  # type: ignore[no-any-return]
-    return sweep_here(experiment, points, located(options))
+    return sweep_here(experiment, points, _sweep_resume.located(options))
 
 
 def sweep_here(
@@ -82,25 +74,15 @@ def sweep_here(
     options: SweepOptions,
     origin: Mapping[str, Any] | None = None,
 ) -> Sweep:
-    """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume.
-
-    Args:
-        experiment: what is run.
-        points: those of all members.
-        options: how to run them; a shard's directory is already its own.
-        origin: the command and git state that the record names; default: this process's.
-
-    Raises:
-        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written.
-    """
+    """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume."""
     with contextlib.ExitStack() as around:
         interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
         around.enter_context(closing_writers(options))
         before, resume = None, options.resume
         if resume is not None:
-            before = read_before(resume)
-            options = continued_options(options, before)
+            before = _sweep_resume.read_before(resume)
+            options = _sweep_resume.continued_options(options, before)
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
         checked_points(experiment, points, options)
@@ -111,9 +93,9 @@ def sweep_here(
             display.rows(device_rows(), NAME_WIDTH)
             plan = plan_sweep(experiment, points, options, clock)
             if before is not None and resume is not None:
-                check_same(plan, before, resume)
-                recall(plan, before, resume)
-            check_siblings(plan)
+                _sweep_resume.check_same(plan, before, resume)
+                _sweep_resume.recall(plan, before, resume)
+            _sweep_resume.check_siblings(plan)
             display.rows(sweep_rows(plan), NAME_WIDTH)
             if options.plan_only:
                 return _plan_only(plan, display)
@@ -125,9 +107,9 @@ def sweep_here(
                     display.rows(closing_rows(results))
                     return results
             # Before anything is written: what is wrong with the options is found when a group is opened.
-            facts = before or sweep_facts(plan, _first_trainer(plan)) | dict(origin or {})
+            facts = before or sweep_facts(plan, _first_trainer(plan), origin or origin_of(experiment))
         # From here on there is something to save, and its record to complete.
-        with interruption.finishing("the current window"), _open_record(plan, facts) as sweep:
+        with interruption.finishing("the current window"), _open_record(options, facts) as sweep:
             run = SweepRun(plan, sweep, interruption, display)
             aloud = options.progress != "none"
             with watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
@@ -141,19 +123,7 @@ def sweep_here(
 
 
 class SweepRun:
-    """A sweep under way.
-
-    Args:
-        plan: what is trained, and what became of it.
-        sweep: its record.
-        interruption: asked at the end of each window whether to stop.
-        words: gets lines to print.
-
-    Attributes:
-        member_steps: updates of all members done by this process.
-        compilations: the ledgers of the groups that are closed.
-        flight: the calls under way, and the stalls that a watchdog saw.
-    """
+    """A sweep under way: its plan and record, what ends it after a window, and what gets lines to print."""
 
     def __init__(self, plan: SweepPlan, sweep: SweepRecord, interruption: Interruption, words: Display) -> None:
         self.plan, self.sweep, self.interruption, self.words = plan, sweep, interruption, words
@@ -163,14 +133,10 @@ class SweepRun:
         self.flight = Flight()
         self._shown: set[int] = set()
         for group in plan.groups:
-            self._show_leader(group)
+            self._see(group)
 
     def train(self) -> Iterator[SweepReport]:
-        """Trains every group rung by rung; yields a report per window.
-
-        Raises:
-            RecordError: the disk refused; what was saved is intact.
-        """
+        """Trains every group rung by rung; yields a report per window."""
         plan = self.plan
         for share in plan.rungs:
             for group in plan.groups:
@@ -225,14 +191,15 @@ class SweepRun:
             trainer.store = self.sweep.store(number, trainer)
             self.words.rows(group_rows(number, trainer, group.static, len(plan.groups)))
             if plan.options.resume is not None and trainer.store is not None:
-                for note in restore_group(number, trainer, self.sweep):
+                for note in _sweep_resume.restore_group(number, trainer, self.sweep):
                     self.words.say(f"  {note}")
-                self._show_leader(group)
+                self._see(group)
             if self.sweep.record is not None:
                 self.sweep.describe_group(number, trainer)
         return trainer
 
-    def _show_leader(self, group: Group) -> None:
+    def _see(self, group: Group) -> None:
+        """Shows the leader what the members of a group reported before."""
         for member in group.members:
             log = self.plan.logs[member.number]
             self.leader.see(member.point, log.lines if log.status not in LOST else ())
@@ -249,7 +216,7 @@ class SweepRun:
             num_steps=done + plan.num_left,
             member_step=window.step,
             group=(group.number + 1, len(plan.groups)),
-            counts=count_statuses(plan.logs.values()),
+            counts=count_by_status(plan.logs.values()),
             best=str(self.leader),
             member_steps_per_second=window.num_steps * len(window.lines) / window.seconds,
             evaluated=window.evaluated,
@@ -267,21 +234,20 @@ class SweepRun:
         self.sweep.write_members(self.plan)
 
     def _prune(self, share: float) -> None:
-        """Takes out the members that are not among the best at the end of a rung.
-
-        All that came so far are ranked, by what they reported there: a resumed sweep decides the same.
-        """
-        plan, leader = self.plan, self.leader
+        """Takes out the members that are not among the best of those that came to the end of a rung."""
+        plan, monitored = self.plan, self.leader.monitored
         assert plan.halving is not None
-        values: dict[int, float] = {}
-        for group in plan.groups:
-            step = plan.rung_end(group, share)
-            for member in group.members:
-                line = next((line for line in plan.logs[member.number].lines if line["step"] == step), {})
-                if (value := line.get(leader.monitored)) is not None:
-                    values[member.number] = value
-        kept = set(survivors(values, plan.halving.eta, higher_is_better=leader.higher_is_better))
-        for number in set(values) - kept:
+        # Ranked by what they reported there, so that a resumed sweep decides the same.
+        ends = {group.number: plan.rung_end(group, share) for group in plan.groups}
+        values = {
+            member.number: line[monitored]
+            for group in plan.groups
+            for member in group.members
+            for line in plan.logs[member.number].lines
+            if line["step"] == ends[group.number] and monitored in line
+        }
+        kept = plan.halving.survivors(values, higher_is_better=self.leader.higher_is_better)
+        for number in set(values).difference(kept):
             if plan.logs[number].unfinished:
                 plan.logs[number].status = "pruned"
         self.sweep.write_members(plan)
@@ -293,30 +259,25 @@ def _plan_only(plan: SweepPlan, words: Display) -> Sweep:
     for group in plan.groups:
         trainer = plan.trainer(group)
         words.rows(group_rows(group.number, trainer, group.static, len(plan.groups)))
-        facts = facts or {**sweep_facts(plan, trainer), "status": "planned"}
+        facts = facts or {**sweep_facts(plan, trainer, origin_of(plan.experiment)), "status": "planned"}
         del plan.open[group.number]
-    return results_of(plan, SweepRecord(None, facts), open_member)
+    return SweepRecord(None, facts).results(plan, open_member)
 
 
 def _exported(plan: SweepPlan, sweep: SweepRecord) -> Sweep:
     """The sweep as it is now, its members' run directories written if they are asked for."""
-    results = results_of(plan, sweep, open_member)
+    results = sweep.results(plan, open_member)
     missing = [member for member in results.members if member.final and member.dir is None]
     if not (plan.options.member_runs and missing and results.dir is not None):
         return results
     with plan.clock.span("record"):
         export_members(results, missing)
     sweep.write_members(plan)
-    return results_of(plan, sweep, open_member)
+    return sweep.results(plan, open_member)
 
 
 def _first_trainer(plan: SweepPlan) -> Trainer:
-    """That of the first group that can be opened; those before it will fail when their turn comes, and be noted.
-
-    Raises:
-        ConfigError: the options are wrong.
-        TrainingError: none can be.
-    """
+    """That of the first group that can be opened; those before it will fail when their turn comes, and be noted."""
     for group in plan.groups:
         try:
             return plan.trainer(group)
@@ -326,20 +287,12 @@ def _first_trainer(plan: SweepPlan) -> Trainer:
 
 
 @contextlib.contextmanager
-def _open_record(plan: SweepPlan, facts: dict[str, Any]) -> Iterator[SweepRecord]:
-    options = plan.options
+def _open_record(options: SweepOptions, facts: dict[str, Any]) -> Iterator[SweepRecord]:
     if not options.record:
         yield SweepRecord(None, facts)
         return
-    path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
-    with open_record(path) as record:
+    with open_record(options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))) as record:
         yield SweepRecord(record, facts)
-
-
-def new_sweep_dir(name: str) -> Path:
-    """``runs/<name>/sweep-<time>-<four hex digits>``: a path that is not used yet, not created."""
-    path = new_run_dir(name)
-    return path.with_name(f"sweep-{path.name}")
 
 
 @contextlib.contextmanager
@@ -351,18 +304,14 @@ def _completed(run: SweepRun) -> Iterator[None]:
     try:
         yield
     finally:
-        # What ended the sweep is what its user hears of, whatever the disk refuses after that.
+        # What ended the sweep is reported to its user, even if the disk refuses after that.
         ended = isinstance(sys.exception(), Exception)
         with contextlib.suppress(*([RecordError] if ended else [])):
             _complete(run, time.perf_counter() - started)
 
 
 def _complete(run: SweepRun, seconds: float) -> None:
-    """Closes what is open, and writes what became of it.
-
-    Raises:
-        RecordError: the disk refused.
-    """
+    """Closes what is open, and writes what became of it."""
     plan, sweep = run.plan, run.sweep
     for number in list(plan.open):
         run.close(number)
@@ -381,7 +330,7 @@ def _complete(run: SweepRun, seconds: float) -> None:
         "member_steps": run.member_steps,
         "member_steps_per_second": run.member_steps / training if training else None,
         "num_compilations": len(run.compilations),
-        "members": count_statuses(plan.logs.values()),
+        "members": Counter(log.status for log in plan.logs.values()),
         "stalls": [dataclasses.asdict(stall) for stall in run.flight.stalls],
     }
     sweep.describe(status="interrupted" if unfinished else "finished", summary=summary)

@@ -42,16 +42,13 @@ def sides(tmp_path: Path) -> Sides:
     return Sides(tmp_path)
 
 
-def test_pairs_separate_what_means_do_not(sides: Sides) -> None:
+def test_pairs_separate_what_the_seed_hides(sides: Sides) -> None:
     a, b = sides.seeds(LUCK), sides.seeds(BETTER)
     found = compare(a, b)
     # Differences -0.1, -0.13, -0.12, -0.1: mean -0.1125, deviation 0.015, error 0.0075, t(0.975; 3) = 3.18245.
-    assert found.paired and found.num_pairs == 4 and found.by == ("seed",) and found.verdict == "better"
+    assert found.num_seeds == 4 and found.by == ("seed",) and found.verdict == "better"
     assert found.difference == pytest.approx(-0.1125) and found.seeds_needed is None and found.left_out == ()
     assert found.interval == pytest.approx((-0.1125 - 0.0238684, -0.1125 + 0.0238684), abs=1e-6)
-    unpaired = compare(a, sides.seeds(BETTER, first=10))
-    assert not unpaired.paired and unpaired.num_pairs == 0 and unpaired.verdict == "not separable"
-    assert unpaired.difference == pytest.approx(-0.1125) and unpaired.interval[0] < -2 and unpaired.interval[1] > 2
 
 
 def test_the_direction_is_that_of_the_metric(sides: Sides) -> None:
@@ -82,16 +79,16 @@ def test_the_report(sides: Sides) -> None:
 
 def test_one_pair_and_equal_differences_of_few_seeds_are_not_separable(sides: Sides) -> None:
     found = compare(sides.seeds([1.0]), sides.seeds([0.5]))
-    assert found.verdict == "not separable" and found.paired and all(map(math.isnan, found.interval))
+    assert found.verdict == "not separable" and all(map(math.isnan, found.interval))
     assert str(found).splitlines()[2:] == [
         "test_loss: B 0.5 against A 1, paired over 1 seed.",
-        "Difference -0.5: not separable with 1 seed: run at least 2 more of each.",
+        "Difference -0.5: not separable with 1 seed: run at least 2 more.",
     ]
     a = sides.seeds([1.0, 2.0, 4.0])
     same, shifted = compare(a, sides.seeds([1.0, 2.0, 4.0])), compare(a, sides.seeds([0.9, 1.9, 3.9]))
-    for found, told in ((same, "0"), (shifted, "equal")):
+    for found in (same, shifted):
         assert found.verdict == "not separable" and found.seeds_needed is None and math.isnan(found.interval[0])
-        assert str(found).endswith(f"not separable: all differences are {told}, run more seeds.")
+        assert str(found).endswith("not separable with 3 seeds: all differences are equal, run more.")
     many = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]
     found = compare(sides.seeds(many), sides.seeds([loss - 0.5 for loss in many]))
     assert (found.verdict, found.interval) == ("better", (-0.5, -0.5))
@@ -104,7 +101,7 @@ def test_members_that_were_cut_short_are_left_out_and_named(sides: Sides) -> Non
         for member, status in zip(b.members, ("pruned", "finished", "stopped early", "interrupted"), strict=True)
     )
     found = compare(a, dataclasses.replace(b, members=members))
-    assert found.num_pairs == 2 and found.mean_a == 2.5
+    assert found.num_seeds == 2 and found.mean_a == 2.5
     assert found.left_out[2:] == ("B seed 0 (pruned)", "B seed 3 (interrupted)")
     none = dataclasses.replace(b, members=(members[0], members[3]))
     with pytest.raises(
@@ -127,17 +124,11 @@ def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sid
     a = sides.seeds([1.0, 3.0, 2.0, None, 7.0])
     b = sides.seeds([0.9, 2.87, 1.88, 4.0])
     found = compare(a, b)
-    assert found.num_pairs == 3 and (found.mean_a, found.mean_b) == pytest.approx((2.0, 1.883333))
+    assert found.num_seeds == 3 and (found.mean_a, found.mean_b) == pytest.approx((2.0, 1.883333))
     assert found.left_out == ("A seed 3 (diverged)", "A seed 4 (no partner)", "B seed 3 (no partner)")
     assert str(found).endswith("Left out: A seed 3 (diverged); A seed 4 (no partner); B seed 3 (no partner).")
     many = compare(sides.seeds([1.0, 2.0]), sides.seeds([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert len(many.left_out) == 5 and str(many).endswith("B seed 5 (no partner); and 1 more.")
-
-
-def test_one_common_seed_does_not_drop_the_others(sides: Sides) -> None:
-    found = compare(sides.seeds([1.0, 1.1, 1.2]), sides.seeds([2.0, 2.1, 2.2], first=2))
-    assert not found.paired and (found.num_a, found.num_b) == (3, 3) and found.verdict == "worse"
-    assert "not paired, over 3 seeds of A and 3 of B" in str(found)
 
 
 def test_pairs_of_one_seed_are_averaged(sides: Sides) -> None:
@@ -145,24 +136,22 @@ def test_pairs_of_one_seed_are_averaged(sides: Sides) -> None:
     better = {(0.01, 0): 0.9, (0.01, 1): 2.8, (0.1, 0): 1.8, (0.1, 1): 3.5}
     a, b = sides(losses, "learning_rate", "seed"), sides(better, "learning_rate", "seed")
     found = compare(a, b)
-    assert found.by == ("learning_rate", "seed") and found.num_settings == 2 and found.unit == "seed"
+    assert found.by == ("learning_rate", "seed") and found.num_settings == 2
     # Of seed 0: -0.1 and -0.2, so -0.15; of seed 1: -0.2 and -0.5, so -0.35. Mean -0.25, deviation 0.1414,
     # error 0.1, t(0.975; 1) = 12.7062: -0.25 ± 1.27062. Four pairs would have given ± 0.276.
-    assert found.num_pairs == 2 and found.difference == pytest.approx(-0.25) and found.verdict == "not separable"
+    assert found.num_seeds == 2 and found.difference == pytest.approx(-0.25) and found.verdict == "not separable"
     assert found.interval == pytest.approx((-1.52062, 1.02062), abs=1e-5)
     assert "paired over 2 seeds, averaged over 2 settings." in str(found)
     lost = sides(losses | {(0.1, 1): None}, "learning_rate", "seed")
     assert "averaged over up to 2 settings" in str(compare(lost, b))
-    others = sides({(rate, seed + 5): loss for (rate, seed), loss in better.items()}, "learning_rate", "seed")
-    assert "not paired, over 2 seeds of A and 2 of B, averaged over 2 settings" in str(compare(a, others))
 
 
-def test_pairs_count_where_there_is_one_seed_and_are_not_called_seeds(sides: Sides) -> None:
+def test_settings_of_one_seed_are_one_pair(sides: Sides) -> None:
     a, b = (sides(dict(zip((0.1, 0.2, 0.3, 0.4), losses, strict=True)), "learning_rate") for losses in (LUCK, BETTER))
     found = compare(a, b)
-    assert found.num_pairs == 4 and found.unit == "pair" and found.verdict == "better"
-    assert "over 4 pairs by learning_rate" in str(found) and "The seed does not vary" in str(found)
-    assert "seeds;" not in str(compare(b, a))
+    assert found.num_seeds == 1 and found.verdict == "not separable"
+    assert "paired over 1 seed, averaged over 4 settings.\n" in str(found)
+    assert str(found).endswith("Difference -0.1125: not separable with 1 seed: run at least 2 more.")
 
 
 @pytest.mark.parametrize(
@@ -182,24 +171,20 @@ def test_pairs_count_where_there_is_one_seed_and_are_not_called_seeds(sides: Sid
             "side A: no member has a metric 'test_acuracy'",
         ),
         (lambda s: compare(s.seeds(LUCK), s.seeds([None])), "side B has no result in 'test_loss' (1 diverged): only"),
+        (
+            lambda s: compare(s.seeds([1.0, 2.0]), s.seeds([1.0, 2.0], first=2)),
+            "no member of A has a partner in B with the same seed: train both with them.",
+        ),
         (lambda s: compare([], s.seeds(LUCK)), "side A is an empty list: give at least one sweep or run."),
         (
             lambda s: compare(s.seeds(LUCK), 3),
             "side B is 3: give a sweep, a run, the path of either, or a list of these.",
         ),
-        (lambda s: compare(s.seeds(LUCK), s.seeds(LUCK), at="last"), "at is 'last', and must be 'final' or 'best'."),
     ],
 )
 def test_mistakes_are_named(sides: Sides, ask: Callable[[Sides], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         ask(sides)
-
-
-def test_the_best_evaluations_may_be_compared(sides: Sides) -> None:
-    a, b = sides.seeds([1.0, 2.0]), sides.seeds([1.0, 2.0])
-    best = [dataclasses.replace(m, best={"step": 5, "test_loss": 1.01 * m.index + 0.5}) for m in b.members]
-    found = compare(a, dataclasses.replace(b, members=tuple(best)), at="best")
-    assert found.difference == pytest.approx(-0.495) and found.verdict == "better"
 
 
 def test_paths_and_runs_are_compared_like_sweeps(sides: Sides, tmp_path: Path) -> None:
@@ -211,11 +196,7 @@ def test_paths_and_runs_are_compared_like_sweeps(sides: Sides, tmp_path: Path) -
     others = [tiny.fit(tiny.experiment(seed=seed, learning_rate=1e-4)) for seed in range(2)]
     for first in (runs, [run.dir for run in runs if run.dir]):
         found = compare(first, others)
-        assert found.metric == "test_loss" and found.num_pairs == 2
+        assert found.metric == "test_loss" and found.num_seeds == 2
         expected = sum(run.final["test_loss"] for run in runs) / 2
         assert found.mean_a == pytest.approx(expected) and found.difference > 0
-    best = compare(runs[0], others[0], "test_accuracy", at="best")
-    row = runs[0].metrics["test_loss"]
-    at = min((value, place) for place, value in enumerate(row) if value == value)[1]
-    assert best.mean_a == runs[0].metrics["test_accuracy"][at]
-    assert compare(runs[0], others[0]).paired
+    assert compare(runs[0], others[0]).num_seeds == 1

@@ -20,7 +20,6 @@ import pytest
 import jaxnn as jn
 from jaxnn.record import Checkpoints
 from jaxnn.sweeps import SweepOptions, plan_sweep
-from jaxnn.sweeps.search import rung_step, rungs, survivors
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -136,10 +135,11 @@ def test_members_stop_early_each_for_itself_and_free_their_chunk() -> None:
 
 def test_rungs_end_where_windows_do() -> None:
     nine = jn.halving(jn.grid(learning_rate=range(1, 10)))
-    assert rungs(nine) == pytest.approx([1 / 9, 1 / 3, 1])
-    assert rungs(jn.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2)) == pytest.approx([1 / 4, 1 / 2, 1])
-    assert rungs(None) == rungs(jn.halving(jn.grid(seed=[0]))) == [1.0]
-    assert [rung_step(share, 100, 20) for share in (0.01, 0.33, 1.0)] == [20, 40, 100]
+    assert nine.rungs == pytest.approx([1 / 9, 1 / 3, 1])
+    assert jn.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2).rungs == pytest.approx([1 / 4, 1 / 2, 1])
+    assert jn.halving(jn.grid(seed=[0])).rungs == [1.0]
+    plan = plan_sweep(tiny.experiment(num_steps=100), nine, SweepOptions(report_every=20, eval_every=20))
+    assert [plan.rung_end(plan.groups[0], share) for share in (0.01, 0.33, 1.0)] == [20, 40, 100]
 
 
 def test_rungs_that_would_end_in_one_window_are_one() -> None:
@@ -155,8 +155,9 @@ def test_rungs_that_would_end_in_one_window_are_one() -> None:
 
 def test_survivors_are_the_best_and_nan_is_not() -> None:
     values = {4: 0.5, 7: float("nan"), 1: 0.2, 3: 0.2, 9: 0.9}
-    assert survivors(values, 2, higher_is_better=False) == [1, 3, 4]
-    assert survivors(values, 5, higher_is_better=True) == [9]
+    points = jn.grid(seed=range(5))
+    assert jn.halving(points, 2).survivors(values, higher_is_better=False) == [1, 3, 4]
+    assert jn.halving(points, 5).survivors(values, higher_is_better=True) == [9]
 
 
 def test_halving_gives_the_best_members_of_each_rung_the_next(tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_a_finished_sweep_exports_its_members_when_asked(finished: jn.Sweep) -> 
     again = jn.sweep(tiny.experiment(num_steps=30), resume=finished.dir, member_runs=True, progress="none")
     assert outcome(again) == outcome(finished)
     dirs = [member.dir for member in again.members]
-    assert [tiny.read(path)["member"] for path in dirs] == list(range(8))  # type: ignore[arg-type]
+    assert [path.name for path in dirs if path] == [f"{index:04d}" for index in range(8)]
     assert [member.dir for member in jn.open_sweep(finished.dir).members] == dirs  # type: ignore[arg-type]
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxnn.observe import Table
-from jaxnn.sweeps.results._outcomes import Member, show, show_point, show_value
-from jaxnn.types import ConfigError, RecordError, suggest
+from jaxnn.sweeps.results._members import LOST, show, show_field, show_point
+from jaxnn.types import ConfigError, suggest
 
 # From this many values on the interval is an interval, and not their range.
 ENOUGH = 5
-# The columns of members that are not part of the means.
-LEFT_OUT = ("diverged", "failed", "pruned", "unfinished")
 # Numbers that would need more decimals are printed with four digits.
 MOST_DECIMALS = 6
 
@@ -57,11 +54,11 @@ class GroupRow:
     Attributes:
         point: the fields grouped by, and their values.
         members: the numbers of its members.
-        left_out: how many members are not part of the means, by ``diverged``, ``failed``, ``pruned``, ``unfinished``.
+        left_out: how many members are not part of the means, by their status, such as ``diverged`` or ``pruned``.
         metrics: the spread of each metric, the monitored one first.
     """
 
-    point: Mapping[str, Any]
+    point: Mapping[str, object]
     members: tuple[int, ...]
     left_out: Mapping[str, int]
     metrics: Mapping[str, Spread]
@@ -79,14 +76,10 @@ class GroupRow:
     @property
     def num_lost(self) -> int:
         """Members that diverged or failed."""
-        return self.left_out["diverged"] + self.left_out["failed"]
-
-    def show_left_out(self) -> str:
-        """Returns ``3 diverged, 1 pruned``; an empty string if all members are part of the means."""
-        return ", ".join(f"{count} {name}" for name, count in self.left_out.items() if count)
+        return sum(self.left_out.get(status, 0) for status in LOST)
 
     def __repr__(self) -> str:
-        shown = [f"n {self.n}", *filter(None, [self.show_left_out()])]
+        shown = [f"n {self.n}", *(f"{count} {status}" for status, count in self.left_out.items())]
         shown += [f"{name} {spread}" for name, spread in self.metrics.items()]
         return f"{show_point(self.point) or 'all'}: {', '.join(shown)}"
 
@@ -120,7 +113,7 @@ class Groups:
         sign = -1 if self.more_is_better[metric] else 1
 
         def rank(row: GroupRow) -> tuple[bool, bool, float]:
-            return row.num_lost > 0, bool(row.show_left_out()), sign * row.metrics[metric].mean
+            return row.num_lost > 0, bool(row.left_out), sign * row.metrics[metric].mean
 
         rows = [row for row in self.rows if row.metrics[metric].n]
         if not rows:
@@ -129,9 +122,9 @@ class Groups:
 
     def table(self) -> Table:
         """Returns the groups as a table with a row per group."""
-        counts = [name for name in LEFT_OUT if any(row.left_out[name] for row in self.rows)]
+        counts = list(dict.fromkeys(status for row in self.rows for status in row.left_out))
         rows = [
-            [*map(show_value, row.point.values()), str(row.n), *(str(row.left_out[name]) for name in counts)]
+            [*map(show_field, row.point.values()), str(row.n), *(str(row.left_out.get(name, 0)) for name in counts)]
             + [str(spread) for spread in row.metrics.values()]
             for row in self.rows
         ]
@@ -150,19 +143,6 @@ class Groups:
         return self.table()._repr_html_()
 
 
-def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
-    """Returns the values of ``names`` and the positions of the members that share them, in order of appearance."""
-    groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
-    for position, member in enumerate(members):
-        fields = member.fields
-        if lacking := [name for name in names if name not in fields]:
-            raise RecordError(f"the config of member {member.index} lacks {lacking[0]!r}: the record is damaged.")
-        point = {name: fields[name] for name in names}
-        # Keyed by text: a value may be a nested config, which has no hash.
-        groups.setdefault(repr(point), (point, []))[1].append(position)
-    return list(groups.values())
-
-
 def spread_of(values: np.ndarray) -> Spread:
     """Returns the spread of the finite ones of ``values [n]``."""
     finite = values[np.isfinite(values)]
@@ -178,10 +158,7 @@ def bootstrap_interval(values: ArrayLike) -> tuple[float, float]:
     The plain percentile interval is too narrow for few values: by the factor sqrt((n-1)/n), and by that of a normal to
     a Student quantile. The expanded one uses percentiles further out to correct for both. Below five values it is the
     range from the least to the greatest, which holds the mean of a symmetric distribution in 50 % (n = 2), 75 % (3)
-    and 88 % (4) of all cases. The resamples are drawn with a fixed seed.
-
-    Returns:
-        Its two ends; NaN for fewer than two values.
+    and 88 % (4) of all cases; its ends are NaN for fewer than two. The resamples are drawn with a fixed seed.
     """
     from scipy import stats  # type: ignore[import-untyped]
 

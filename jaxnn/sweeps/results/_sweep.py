@@ -1,29 +1,34 @@
-"""The result of a sweep: its members, groups, tables, plots, and single members as runs."""
+"""The result of a sweep: its members, their metrics, groups, tables, plots, and single members as runs."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from jaxnn.engine import more_is_better
 from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
 from jaxnn.run import Run, format_rate
-from jaxnn.sweeps.results._outcomes import (
+from jaxnn.sweeps.results._members import (
+    LOST,
     SEED,
     At,
     Axis,
     Member,
-    Outcomes,
     count_by_status,
+    grouped,
+    selection,
     show,
+    show_field,
     show_point,
-    show_value,
 )
-from jaxnn.sweeps.results._summary import LEFT_OUT, GroupRow, Groups, grouped, spread_of
-from jaxnn.sweeps.search import with_fields
+from jaxnn.sweeps.results._summary import GroupRow, Groups, spread_of
 from jaxnn.types import ConfigError, Experiment, RecordError, suggest
 
 if TYPE_CHECKING:
@@ -32,24 +37,15 @@ if TYPE_CHECKING:
 
 # An axis with more values is described by its ends.
 FEW_VALUES = 6
-# So many different errors are shown, each with its first member.
+# The most frequent errors are shown; the table shows all.
 MOST_ERRORS = 3
 
-
-class RunOpener(Protocol):
-    """Opens a member of a recorded sweep as a run; whoever stores the sweep's states supplies it."""
-
-    def __call__(self, sweep: Sweep, member: Member, experiment: Experiment[Any]) -> Run:
-        """Returns the run of ``member``; ``experiment`` has the member's config.
-
-        Raises:
-            RecordError: the sweep's record holds no state of the member.
-        """
-        ...
+# Opens a member of a recorded sweep as a run; raises RecordError if the record holds no state of it.
+type RunOpener = Callable[[Sweep, Member], Run]
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class Sweep(Outcomes):
+class Sweep:
     """A sweep that finished, was interrupted, or still runs.
 
     Attributes:
@@ -62,14 +58,142 @@ class Sweep(Outcomes):
         dir: the directory of its record, or None.
         summary: ``member_steps_per_second``, ``seconds``, ``num_compilations``; empty while it runs.
         experiment: what was swept, or None if it was read without.
-        run_opener: opens members as runs from the sweep's record; None: only members with run directories open.
+        run_opener: opens members as runs from the sweep's record, for `run`.
     """
 
-    status: str
-    dir: Path | None
-    summary: Mapping[str, Any]
+    members: tuple[Member, ...]
+    axes: tuple[Axis, ...]
+    lines: tuple[Mapping[str, Any], ...]
+    monitor: str
+    higher_is_better: bool
+    status: str = "finished"
+    dir: Path | None = None
+    summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     experiment: Experiment[Any] | None = None
     run_opener: RunOpener | None = None
+
+    @property
+    def settings(self) -> tuple[Axis, ...]:
+        """The axes with more than one value except the seed."""
+        return tuple(axis for axis in self.axes if axis.name != SEED and len(axis.values) > 1)
+
+    @property
+    def lost(self) -> tuple[Member, ...]:
+        """The members that diverged or failed."""
+        return tuple(member for member in self.members if member.status in LOST)
+
+    def more_is_better(self, metric: str) -> bool:
+        """Whether more of ``metric`` is better: by the sweep's options if it is monitored, else by its name."""
+        return self.higher_is_better if metric == self.monitor else more_is_better(metric)
+
+    def metric_names(self, at: At = "final") -> tuple[str, ...]:
+        """The metrics that any member has, the monitored one first; a ConfigError if there is no such ``at``."""
+        if at not in ("final", "best"):
+            raise ConfigError(f"at is {at!r}, and must be 'final' or 'best'.")
+        names = dict.fromkeys(name for member in self.members for name in member.metrics(at))
+        return tuple(sorted(names, key=lambda name: name != self.monitor))
+
+    def check_metric(self, metric: str | None, at: At = "final") -> str:
+        """Returns ``metric``, or the monitored one for None; a ConfigError if no member has it."""
+        metric, known = metric or self.monitor, self.metric_names(at)
+        if metric not in known:
+            raise ConfigError(f"no member has a metric {metric!r} ({at}): {suggest(metric, known)}.")
+        return metric
+
+    def values(self, metric: str, at: At = "final") -> np.ndarray:
+        """Returns the metric of every member, ``[members]``; NaN if it has none.
+
+        Raises:
+            ConfigError: no member has it.
+        """
+        self.check_metric(metric, at)
+        return np.array([member.metrics(at).get(metric, np.nan) for member in self.members], float)
+
+    def scores(self, metric: str, at: At = "final") -> np.ndarray:
+        """Returns the finite values of the complete members, ``[members]``, NaN for all others; errors as `values`."""
+        values, complete = self.values(metric, at), [member.complete for member in self.members]
+        return np.where(np.isfinite(values) & np.array(complete, bool), values, np.nan)
+
+    def ranked(self, metric: str | None = None, at: At = "final") -> list[Member]:
+        """Returns the complete members, best first, then those that were cut short, best first, then the others."""
+        metric = self.check_metric(metric, at)
+        sign = -1 if self.more_is_better(metric) else 1
+
+        def rank(member: Member) -> tuple[int, float]:
+            value = member.metrics(at).get(metric, math.nan)
+            if member.status in LOST or not math.isfinite(value):
+                return 2, 0.0
+            return int(member.cut_short), sign * value
+
+        return sorted(self.members, key=rank)
+
+    def best(self, metric: str | None = None, *, at: At = "final") -> Member:
+        """Returns the best member.
+
+        A member that diverged or failed, or whose value is not finite, is never the best; one that was cut short only
+        if no member is complete. Among many seeds the best is also the luckiest: to choose a setting compare groups.
+
+        Args:
+            metric: by which; default: the monitored one.
+            at: the ``final`` value, or that of the ``best`` evaluation.
+
+        Raises:
+            ConfigError: an unknown metric, or one that no member has a result in.
+        """
+        best = self.ranked(metric, at)[0]
+        if best.status in LOST or not math.isfinite(best.metrics(at).get(metric or self.monitor, math.nan)):
+            counts = count_by_status(self.members)
+            raise ConfigError(f"no member has a result in {metric or self.monitor!r} ({counts}): name another metric.")
+        return best
+
+    def curves(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a metric against the step.
+
+        Returns:
+            The steps ``[reports]`` at which any member measured it, and the values ``[members, reports]``, NaN where
+            a member has none.
+
+        Raises:
+            ConfigError: it was never measured.
+        """
+        known = {name for line in self.lines for name in metrics_of(line)}
+        if metric not in known:
+            raise ConfigError(f"no report has a metric {metric!r}: {suggest(metric, known)}.")
+        found = {(line["member"], line["step"]): line[metric] for line in self.lines if metric in line}
+        steps = sorted({step for _, step in found})
+        values = [[found.get((member.index, step), np.nan) for step in steps] for member in self.members]
+        return np.array(steps), np.array(values, float)
+
+    def select(self, **fields: Any) -> Sweep:
+        """Returns the members whose config fields are as given, as a sweep.
+
+        Args:
+            **fields: for a config field its value, several in a list, set or range, or a function that is true of it,
+                as in ``select(learning_rate=1e-3, seed=range(4), dropout=lambda rate: rate < 0.5)``; nested fields by
+                dotted names, ``select(**{"model.dropout": 0.1})``.
+
+        Raises:
+            ConfigError: an unknown field, or no member left.
+        """
+        members = self.members
+        for name, wanted in fields.items():
+            known = members[0].fields if members else {}
+            if name not in known:
+                raise ConfigError(f"the config has no field {name!r} to select by: {suggest(name, known)}.")
+            test = selection(wanted)
+            left = tuple(member for member in members if test(member.fields[name]))
+            if not left:
+                present = ", ".join(dict.fromkeys(repr(member.fields[name]) for member in members))
+                asked = "as asked" if callable(wanted) else f"= {wanted!r}"
+                raise ConfigError(f"no member has {name} {asked}: there are {present}.")
+            members = left
+        numbers = {member.index for member in members}
+        axes = []
+        for axis in self.axes:
+            there = [member.fields[axis.name] for member in members]
+            axes.append(dataclasses.replace(axis, values=tuple(value for value in axis.values if value in there)))
+        lines = tuple(line for line in self.lines if line["member"] in numbers)
+        return dataclasses.replace(self, members=members, lines=lines, axes=tuple(axes))
 
     def group(self, by: str | Sequence[str] | None = None, metric: str | None = None, at: At = "final") -> Groups:
         """Returns mean, standard deviation and 95 % interval of each metric over members that share some fields.
@@ -84,9 +208,9 @@ class Sweep(Outcomes):
         Raises:
             ConfigError: an unknown field or metric.
         """
-        names = (by,) if isinstance(by, str) else tuple(by or ())
         if by is None:
-            names = tuple(axis.name for axis in self.axes if axis.name != SEED)
+            by = [axis.name for axis in self.axes if axis.name != SEED]
+        names = (by,) if isinstance(by, str) else tuple(by)
         known = self.members[0].fields if self.members else names
         for name in names:
             if name not in known:
@@ -96,40 +220,41 @@ class Sweep(Outcomes):
         rows = []
         for point, positions in grouped(self.members, names):
             members = [self.members[position] for position in positions]
-            counts = Counter(member.status for member in members)
-            unfinished = sum(member.cut_short for member in members) - counts["pruned"]
-            left_out = {name: counts[name] for name in LEFT_OUT[:3]} | {"unfinished": unfinished}
+            left_out = Counter(member.status for member in members if not member.complete)
             spreads = {name: spread_of(values[positions]) for name, values in scores.items()}
             rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads))
         return Groups(tuple(rows), names, {name: self.more_is_better(name) for name in metrics})
 
-    def frame(self) -> pandas.DataFrame:
+    def frame(self, *, curves: bool = False) -> pandas.DataFrame:
         """Returns a pandas table with a row per member: number, config, status, step, final and ``best_`` metrics.
 
-        If any member failed it has a column ``error`` too.
+        If any member failed it has a column ``error`` too. With ``curves`` it has a row per member and report instead:
+        number, point, step and metrics.
 
         Raises:
             ConfigError: pandas is not installed.
         """
+        try:
+            import pandas
+        except ImportError as error:
+            raise ConfigError("a data frame needs pandas, which is not installed: pip install pandas") from error
+        if curves:
+            points = {member.index: {"member": member.index, **member.point} for member in self.members}
+            return pandas.DataFrame(
+                [points[line["member"]] | dict(line) for line in self.lines if line["member"] in points]
+            )
         rows = []
         for member in self.members:
             row = {"member": member.index, **member.fields, "status": member.status, "step": member.step}
             row |= metrics_of(member.final) | {f"best_{name}": value for name, value in member.best.items()}
             rows.append(row | ({"error": member.error} if any(one.error for one in self.members) else {}))
-        return _pandas().DataFrame(rows)
-
-    def curves_frame(self) -> pandas.DataFrame:
-        """Returns a pandas table with a row per member and report: its point, the step and the metrics.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        points = {member.index: dict(member.point) for member in self.members}
-        lines = (line for line in self.lines if line["member"] in points)
-        return _pandas().DataFrame([{"member": line["member"], **points[line["member"]], **line} for line in lines])
+        return pandas.DataFrame(rows)
 
     def plot(self, metric: str | None = None) -> Figure:
         """Returns a matplotlib figure of the curves and the metric against each axis; default: the monitored metric.
+
+        Means are over members that differ in their seed only. Members that diverged or failed are not part of them and
+        are marked with a cross; members that were cut short neither, and are rings at their last value.
 
         Raises:
             ConfigError: an unknown metric.
@@ -164,8 +289,7 @@ class Sweep(Outcomes):
                 f"member {index} is {found.status}, and loading it would train it on: export it with "
                 "jn.sweep(experiment, resume=…, member_runs=True), and resume its run directory with jn.fit."
             )
-        experiment = dataclasses.replace(self.experiment, config=with_fields(self.experiment.config, found.point))
-        return self.run_opener(self, found, experiment)
+        return self.run_opener(self, found)
 
     def table(self, metric: str | None = None, at: At = "final", limit: int = 20) -> Table:
         """Returns the members best first: their points, status, step and metrics, and errors if any failed.
@@ -189,9 +313,9 @@ class Sweep(Outcomes):
         for member in members[:limit]:
             fields, measured = member.fields, member.metrics(at)
             step = member.step if at == "final" else member.best.get("step", "–")
-            row = [str(member.index), *(show_value(fields.get(axis.name)) for axis in self.axes), member.status]
+            row = [str(member.index), *(show_field(fields.get(axis.name)) for axis in self.axes), member.status]
             row += [str(step), *(show(measured[name]) if name in measured else "–" for name in names)]
-            rows.append(row + ([_first_line(member.error)] if errors else []))
+            rows.append(row + ([member.error or ""] if errors else []))
         header = ["member", *(axis.name for axis in self.axes), "status", "step" if at == "final" else "best step"]
         more = len(members) - len(rows)
         return Table([*header, *names, *["error"] * errors], rows, [f"… and {more} more"] if more else [])
@@ -205,52 +329,28 @@ class Sweep(Outcomes):
     def _facts(self) -> list[tuple[str, str]]:
         """The summary as (what, value)."""
         rows = [(self.status, f"sweep of {len(self.members)}: {count_by_status(self.members)}")]
-        rows += [(axis.name, _describe_axis(axis)) for axis in self.axes]
+        for axis in self.axes:
+            values = ", ".join(map(show_field, axis.values))
+            if len(axis.values) > FEW_VALUES:
+                ends = " … ".join(map(show_field, (axis.values[0], axis.values[-1])))
+                values = f"{len(axis.values)} values, {ends}" + ("" if axis.scale == "nominal" else f" ({axis.scale})")
+            rows.append((axis.name, values))
         if rate := self.summary.get("member_steps_per_second"):
             rows.append(("throughput", f"{format_rate(rate)} member steps/s"))
         if (seconds := self.summary.get("seconds")) is not None:
-            compiled = self.summary.get("num_compilations")
-            programs = f", {compiled} program{'' if compiled == 1 else 's'} compiled" if compiled is not None else ""
-            rows.append(("time", f"{seconds:.2f} s{programs}"))
+            compiled = self.summary.get("num_compilations", 0)
+            rows.append(("time", f"{seconds:.2f} s, {compiled} program{'s' * (compiled != 1)} compiled"))
         try:
             best = self.best()
             metrics = ", ".join(f"{name} {show(value)}" for name, value in metrics_of(best.final).items())
             rows.append((best_label(best), f"{best}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
-        failed: dict[str, list[Member]] = {}
-        for member in self.members:
-            if member.error:
-                failed.setdefault(_first_line(member.error), []).append(member)
-        for error, members in list(failed.items())[:MOST_ERRORS]:
-            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-            rows.append(("failed", f"{members[0]}{more}: {error}"))
-        if len(failed) > MOST_ERRORS:
-            rows.append(("failed", f"with {len(failed) - MOST_ERRORS} more errors, which the table shows"))
+        errors = Counter(member.error for member in self.members if member.error)
+        rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
         return [*rows, ("record", str(self.dir or "none"))]
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError("a data frame needs pandas, which is not installed: pip install pandas") from error
-    return pandas
 
 
 def best_label(best: Member) -> str:
     """Returns the label of the best member's final metrics."""
     return "best at the end" if best.complete else "best so far"
-
-
-def _first_line(error: str | None) -> str:
-    return (error or "").strip().partition("\n")[0]
-
-
-def _describe_axis(axis: Axis) -> str:
-    if len(axis.values) <= FEW_VALUES:
-        return ", ".join(map(show_value, axis.values))
-    nominal = axis.scale == "nominal"
-    ends = (axis.values[0], axis.values[-1]) if nominal else (min(axis.values), max(axis.values))
-    scale = "" if nominal else f" ({axis.scale})"
-    return f"{len(axis.values)} values, {show_value(ends[0])} … {show_value(ends[1])}{scale}"

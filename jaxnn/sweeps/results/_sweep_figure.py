@@ -1,92 +1,104 @@
-"""The figure of a sweep: curves, the metric against each axis, and the joint effect of several axes."""
+"""The figure of a sweep: curves, the last value of a metric against each axis, and the joint effect of two axes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxnn.record import metrics_of, new_figure
-from jaxnn.sweeps.results._outcomes import count_by_status, show_value
-from jaxnn.sweeps.results._summary import ENOUGH, grouped, spread_of
-from jaxnn.sweeps.results._sweep_panels import (
-    FONT,
-    Scale,
-    add_colour_bar,
-    draw_axis,
-    draw_pair,
-    draw_parallel,
-    draw_seeds,
-    finish,
-    label_ticks,
-)
+from jaxnn.sweeps.results._members import SEED, Axis, count_by_status, grouped, show, show_field
+from jaxnn.sweeps.results._summary import ENOUGH, GroupRow, spread_of
+from jaxnn.sweeps.search import scale_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis as DrawnAxis
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     from jaxnn.sweeps.results._sweep import Sweep
 
-PANELS_A_ROW = 3
+PANELS_PER_ROW = 3
 PANEL_INCHES = (4.6, 3.6)
-# Up to this many groups are named in a legend, in columns; more are coloured by value.
+# Up to this many groups have bands and a legend; more are coloured by value.
 MOST_NAMED = 8
-COLUMN = 4
+# More labels, or letters in a row of labels, than this would be unreadable.
+MOST_LABELS = 8
+MOST_LETTERS = 30
 # Viridis ends here: its light end is invisible on white.
 VISIBLE = 0.92
+# From this ratio on, losses are drawn on a logarithmic scale.
+DECADE = 10.0
+LOST_COLOUR = "tab:red"
+# Members that were cut short, at their last value.
+SHORT: dict[str, Any] = {"marker": "o", "mfc": "none", "mec": "0.7", "mew": 0.8, "ms": 4, "ls": "none", "zorder": 1}
+BEST: dict[str, Any] = {"marker": "*", "c": "black", "ms": 11, "mec": "white", "ls": "none", "zorder": 5}
 
 
 def draw_sweep(sweep: Sweep, metric: str | None = None) -> Figure:
-    """Draws curves of ``metric``, its last value against each axis, and a map of two axes or parallel coordinates.
-
-    Means are over members that differ in their seed only. Members that diverged or failed are not part of them and are
-    marked with a cross; members that were cut short neither, and are rings at their last value.
-
-    Args:
-        sweep: the members.
-        metric: which; default: the monitored one.
-
-    Returns:
-        A figure without a window; ``savefig`` it, or return it from a notebook's cell.
-
-    Raises:
-        ConfigError: no member has the metric.
-    """
+    """Draws curves of ``metric``, its last value against each axis, and a map of two axes."""
     metric = sweep.check_metric(metric)
-    panels: list[Callable[[Axes, Sweep, str], None]] = [partial(draw_axis, axis=axis) for axis in sweep.settings] or [
-        draw_seeds
-    ]
+    seeds = tuple(dict.fromkeys(member.fields.get(SEED) for member in sweep.members))
+    panels = [partial(draw_axis, axis=axis) for axis in sweep.settings or [Axis(SEED, seeds, "nominal")]]
     if any(metric in metrics_of(line) for line in sweep.lines):
-        panels.insert(0, draw_curves)
+        panels.insert(0, partial(draw_curves))
     if len(sweep.settings) == 2:
-        panels.append(draw_pair)
-    columns = 2 if len(panels) == 4 else min(PANELS_A_ROW, len(panels))
+        panels.append(partial(draw_pair))
+    columns = 2 if len(panels) == 4 else min(PANELS_PER_ROW, len(panels))
     rows = -(-len(panels) // columns)
-    height = rows + (len(sweep.settings) > 2)
-    figure = new_figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * height), layout="constrained")
-    grid = figure.add_gridspec(height, columns)
+    figure = new_figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
     for index, panel in enumerate(panels):
-        panel(figure.add_subplot(grid[divmod(index, columns)]), sweep, metric)
-    if height > rows:
-        draw_parallel(figure.add_subplot(grid[rows, :]), sweep, metric)
-    marks = {"×": sweep.lost, "○": sweep.cut_short}
+        panel(figure.add_subplot(rows, columns, index + 1), sweep, metric)
+    cut_short = [member for member in sweep.members if member.cut_short]
+    marks = {"×": sweep.lost, "○": cut_short}
     marked = ", ".join(f"{mark} {count_by_status(members)}" for mark, members in marks.items() if members)
     title = f"{metric.replace('_', ' ')} of {len(sweep.members)} members" + (f" ({marked})" if marked else "")
     figure.suptitle(title, fontsize="large")
     return figure
 
 
-class Curve(NamedTuple):
-    """A group's metric against the step: mean and ends of the interval, ``[reports]``, over ``n`` members."""
+class Scale(NamedTuple):
+    """How one axis is drawn."""
 
-    point: dict[str, Any]
-    n: int
-    steps: np.ndarray
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    name: str
+    values: tuple[Any, ...]
+    kind: str
+
+    @classmethod
+    def of(cls, axis: Axis) -> Scale:
+        """Returns the axis's own scale if its values allow that, else a nominal one."""
+        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
+        values = tuple(sorted(axis.values)) if numeric else axis.values
+        possible = numeric and all(map(math.isfinite, values)) and (axis.scale != "log" or values[0] > 0)
+        # Zero and then powers fit neither a logarithmic nor a linear axis.
+        mixed = possible and values[0] == 0 and len(values) > 2 and scale_of(axis.name, values[1:]) == "log"
+        return cls(axis.name, values, axis.scale if possible and not mixed else "nominal")
+
+    def position(self, value: Any) -> float:
+        """Returns ``value`` itself, or its index among the values of a nominal axis."""
+        return float(self.values.index(value) if self.kind == "nominal" else value)
+
+    def norm(self) -> Normalize:
+        """Returns the map of positions to 0…1."""
+        positions = [self.position(value) for value in self.values]
+        return _norm(min(positions), max(positions), log=self.kind == "log")
+
+    def mark(self, axis: DrawnAxis) -> None:
+        """Scales and labels an axis of a panel, or of a colour bar; of many nominal values some."""
+        panel, across = axis.axes, axis is axis.axes.xaxis
+        if self.kind == "log":
+            (panel.set_xscale if across else panel.set_yscale)("log")
+        if self.kind == "nominal":
+            shown = self.values[:: -(-len(self.values) // MOST_LABELS)]
+            labels = [show(value) for value in shown]
+            axis.set_ticks([self.position(value) for value in shown], labels=labels)
+            if across and sum(map(len, labels)) > MOST_LETTERS:
+                axis.set_tick_params(labelrotation=40)
+            (panel.set_xmargin if across else panel.set_ymargin)(0.15)
+        axis.set_label_text(self.name)
 
 
 def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
@@ -95,6 +107,9 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
     The mean is over the complete members, or those that were cut short if none is complete, and ends where the first
     of them stops: from there on it would jump. The other members that were cut short are thin and grey.
     """
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
     steps, values = sweep.curves(metric)
     values = np.where(np.isfinite(values), values, np.nan)
     curves = []
@@ -104,55 +119,137 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
         counts = np.isfinite(values[drawn]).sum(axis=0)
         measured = (counts > 0) & (counts == counts.max(initial=0))
         if measured.any():
-            spreads = [spread_of(column) for column in values[drawn][:, measured].T]
-            ends = np.array([(spread.mean, spread.low, spread.high) for spread in spreads]).T
-            curves.append(Curve(point, spreads[0].n, steps[measured], *ends))
-        for position in cut_short if drawn != cut_short else ():
-            there = np.isfinite(values[position])
-            axes.plot(steps[there], values[position][there], c="0.75", lw=0.7, zorder=1)
-    named = len(curves) <= MOST_NAMED
-    (_draw_named if named else _draw_coloured)(axes, [Scale.of(axis) for axis in sweep.settings], curves)
-    several = [curve.n for curve in curves if curve.n > 1]
-    title = "mean over seeds" if several else "curves"
-    if several and named:
-        ranges = "the range of the seeds" if max(several) < ENOUGH else f"its 95 % interval (range below {ENOUGH})"
-        title += f", with {'its 95 % interval' if min(several) >= ENOUGH else ranges}"
-    axes.set_xlabel("step")
-    means = np.concatenate([curve.mean for curve in curves]) if curves else np.empty(0)
-    finish(axes, sweep, metric, means, [member.step for member in sweep.lost], title)
-
-
-def _draw_named(axes: Axes, scales: Sequence[Scale], curves: list[Curve]) -> None:
-    """Draws up to eight groups with bands and a legend."""
-    from matplotlib import colormaps
-
-    # Numbers have an order, which colours can show; settings without order get distinct colours.
-    ordered = [scale.kind for scale in scales] in (["log"], ["linear"])
-    if ordered:
-        curves.sort(key=lambda curve: curve.point[scales[0].name])
-    for index, curve in enumerate(curves):
-        colour = colormaps["viridis"](VISIBLE * index / max(1, len(curves) - 1)) if ordered else f"C{index}"
-        label = ", ".join(show_value(value) for value in curve.point.values())
-        marker = "o" if len(curve.steps) == 1 else ""
-        axes.plot(curve.steps, curve.mean, c=colour, marker=marker, ms=3, label=label or None)
-        axes.fill_between(curve.steps, curve.low, curve.high, color=colour, alpha=0.2, lw=0)
-    if scales and curves:
+            curves.append((point, steps[measured], [spread_of(column) for column in values[drawn][:, measured].T]))
+        for row in values[cut_short] if drawn != cut_short else ():
+            axes.plot(steps[np.isfinite(row)], row[np.isfinite(row)], c="0.75", lw=0.7, zorder=1)
+    scales, named = [Scale.of(axis) for axis in sweep.settings], len(curves) <= MOST_NAMED
+    scale = next((scale for scale in scales if scale.kind != "nominal"), None if named else scales[0])
+    colours = ListedColormap(colormaps["viridis"](np.linspace(0, VISIBLE, 256)))
+    if scales:
+        curves.sort(key=lambda curve: scales[0].position(curve[0][scales[0].name]))
+    for index, (point, at, spreads) in enumerate(curves):
+        # Numbers have an order, which colours can show; a few settings without order get distinct colours.
+        by_value = scale is not None and (len(scales) == 1 or not named)
+        colour = colours(scale.norm()(scale.position(point[scale.name]))) if scale and by_value else f"C{index}"
+        label = ", ".join(map(show_field, point.values())) if named else None
+        marker = "o" if len(at) == 1 else ""
+        axes.plot(at, [spread.mean for spread in spreads], c=colour, marker=marker, ms=3, lw=1.2, label=label or None)
+        if named:
+            ends = [spread.low for spread in spreads], [spread.high for spread in spreads]
+            axes.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
+    if named and scales and curves:
         title = ", ".join(scale.name for scale in scales)
-        columns = 1 + (len(curves) > COLUMN)
-        axes.legend(fontsize=FONT, title=title, title_fontsize=FONT, ncols=columns, handlelength=1)
+        axes.legend(fontsize="small", title=title, title_fontsize="small", ncols=1 + (len(curves) > 4), handlelength=1)
+    elif scale is not None and not named:
+        scale.mark(_add_colour_bar(axes, scale.norm(), colours, scale.name).ax.yaxis)
+    sizes = [spreads[0].n for _, _, spreads in curves if spreads[0].n > 1]
+    title = "mean over seeds" if sizes else "curves"
+    if sizes and named:
+        title += ", with its 95 % interval" if min(sizes) >= ENOUGH else ", with the range of few seeds"
+    axes.set_xlabel("step")
+    means = [spread.mean for _, _, spreads in curves for spread in spreads]
+    _finish(axes, sweep, metric, np.array(means), [member.step for member in sweep.lost], title)
 
 
-def _draw_coloured(axes: Axes, scales: Sequence[Scale], curves: list[Curve]) -> None:
-    """Draws many groups, coloured by their value on the first numeric axis."""
+def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
+    """Draws all members against ``axis``, and the means of the groups that equal the best in all other settings.
+
+    Against the seed it draws the mean of all members and its interval.
+    """
+    scale, values, scores = Scale.of(axis), sweep.values(metric), sweep.scores(metric)
+    places = np.array([scale.position(member.fields.get(axis.name)) for member in sweep.members])
+    axes.scatter(places, scores, s=16, alpha=0.5, lw=0)
+    short = np.isfinite(values) & np.array([member.cut_short for member in sweep.members], bool)
+    if short.any():
+        axes.plot(places[short], values[short], label="cut short", **SHORT)
+    spread, title = spread_of(scores), "last value"
+    if axis.name == SEED and spread.n > 1:
+        title = f"{spread.n} seeds: {spread}"
+        axes.axhline(spread.mean, c="tab:blue", lw=1.2)
+        axes.axhspan(spread.low, spread.high, color="tab:blue", alpha=0.15, lw=0)
+    elif axis.name != SEED and spread.n:
+        groups = sweep.group([setting.name for setting in sweep.settings], metric)
+        best = groups.best()
+        others = {**best.point, axis.name: None}
+        line = [row for row in groups.rows if row.n and {**row.point, axis.name: None} == others]
+        line.sort(key=lambda row: scale.position(row.point[axis.name]))
+        x, means = [scale.position(row.point[axis.name]) for row in line], [row.spread.mean for row in line]
+        style = "none" if scale.kind == "nominal" else "-"
+        axes.plot(x, means, c="tab:blue", ls=style, marker="o", ms=4, lw=1.2)
+        axes.vlines(x, [row.spread.low for row in line], [row.spread.high for row in line], color="tab:blue", lw=1.5)
+        axes.plot(scale.position(best.point[axis.name]), best.spread.mean, **BEST)
+        title = f"★ {show(best.spread.mean)} at {show_field(best.point[axis.name])}"
+        if len(best.members) > 1:
+            title += f", mean over {best.n} of {len(best.members)} seeds"
+    scale.mark(axes.xaxis)
+    lost = [scale.position(member.fields.get(axis.name)) for member in sweep.lost]
+    _finish(axes, sweep, metric, values[np.isfinite(scores) | short], lost, title)
+
+
+def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
+    """Draws the means over two settings: a heat map of a grid, or coloured points of scattered draws."""
     from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
 
-    scale = next((scale for scale in scales if scale.kind != "nominal"), scales[0])
-    norm, colours = scale.norm(), ListedColormap(colormaps["viridis"](np.linspace(0, VISIBLE, 256)))
-    for curve in curves:
-        colour = colours(norm(scale.position(curve.point[scale.name])))
-        marker = "o" if len(curve.steps) == 1 else ""
-        axes.plot(curve.steps, curve.mean, c=colour, marker=marker, ms=3, lw=1, alpha=0.8)
-    bar = add_colour_bar(axes, norm, colours, scale.name)
-    if scale.kind == "nominal":
-        label_ticks(bar.ax.yaxis, scale.labels())
+    x, y = (Scale.of(axis) for axis in sweep.settings)
+    groups = sweep.group([x.name, y.name], metric)
+    results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
+    more = sweep.more_is_better(metric)
+    norm = _norm(results.min(), results.max(), log=_is_wide(results, more))
+    # Better is darker.
+    colours = colormaps["viridis_r" if more else "viridis"]
+    cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
+    if cells:
+        x, y = x._replace(kind="nominal"), y._replace(kind="nominal")
+
+    def place(row: GroupRow) -> tuple[float, float]:
+        return x.position(row.point[x.name]), y.position(row.point[y.name])
+
+    means = np.full((len(y.values), len(x.values)), np.nan)
+    for row in groups.rows:
+        column, line = place(row)
+        mean = row.spread.mean
+        if row.n and cells:
+            means[int(line), int(column)] = mean
+        elif row.n:
+            axes.plot(column, line, "o", c=colours(norm(mean)), ms=6, mec="white", mew=0.5)
+        else:
+            axes.plot(column, line, **{"marker": "x", "c": LOST_COLOUR, "ms": 5} if row.num_lost else SHORT)
+    if cells:
+        axes.imshow(means, cmap=colours, norm=norm, origin="lower", aspect="auto")
+    x.mark(axes.xaxis)
+    y.mark(axes.yaxis)
+    if any(row.n for row in groups.rows):
+        axes.plot(*place(groups.best()), **BEST)
+    _add_colour_bar(axes, norm, colours, metric.replace("_", " "))
+    axes.set_title("mean over seeds" if any(row.n > 1 for row in groups.rows) else "members", fontsize="medium")
+
+
+def _is_wide(values: np.ndarray, more_is_better: bool) -> bool:
+    """Whether ``values`` are of a loss, positive, and span more than a decade."""
+    return not more_is_better and len(values) > 0 and bool(0 < DECADE * values.min() < values.max())
+
+
+def _norm(low: float, high: float, *, log: bool) -> Normalize:
+    from matplotlib.colors import LogNorm, Normalize
+
+    return (LogNorm if log else Normalize)(low, high)
+
+
+def _add_colour_bar(axes: Axes, norm: Normalize, colours: Any, label: str) -> Any:
+    from matplotlib.cm import ScalarMappable
+
+    return axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=label, pad=0.02)
+
+
+def _finish(axes: Axes, sweep: Sweep, metric: str, values: np.ndarray, lost: list[float], title: str) -> None:
+    """Scales and labels a panel with the metric's ``values``; marks lost members, at these x, at the bad edge."""
+    more = sweep.more_is_better(metric)
+    if _is_wide(values, more):
+        axes.set_yscale("log")
+    if lost:
+        # They have no value: y is a share of the panel's height.
+        style: dict[str, Any] = {"c": LOST_COLOUR, "ms": 5, "clip_on": False, "transform": axes.get_xaxis_transform()}
+        axes.plot(lost, [0.03 if more else 0.97] * len(lost), "x", label=count_by_status(sweep.lost), **style)
+    axes.set_ylabel(metric.replace("_", " "))
+    axes.set_title(title, fontsize="medium")
+    axes.grid(alpha=0.3)

@@ -1,11 +1,11 @@
-"""Which config fields may be tracers, one value per member; for others, the line that needs a Python value."""
+"""Fields of a config by name: which may be tracers, one value per member, and which line needs a Python value."""
 
 from __future__ import annotations
 
 import dataclasses
 import linecache
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,38 @@ import numpy as np
 
 from jaxnn.engine import make_init, make_step
 from jaxnn.steps import make_evaluate_step
-from jaxnn.sweeps.search._points import field_value, with_fields
 from jaxnn.types import Array, Examples, Experiment, Source
 
 # An untraceable field is reported with the user's own line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
+
+
+def field_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the names of a config's fields; those of nested dataclasses are dotted and follow their owner's."""
+    for field in (field for field in dataclasses.fields(config) if field.init):
+        value = getattr(config, field.name)
+        yield prefix + field.name
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from field_names(value, f"{prefix}{field.name}.")
+
+
+def field_value(config: Any, name: str) -> Any:
+    """Returns the value of the field ``name``, which may be dotted."""
+    head, _, rest = name.partition(".")
+    value = getattr(config, head)
+    return field_value(value, rest) if rest else value
+
+
+def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
+    """Returns the config with other values for some fields, by name; names may be dotted."""
+    changes: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in point.items():
+        head, _, rest = name.partition(".")
+        (nested.setdefault(head, {}) if rest else changes)[rest or head] = value
+    changes |= {head: with_fields(getattr(config, head), inner) for head, inner in nested.items()}
+    # In one call: a config that checks its fields against each other must not see half of the changes.
+    return dataclasses.replace(config, **changes)
 
 
 def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) -> dict[str, jax.Array]:
@@ -27,7 +54,7 @@ def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) 
 
     Like a Python float, a weakly typed array takes the precision of the arrays it is combined with.
     """
-    return {name: jnp.stack([_scalar(name, field_value(one.config, name)) for one in experiments]) for name in names}
+    return {name: jnp.stack([_traceable(one.config, name) for one in experiments]) for name in names}
 
 
 def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
@@ -37,10 +64,7 @@ def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Exper
 
 
 def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequence[str]) -> dict[str, str]:
-    """Returns those of ``names`` that cannot be tracers, with a message that names the line that needs a Python value.
-
-    None are returned if ``experiment`` cannot be traced at all.
-    """
+    """Returns those of ``names`` that cannot be tracers, each with a message that names the line that forbids it."""
     if _failure(experiment, source, names) is None or _failure(experiment, source, ()) is not None:
         return {}
     errors = {name: _failure(experiment, source, (name,)) for name in names}
@@ -51,11 +75,7 @@ def find_untraceable(experiment: Experiment[Any], source: Source, names: Sequenc
 
 
 def check_traces(experiment: Experiment[Any], source: Source) -> set[str]:
-    """Traces everything that a run of ``experiment`` computes, with its config as it is; raises what that raises.
-
-    Returns:
-        The top-level fields of the config that its task and optimizer read.
-    """
+    """Traces all that a run computes, raising what that raises; returns the top-level config fields that it reads."""
     config, read = watched(experiment.config)
     _trace(dataclasses.replace(experiment, config=config), source, ())
     return read
@@ -99,12 +119,12 @@ def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) ->
         state, metrics = make_step(member)(state, batch)
         return make_evaluate_step(member.task(member.config))(state, batch), metrics
 
-    values = {name: _scalar(name, field_value(experiment.config, name)) for name in names}
+    values = {name: _traceable(experiment.config, name) for name in names}
     jax.eval_shape(everything, values, source.read(np.arange(experiment.config.batch_size)))
 
 
-def _scalar(name: str, value: Any) -> Array:
-    return jnp.asarray(value, jnp.uint32) if name == "seed" else jnp.asarray(value)
+def _traceable(config: Any, name: str) -> Array:
+    return jnp.asarray(field_value(config, name), jnp.uint32 if name == "seed" else None)
 
 
 def _explain(name: str, error: Exception) -> str:
