@@ -26,9 +26,9 @@ from jaxnn.engine._prepare import fastest_steps as fastest_steps
 from jaxnn.engine._prepare import make_calls as make_calls
 from jaxnn.engine._prepare import open_trainer as open_trainer
 from jaxnn.engine._prepare import programs_of as programs_of
-from jaxnn.engine._programs import GroupSpec as GroupSpec
-from jaxnn.engine._programs import make_init as make_init
-from jaxnn.engine._programs import make_step as make_step
+from jaxnn.engine._pure import GroupSpec as GroupSpec
+from jaxnn.engine._pure import make_init as make_init
+from jaxnn.engine._pure import make_step as make_step
 from jaxnn.engine._states import MEMBERS as MEMBERS
 from jaxnn.engine._states import HostStates as HostStates
 from jaxnn.engine._states import Population as Population

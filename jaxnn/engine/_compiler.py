@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxnn.engine._feed import Piece, evaluation_pieces, mean_metrics
-from jaxnn.engine._programs import (
+from jaxnn.engine._pure import (
     GroupSpec,
     make_evaluate,
     make_init,

@@ -12,7 +12,7 @@ from jaxnn.engine._checks import check_alike_on_devices, check_examples, check_m
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
 from jaxnn.engine._options import RunOptions, make_plan, resolve_cadences
-from jaxnn.engine._programs import GroupSpec
+from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._states import arrange, member_state, shape_of
 from jaxnn.engine._trainer import MemberLog, Trainer
 from jaxnn.engine._tuning import MEMORY_SHARE, Call, Choice, VmapPlan, VmapProbe, choose_steps_per_call, plan_vmap_size

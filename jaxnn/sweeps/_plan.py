@@ -12,7 +12,7 @@ from typing import Any
 from jaxnn import engine, parallel
 from jaxnn.observe import Clock
 from jaxnn.sweeps import search
-from jaxnn.sweeps._options import SweepOptions, parse_shard
+from jaxnn.sweeps._sweep_options import SweepOptions, parse_shard
 from jaxnn.sweeps.results import show_point
 from jaxnn.sweeps.search import Group, Halving, Planned, Points
 from jaxnn.types import ConfigError, Experiment
