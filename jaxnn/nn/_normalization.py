@@ -1,4 +1,4 @@
-"""Normalisation layers as Flax's, `BatchNorm` with a backward pass that reads the inputs as few times as can be.
+"""Normalisation layers as Flax's, with backward passes that read the inputs as few times as can be.
 
 Automatic differentiation sums a cotangent over the inputs once for each of mean, variance, gain and bias. By hand two
 sums do. Whatever is of the size of the statistics (epsilon, square roots, gains) stays with automatic differentiation.
@@ -27,11 +27,24 @@ RMSNorm = linen.RMSNorm
 class LayerNorm(linen.LayerNorm):
     """Each row shifted to mean 0 and scaled to variance 1, then a learned gain and bias for each feature.
 
-    Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). ``flax.linen.LayerNorm``, but variances come
+    Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). As ``flax.linen.LayerNorm``, but variances come
     from two passes unless ``use_fast_variance=True``: exact also where a row's mean is large.
     """
 
     use_fast_variance: bool = False
+
+    @linen.compact
+    def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
+        """Normalises ``x [..., features]``, floats, over its last axis; ``mask`` is Flax's: which elements count."""
+        last = all(axes in (-1, x.ndim - 1) for axes in (self.reduction_axes, self.feature_axes))
+        plain = last and mask is None and self.axis_name is None and self.force_float32_reductions
+        if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
+            return cast(jax.Array, super().__call__(x, mask=mask))
+        wide = _wide_dtype(self, x)
+        mean, variance = _moments(x, (x.ndim - 1,), wide)
+        rows = (x.astype(wide) - mean) * jax.lax.rsqrt(variance + self.epsilon)
+        broad = (1,) * (x.ndim - 1) + x.shape[-1:]
+        return _scaled(self, rows, jnp.zeros(broad, wide), jnp.ones(broad, wide), x.dtype)
 
 
 class BatchNorm(linen.BatchNorm):
@@ -107,19 +120,27 @@ def _rows_that_count(x: jax.Array) -> jax.Array | None:
 
 def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.Array:
     channels = x.shape[-1:]
-    wide = jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
-    mean, variance = _batch_moments(x, wide, rows)
+    mean, variance = _batch_moments(x, _wide_dtype(module, x), rows)
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
+    return _scaled(module, x, mean, jax.lax.rsqrt(variance + module.epsilon), x.dtype)
+
+
+def _wide_dtype(module: Any, x: jax.Array) -> DTypeLike:
+    return jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
+
+
+def _scaled(module: Any, x: jax.Array, mean: jax.Array, factor: jax.Array, given: DTypeLike) -> jax.Array:
+    """``(x - mean) * factor``, by channel, times the gain, plus the bias; as an input of dtype ``given`` has it."""
+    channels, wide = x.shape[-1:], mean.dtype
     gain = module.param("scale", module.scale_init, channels, module.param_dtype) if module.use_scale else None
     bias = module.param("bias", module.bias_init, channels, module.param_dtype) if module.use_bias else None
-    factor = jax.lax.rsqrt(variance + module.epsilon)
     factor = factor if gain is None else factor * gain.astype(wide).reshape(mean.shape)
     offset = (jnp.zeros(channels, wide) if bias is None else bias.astype(wide)).reshape(mean.shape)
-    dtype = linen.dtypes.canonicalize_dtype(x, gain, bias, dtype=module.dtype)
+    dtype = linen.dtypes.canonicalize_dtype(jnp.zeros((), given), gain, bias, dtype=module.dtype)
     return _scale_channels(*varying_alike(x, mean, factor, offset)).astype(dtype)
 
 

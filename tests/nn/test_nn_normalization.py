@@ -68,6 +68,23 @@ def test_value_gradient_and_statistics_are_those_of_flax(options: dict[str, Any]
         assert_same(*(jax.jit(graded(layer))(variables, x) for layer in (own, flax)), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"use_scale": False}, {"use_bias": False, "dtype": "float32"}, {"reduction_axes": (1, 2)}]
+)
+def test_layer_norm_is_flaxs(options: dict[str, Any]) -> None:
+    with jax.enable_x64(True):
+        x = inputs(dtype=jnp.float64)
+        own, flax = LayerNorm(**options), linen.LayerNorm(**options)
+        variables = start(flax, x)
+        assert jax.tree.structure(own.init(jax.random.key(1), x)) == jax.tree.structure(variables)
+        tolerance = 1e-3 if "dtype" in options else 1e-6
+        assert_same(*(jax.jit(graded(layer))(variables, x) for layer in (own, flax)), rtol=tolerance, atol=tolerance)
+    x = inputs((64, 8), jnp.bfloat16)
+    if "reduction_axes" not in options:
+        rows = (layer.init_with_output(jax.random.key(0), x)[0] for layer in (own, flax))
+        assert_same(*rows, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("shape", [(7, 3), (1, 3), (1, 1, 5), (130, 9)])
 def test_odd_shapes_and_one_example(shape: tuple[int, ...]) -> None:
     own, flax = (made(flax) for flax in (False, True))

@@ -131,7 +131,7 @@ def test_less_perplexity_is_better_and_a_run_or_a_sweep_can_go_by_it() -> None:
     assert not options.higher_is_better
     run = jn.fit(experiment, options, eval_every=2)
     assert run.summary.metrics["test_perplexity"] == pytest.approx(math.exp(run.summary.metrics["test_loss"]), rel=1e-6)
-    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), devices=1, width=2, **how)
+    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), devices=1, vmap_size=2, **how)
     for perplexity, loss in zip(sweep.values("test_perplexity"), sweep.values("test_loss"), strict=True):
         assert perplexity == pytest.approx(math.exp(loss), rel=1e-6)
 
