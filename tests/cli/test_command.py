@@ -166,3 +166,15 @@ def test_every_experiment_states_its_claim_and_command_and_is_short(path: Path) 
     assert re.search(r"^Claim +\S", claim, re.MULTILINE), "its docstring lacks a line 'Claim …'"
     assert re.search(rf"^Command .*(python|jaxnn bench) experiments/{path.name}", claim, re.MULTILINE)
     assert len(text.splitlines()) <= 40
+
+
+def test_plot_draws_runs_and_sweeps(
+    finished: Path, sweeps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record, arguments, drawn in (
+        (finished, [], finished / "curves.png"),
+        (sweeps / "older", ["--out", tmp_path / "own.png"], tmp_path / "own.png"),
+    ):
+        assert says(capsys, "plot", record, *arguments).strip() == str(drawn)
+        assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert "choose another --out" in shell.fails(capsys, command, "plot", finished, "--out", tmp_path / "no" / "a.png")
