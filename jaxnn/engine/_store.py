@@ -96,10 +96,12 @@ class Store:
         """
         noted = restored.log if restored is not None else None
         if self.numbers is None:
-            rewound = broadcast_from_primary(
-                lambda: rewind_metrics(self.record.path, lambda line: end_of(0), noted, where)
-            )
-            lines, self.reported, damage = rewound
+
+            def rewind_run() -> tuple[list[dict[str, Any]], str | None]:
+                lines, self.reported, damage = rewind_metrics(self.record.path, lambda line: end_of(0), noted, where)
+                return lines, damage
+
+            lines, damage = broadcast_from_primary(rewind_run)
             return {0: lines}, [damage] if damage is not None else []
         rows = {number: row for row, number in enumerate(self.numbers)}
         lines, self.reported, damage = rewind_metrics(

@@ -10,12 +10,16 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import errno
+import functools
 import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from jaxnn.observe import format_bytes, nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
@@ -27,17 +31,17 @@ from jaxnn.record._state_files import (
     UNFINISHED,
     UNREADABLE,
     UNWRITABLE,
-    detached,
     files_below,
     find_damage,
     first_line,
+    host_copy,
     read_about,
     read_tree,
     refusal,
+    start_writing,
     step_damage,
     steps_in,
     sync,
-    write_state,
 )
 from jaxnn.types import PyTree, RecordError
 
@@ -145,7 +149,15 @@ class Checkpoints:
             "metrics": {name: float(value) for name, value in metrics.items() if math.isfinite(value)},
             "log": None if log is None else {"lines": log.lines, "sha256": log.sha256},
         }
-        self._pending = self._thread.submit(self._write, step, detached(state._asdict()), about, log and log.file)
+        copied, leads = host_copy(state._asdict()), not self.together or is_primary()
+        start = functools.partial(start_writing, self.folder / str(step), copied, about, leads=leads)
+        try:
+            # What is left of JAX's arrays is sharded over processes, and not for another thread.
+            on_devices = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(copied))
+            complete = start() if on_devices else lambda: start()()
+        except UNWRITABLE as error:
+            raise self._refused(step, *refusal(error)) from error
+        self._pending = self._thread.submit(self._write, step, complete, log, leads)
 
     def wait(self) -> None:
         """Blocks until the save under way is on the disk.
@@ -181,26 +193,23 @@ class Checkpoints:
             if any(suffix in path.name for suffix in (UNFINISHED, REMOVED)):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _write(self, step: int, state: PyTree, about: Mapping[str, Any], log: Path | None) -> None:
-        """Writes a checkpoint, then removes superfluous ones; in the thread."""
-        leads = not self.together or is_primary()
+    def _write(self, step: int, complete: Callable[[], None], log: Log | None, leads: bool) -> None:
+        """Completes a checkpoint, then removes superfluous ones; in the thread, without a call of JAX's."""
         try:
-            for path in (log, log.parent) if log is not None and leads else ():
+            for path in (log.file, log.file.parent) if log is not None and leads else ():
                 sync(path)
-            write_state(self.folder / str(step), state, about, leads=leads)
-            if leads:
-                self._remove_superfluous()
+            complete()
+            if not leads:
+                return
+            # All but the newest, and the best of those that were measured; each loses its name first.
+            scores = {step: self._score(step) for step in steps_in(self.folder)}
+            measured = [step for step in scores if scores[step] > -math.inf]
+            best = sorted(measured, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best]
+            for old in scores.keys() - {*sorted(scores, reverse=True)[: self.keep_last], *best}:
+                removed = (self.folder / str(old)).rename(self.folder / f"{old}{REMOVED}")
+                shutil.rmtree(removed, ignore_errors=True)
         except UNWRITABLE as error:
             raise self._refused(step, *refusal(error)) from error
-
-    def _remove_superfluous(self) -> None:
-        """Removes all but the newest, and the best of those that were measured; each loses its name first."""
-        scores = {step: self._score(step) for step in steps_in(self.folder)}
-        measured = [step for step in scores if scores[step] > -math.inf]
-        best = sorted(measured, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best]
-        for step in scores.keys() - {*sorted(scores, reverse=True)[: self.keep_last], *best}:
-            removed = (self.folder / str(step)).rename(self.folder / f"{step}{REMOVED}")
-            shutil.rmtree(removed, ignore_errors=True)
 
     def _check_room(self, step: int, state: PyTree) -> None:
         """Refuses what will not fit, before anything is written: Orbax notices halfway."""
@@ -357,10 +366,14 @@ def load(path: Path | str, like: PyTree | None = None) -> PyTree:
     what = step_damage(target) if in_run and target.name.isdecimal() else find_damage(target)
     if what is not None:
         raise RecordError(f"{target} is damaged, {what}: bring it back from a copy.")
+    in_fields = in_run and isinstance(like, tuple) and hasattr(like, "_asdict")
     try:
-        if in_run and isinstance(like, tuple) and hasattr(like, "_asdict"):
-            return type(like)(**read_tree(target / ITEM, like._asdict()))
-        return read_tree(target / ITEM if in_run else target, like)
+        found = read_tree(target / ITEM if in_run else target, like._asdict() if in_fields else like)
+        found = type(like)(**found) if in_fields else found
+        shapes = jax.ShapeDtypeStruct
+        return jax.tree.map(
+            lambda a, b: jnp.asarray(a) if isinstance(b, shapes) else a, found, found if like is None else like
+        )
     except UNREADABLE as error:
         raise RecordError(
             f"{target} does not hold a state like the one asked for ({first_line(error)}): load it with the model "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -12,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
-from jaxnn.parallel import broadcast_from_primary
+from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.types import PyTree, RecordError
 
 # The folder of the arrays in a checkpoint of a run.
@@ -55,7 +56,16 @@ def save(path: Path | str, state: PyTree) -> None:
             arrays of one process where there are several.
     """
     target = Path(path).absolute()
-    _check_arrays(target, state)
+    if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
+        raise RecordError(f"{target} is to hold {type(state).__name__} alone: put arrays in a dict to save them.")
+    count = jax.process_count()
+    for name, leaf in leaves_by_path(state).items():
+        if count > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+            raise RecordError(
+                f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
+                f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
+            )
+    failure: BaseException | None = None
 
     def make_room() -> str:
         if target.exists():
@@ -67,10 +77,9 @@ def save(path: Path | str, state: PyTree) -> None:
         if failure is not None:
             raise failure
 
-    failure: BaseException | None = None
     try:
         target = Path(broadcast_from_primary(make_room))
-        write_state(target, detached(state))
+        start_writing(target, host_copy(state), leads=is_primary())()
     except UNWRITABLE as error:
         reason, cure = refusal(error)
         room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
@@ -78,18 +87,6 @@ def save(path: Path | str, state: PyTree) -> None:
         failure = error if isinstance(error, RecordError) else refused
     broadcast_from_primary(raise_failure)
     raise_failure()
-
-
-def _check_arrays(target: Path, state: PyTree) -> None:
-    if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
-        raise RecordError(f"{target} is to hold {type(state).__name__} alone: put arrays in a dict to save them.")
-    count = jax.process_count()
-    for name, leaf in leaves_by_path(state).items():
-        if count > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
-            raise RecordError(
-                f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
-                f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
-            )
 
 
 def take_row(arrays: PyTree, row: int, like: PyTree) -> PyTree:
@@ -101,8 +98,7 @@ def take_row(arrays: PyTree, row: int, like: PyTree) -> PyTree:
     Args:
         arrays: what :func:`load` read without ``like``, or the part of it that holds the population.
         row: the member's place.
-        like: the state of one member, arrays or shapes, in the structure that the result gets. A typed key must be an
-            array: its implementation is taken from there.
+        like: the state of one member, arrays or shapes, in the structure that the result gets.
 
     Raises:
         RecordError: the arrays are not those of a population of such states.
@@ -114,7 +110,7 @@ def take_row(arrays: PyTree, row: int, like: PyTree) -> PyTree:
         part = found[name][row] if name in found and row < (*np.shape(found[name]), 0)[0] else None
         if part is None or _described(part) != _described(leaf):
             raise RecordError(f"the population's {name} has no row {row} like {_described(leaf)}: load another one.")
-        return jax.random.wrap_key_data(part, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else part
+        return _as_key_like(part, leaf)
 
     return jax.tree_util.tree_map_with_path(taken, like)
 
@@ -156,6 +152,7 @@ def step_damage(checkpoint: Path) -> str | None:
 def preload_orbax() -> None:
     """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
     if "orbax.checkpoint" not in sys.modules:
+        # No daemon: the interpreter waits for it at exit, and takes nothing from under the import.
         threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
 
@@ -173,39 +170,56 @@ def orbax_options(folder: Path) -> dict[str, Any]:
     return {"multiprocessing_options": options}
 
 
-def write_state(target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True) -> None:
-    """Writes a state with its checksums to the new folder ``target``, which gets its name when it is complete.
+def start_writing(
+    target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True
+) -> Callable[[], None]:
+    """Starts to write a state with its checksums to the new folder ``target``, which gets its name when it is complete.
+
+    It copies arrays of several processes to the host, so that they call it in the thread that computes; the function
+    that it returns touches neither arrays nor devices.
 
     Args:
         target: the folder.
-        state: a tree whose buffers no one donates meanwhile.
+        state: as :func:`host_copy` returns it.
         about: the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
         leads: whether this process names the folder, one of those that write it together.
 
-    Raises:
-        OSError, ValueError: the disk refused; what was written is removed, for others need the room.
+    Returns:
+        A function that completes the folder, for any thread. It, too, raises OSError or ValueError if the disk refused;
+        then what was written is removed, for others need the room.
     """
     import orbax.checkpoint as ocp
 
     unfinished = target.with_name(f"{target.name}{UNFINISHED}")
     # Otherwise threads wait for folders, and keep the process alive for 300 s if the disk refuses one.
     in_order = ocp.AsyncOptions(create_directories_asynchronously=False)
-    try:
+
+    @contextlib.contextmanager
+    def clearing() -> Iterator[None]:
+        try:
+            yield
+        except UNWRITABLE:
+            if leads:
+                clear_unfinished(unfinished)
+            raise
+
+    def complete() -> None:
+        with clearing():
+            # Closing waits until all processes have written.
+            checkpointer.close()
+            if leads:
+                if about is not None:
+                    (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+                write_sums(unfinished)
+                unfinished.rename(target)
+                sync(target.parent)
+
+    with clearing():
         if about is not None and leads:
             unfinished.mkdir(exist_ok=True)
-        with ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target)) as checkpointer:
-            # Closing waits until all processes have written.
-            checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
-        if leads:
-            if about is not None:
-                (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
-            write_sums(unfinished)
-            unfinished.rename(target)
-            sync(target.parent)
-    except UNWRITABLE:
-        if leads:
-            clear_unfinished(unfinished)
-        raise
+        checkpointer = ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target))
+        checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
+    return complete
 
 
 def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
@@ -225,24 +239,25 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
         saved = getattr(metadata, "tree", metadata)
         if like is not None:
             _check_fit(saved, like)
-            return checkpointer.restore(folder, args=ocp.args.StandardRestore(like))
+            found = checkpointer.restore(folder, args=ocp.args.StandardRestore(like))
+            return jax.tree.map(_as_key_like, found, like)
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
         return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
 
 
-def detached(state: PyTree) -> PyTree:
-    """A copy whose buffers the next training step does not donate.
-
-    Orbax writes in the background, and on a CPU its copy to the host is a view of the buffer that it was given.
-    """
+def host_copy(state: PyTree) -> PyTree:
+    """A copy that no training step donates: NumPy arrays, and JAX's of what is sharded over several processes."""
 
     def copied(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            # `device_put` compiles nothing, but copies no key on several devices, and no array of several processes.
-            compiled = _is_key(leaf) or not leaf.is_fully_addressable
-            return jnp.copy(leaf) if compiled else jax.device_put(leaf, may_alias=False)
-        # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it, but no device.
-        return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
+        if not isinstance(leaf, jax.Array):
+            # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it.
+            return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
+        leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        leaf = leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
+        if not leaf.is_fully_addressable:
+            return jnp.copy(leaf)
+        # Not of the buffer itself: a view of it keeps it from being donated.
+        return np.asarray(jax.device_put(leaf, may_alias=False))
 
     return jax.tree.map(copied, state)
 
@@ -270,6 +285,13 @@ def _described(leaf: Any) -> str:
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
     leaf = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
     return f"{leaf.dtype} {list(leaf.shape)}"
+
+
+def _as_key_like(data: Any, like: Any) -> Any:
+    """``data`` as a typed key if ``like`` is one, array or shape."""
+    if not hasattr(like, "dtype") or not _is_key(like) or _is_key(data):
+        return data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
 
 
 def _is_key(leaf: Any) -> bool:
