@@ -30,11 +30,9 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
-    """Commit and whether the work tree of ``folder`` differs from it; None where there is no git or no commit.
+    """Commit and whether the work tree around ``folder`` differs from it; None where there is no git or no commit.
 
-    Args:
-        folder: somewhere in the work tree.
-        tracked: whether the folder must be part of it: a package that is installed within another's tree is not.
+    With ``tracked`` the folder must be part of the tree: a package that is installed within another's is not.
     """
 
     def git(*words: str) -> str:
@@ -59,22 +57,12 @@ def script() -> dict[str, Any]:
 
 def jax_flags() -> dict[str, Any]:
     """JAX settings that change numbers, as they are now."""
-    names = (
-        "jax_enable_x64",
-        "jax_default_matmul_precision",
-        "jax_default_prng_impl",
-        "jax_threefry_partitionable",
-        "jax_numpy_dtype_promotion",
-    )
-    return {name: getattr(jax.config, name, None) for name in names}
+    names = "enable_x64 default_matmul_precision default_prng_impl threefry_partitionable numpy_dtype_promotion"
+    return {name: getattr(jax.config, name, None) for name in (f"jax_{word}" for word in names.split())}
 
 
 def config_json(config: Any) -> dict[str, Any]:
-    """The fields of a config dataclass in JSON's types.
-
-    Raises:
-        ConfigError: a field that is not plain data, named.
-    """
+    """The fields of a config dataclass in JSON's types; ConfigError names one that is not plain data."""
     return {field.name: _plain(getattr(config, field.name), field.name) for field in dataclasses.fields(config)}
 
 
@@ -94,10 +82,9 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def config_from_json(content: dict[str, Any], default: Any) -> Any:
-    """The inverse of :func:`config_json`, shaped like ``default``: lists become tuples where it has tuples.
+    """The inverse of :func:`config_json`, shaped like ``default``; lists become tuples.
 
-    Raises:
-        ConfigError: a field the config does not have (any more), or has no dataclass in, named.
+    ConfigError names a field that the config does not have (any more), or has no dataclass in.
     """
     known = {field.name for field in dataclasses.fields(default)}
     if unknown := sorted(set(content) - known):
@@ -143,16 +130,9 @@ def program_fingerprint(function: Callable[..., Any], *args: Any) -> str:
     """A digest of what ``function`` computes, the numbers it closes over among it; the same in every process.
 
     It is that of the traced program: a trace costs nothing where ``function`` is jitted and was traced before, and
-    lowering, which takes five times as long as this, is not needed.
-
-    Args:
-        function: a traceable function.
-        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+    lowering, which takes five times as long as this, is not needed. ``args`` may be of ``jax.ShapeDtypeStruct``.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for part in _program_parts(jax.make_jaxpr(function)(*args)):
-        digest.update(f"{part}\n".encode())
-    return digest.hexdigest()
+    return text_fingerprint("".join(f"{part}\n" for part in _program_parts(jax.make_jaxpr(function)(*args))))
 
 
 def text_fingerprint(text: str) -> str:

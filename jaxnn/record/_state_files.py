@@ -42,9 +42,6 @@ SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 SUMS_HEAD = "# sha256 of the lines below: "
 
 
-# --- one state ---
-
-
 def save(path: Path | str, state: PyTree) -> None:
     """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
 
@@ -89,35 +86,6 @@ def save(path: Path | str, state: PyTree) -> None:
     raise_failure()
 
 
-def take_row(arrays: PyTree, row: int, like: PyTree) -> PyTree:
-    """One member of a population: row ``row`` of every array ``[members, ...]``, as NumPy arrays.
-
-    >>> population = jn.load("runs/sweep/…/checkpoints/4000")  # doctest: +SKIP
-    >>> state = take_row(population, 3, like=state_of_one)  # doctest: +SKIP
-
-    Args:
-        arrays: what :func:`load` read without ``like``, or the part of it that holds the population.
-        row: the member's place.
-        like: the state of one member, arrays or shapes, in the structure that the result gets.
-
-    Raises:
-        RecordError: the arrays are not those of a population of such states.
-    """
-    found = leaves_by_path(arrays)
-
-    def taken(path: Any, leaf: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        part = found[name][row] if name in found and row < (*np.shape(found[name]), 0)[0] else None
-        if part is None or _described(part) != _described(leaf):
-            raise RecordError(f"the population's {name} has no row {row} like {_described(leaf)}: load another one.")
-        return _as_key_like(part, leaf)
-
-    return jax.tree_util.tree_map_with_path(taken, like)
-
-
-# --- the folders of a run's checkpoints ---
-
-
 def steps_in(folder: Path) -> list[int]:
     """The steps that have a checkpoint in ``folder``, in order; none if there is no folder."""
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
@@ -125,11 +93,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def read_about(checkpoint: Path) -> dict[str, Any]:
-    """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
     about: dict[str, Any] = json.loads((checkpoint / ABOUT_FILE).read_text())
     return about
 
@@ -146,9 +110,6 @@ def step_damage(checkpoint: Path) -> str | None:
     return None if str(saved) == checkpoint.name else f"it holds the state of step {saved}"
 
 
-# --- Orbax ---
-
-
 def preload_orbax() -> None:
     """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
     if "orbax.checkpoint" not in sys.modules:
@@ -157,14 +118,12 @@ def preload_orbax() -> None:
 
 
 def orbax_options(folder: Path) -> dict[str, Any]:
-    """The keyword arguments of the Orbax objects that write ``folder`` or read it.
-
-    The processes are listed so that Orbax lets them meet on the host, by keys of their own for each folder. Otherwise
-    they meet in a computation on their devices, which collides with those of the training that runs meanwhile.
-    """
+    """The keyword arguments of the Orbax objects that write ``folder`` or read it."""
     import orbax.checkpoint as ocp
 
     configure_orbax_logging()
+    # Listed, so that Orbax lets them meet on the host, by keys of their own for each folder. Otherwise they meet in a
+    # computation on their devices, which collides with those of the training that runs meanwhile.
     processes = set(range(jax.process_count()))
     options = ocp.options.MultiprocessingOptions(active_processes=processes, barrier_sync_key_prefix=folder.name)
     return {"multiprocessing_options": options}
@@ -175,18 +134,12 @@ def start_writing(
 ) -> Callable[[], None]:
     """Starts to write a state with its checksums to the new folder ``target``, which gets its name when it is complete.
 
-    It copies arrays of several processes to the host, so that they call it in the thread that computes; the function
-    that it returns touches neither arrays nor devices.
+    ``state`` is of :func:`host_copy`. Arrays of several processes are copied to the host now, so that these call it in
+    the thread that computes; the function that it returns completes the folder in any thread, without JAX. Both raise
+    OSError or ValueError if the disk refuses, and remove what was written, for others need the room.
 
-    Args:
-        target: the folder.
-        state: as :func:`host_copy` returns it.
-        about: the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
-        leads: whether this process names the folder, one of those that write it together.
-
-    Returns:
-        A function that completes the folder, for any thread. It, too, raises OSError or ValueError if the disk refused;
-        then what was written is removed, for others need the room.
+    ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own; of
+    the processes that write together, the one that ``leads`` names the folder.
     """
     import orbax.checkpoint as ocp
 
@@ -223,10 +176,9 @@ def start_writing(
 
 
 def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
-    """The tree in ``folder``, with the structure, shapes, dtypes and placement of ``like``; None: as NumPy arrays.
+    """The tree in ``folder``, with structure, shapes, dtypes and placement of ``like``; or as NumPy arrays.
 
-    Raises:
-        ValueError, KeyError, TypeError, OSError: the folder holds no such tree.
+    Raises one of UNREADABLE if the folder holds no such tree.
     """
     import orbax.checkpoint as ocp
 
@@ -237,12 +189,16 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
         if metadata is None:
             raise ValueError("it holds no arrays")
         saved = getattr(metadata, "tree", metadata)
-        if like is not None:
-            _check_fit(saved, like)
-            found = checkpointer.restore(folder, args=ocp.args.StandardRestore(like))
-            return jax.tree.map(_as_key_like, found, like)
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        if like is None:
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+            return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        # Orbax itself casts other dtypes silently, and reports other shapes from a task that no one awaits.
+        found, wanted = leaves_by_path(saved), leaves_by_path(like)
+        for name in sorted(found.keys() | wanted.keys()):
+            is_there, asked = (_described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted))
+            if is_there != asked:
+                raise ValueError(f"its {name} is {is_there}, that asked for {asked}")
+        return jax.tree.map(_as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)
 
 
 def host_copy(state: PyTree) -> PyTree:
@@ -268,18 +224,6 @@ def leaves_by_path(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _check_fit(saved: PyTree, like: PyTree) -> None:
-    """Raises ValueError if the saved arrays are not those of ``like``, naming the first.
-
-    Orbax itself casts other dtypes silently, and reports other shapes from a task that no one awaits.
-    """
-    found, wanted = leaves_by_path(saved), leaves_by_path(like)
-    for name in sorted(found.keys() | wanted.keys()):
-        is_there, asked = (_described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted))
-        if is_there != asked:
-            raise ValueError(f"its {name} is {is_there}, that asked for {asked}")
-
-
 def _described(leaf: Any) -> str:
     """A leaf's dtype and shape, those of its data for a typed PRNG key, as Orbax keeps it."""
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
@@ -298,16 +242,10 @@ def _is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-# --- checksums ---
-
-
 def write_sums(folder: Path) -> None:
     """Writes the SHA-256 of every file below ``folder`` into its ``SHA256SUMS``, for ``sha256sum -c`` to read.
 
     Every file is synced to the disk, so that a power cut after that takes nothing back.
-
-    Raises:
-        OSError: a file cannot be read or written.
     """
     names = sorted(files_below(folder))
     lines = "".join(f"{_digest(folder, name)}  {name}\n" for name in names)
@@ -346,9 +284,6 @@ def find_damage(folder: Path) -> str | None:
 def _digest(folder: Path, name: str) -> str:
     with open(os.path.join(folder, name), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# --- files and folders ---
 
 
 def files_below(folder: Path) -> Iterator[str]:

@@ -132,7 +132,7 @@ def _export(
     path.mkdir(parents=True)
     own = [{name: value for name, value in line.items() if name != "member"} for line in lines]
     with open_record(path) as record:
-        record.describe(_facts(facts, index, member))
+        record.write("run.json", _facts(facts, index, member))
         written = record.report(*own)
         mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
         with contextlib.closing(Checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:

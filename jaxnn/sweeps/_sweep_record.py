@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxnn.engine import MemberLog, Store, Trainer, evaluations_since_best, recorded_options
 from jaxnn.observe import describe_devices
-from jaxnn.record import SWEEP_FILE, Record, config_json, jax_flags, json_line, metrics_of, script, write_text
+from jaxnn.record import SWEEP_FILE, Record, config_json, jax_flags, json_line, metrics_of, script, write_bytes
 from jaxnn.run import file_name_of
 from jaxnn.sweeps._plan import SweepPlan
 from jaxnn.sweeps.results import MEMBERS_FILE, Axis, Member, RunOpener, Sweep
@@ -55,7 +55,7 @@ class SweepRecord:
         """Replaces ``members.jsonl``."""
         if self.record is not None:
             lines = (json_line(line) for line in member_lines(plan, self.facts, self.record))
-            write_text(self.record.path / MEMBERS_FILE, "".join(lines))
+            write_bytes(self.record.path / MEMBERS_FILE, "".join(lines).encode())
 
     def store(self, number: int, trainer: Trainer) -> Store | None:
         """Where the metrics and checkpoints of a group go."""

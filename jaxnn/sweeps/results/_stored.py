@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxnn.record import (
-    MEMBER,
     METRICS_FILE,
     SHARDS,
     SWEEP_FILE,
@@ -97,7 +96,7 @@ def _read_part(path: Path) -> Part:
     try:
         axes = {axis["name"]: axis["values"] for axis in facts["axes"]}
         members = [
-            _member(check_facts(line, MEMBER, MEMBER_FACTS), path, axes, killed=facts["status"] == "interrupted")
+            _member(check_facts(line, MEMBER_FACTS), path, axes, killed=facts["status"] == "interrupted")
             for line in read_lines(file)
         ]
     except ValueError as error:
