@@ -18,7 +18,6 @@ from jaxnn.data._downloads import fetch as fetch
 from jaxnn.data._image_folder import cats_vs_dogs as cats_vs_dogs
 from jaxnn.data._image_folder import image_folder as image_folder
 from jaxnn.data._image_sets import cifar10 as cifar10
-from jaxnn.data._image_sets import cifar100 as cifar100
 from jaxnn.data._image_sets import fashion_mnist as fashion_mnist
 from jaxnn.data._image_sets import mnist as mnist
 from jaxnn.data._image_sets import read_idx as read_idx
