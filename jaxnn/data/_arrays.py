@@ -156,12 +156,7 @@ def hold_out(
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
     """The training pair without its last ``num_validation`` examples, and these (None if 0); else DataError."""
     inputs, targets = pair
-    if isinstance(num_validation, float) and 0 < num_validation < 1:
-        raise DataError(
-            f"num_validation counts examples and is no share: {num_validation} of {len(inputs)} training examples are "
-            f"{round(num_validation * len(inputs))}."
-        )
-    check_integer("num_validation", num_validation, 0)
+    check_integer("num_validation, which counts examples,", num_validation, 0)
     num_train = len(inputs) - num_validation
     if num_train < 1:
         raise DataError(

@@ -37,7 +37,6 @@ from jaxnn.record._record_reader import read_run as read_run
 from jaxnn.record._run_directory import METRICS_FILE as METRICS_FILE
 from jaxnn.record._run_directory import RUN_FILE as RUN_FILE
 from jaxnn.record._run_directory import SWEEP_FILE as SWEEP_FILE
-from jaxnn.record._run_directory import check_unused as check_unused
 from jaxnn.record._run_directory import check_vacant as check_vacant
 from jaxnn.record._run_directory import create_run_dir as create_run_dir
 from jaxnn.record._run_directory import is_locked as is_locked

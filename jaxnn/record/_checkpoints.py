@@ -52,13 +52,9 @@ class Damage(NamedTuple):
 
 
 class Restored[State](NamedTuple):
-    """The newest state that is as it was saved.
+    """The newest state that is as it was saved, and the newer checkpoints, newest first, all of them ``damaged``.
 
-    Attributes:
-        step: its step.
-        state: the state.
-        log: the ``lines`` and ``sha256`` of the metrics that belong to it, or None.
-        damaged: the newer checkpoints, newest first, all of them damaged.
+    ``log`` holds the ``lines`` and ``sha256`` of the metrics that belong to the state, or is None.
     """
 
     step: int
@@ -188,10 +184,6 @@ class Checkpoints:
         """The steps that have a complete checkpoint, in order; a save under way is waited for."""
         concurrent.futures.wait([self._pending] if self._pending is not None else [])
         return self._on_leader(lambda: disk.steps_in(self.folder))
-
-    def latest(self) -> int | None:
-        """The newest step with a complete checkpoint."""
-        return max(self.steps(), default=None)
 
     def best(self) -> int | None:
         """The step with the best monitored metric, the newest of equal and of unmeasured ones."""

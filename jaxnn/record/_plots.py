@@ -1,11 +1,7 @@
-"""Plots of a run: its losses, its other metrics and its throughput against the step.
-
-matplotlib is imported when the first figure is made. Figures belong to no window, so any thread may draw them.
-"""
+"""Plots of a run against the step, by matplotlib, imported when the first is made; any thread may draw them."""
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -21,31 +17,22 @@ COLOURS = dict(zip(METRIC_PREFIXES, ("tab:blue", "tab:green", "tab:orange"), str
 
 def new_figure(**arguments: Any) -> Figure:
     """A ``matplotlib.figure.Figure`` without a window, which a notebook shows even before it imports ``pyplot``."""
-    return _figure_class()(**arguments)
-
-
-@functools.cache
-def _figure_class() -> type[Figure]:
     from matplotlib.figure import Figure
 
-    class ShownFigure(Figure):
-        def _repr_png_(self) -> bytes:
-            picture = io.BytesIO()
-            self.savefig(picture, format="png")
-            return picture.getvalue()
+    def as_png() -> bytes:
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+        return picture.getvalue()
 
-    return ShownFigure
+    figure: Any = Figure(**arguments)
+    figure._repr_png_ = as_png
+    return figure  # type: ignore[no-any-return]
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """One panel a metric, all splits in it, and one for throughput.
+    """One panel a metric, all splits in it, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
 
-    Args:
-        lines: what ``metrics.jsonl`` holds, oldest first.
-        title: the figure's title.
-
-    Returns:
-        A figure that belongs to no window; ``savefig`` it, or return it from a notebook's cell.
+    The figure belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
     names = sorted({key.partition("_")[2] for line in lines for key in metrics_of(line)})
     names.sort(key=lambda name: name != "loss")

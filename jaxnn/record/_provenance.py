@@ -19,7 +19,6 @@ from jax.extend import core
 
 from jaxnn.types import ConfigError, Splits
 
-PLAIN = (bool, int, float, str, type(None))
 PARTS = {
     "program": "the program of a step",
     "batches": "the order or augmentation of the data",
@@ -73,7 +72,7 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(item, where) for item in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, PLAIN):
+    if isinstance(value, bool | int | float | str | None):
         return value
     raise ConfigError(
         f"config field {where!r} holds {value!r}, which a record cannot keep: use numbers, strings, booleans, "
@@ -86,11 +85,10 @@ def config_from_json(content: dict[str, Any], default: Any) -> Any:
 
     ConfigError names a field that the config does not have (any more), or has no dataclass in.
     """
-    known = {field.name for field in dataclasses.fields(default)}
-    if unknown := sorted(set(content) - known):
+    known = {field.name: field.init for field in dataclasses.fields(default)}
+    if unknown := sorted(content.keys() - known.keys()):
         raise ConfigError(f"the record's config has {unknown[0]!r}, which this experiment lacks.")
-    given = [field.name for field in dataclasses.fields(default) if field.init and field.name in content]
-    fields = {name: _shaped(content[name], getattr(default, name), name) for name in given}
+    fields = {name: _shaped(content[name], getattr(default, name), name) for name in content if known[name]}
     return dataclasses.replace(default, **fields)
 
 
@@ -103,13 +101,9 @@ def _shaped(value: Any, default: Any, where: str) -> Any:
             )
         return config_from_json(value, default)
     if isinstance(value, list):
-        return _tuples(value)
+        return tuple(_shaped(item, (), where) if isinstance(item, list) else item for item in value)
     # JSON has no infinities: the record holds their names.
     return float(value) if value in ("nan", "inf", "-inf") and not isinstance(default, str) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

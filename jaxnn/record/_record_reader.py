@@ -47,9 +47,7 @@ def read_run(path: Path) -> dict[str, Any]:
     check_name(path)
     file = path / RUN_FILE
     if not file.is_file():
-        raise RecordError(
-            f"{path} holds no run (no {RUN_FILE} in it): give the directory of one run; `jaxnn runs` lists them."
-        )
+        raise RecordError(f"{path} holds no run (no {RUN_FILE} in it): give that of one run; `jaxnn runs` lists them.")
     return read_facts(file, FACTS)
 
 
@@ -103,10 +101,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The directories at or below ``folder`` that hold a run, oldest first and those that are damaged before all.
-
-    The members of a sweep are not among them: the sweep stands for them, see :func:`find_sweeps`.
-    """
+    """The directories at or below ``folder`` that hold a run and are in no sweep, oldest first, damaged before all."""
     return _found(folder, lambda path: (path / RUN_FILE).is_file())
 
 

@@ -33,25 +33,19 @@ def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
 def create_run_dir(path: Path) -> Path:
     """Creates ``path`` for a new run; RecordError if it holds something already, or cannot be created."""
     check_vacant(path)
-    try:
+    with refusals(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"the run directory {path} cannot be created ({error.strerror}): choose another --run-dir."
-        ) from error
     return path
 
 
-def check_vacant(path: Path) -> None:
-    """Confirms that ``path`` is free for a new run: `check_unused`, and no other process is writing it."""
+def check_vacant(path: Path, *, held: bool = False) -> None:
+    """RecordError unless ``path`` is free for a new run: absent, or a directory with nothing of worth in it.
+
+    Nor may another process write it; with ``held`` this one has its lock.
+    """
     check_name(path)
-    if is_locked(path):
+    if not held and is_locked(path):
         raise _busy(path)
-    check_unused(path)
-
-
-def check_unused(path: Path) -> None:
-    """RecordError unless ``path`` is absent, or a directory with nothing of worth in it; its lock may be held."""
 
     def stillborn(file: Path) -> bool:
         """Whether a process left ``file`` that was killed before its ``run.json`` or ``sweep.json``."""

@@ -92,10 +92,9 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
-def read_about(checkpoint: Path) -> dict[str, Any]:
+def read_about(checkpoint: Path) -> Any:
     """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
-    about: dict[str, Any] = json.loads((checkpoint / ABOUT_FILE).read_text())
-    return about
+    return json.loads((checkpoint / ABOUT_FILE).read_text())
 
 
 def step_damage(checkpoint: Path) -> str | None:
@@ -176,10 +175,7 @@ def start_writing(
 
 
 def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
-    """The tree in ``folder``, with structure, shapes, dtypes and placement of ``like``; or as NumPy arrays.
-
-    Raises one of UNREADABLE if the folder holds no such tree.
-    """
+    """The tree in ``folder``, with structure, shapes, dtypes and placement of ``like``, or UNREADABLE; else NumPy's."""
     import orbax.checkpoint as ocp
 
     everyone = orbax_options(folder)
@@ -262,7 +258,7 @@ def find_damage(folder: Path) -> str | None:
     except FileNotFoundError:
         return f"its file {SUMS_FILE} is missing"
     except (OSError, ValueError):
-        return f"its file {SUMS_FILE} {changed}"
+        head = lines = ""
     matches = [SUM_LINE.fullmatch(line) for line in lines.splitlines()]
     sums = {match[2]: match[1] for match in matches if match is not None}
     if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest() or len(sums) != len(matches):

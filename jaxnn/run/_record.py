@@ -35,7 +35,6 @@ from jaxnn.parallel import (
 from jaxnn.record import (
     FOLDER,
     Record,
-    check_unused,
     check_vacant,
     config_json,
     create_run_dir,
@@ -192,7 +191,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
     assert record is not None
     if session.resumed is None and record.writes:
         # Another run may have come and gone between the first look and the lock.
-        check_unused(record.path)
+        check_vacant(record.path, held=True)
     record.write("run.json", facts)
     record.write("placement.json", session.trainer.placement().as_json())
     try:
