@@ -21,22 +21,26 @@ _MOST_AXES = 16
 # The largest size of a gzipped file when decompressed: pictures become some 5 times as large, zeros 1,000 times.
 _GROWS_TO, _GROWS_BY = 1 << 30, 200
 
-_MNIST_PLACES = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
-_MNIST_SHA256 = {
-    "train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+_IDX_PLACES = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion_mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
 }
-_FASHION_PLACES = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
-_FASHION_SHA256 = {
-    "train-images": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "train-labels": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "t10k-images": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "t10k-labels": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+_IDX_SHA256 = {
+    "mnist": {
+        "train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    "fashion_mnist": {
+        "train-images": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
 }
 _FASHION = "T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot"
 _CIFAR10 = "airplane|automobile|bird|cat|deer|dog|frog|horse|ship|truck"
@@ -64,7 +68,7 @@ def mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
     Raises:
         DataError: files that are missing and cannot be downloaded, or are damaged.
     """
-    return _idx_images("mnist", _MNIST_PLACES, _MNIST_SHA256, tuple("0123456789"), data_dir, num_validation)
+    return _idx_images("mnist", tuple("0123456789"), data_dir, num_validation)
 
 
 def fashion_mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
@@ -73,24 +77,16 @@ def fashion_mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> 
     Xiao, Rasul & Vollgraf (2017). Reads ``fashion_mnist/*.gz`` in the data directory, and downloads 31 MB if they are
     not there. Arguments and errors as of `mnist`.
     """
-    class_names = tuple(_FASHION.split("|"))
-    return _idx_images("fashion_mnist", _FASHION_PLACES, _FASHION_SHA256, class_names, data_dir, num_validation)
+    return _idx_images("fashion_mnist", tuple(_FASHION.split("|")), data_dir, num_validation)
 
 
-def _idx_images(
-    name: str,
-    places: tuple[str, ...],
-    sha256: dict[str, str],
-    class_names: tuple[str, ...],
-    data_dir: PathLike | None,
-    num_validation: int,
-) -> Splits:
+def _idx_images(name: str, class_names: tuple[str, ...], data_dir: PathLike | None, num_validation: int) -> Splits:
     """A data set of four idx files, named as MNIST's."""
 
     def read(split: str, kind: str, num_axes: int) -> np.ndarray:
         file_name = f"{split}-{kind}-idx{num_axes}-ubyte.gz"
-        urls = [place + file_name for place in places]
-        return read_idx(fetch(name, file_name, urls, sha256[f"{split}-{kind}"], data_dir), num_axes)
+        urls = [place + file_name for place in _IDX_PLACES[name]]
+        return read_idx(fetch(name, file_name, urls, _IDX_SHA256[name][f"{split}-{kind}"], data_dir), num_axes)
 
     pairs = {split: (read(split, "images", 3)[..., None], read(split, "labels", 1)) for split in ("train", "t10k")}
     train, validation = hold_out(pairs["train"], num_validation)
