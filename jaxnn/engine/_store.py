@@ -97,11 +97,12 @@ class Store:
         noted = restored.log if restored is not None else None
         if self.numbers is None:
 
-            def rewind_run() -> tuple[list[dict[str, Any]], str | None]:
+            def rewound() -> tuple[list[dict[str, Any]], str | None]:
+                # The digest stays in the process that writes.
                 lines, self.reported, damage = rewind_metrics(self.record.path, lambda line: end_of(0), noted, where)
                 return lines, damage
 
-            lines, damage = broadcast_from_primary(rewind_run)
+            lines, damage = broadcast_from_primary(rewound)
             return {0: lines}, [damage] if damage is not None else []
         rows = {number: row for row, number in enumerate(self.numbers)}
         lines, self.reported, damage = rewind_metrics(

@@ -31,8 +31,8 @@ class MetricWriter(Protocol):
     """A place that metrics go to besides ``metrics.jsonl``: a tracking service, a table, a queue.
 
     It is called by the training thread of the process that writes the record, so it should return at once. A run that
-    resumes writes the lines after its checkpoint again; their ``step`` shows it. Its ``close()``, if it has one, is
-    called at the end.
+    resumes writes the lines after its checkpoint again; their ``step`` shows it. If it has a ``close()``, it is closed
+    at the end.
 
     >>> class LossPrinter:
     ...     def write(self, lines):

@@ -86,7 +86,7 @@ def wait_for_checkpoint(path: Path, step: int) -> None:
 
 
 def assert_same_numbers(path: Path, expected: jn.Run) -> None:
-    for line, wanted in zip(reported(path), expected._session.lines, strict=True):
+    for line, wanted in zip(reported(path), expected._trainer.logs[0].lines, strict=True):
         assert line == pytest.approx({name: wanted[name] for name in line}, rel=1e-4), line["step"]
 
 

@@ -99,7 +99,7 @@ def _read_part(path: Path) -> Part:
             _member(check_facts(line, MEMBER_FACTS), path, axes, killed=facts["status"] == "interrupted")
             for line in read_lines(file)
         ]
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
     return Part(facts, {member.index: member for member in members}, lines)
 
