@@ -100,7 +100,8 @@ def _read_part(path: Path) -> Part:
             for line in read_lines(file)
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
+        culprit = file if isinstance(error, ValueError) else path / SWEEP_FILE
+        raise RecordError(f"{culprit} cannot be read ({error}): the record is damaged.") from error
     return Part(facts, {member.index: member for member in members}, lines)
 
 
