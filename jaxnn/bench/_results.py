@@ -15,7 +15,7 @@ import jax
 from jaxnn.bench._figures import Quantity, Row, Rows, format_ratio
 from jaxnn.bench._study import Finding, Study, find_studies
 from jaxnn.observe import cpu_count, describe_devices, device_kind, markdown_table, name_device
-from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json, write_text
+from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
 from jaxnn.types import ConfigError, RecordError
 
 RESULTS_FILE = "results.json"
@@ -206,7 +206,7 @@ def write_page(results: Results, folder: Path, studies: Mapping[str, Study], cha
             studies[name].draw(results[name].rows, figure)
             figure.savefig(content, format="png", dpi=110)
             write_bytes(picture, content.getvalue())
-    write_text(folder / "results.md", make_page(results, studies))
+    write_bytes(folder / "results.md", make_page(results, studies).encode())
 
 
 def make_page(results: Results, studies: Mapping[str, Study]) -> str:

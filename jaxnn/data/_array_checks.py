@@ -13,10 +13,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def as_examples(split: str, pair: Any) -> Examples:
-    """A pair of array-likes as checked arrays, see `converted`; ``split`` is the split's name, for messages.
-
-    Raises DataError for what is no pair of arrays of numbers, an empty one, and lengths that differ.
-    """
+    """A pair of array-likes as checked arrays, see `converted`; ``split`` is the split's name, for messages."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise DataError(
             f"{split} must be a pair (inputs, targets), not {_described(pair)}: write {split}=(inputs, targets)."
@@ -29,19 +26,9 @@ def as_examples(split: str, pair: Any) -> Examples:
 
 
 def converted(where: str, value: Any, *, is_input: bool, has_examples: bool = False) -> np.ndarray:
-    """``value`` as a checked array of a dtype that models take.
+    """``value`` as a checked array of a dtype that models take, see `jaxnn.data.arrays`; ``where`` is for messages.
 
-    Floats become float32, integers int32 (uint8 inputs stay uint8), booleans float32 as inputs and int32 as targets.
-    An array that has its dtype already is not copied.
-
-    Args:
-        where: what the value is, for messages.
-        value: an array-like.
-        is_input: an input, else a target.
-        has_examples: the first axis counts examples; there must be one, and messages name the first bad one.
-
-    Raises:
-        DataError: no array of numbers, NaN or infinity, an integer beyond int32.
+    With ``has_examples`` the first axis counts examples; there must be one, and messages name the first bad one.
     """
     try:
         array = np.asarray(value)

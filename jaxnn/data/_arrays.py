@@ -154,17 +154,9 @@ def arrays(
 def hold_out(
     pair: tuple[np.ndarray, np.ndarray], num_validation: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """The training pair without its last ``num_validation`` examples, and these (None if 0).
-
-    Raises DataError if ``num_validation`` is no integer, is negative or leaves nothing to train on.
-    """
+    """The training pair without its last ``num_validation`` examples, and these (None if 0); else DataError."""
     inputs, targets = pair
-    if isinstance(num_validation, float) and 0 < num_validation < 1:
-        raise DataError(
-            f"num_validation counts examples and is no share: {num_validation} of {len(inputs)} training examples are "
-            f"{round(num_validation * len(inputs))}."
-        )
-    check_integer("num_validation", num_validation, 0)
+    check_integer("num_validation, which counts examples,", num_validation, 0)
     num_train = len(inputs) - num_validation
     if num_train < 1:
         raise DataError(
@@ -187,8 +179,7 @@ def check_shares(shares: Mapping[str, Any], seed: Any) -> None:
 def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
     """The indices of ``train`` and of each split that holds a share, shuffled by `permute` and sorted.
 
-    A share is at least 0 and below 1, and rounded to at least one example; 0: no such split. Raises DataError for
-    shares or a seed out of range, or that leave nothing to train on.
+    A share is rounded to at least one example; 0: no such split. DataError if they leave nothing to train on.
     """
     check_shares(shares, seed)
     counts = {split: max(1, round(share * num_examples)) for split, share in shares.items() if share}
@@ -237,7 +228,7 @@ def standardized(splits: Splits) -> Splits:
 
 
 def check_batch_size(source: Source, batch_size: int) -> None:
-    """Raises DataError if a batch is larger than the set, or holds nothing."""
+    """DataError if a batch is larger than the set, or holds nothing."""
     steps_per_epoch(source.num_examples, batch_size)
 
 

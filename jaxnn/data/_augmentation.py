@@ -101,9 +101,9 @@ def _check_images(name: str, inputs: jax.Array, larger_than: int = 0) -> None:
             f"{name} augments images [batch, height, width, channels], but the inputs have shape "
             f"{inputs.shape}: give the examples a shape [height, width, channels]."
         )
-    if min(inputs.shape[1:3]) <= larger_than:
-        height, width = inputs.shape[1:3]
+    height, width = inputs.shape[1:3]
+    if min(height, width) <= larger_than:
         raise DataError(
-            f"{name}({larger_than}) needs images larger than {larger_than} pixels, but these are "
-            f"{height}×{width}: choose a smaller number."
+            f"{name}({larger_than}) needs images larger than {larger_than} pixels, but these are {height}×{width}: "
+            "choose a smaller number."
         )

@@ -28,10 +28,7 @@ def is_example(name: str, suffixes: tuple[str, ...]) -> bool:
 
 @os_errors_named()
 def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] = ()) -> Listing:
-    """The files ``root/{train,val,validation,test}/<class>/*`` with these suffixes that are not hidden.
-
-    With ``classes``, only of these. DataError if ``root`` is no folder, or one that cannot be listed.
-    """
+    """The files ``root/{train,val,validation,test}/<class>/*`` with these suffixes, of all or some ``classes``."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give the one that holds train/.")
     listing: Listing = {}
@@ -47,12 +44,7 @@ def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] 
 
 
 def classified(listing: Listing, where: Path, suffixes: tuple[str, ...]) -> tuple[dict[str, Labelled], tuple[str, ...]]:
-    """The files of each split, in order, and the classes' names, sorted; ``where`` and ``suffixes`` are for messages.
-
-    Raises:
-        DataError: no ``train``, both ``val`` and ``validation``, no classes, splits with different classes, a class
-            without files.
-    """
+    """The files of each split, in order, and the classes' sorted names; ``where`` and ``suffixes`` are for messages."""
     if "train" not in listing:
         found = ", ".join(sorted(listing)) or "none of them"
         raise DataError(
@@ -87,14 +79,32 @@ def check_file(path: Path) -> None:
         raise DataError(f"{path} is a broken link, or a folder or the like, instead of a file: remove or replace it.")
 
 
+class _Limited:
+    """A decompressed stream of at most ``most_bytes``: a small archive may announce, or grow to, any size."""
+
+    def __init__(self, file: gzip.GzipFile, most_bytes: int, path: Path) -> None:
+        self._file, self._most_bytes, self._path = file, most_bytes, path
+
+    def read(self, size: int) -> bytes:
+        self.check(size)
+        return self._file.read(size)
+
+    def check(self, size: int) -> None:
+        """Raises DataError if ``size`` bytes more exceed the limit."""
+        if self._file.tell() + size > self._most_bytes + tarfile.RECORDSIZE:
+            raise DataError(
+                f"{self._path} announces more than {self._most_bytes:,} bytes, too many for what it should hold: "
+                "download it again."
+            )
+
+
 def read_members(
     path: Path, wanted: Callable[[tuple[str, ...]], bool], most_bytes: int
 ) -> Iterator[tuple[tuple[str, ...], bytes]]:
     """The parts of the path and the content of each wanted member of a gzipped tar archive; nothing is written.
 
-    Raises:
-        DataError: an archive that is truncated, damaged or larger than ``most_bytes`` decompressed, has a member with a
-            path outside of the archive, or a link or the like instead of a file.
+    DataError for an archive that is truncated, damaged or larger than ``most_bytes`` decompressed, or has a member with
+    a path outside of the archive, or a link or the like instead of a file.
     """
     try:
         with gzip.open(path) as file:
@@ -124,24 +134,3 @@ def read_members(
     # A damaged archive makes tarfile fail in any of many ways.
     except Exception as error:
         raise DataError(f"{path} is truncated or damaged ({error}): download it again.") from error
-
-
-class _Limited:
-    """A decompressed stream of at most ``most_bytes``: a small archive may announce, or grow to, any size."""
-
-    def __init__(self, file: gzip.GzipFile, most_bytes: int, path: Path) -> None:
-        self._file = file
-        self._most_bytes = most_bytes
-        self._path = path
-
-    def read(self, size: int) -> bytes:
-        self.check(size)
-        return self._file.read(size)
-
-    def check(self, size: int) -> None:
-        """Raises DataError if ``size`` bytes more exceed the limit."""
-        if self._file.tell() + size > self._most_bytes + tarfile.RECORDSIZE:
-            raise DataError(
-                f"{self._path} announces more than {self._most_bytes:,} bytes, too many for what it should hold: "
-                "download it again."
-            )

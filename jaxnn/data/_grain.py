@@ -5,6 +5,7 @@ A worker process opens no accelerator, ignores the signals of a terminal and of 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import multiprocessing
 import os
@@ -47,20 +48,20 @@ class _Failure(NamedTuple):
     details: str
 
 
+@dataclasses.dataclass
 class _Guarded:
-    """A function of the step whose errors become a `_Failure`; pickled by cloudpickle, so that notebooks work too."""
+    """A function of the step whose errors become a `_Failure`; ``pickled`` by cloudpickle: notebooks work too."""
 
-    def __init__(self, read: Callable[[int], Examples] | None, pickled: bytes = b"") -> None:
-        self._read = read
-        self._pickled = pickled
+    read: Callable[[int], Examples] | None
+    pickled: bytes = b""
 
     def __call__(self, step: int) -> Examples | _Failure:
         try:
-            if self._read is None:
+            if self.read is None:
                 import cloudpickle
 
-                self._read = cloudpickle.loads(self._pickled)
-            return self._read(step)
+                self.read = cloudpickle.loads(self.pickled)
+            return self.read(step)
         # SystemExit too: Grain would wait forever for a worker that ended with status 0.
         except BaseException as error:
             if isinstance(error, DataError):
@@ -125,34 +126,27 @@ def _close(iterators: list[Any], lock: threading.RLock, closing: threading.Event
 def _pipeline_error(error: Exception, children: list[BaseProcess]) -> DataError:
     """A clear message about a pipeline that broke."""
     code = next((child.exitcode for child in children if child.exitcode), 0)
+    if code == _UNGUARDED:
+        return DataError(
+            "a worker process that reads data imports the script that started it, which then starts its work again: "
+            'put what the script does under `if __name__ == "__main__":`.'
+        )
     if code == 0:
         return DataError(f"the pipeline that reads data failed with {type(error).__name__}: {error}")
-    if code == _UNGUARDED:
-        reason = (
-            "imports the script that started it, which then starts its work again: put what the script does under "
-            '`if __name__ == "__main__":`.'
-        )
-    elif code > 0:
-        reason = f"ended with status {code}, for the reason that it printed above."
-    else:
-        reason = (
-            f"was ended by {signal.Signals(-code).name}: usually memory ran out, of the machine or in /dev/shm; give a "
-            "smaller num_workers or batch_size."
-        )
-    return DataError(f"a worker process that reads data {reason}")
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    return DataError(
+        f"a worker process that reads data {how}: look at what it printed, or, if memory ran out (of the machine or in "
+        "/dev/shm), give a smaller num_workers or batch_size."
+    )
 
 
 def open_batches(
     read: Callable[[int], Examples], first_step: int, num_workers: int, *, name: str, num_bytes: int
 ) -> Batches:
-    """Starts to read the batches of ``first_step`` and the steps after it.
+    """Starts to read the batches, of ``num_bytes`` each, of ``first_step`` and the steps after it.
 
-    Args:
-        read: ``step -> Examples``; cloudpickle must be able to pickle it if there are workers, else DataError.
-        first_step: the first step.
-        num_workers: how many processes read; 0: threads of this one do.
-        name: the split's name, for messages.
-        num_bytes: size of a batch.
+    ``num_workers`` processes read; 0: threads of this one do. DataError if cloudpickle cannot pickle ``read``, which
+    ``name``, the split's, tells.
     """
     check_installed()
     exit_if_unguarded()

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in the idx format, CIFAR-10 and CIFAR-100 in their binary layout."""
+"""MNIST and Fashion-MNIST in the idx format, CIFAR-10 in its binary layout."""
 
 from __future__ import annotations
 
@@ -21,30 +21,38 @@ _MOST_AXES = 16
 # The largest size of a gzipped file when decompressed: pictures become some 5 times as large, zeros 1,000 times.
 _GROWS_TO, _GROWS_BY = 1 << 30, 200
 
-_OSSCI, _CVDF = "https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"
-_MNIST_PLACES = (_OSSCI, _CVDF)
-_MNIST_SHA256 = {
-    "train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    "train-labels": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    "t10k-images": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    "t10k-labels": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+_IDX_PLACES = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion_mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
 }
-_FASHION_PLACES = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
-_FASHION_SHA256 = {
-    "train-images": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    "train-labels": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    "t10k-images": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    "t10k-labels": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+_IDX_SHA256 = {
+    "mnist": {
+        "train-images": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+    "fashion_mnist": {
+        "train-images": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
 }
 _FASHION = "T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot"
 _CIFAR10 = "airplane|automobile|bird|cat|deer|dog|frog|horse|ship|truck"
-_CIFAR_PLACE = "https://www.cs.toronto.edu/~kriz/"
-_CIFAR_SHA256 = {"cifar10": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"}
-_NUM_PIXELS = 3 * 32 * 32
+_CIFAR_ARCHIVE, _CIFAR_FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
+_CIFAR_PICKLES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
+_CIFAR_URL = f"https://www.cs.toronto.edu/~kriz/{_CIFAR_ARCHIVE}"
+_CIFAR_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+_CIFAR_TRAIN, _CIFAR_TEST = tuple(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin"
+# A label, and all red, all green, all blue pixels of a picture.
+_RECORD_BYTES = 1 + 3 * 32 * 32
 # All of CIFAR takes 184 MB.
 _MOST_CIFAR_BYTES = 1 << 28
-
-type _Pair = tuple[np.ndarray, np.ndarray]
 
 
 def mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
@@ -60,7 +68,7 @@ def mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
     Raises:
         DataError: files that are missing and cannot be downloaded, or are damaged.
     """
-    return _idx_images("mnist", _MNIST_PLACES, _MNIST_SHA256, tuple("0123456789"), data_dir, num_validation)
+    return _idx_images("mnist", tuple("0123456789"), data_dir, num_validation)
 
 
 def fashion_mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
@@ -69,24 +77,16 @@ def fashion_mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> 
     Xiao, Rasul & Vollgraf (2017). Reads ``fashion_mnist/*.gz`` in the data directory, and downloads 31 MB if they are
     not there. Arguments and errors as of `mnist`.
     """
-    class_names = tuple(_FASHION.split("|"))
-    return _idx_images("fashion_mnist", _FASHION_PLACES, _FASHION_SHA256, class_names, data_dir, num_validation)
+    return _idx_images("fashion_mnist", tuple(_FASHION.split("|")), data_dir, num_validation)
 
 
-def _idx_images(
-    name: str,
-    places: tuple[str, ...],
-    sha256: dict[str, str],
-    class_names: tuple[str, ...],
-    data_dir: PathLike | None,
-    num_validation: int,
-) -> Splits:
+def _idx_images(name: str, class_names: tuple[str, ...], data_dir: PathLike | None, num_validation: int) -> Splits:
     """A data set of four idx files, named as MNIST's."""
 
     def read(split: str, kind: str, num_axes: int) -> np.ndarray:
         file_name = f"{split}-{kind}-idx{num_axes}-ubyte.gz"
-        urls = [place + file_name for place in places]
-        return read_idx(fetch(name, file_name, urls, sha256[f"{split}-{kind}"], data_dir), num_axes)
+        urls = [place + file_name for place in _IDX_PLACES[name]]
+        return read_idx(fetch(name, file_name, urls, _IDX_SHA256[name][f"{split}-{kind}"], data_dir), num_axes)
 
     pairs = {split: (read(split, "images", 3)[..., None], read(split, "labels", 1)) for split in ("train", "t10k")}
     train, validation = hold_out(pairs["train"], num_validation)
@@ -162,83 +162,50 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
 
     Arguments as of `mnist`. DataError: no such files and no download, Python pickles, or damaged files.
     """
-    train, test = tuple(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin"
-    found, where = _read_cifar("cifar10", ("cifar-10-batches-bin", "cifar-10-batches-py"), (*train, test), data_dir)
-    pairs = {name: _parse_cifar(found[name], f"{name} of {where}", 1, 10) for name in (*train, test)}
-    images, labels = zip(*(pairs[name] for name in train), strict=True)
-    pair, validation = hold_out((np.concatenate(images), np.concatenate(labels)), num_validation)
-    return arrays(pair, pairs[test], validation, name="cifar10", class_names=tuple(_CIFAR10.split("|")))
-
-
-def cifar100(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
-    """CIFAR-100: as CIFAR-10, in 100 classes, the "fine" labels.
-
-    Reads ``train.bin``, ``test.bin`` and ``fine_label_names.txt`` of ``cifar-100-binary/`` or
-    ``cifar-100-binary.tar.gz``, found as those of `cifar10`; not downloaded. Arguments and errors as of `cifar10`.
-    """
-    names = ("train.bin", "test.bin", "fine_label_names.txt")
-    found, where = _read_cifar("cifar100", ("cifar-100-binary", "cifar-100-python"), names, data_dir)
-    class_names = found[names[2]].decode("utf-8", "replace").split()
-    train, test = (_parse_cifar(found[name], f"{name} of {where}", 2, 100) for name in names[:2])
-    pair, validation = hold_out(train, num_validation)
-    return arrays(pair, test, validation, name="cifar100", class_names=class_names, num_classes=100)
+    images, labels = zip(*_read_cifar(data_dir), strict=True)
+    train, validation = hold_out((np.concatenate(images[:-1]), np.concatenate(labels[:-1])), num_validation)
+    test = (images[-1], labels[-1])
+    return arrays(train, test, validation, name="cifar10", class_names=tuple(_CIFAR10.split("|")))
 
 
 @os_errors_named()
-def _read_cifar(
-    dataset: str, folders: tuple[str, str], names: tuple[str, ...], data_dir: PathLike | None
-) -> tuple[dict[str, bytes], Path]:
-    """The content of the files of these names, and the folder or archive they were found in.
-
-    ``folders`` are that of the binary layout and that of the layout of Python pickles.
-    """
-    root, title = find_data_dir(data_dir), "-".join(folders[0].split("-")[:2])
-    archive = f"{title}-binary.tar.gz"
-    parents = (root / dataset, root)
-    places = [parent / name for parent in parents for name in (folders[0], archive)]
+def _read_cifar(data_dir: PathLike | None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Images ``[examples, 32, 32, 3]`` and labels ``[examples]`` of each file, that of the test last."""
+    root, names = find_data_dir(data_dir), (*_CIFAR_TRAIN, _CIFAR_TEST)
+    parents = (root / "cifar10", root)
+    places = [parent / name for parent in parents for name in (_CIFAR_FOLDER, _CIFAR_ARCHIVE)]
     path = next((place for place in places if place.exists()), None)
     if path is None:
-        pickles = (parent / name for parent in parents for name in (folders[1], f"{title}-python.tar.gz"))
+        pickles = (parent / name for parent in parents for name in _CIFAR_PICKLES)
         if pickled := [place for place in pickles if place.exists()]:
             raise DataError(
-                f"{pickled[0]} has {title.upper()} as Python pickles, which may run code and are not read: convert it "
-                f"by experiments/convert_cifar.py, or get {_CIFAR_PLACE}{archive}."
+                f"{pickled[0]} has CIFAR-10 as Python pickles, which may run code and are not read: convert it by "
+                f"experiments/convert_cifar.py, or get {_CIFAR_URL}."
             )
-        if dataset not in _CIFAR_SHA256:
-            raise DataError(
-                f"{archive} is not in {root / dataset}: put {_CIFAR_PLACE}{archive} into that folder, or set "
-                "JAXNN_DATA to a folder that has it."
-            )
-        path = fetch(dataset, archive, _CIFAR_PLACE + archive, _CIFAR_SHA256[dataset], data_dir)
+        path = fetch("cifar10", _CIFAR_ARCHIVE, _CIFAR_URL, _CIFAR_SHA256, data_dir)
     if path.is_dir():
         if large := [name for name in names if (path / name).stat().st_size > _MOST_CIFAR_BYTES]:
             raise DataError(f"{large[0]} of {path} is larger than all of CIFAR: download it again.")
-        return {name: (path / name).read_bytes() for name in names}, path
-    members = read_members(path, lambda parts: bool(parts) and parts[-1] in names, _MOST_CIFAR_BYTES)
-    found = {parts[-1]: content for parts, content in members}
-    if missing := sorted({*names} - found.keys()):
-        raise DataError(f"{path} does not hold {', '.join(missing)}: download it again.")
-    return found, path
-
-
-def _parse_cifar(data: bytes, where: str, num_labels: int, num_classes: int) -> _Pair:
-    """Images ``[examples, 32, 32, 3]`` and labels ``[examples]`` of one file.
-
-    A record has ``num_labels`` bytes, of which the last is read, and 3,072 of pixels: all red, all green, all blue.
-    """
-    record_bytes = num_labels + _NUM_PIXELS
-    if not data or len(data) % record_bytes:
-        raise DataError(
-            f"{where} is truncated or damaged: its {len(data):,} bytes are no multiple of a record's "
-            f"{record_bytes:,}; download it again."
-        )
-    records = np.frombuffer(data, np.uint8).reshape(-1, record_bytes)
-    labels = records[:, num_labels - 1]
-    if labels.max() >= num_classes:
-        record = int((labels >= num_classes).argmax())
-        raise DataError(
-            f"record {record} of {where} has the label {labels[record]}, but labels are 0 to {num_classes - 1}: "
-            "download it again."
-        )
-    images = records[:, num_labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), labels
+        found = {name: (path / name).read_bytes() for name in names}
+    else:
+        members = read_members(path, lambda parts: bool(parts) and parts[-1] in names, _MOST_CIFAR_BYTES)
+        found = {parts[-1]: content for parts, content in members}
+        if missing := sorted({*names} - found.keys()):
+            raise DataError(f"{path} does not hold {', '.join(missing)}: download it again.")
+    pairs = []
+    for name in names:
+        if not found[name] or len(found[name]) % _RECORD_BYTES:
+            raise DataError(
+                f"{name} of {path} is truncated or damaged: its {len(found[name]):,} bytes are no multiple of a "
+                f"record's {_RECORD_BYTES:,}; download it again."
+            )
+        records = np.frombuffer(found[name], np.uint8).reshape(-1, _RECORD_BYTES)
+        labels = records[:, 0]
+        if labels.max() > 9:
+            record = int((labels > 9).argmax())
+            raise DataError(
+                f"record {record} of {name} of {path} has the label {labels[record]}, but labels are 0 to 9: "
+                "download it again."
+            )
+        pairs.append((np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels))
+    return pairs

@@ -94,10 +94,7 @@ def _walk(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uint3
 
 
 def _domain(num_examples: int) -> tuple[np.uint32, np.uint32]:
-    """``a`` and ``b`` of similar size whose product is the least not below ``num_examples``.
-
-    A smaller product lets fewer values walk; for 60,000 = 240 × 250 none do.
-    """
+    """``a`` and ``b`` of similar size with the least product not below ``num_examples``: then fewer values walk."""
     root = math.isqrt(num_examples - 1) + 1 if num_examples > 1 else 1
     a = min(range(root, root - root // 5 - 1, -1), key=lambda a: -num_examples % a)
     return np.uint32(a), np.uint32(-(-num_examples // a))
@@ -127,6 +124,4 @@ def _mix(values: Array) -> Array:
 
 def _uint32(value: Array | int) -> Array:
     """The low 32 bits of an integer, array or tracer."""
-    if isinstance(value, int):
-        return np.asarray(value & 0xFFFFFFFF, dtype=np.uint32)
-    return value.astype(np.uint32)
+    return np.asarray(value & 0xFFFFFFFF, np.uint32) if isinstance(value, int) else value.astype(np.uint32)

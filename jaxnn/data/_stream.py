@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from jaxnn.data._array_checks import as_examples, check_class_names, check_label
 from jaxnn.data._arrays import IndexedSource
 from jaxnn.data._augmentation import Augmentation
 from jaxnn.data._grain import Batches, check_installed, cores, exit_if_unguarded, open_batches
-from jaxnn.data._shuffle import batch_indices
 from jaxnn.types import ConfigError, DataError, Examples, Splits
 
 # Each takes some 220 MB of memory, half of it its own.
@@ -89,66 +88,12 @@ def stream(
             )
         if len(reader) == 0:
             raise DataError(f"{split} is empty: its reader's length is 0.")
-        reading = Reading(reader, split, num_classes or len(class_names) or None)
-        like = reading.example(0)
-        host_augment = augment if split == "train" else None
-        sources[split] = StreamSource(reading, like, _targets(reading, like), num_workers, host_augment)
-        reading.check_alike(0, like, sources["train"].like, "train")
+        known, host_augment = num_classes or len(class_names) or None, augment if split == "train" else None
+        sources[split] = source = StreamSource(reader, split, known, num_workers, host_augment)
+        source.check_alike(0, source.like, sources["train"].like, "train")
+        if np.issubdtype(source.targets.dtype, np.integer):
+            check_label_range(split, source.targets, known)
     return Splits(**sources, name=name, class_names=class_names)
-
-
-def _targets(reading: Reading, first: Examples) -> np.ndarray:
-    """The targets that the reader lists, checked; else that of the first example."""
-    listed = getattr(reading.reader, "targets", None)
-    if listed is None:
-        return np.asarray(first.targets)[None]
-    split = reading.split
-    targets = np.asarray(as_examples(split, (np.arange(len(reading.reader)), listed)).targets)
-    check_like(f"the first of the targets that {split} lists", targets[0], "that of example 0", first.targets)
-    if reading.num_classes is not None and np.issubdtype(targets.dtype, np.integer):
-        check_label_range(split, targets, reading.num_classes)
-    return targets
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reading:
-    """How the examples of one split are read and checked.
-
-    Attributes:
-        reader: the user's, see `stream`.
-        split: the split's name, for messages.
-        num_classes: labels must be below it; None: integer targets need only be at least 0.
-    """
-
-    reader: Any
-    split: str
-    num_classes: int | None = None
-
-    def example(self, index: int) -> Examples:
-        """The example at ``index`` with the dtypes of `jaxnn.data.arrays`; DataError, which names it, if it is bad."""
-        where = f"example {index} of {self.split}"
-        pair = _call_named(f"reading {where}", lambda: self.reader[index])
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(
-                f"{where} must be a pair (input, target), not one {type(pair).__name__}: have the reader's "
-                "__getitem__ return such a pair."
-            )
-        target = converted(f"the target of {where}", pair[1], is_input=False)
-        if np.issubdtype(target.dtype, np.integer):
-            check_label_range(self.split, target[None], self.num_classes, first=index)
-        return Examples(converted(f"the input of {where}", pair[0], is_input=True), target)
-
-    def rows(self, examples: Iterable[Examples], indices: np.ndarray, like: Examples) -> Examples:
-        """``examples``, read at ``indices [n]``, as arrays ``[n, ...]``; DataError if one differs from ``like``."""
-        found = list(examples)
-        for index, example in zip(indices, found, strict=True):
-            self.check_alike(index, example, like, self.split)
-        return Examples(*(np.stack(arrays) for arrays in zip(*found, strict=True)))
-
-    def check_alike(self, index: int, example: Examples, like: Examples, split: str) -> None:
-        """Raises DataError if an example differs in shape or dtype from ``like``, example 0 of ``split``."""
-        for what, array, model in zip(("input", "target"), example, like, strict=True):
-            check_like(f"the {what} of example {index} of {self.split}", array, f"that of example 0 of {split}", model)
 
 
 def _call_named[Result](what: str, function: Callable[[], Result]) -> Result:
@@ -169,30 +114,6 @@ def _call_named[Result](what: str, function: Callable[[], Result]) -> Result:
         raise named from None
 
 
-def _read_step(source: StreamSource, seed: int, batch_size: int, places: range, step: int) -> Examples:
-    """The rows at ``places`` of the batch of ``step``, read and augmented: what a worker process computes.
-
-    An example's generator is a function of the seed (its low 32 bits), the step and the place in the batch.
-    """
-    reading, augment = source.reading, source.host_augment
-    order = np.asarray(batch_indices(seed, np.array([step], np.int32), len(reading.reader), batch_size))[0]
-    examples = []
-    for place in places:
-        example = reading.example(int(order[place]))
-        if augment is not None:
-            where = f"example {order[place]} of {reading.split}"
-            rng = np.random.default_rng((seed & 0xFFFFFFFF, step, place))
-            # A copy, since the reader may keep the original.
-            call = functools.partial(augment, rng, np.array(example.inputs))
-            inputs = converted(
-                f"the augmented input of {where}", _call_named(f"augmenting {where}", call), is_input=True
-            )
-            check_like(f"the augmented input of {where}", inputs, "the input", example.inputs)
-            example = example._replace(inputs=inputs)
-        examples.append(example)
-    return reading.rows(examples, order[places], source.like)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class StreamSource(IndexedSource):
     """A `jaxnn.types.Source` over a reader.
@@ -200,20 +121,55 @@ class StreamSource(IndexedSource):
     Compared and hashed by identity, so that its methods may be closed over or be static arguments.
 
     Attributes:
-        reading: how its examples are read.
-        like: example 0.
-        targets: all targets if the reader lists them, else the first alone.
+        reader: the user's, see `stream`.
+        split: the split's name, for messages.
+        num_classes: labels must be below it; None: integer targets need only be at least 0.
         num_workers: how many processes read `batches`; 0: threads of this process do.
         host_augment: ``(rng, input) -> input``, on the host, for each example of `batches`; or None.
         augment: ``(key, inputs [batch, ...]) -> inputs``, on the device, for training batches; or None.
     """
 
-    reading: Reading
-    like: Examples
-    targets: np.ndarray
+    reader: Any
+    split: str
+    num_classes: int | None
     num_workers: int
     host_augment: HostAugmentation | None = None
     augment: Augmentation | None = None
+
+    @functools.cached_property
+    def like(self) -> Examples:
+        """Example 0."""
+        return self.example(0)
+
+    @functools.cached_property
+    def targets(self) -> np.ndarray:
+        """All targets ``[examples, ...]`` if the reader lists them, checked; else the first alone."""
+        listed = getattr(self.reader, "targets", None)
+        if listed is None:
+            return np.asarray(self.like.targets)[None]
+        targets = np.asarray(as_examples(self.split, (np.arange(len(self.reader)), listed)).targets)
+        what = f"the first of the targets that {self.split} lists"
+        check_like(what, targets[0], "that of example 0", self.like.targets)
+        return targets
+
+    def example(self, index: int) -> Examples:
+        """The example at ``index`` with the dtypes of `jaxnn.data.arrays`; DataError, which names it, if it is bad."""
+        where = f"example {index} of {self.split}"
+        pair = _call_named(f"reading {where}", lambda: self.reader[index])
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(
+                f"{where} must be a pair (input, target), not one {type(pair).__name__}: have the reader's "
+                "__getitem__ return such a pair."
+            )
+        target = converted(f"the target of {where}", pair[1], is_input=False)
+        if np.issubdtype(target.dtype, np.integer):
+            check_label_range(self.split, target[None], self.num_classes, first=index)
+        return Examples(converted(f"the input of {where}", pair[0], is_input=True), target)
+
+    def check_alike(self, index: int, example: Examples, like: Examples, split: str) -> None:
+        """DataError if the example at ``index`` differs in shape or dtype from ``like``, example 0 of ``split``."""
+        for what, array, model in zip(("input", "target"), example, like, strict=True):
+            check_like(f"the {what} of example {index} of {self.split}", array, f"that of example 0 of {split}", model)
 
     @property
     def examples(self) -> None:
@@ -222,15 +178,42 @@ class StreamSource(IndexedSource):
     @property
     def num_examples(self) -> int:
         """Number of examples of the split."""
-        return len(self.reading.reader)
+        return len(self.reader)
 
     def read(self, indices: np.ndarray) -> Examples:
         """The examples at ``indices [n]``, not augmented: ``[n, ...]`` each, read now in threads of this process."""
         exit_if_unguarded()
         indices = np.asarray(indices)
         with ThreadPoolExecutor(cores()) as pool:
-            examples = list(pool.map(self.reading.example, indices.tolist()))
-        return self.reading.rows(examples, indices, self.like)
+            examples = list(pool.map(self.example, indices.tolist()))
+        return self.rows(examples, indices)
+
+    def rows(self, examples: Sequence[Examples], indices: np.ndarray) -> Examples:
+        """``examples``, read at ``indices [n]``, as arrays ``[n, ...]``; DataError if one differs from the first."""
+        for index, example in zip(indices, examples, strict=True):
+            self.check_alike(index, example, self.like, self.split)
+        return Examples(*(np.stack(arrays) for arrays in zip(*examples, strict=True)))
+
+    def _read_step(self, seed: int, batch_size: int, places: range, step: int) -> Examples:
+        """The rows at ``places`` of the batch of ``step``, read and augmented: what a worker process computes.
+
+        An example's generator is a function of the seed (its low 32 bits), the step and the place in the batch.
+        """
+        order = np.asarray(self.order(seed, np.array([step], np.int32), batch_size))[0]
+        examples = []
+        for place in places:
+            example = self.example(int(order[place]))
+            if self.host_augment is not None:
+                where = f"example {order[place]} of {self.split}"
+                rng = np.random.default_rng((seed & 0xFFFFFFFF, step, place))
+                # A copy, since the reader may keep the original.
+                call = functools.partial(self.host_augment, rng, np.array(example.inputs))
+                what = f"the augmented input of {where}"
+                inputs = converted(what, _call_named(f"augmenting {where}", call), is_input=True)
+                check_like(what, inputs, "the input", example.inputs)
+                example = example._replace(inputs=inputs)
+            examples.append(example)
+        return self.rows(examples, order[places])
 
     def batches(self, seed: int, first_step: int, batch_size: int, rows: slice = slice(None)) -> Batches:
         """The training batches of ``first_step`` and the steps after it, read and augmented ahead.
@@ -247,15 +230,16 @@ class StreamSource(IndexedSource):
         self.order(seed, np.zeros(1, np.int32), batch_size)
         places = range(batch_size)[rows]
         # Without the targets, which may be many, and the augmentation on the device.
-        sent = dataclasses.replace(self, targets=self.targets[:1], augment=None)
-        read = functools.partial(_read_step, sent, int(seed), batch_size, places)
+        sent = dataclasses.replace(self, augment=None)
+        vars(sent)["like"] = self.like
+        read = functools.partial(sent._read_step, int(seed), batch_size, places)
         num_bytes = len(places) * sum(array.nbytes for array in self.like)
-        return open_batches(read, first_step, self.num_workers, name=self.reading.split, num_bytes=num_bytes)
+        return open_batches(read, first_step, self.num_workers, name=self.split, num_bytes=num_bytes)
 
     def fingerprint(self, digest: Any) -> None:
         """Feeds ``digest``, of ``hashlib``, by the reader's ``fingerprint``, else with its targets and 16 examples."""
         digest.update(repr([(array.dtype.str, array.shape) for array in self.like]).encode())
-        own = getattr(self.reading.reader, "fingerprint", None)
+        own = getattr(self.reader, "fingerprint", None)
         if callable(own):
             own(digest)
             return

@@ -67,7 +67,7 @@ class Store:
 
     def latest(self) -> int | None:
         """The newest checkpoint that this process saved."""
-        return self._checkpoints.latest() if self._checkpoints is not None else None
+        return max(self._checkpoints.steps(), default=None) if self._checkpoints is not None else None
 
     def restore(self, like: PyTree) -> Restored[Any] | None:
         """The newest checkpoint that is as it was saved; None if there is none at all.

@@ -2,14 +2,11 @@
 
 from jaxnn.record._checkpoints import FOLDER as FOLDER
 from jaxnn.record._checkpoints import Checkpoints as Checkpoints
-from jaxnn.record._checkpoints import Damage as Damage
-from jaxnn.record._checkpoints import Log as Log
 from jaxnn.record._checkpoints import Restored as Restored
 from jaxnn.record._checkpoints import load as load
 from jaxnn.record._metric_log import LogDigest as LogDigest
 from jaxnn.record._metric_log import MetricWriter as MetricWriter
 from jaxnn.record._metric_log import Record as Record
-from jaxnn.record._metric_log import check_metrics as check_metrics
 from jaxnn.record._metric_log import open_record as open_record
 from jaxnn.record._metric_log import rewind_metrics as rewind_metrics
 from jaxnn.record._plots import draw_curves as draw_curves
@@ -24,7 +21,6 @@ from jaxnn.record._provenance import jax_flags as jax_flags
 from jaxnn.record._provenance import program_fingerprint as program_fingerprint
 from jaxnn.record._provenance import script as script
 from jaxnn.record._provenance import text_fingerprint as text_fingerprint
-from jaxnn.record._record_reader import MEMBER as MEMBER
 from jaxnn.record._record_reader import SHARDS as SHARDS
 from jaxnn.record._record_reader import age as age
 from jaxnn.record._record_reader import check_facts as check_facts
@@ -41,7 +37,6 @@ from jaxnn.record._record_reader import read_run as read_run
 from jaxnn.record._run_directory import METRICS_FILE as METRICS_FILE
 from jaxnn.record._run_directory import RUN_FILE as RUN_FILE
 from jaxnn.record._run_directory import SWEEP_FILE as SWEEP_FILE
-from jaxnn.record._run_directory import check_unused as check_unused
 from jaxnn.record._run_directory import check_vacant as check_vacant
 from jaxnn.record._run_directory import create_run_dir as create_run_dir
 from jaxnn.record._run_directory import is_locked as is_locked
@@ -52,9 +47,6 @@ from jaxnn.record._run_directory import make_room as make_room
 from jaxnn.record._run_directory import new_run_dir as new_run_dir
 from jaxnn.record._run_directory import write_bytes as write_bytes
 from jaxnn.record._run_directory import write_json as write_json
-from jaxnn.record._run_directory import write_text as write_text
-from jaxnn.record._state_files import files_below as files_below
 from jaxnn.record._state_files import find_damage as find_damage
 from jaxnn.record._state_files import preload_orbax as preload_orbax
 from jaxnn.record._state_files import save as save
-from jaxnn.record._state_files import take_row as take_row

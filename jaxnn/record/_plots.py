@@ -1,11 +1,7 @@
-"""Plots of a run: its losses, its other metrics and its throughput against the step.
-
-matplotlib is imported when the first figure is made. Figures belong to no window, so any thread may draw them.
-"""
+"""Plots of a run against the step, by matplotlib, imported when the first is made; any thread may draw them."""
 
 from __future__ import annotations
 
-import functools
 import io
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -14,82 +10,53 @@ from typing import TYPE_CHECKING, Any
 from jaxnn.record._record_reader import METRIC_PREFIXES, metrics_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {"train_": "tab:blue", "validation_": "tab:green", "test_": "tab:orange"}
+COLOURS = dict(zip(METRIC_PREFIXES, ("tab:blue", "tab:green", "tab:orange"), strict=True))
 
 
 def new_figure(**arguments: Any) -> Figure:
-    """A figure without a window, which a notebook shows even before ``pyplot`` was imported there.
-
-    Args:
-        **arguments: as for ``matplotlib.figure.Figure``.
-    """
-    return _figure_class()(**arguments)
-
-
-@functools.cache
-def _figure_class() -> type[Figure]:
+    """A ``matplotlib.figure.Figure`` without a window, which a notebook shows even before it imports ``pyplot``."""
     from matplotlib.figure import Figure
 
-    class ShownFigure(Figure):
-        def _repr_png_(self) -> bytes:
-            picture = io.BytesIO()
-            self.savefig(picture, format="png")
-            return picture.getvalue()
+    def as_png() -> bytes:
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+        return picture.getvalue()
 
-    return ShownFigure
+    figure: Any = Figure(**arguments)
+    figure._repr_png_ = as_png
+    return figure  # type: ignore[no-any-return]
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """One panel a metric, all splits in it, and one for throughput.
+    """One panel a metric, all splits in it, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
 
-    Args:
-        lines: what ``metrics.jsonl`` holds, oldest first.
-        title: the figure's title.
-
-    Returns:
-        A figure that belongs to no window; ``savefig`` it, or return it from a notebook's cell.
+    The figure belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
     names = sorted({key.partition("_")[2] for line in lines for key in metrics_of(line)})
     names.sort(key=lambda name: name != "loss")
     figure = new_figure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
     panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
     for name, axes in zip(names, panels, strict=False):
-        _draw_metric(axes, lines, name)
-    _draw_throughput(panels[-1], lines)
-    if title:
-        figure.suptitle(title, fontsize="medium")
-    return figure
-
-
-def _draw_metric(axes: Axes, lines: Sequence[Mapping[str, Any]], name: str) -> None:
-    for prefix in METRIC_PREFIXES:
-        points = [(line["step"], line[prefix + name]) for line in lines if prefix + name in line]
-        if not points:
-            continue
-        marker = "" if prefix == "train_" else "o"
-        label = f"{prefix[:-1]} {points[-1][1]:.4g}"
-        axes.plot(*zip(*points, strict=True), marker=marker, ms=3, c=COLOURS[prefix], label=label)
-    if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
-        axes.set_yscale("log")
-    _finish(axes, name.replace("_", " "))
-
-
-def _draw_throughput(axes: Axes, lines: Sequence[Mapping[str, Any]]) -> None:
-    steps = [line["step"] for line in lines]
+        for prefix, colour in COLOURS.items():
+            if points := [(line["step"], line[prefix + name]) for line in lines if prefix + name in line]:
+                marker, label = "" if prefix == "train_" else "o", f"{prefix[:-1]} {points[-1][1]:.4g}"
+                axes.plot(*zip(*points, strict=True), marker=marker, ms=3, c=colour, label=label)
+        if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
+            axes.set_yscale("log")
     rates = [line["steps_per_second"] for line in lines]
     # Windows of a millisecond end when the host wakes up: their neighbours tell the speed better than one alone.
     smooth = [median(rates[max(0, index - 2) : index + 3]) for index in range(len(rates))]
-    axes.plot(steps, rates, c="lightgray")
-    axes.plot(steps, smooth, c="tab:gray", label=f"median of five, last {smooth[-1]:,.0f}")
-    axes.set_ylim(0, 1.5 * max(smooth))
-    _finish(axes, "steps per second")
-
-
-def _finish(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize="medium")
-    axes.set_xlabel("step")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    steps = [line["step"] for line in lines]
+    panels[-1].plot(steps, rates, c="lightgray")
+    panels[-1].plot(steps, smooth, c="tab:gray", label=f"median of five, last {smooth[-1]:,.0f}")
+    panels[-1].set_ylim(0, 1.5 * max(smooth))
+    for name, axes in zip([*names, "steps per second"], panels, strict=True):
+        axes.set_title(name.replace("_", " "), fontsize="medium")
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    return figure

@@ -19,7 +19,6 @@ from jax.extend import core
 
 from jaxnn.types import ConfigError, Splits
 
-PLAIN = (bool, int, float, str, type(None))
 PARTS = {
     "program": "the program of a step",
     "batches": "the order or augmentation of the data",
@@ -30,11 +29,9 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
-    """Commit and whether the work tree of ``folder`` differs from it; None where there is no git or no commit.
+    """Commit and whether the work tree around ``folder`` differs from it; None where there is no git or no commit.
 
-    Args:
-        folder: somewhere in the work tree.
-        tracked: whether the folder must be part of it: a package that is installed within another's tree is not.
+    With ``tracked`` the folder must be part of the tree: a package that is installed within another's is not.
     """
 
     def git(*words: str) -> str:
@@ -59,22 +56,12 @@ def script() -> dict[str, Any]:
 
 def jax_flags() -> dict[str, Any]:
     """JAX settings that change numbers, as they are now."""
-    names = (
-        "jax_enable_x64",
-        "jax_default_matmul_precision",
-        "jax_default_prng_impl",
-        "jax_threefry_partitionable",
-        "jax_numpy_dtype_promotion",
-    )
-    return {name: getattr(jax.config, name, None) for name in names}
+    names = "enable_x64 default_matmul_precision default_prng_impl threefry_partitionable numpy_dtype_promotion"
+    return {name: getattr(jax.config, name, None) for name in (f"jax_{word}" for word in names.split())}
 
 
 def config_json(config: Any) -> dict[str, Any]:
-    """The fields of a config dataclass in JSON's types.
-
-    Raises:
-        ConfigError: a field that is not plain data, named.
-    """
+    """The fields of a config dataclass in JSON's types; ConfigError names one that is not plain data."""
     return {field.name: _plain(getattr(config, field.name), field.name) for field in dataclasses.fields(config)}
 
 
@@ -85,7 +72,7 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(item, where) for item in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, PLAIN):
+    if isinstance(value, bool | int | float | str | None):
         return value
     raise ConfigError(
         f"config field {where!r} holds {value!r}, which a record cannot keep: use numbers, strings, booleans, "
@@ -94,16 +81,14 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def config_from_json(content: dict[str, Any], default: Any) -> Any:
-    """The inverse of :func:`config_json`, shaped like ``default``: lists become tuples where it has tuples.
+    """The inverse of :func:`config_json`, shaped like ``default``; lists become tuples.
 
-    Raises:
-        ConfigError: a field the config does not have (any more), or has no dataclass in, named.
+    ConfigError names a field that the config does not have (any more), or has no dataclass in.
     """
-    known = {field.name for field in dataclasses.fields(default)}
-    if unknown := sorted(set(content) - known):
+    known = {field.name: field.init for field in dataclasses.fields(default)}
+    if unknown := sorted(content.keys() - known.keys()):
         raise ConfigError(f"the record's config has {unknown[0]!r}, which this experiment lacks.")
-    given = [field.name for field in dataclasses.fields(default) if field.init and field.name in content]
-    fields = {name: _shaped(content[name], getattr(default, name), name) for name in given}
+    fields = {name: _shaped(content[name], getattr(default, name), name) for name in content if known[name]}
     return dataclasses.replace(default, **fields)
 
 
@@ -116,13 +101,9 @@ def _shaped(value: Any, default: Any, where: str) -> Any:
             )
         return config_from_json(value, default)
     if isinstance(value, list):
-        return _tuples(value)
+        return tuple(_shaped(item, (), where) if isinstance(item, list) else item for item in value)
     # JSON has no infinities: the record holds their names.
     return float(value) if value in ("nan", "inf", "-inf") and not isinstance(default, str) else value
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -143,16 +124,9 @@ def program_fingerprint(function: Callable[..., Any], *args: Any) -> str:
     """A digest of what ``function`` computes, the numbers it closes over among it; the same in every process.
 
     It is that of the traced program: a trace costs nothing where ``function`` is jitted and was traced before, and
-    lowering, which takes five times as long as this, is not needed.
-
-    Args:
-        function: a traceable function.
-        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+    lowering, which takes five times as long as this, is not needed. ``args`` may be of ``jax.ShapeDtypeStruct``.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for part in _program_parts(jax.make_jaxpr(function)(*args)):
-        digest.update(f"{part}\n".encode())
-    return digest.hexdigest()
+    return text_fingerprint("".join(f"{part}\n" for part in _program_parts(jax.make_jaxpr(function)(*args))))
 
 
 def text_fingerprint(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import math
@@ -10,7 +9,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -26,48 +25,27 @@ METRICS_FILE = "metrics.jsonl"
 LOCK_FILE = ".lock"
 
 
-# --- the directory ---
-
-
 def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
     """``runs/<name>/<time>-<four hex digits>``: an unused path, not created."""
     return parent / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
 
 
 def create_run_dir(path: Path) -> Path:
-    """Creates ``path`` for a new run.
-
-    Raises:
-        RecordError: it holds something already, or cannot be created.
-    """
+    """Creates ``path`` for a new run; RecordError if it holds something already, or cannot be created."""
     check_vacant(path)
-    try:
+    with refusals(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RecordError(
-            f"the run directory {path} cannot be created ({error.strerror}): choose another --run-dir."
-        ) from error
     return path
 
 
-def check_vacant(path: Path) -> None:
-    """Confirms that ``path`` is free for a new run: absent, or a directory with nothing of worth in it.
+def check_vacant(path: Path, *, held: bool = False) -> None:
+    """RecordError unless ``path`` is free for a new run: absent, or a directory with nothing of worth in it.
 
-    Raises:
-        RecordError: it is a file, another process is writing it, or it holds something already.
+    Nor may another process write it; with ``held`` this one has its lock.
     """
     check_name(path)
-    if is_locked(path):
+    if not held and is_locked(path):
         raise _busy(path)
-    check_unused(path)
-
-
-def check_unused(path: Path) -> None:
-    """Confirms that ``path`` is absent, or a directory with nothing of worth in it; its lock may be held.
-
-    Raises:
-        RecordError: it is a file, or holds something already.
-    """
 
     def stillborn(file: Path) -> bool:
         """Whether a process left ``file`` that was killed before its ``run.json`` or ``sweep.json``."""
@@ -85,11 +63,7 @@ def check_unused(path: Path) -> None:
 
 
 def check_name(path: Path) -> None:
-    """Confirms that there can be a file or a directory of that name.
-
-    Raises:
-        RecordError: it is too long, or not text.
-    """
+    """RecordError for a name that no file or directory can have: it is too long, or not text."""
     try:
         str(path).encode()  # what is not UTF-8 can neither be printed nor kept in a record
         os.stat(path)
@@ -100,15 +74,11 @@ def check_name(path: Path) -> None:
         raise RecordError(f"{str(path)!r:.80} cannot be a run directory ({reason}): choose another name.") from error
 
 
-# --- its lock ---
-
-
 @contextmanager
 def locked(path: Path) -> Iterator[IO[str]]:
     """Holds the run directory ``path`` for this process, by its open lock; the system lets go if the process dies.
 
-    Raises:
-        RecordError: another process holds it, or it cannot be written.
+    RecordError if another process holds it, or it cannot be written.
     """
     with refusals(path / LOCK_FILE):
         lock = (path / LOCK_FILE).open("w")
@@ -116,21 +86,6 @@ def locked(path: Path) -> Iterator[IO[str]]:
         if not _try_lock(lock):
             raise _busy(path)
         yield lock
-
-
-def check_held(path: Path, lock: IO[str]) -> None:
-    """Confirms that ``path`` still is the directory that was locked.
-
-    Raises:
-        RecordError: it was removed or renamed.
-    """
-    with contextlib.suppress(OSError):
-        if os.path.samestat(os.stat(path / LOCK_FILE), os.fstat(lock.fileno())):
-            return
-    raise RecordError(
-        f"the run directory {path} was removed or renamed, or its {LOCK_FILE} deleted, while its run was writing it: "
-        "leave it where it is until the run is over."
-    )
 
 
 def is_locked(path: Path) -> bool:
@@ -156,15 +111,8 @@ def _busy(path: Path) -> RecordError:
     )
 
 
-# --- its files ---
-
-
 def make_room(folder: Path) -> None:
-    """Makes ``folder`` and tries to write there, for results that take long to compute.
-
-    Raises:
-        RecordError: the disk refuses.
-    """
+    """Makes ``folder`` and tries to write there, before long computations; RecordError if the disk refuses."""
     with refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -173,19 +121,13 @@ def make_room(folder: Path) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
     """Replaces ``path`` by ``content`` as JSON in one step."""
-    write_text(path, json.dumps(jsonable(content), indent=2, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces ``path`` by ``text`` in one step."""
-    write_bytes(path, text.encode())
+    write_bytes(path, f"{json.dumps(jsonable(content), indent=2, allow_nan=False)}\n".encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replaces ``path`` by ``content``: a reader, or a crash, sees the old file or the new one and nothing between.
 
-    Raises:
-        RecordError: the disk refused; ``path`` is as it was.
+    RecordError if the disk refuses; then ``path`` is as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with refusals(path):
@@ -197,24 +139,6 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-def append_lines(path: Path, lines: Iterable[bytes]) -> None:
-    """Adds complete lines to ``path`` and hands them to the system.
-
-    Raises:
-        RecordError: the disk refused; ``path`` is as it was.
-    """
-    # Unbuffered: a buffer that could not be written would be written again when it is closed.
-    with refusals(path), path.open("ab", buffering=0) as file:
-        before = file.tell()
-        content = b"".join(lines)
-        try:
-            while content:
-                content = content[file.write(content) :]
-        except OSError:
-            file.truncate(before)
-            raise
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -12,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
-from jaxnn.parallel import broadcast_from_primary
+from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.types import PyTree, RecordError
 
 # The folder of the arrays in a checkpoint of a run.
@@ -41,9 +42,6 @@ SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 SUMS_HEAD = "# sha256 of the lines below: "
 
 
-# --- one state ---
-
-
 def save(path: Path | str, state: PyTree) -> None:
     """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
 
@@ -55,7 +53,16 @@ def save(path: Path | str, state: PyTree) -> None:
             arrays of one process where there are several.
     """
     target = Path(path).absolute()
-    _check_arrays(target, state)
+    if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
+        raise RecordError(f"{target} is to hold {type(state).__name__} alone: put arrays in a dict to save them.")
+    count = jax.process_count()
+    for name, leaf in leaves_by_path(state).items():
+        if count > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+            raise RecordError(
+                f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
+                f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
+            )
+    failure: BaseException | None = None
 
     def make_room() -> str:
         if target.exists():
@@ -67,10 +74,9 @@ def save(path: Path | str, state: PyTree) -> None:
         if failure is not None:
             raise failure
 
-    failure: BaseException | None = None
     try:
         target = Path(broadcast_from_primary(make_room))
-        write_state(target, detached(state))
+        start_writing(target, host_copy(state), leads=is_primary())()
     except UNWRITABLE as error:
         reason, cure = refusal(error)
         room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
@@ -80,62 +86,15 @@ def save(path: Path | str, state: PyTree) -> None:
     raise_failure()
 
 
-def _check_arrays(target: Path, state: PyTree) -> None:
-    if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
-        raise RecordError(f"{target} is to hold {type(state).__name__} alone: put arrays in a dict to save them.")
-    count = jax.process_count()
-    for name, leaf in leaves_by_path(state).items():
-        if count > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
-            raise RecordError(
-                f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
-                f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
-            )
-
-
-def take_row(arrays: PyTree, row: int, like: PyTree) -> PyTree:
-    """One member of a population: row ``row`` of every array ``[members, ...]``, as NumPy arrays.
-
-    >>> population = jn.load("runs/sweep/…/checkpoints/4000")  # doctest: +SKIP
-    >>> state = take_row(population, 3, like=state_of_one)  # doctest: +SKIP
-
-    Args:
-        arrays: what :func:`load` read without ``like``, or the part of it that holds the population.
-        row: the member's place.
-        like: the state of one member, arrays or shapes, in the structure that the result gets. A typed key must be an
-            array: its implementation is taken from there.
-
-    Raises:
-        RecordError: the arrays are not those of a population of such states.
-    """
-    found = leaves_by_path(arrays)
-
-    def taken(path: Any, leaf: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator=".")
-        part = found[name][row] if name in found and row < (*np.shape(found[name]), 0)[0] else None
-        if part is None or _described(part) != _described(leaf):
-            raise RecordError(f"the population's {name} has no row {row} like {_described(leaf)}: load another one.")
-        return jax.random.wrap_key_data(part, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else part
-
-    return jax.tree_util.tree_map_with_path(taken, like)
-
-
-# --- the folders of a run's checkpoints ---
-
-
 def steps_in(folder: Path) -> list[int]:
     """The steps that have a checkpoint in ``folder``, in order; none if there is no folder."""
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
-def read_about(checkpoint: Path) -> dict[str, Any]:
-    """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
-    about: dict[str, Any] = json.loads((checkpoint / ABOUT_FILE).read_text())
-    return about
+def read_about(checkpoint: Path) -> Any:
+    """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
+    return json.loads((checkpoint / ABOUT_FILE).read_text())
 
 
 def step_damage(checkpoint: Path) -> str | None:
@@ -150,70 +109,73 @@ def step_damage(checkpoint: Path) -> str | None:
     return None if str(saved) == checkpoint.name else f"it holds the state of step {saved}"
 
 
-# --- Orbax ---
-
-
 def preload_orbax() -> None:
     """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
     if "orbax.checkpoint" not in sys.modules:
+        # No daemon: the interpreter waits for it at exit, and takes nothing from under the import.
         threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
 
 def orbax_options(folder: Path) -> dict[str, Any]:
-    """The keyword arguments of the Orbax objects that write ``folder`` or read it.
-
-    The processes are listed so that Orbax lets them meet on the host, by keys of their own for each folder. Otherwise
-    they meet in a computation on their devices, which collides with those of the training that runs meanwhile.
-    """
+    """The keyword arguments of the Orbax objects that write ``folder`` or read it."""
     import orbax.checkpoint as ocp
 
     configure_orbax_logging()
+    # Listed, so that Orbax lets them meet on the host, by keys of their own for each folder. Otherwise they meet in a
+    # computation on their devices, which collides with those of the training that runs meanwhile.
     processes = set(range(jax.process_count()))
     options = ocp.options.MultiprocessingOptions(active_processes=processes, barrier_sync_key_prefix=folder.name)
     return {"multiprocessing_options": options}
 
 
-def write_state(target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True) -> None:
-    """Writes a state with its checksums to the new folder ``target``, which gets its name when it is complete.
+def start_writing(
+    target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True
+) -> Callable[[], None]:
+    """Starts to write a state with its checksums to the new folder ``target``, which gets its name when it is complete.
 
-    Args:
-        target: the folder.
-        state: a tree whose buffers no one donates meanwhile.
-        about: the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
-        leads: whether this process names the folder, one of those that write it together.
+    ``state`` is of :func:`host_copy`. Arrays of several processes are copied to the host now, so that these call it in
+    the thread that computes; the function that it returns completes the folder in any thread, without JAX. Both raise
+    OSError or ValueError if the disk refuses, and remove what was written, for others need the room.
 
-    Raises:
-        OSError, ValueError: the disk refused; what was written is removed, for others need the room.
+    ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own; of
+    the processes that write together, the one that ``leads`` names the folder.
     """
     import orbax.checkpoint as ocp
 
     unfinished = target.with_name(f"{target.name}{UNFINISHED}")
     # Otherwise threads wait for folders, and keep the process alive for 300 s if the disk refuses one.
     in_order = ocp.AsyncOptions(create_directories_asynchronously=False)
-    try:
+
+    @contextlib.contextmanager
+    def clearing() -> Iterator[None]:
+        try:
+            yield
+        except UNWRITABLE:
+            if leads:
+                clear_unfinished(unfinished)
+            raise
+
+    def complete() -> None:
+        with clearing():
+            # Closing waits until all processes have written.
+            checkpointer.close()
+            if leads:
+                if about is not None:
+                    (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
+                write_sums(unfinished)
+                unfinished.rename(target)
+                sync(target.parent)
+
+    with clearing():
         if about is not None and leads:
             unfinished.mkdir(exist_ok=True)
-        with ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target)) as checkpointer:
-            # Closing waits until all processes have written.
-            checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
-        if leads:
-            if about is not None:
-                (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
-            write_sums(unfinished)
-            unfinished.rename(target)
-            sync(target.parent)
-    except UNWRITABLE:
-        if leads:
-            clear_unfinished(unfinished)
-        raise
+        checkpointer = ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target))
+        checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
+    return complete
 
 
 def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
-    """The tree in ``folder``, with the structure, shapes, dtypes and placement of ``like``; None: as NumPy arrays.
-
-    Raises:
-        ValueError, KeyError, TypeError, OSError: the folder holds no such tree.
-    """
+    """The tree in ``folder``, with structure, shapes, dtypes and placement of ``like``, or UNREADABLE; else NumPy's."""
     import orbax.checkpoint as ocp
 
     everyone = orbax_options(folder)
@@ -223,26 +185,31 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
         if metadata is None:
             raise ValueError("it holds no arrays")
         saved = getattr(metadata, "tree", metadata)
-        if like is not None:
-            _check_fit(saved, like)
-            return checkpointer.restore(folder, args=ocp.args.StandardRestore(like))
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-        return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        if like is None:
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+            return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        # Orbax itself casts other dtypes silently, and reports other shapes from a task that no one awaits.
+        found, wanted = leaves_by_path(saved), leaves_by_path(like)
+        for name in sorted(found.keys() | wanted.keys()):
+            is_there, asked = (_described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted))
+            if is_there != asked:
+                raise ValueError(f"its {name} is {is_there}, that asked for {asked}")
+        return jax.tree.map(_as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)
 
 
-def detached(state: PyTree) -> PyTree:
-    """A copy whose buffers the next training step does not donate.
-
-    Orbax writes in the background, and on a CPU its copy to the host is a view of the buffer that it was given.
-    """
+def host_copy(state: PyTree) -> PyTree:
+    """A copy that no training step donates: NumPy arrays, and JAX's of what is sharded over several processes."""
 
     def copied(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            # `device_put` compiles nothing, but copies no key on several devices, and no array of several processes.
-            compiled = _is_key(leaf) or not leaf.is_fully_addressable
-            return jnp.copy(leaf) if compiled else jax.device_put(leaf, may_alias=False)
-        # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it, but no device.
-        return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
+        if not isinstance(leaf, jax.Array):
+            # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it.
+            return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
+        leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        leaf = leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
+        if not leaf.is_fully_addressable:
+            return jnp.copy(leaf)
+        # Not of the buffer itself: a view of it keeps it from being donated.
+        return np.asarray(jax.device_put(leaf, may_alias=False))
 
     return jax.tree.map(copied, state)
 
@@ -253,18 +220,6 @@ def leaves_by_path(tree: PyTree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
-def _check_fit(saved: PyTree, like: PyTree) -> None:
-    """Raises ValueError if the saved arrays are not those of ``like``, naming the first.
-
-    Orbax itself casts other dtypes silently, and reports other shapes from a task that no one awaits.
-    """
-    found, wanted = leaves_by_path(saved), leaves_by_path(like)
-    for name in sorted(found.keys() | wanted.keys()):
-        is_there, asked = (_described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted))
-        if is_there != asked:
-            raise ValueError(f"its {name} is {is_there}, that asked for {asked}")
-
-
 def _described(leaf: Any) -> str:
     """A leaf's dtype and shape, those of its data for a typed PRNG key, as Orbax keeps it."""
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
@@ -272,20 +227,21 @@ def _described(leaf: Any) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}"
 
 
+def _as_key_like(data: Any, like: Any) -> Any:
+    """``data`` as a typed key if ``like`` is one, array or shape."""
+    if not hasattr(like, "dtype") or not _is_key(like) or _is_key(data):
+        return data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
+
+
 def _is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-# --- checksums ---
 
 
 def write_sums(folder: Path) -> None:
     """Writes the SHA-256 of every file below ``folder`` into its ``SHA256SUMS``, for ``sha256sum -c`` to read.
 
     Every file is synced to the disk, so that a power cut after that takes nothing back.
-
-    Raises:
-        OSError: a file cannot be read or written.
     """
     names = sorted(files_below(folder))
     lines = "".join(f"{_digest(folder, name)}  {name}\n" for name in names)
@@ -302,7 +258,7 @@ def find_damage(folder: Path) -> str | None:
     except FileNotFoundError:
         return f"its file {SUMS_FILE} is missing"
     except (OSError, ValueError):
-        return f"its file {SUMS_FILE} {changed}"
+        head = lines = ""
     matches = [SUM_LINE.fullmatch(line) for line in lines.splitlines()]
     sums = {match[2]: match[1] for match in matches if match is not None}
     if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest() or len(sums) != len(matches):
@@ -324,9 +280,6 @@ def find_damage(folder: Path) -> str | None:
 def _digest(folder: Path, name: str) -> str:
     with open(os.path.join(folder, name), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# --- files and folders ---
 
 
 def files_below(folder: Path) -> Iterator[str]:

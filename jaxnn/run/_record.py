@@ -36,7 +36,6 @@ from jaxnn.parallel import (
 from jaxnn.record import (
     FOLDER,
     Record,
-    check_unused,
     check_vacant,
     config_json,
     create_run_dir,
@@ -198,8 +197,8 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
     assert record is not None
     if session.resumed is None and record.writes:
         # Another run may have come and gone between the first look and the lock.
-        check_unused(record.path)
-    record.describe(facts)
+        check_vacant(record.path, held=True)
+    record.write("run.json", facts)
     record.write("placement.json", session.trainer.placement().as_json())
     try:
         yield
@@ -244,7 +243,9 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: 
         session.status = "failed"
     summary = summarise(session).as_json()
     kept = store.kept_steps() if wait else ()
-    attempt(lambda: record.describe({**facts, "status": session.status, "summary": summary, "checkpoints": kept}))
+    attempt(
+        lambda: record.write("run.json", {**facts, "status": session.status, "summary": summary, "checkpoints": kept})
+    )
     attempt(lambda: record.write("compiles.json", session.trainer.programs.ledger.as_json()))
     return refused[0] if refused else None
 

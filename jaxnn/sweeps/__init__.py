@@ -1,8 +1,8 @@
 """Sweeps: many runs of an experiment as one program, their record, and their results."""
 
 from jaxnn.sweeps._member_runs import open_sweep as open_sweep
-from jaxnn.sweeps._sweep_options import SweepOptions as SweepOptions
 from jaxnn.sweeps._plan import plan_sweep as plan_sweep
+from jaxnn.sweeps._sweep_options import SweepOptions as SweepOptions
 from jaxnn.sweeps._sweep_resume import recorded_points as recorded_points
 from jaxnn.sweeps._train_sweep import sweep as sweep
 from jaxnn.sweeps.results import Comparison as Comparison

@@ -16,6 +16,7 @@ from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record import (
     FOLDER,
+    RUN_FILE,
     SWEEP_FILE,
     Checkpoints,
     LogDigest,
@@ -112,7 +113,7 @@ def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainSt
     lines = [line for line in sweep.lines if line["member"] == member.index]
     own = [{name: value for name, value in line.items() if name != "member"} for line in lines]
     with open_record(path) as record:
-        record.describe(facts)
+        record.write(RUN_FILE, facts)
         written = record.report(*own)
         mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
         with contextlib.closing(Checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:

@@ -18,8 +18,8 @@ import jax
 from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display
 from jaxnn.sweeps._member_runs import open_sweep
-from jaxnn.sweeps._sweep_options import SweepOptions
 from jaxnn.sweeps._plan import checked_points, plan_sweep
+from jaxnn.sweeps._sweep_options import SweepOptions
 from jaxnn.sweeps._sweep_record import new_sweep_dir
 from jaxnn.sweeps._sweep_resume import located, shard_folder, shard_folders
 from jaxnn.sweeps.results import Sweep, count_by_status

@@ -19,7 +19,7 @@ from jaxnn.record import (
     metrics_of,
     new_run_dir,
     script,
-    write_text,
+    write_bytes,
 )
 from jaxnn.run import file_name_of
 from jaxnn.sweeps._plan import SweepPlan
@@ -74,7 +74,7 @@ class SweepRecord:
             facts = {name: value for name, value in vars(member).items() if name != "index"}
             folder = f"{MEMBER_FOLDER}/{member.dir.name}" if member.dir else None
             lines.append(json_line({"member": member.index, **facts, "dir": folder}))
-        write_text(self.record.path / MEMBERS_FILE, "".join(lines))
+        write_bytes(self.record.path / MEMBERS_FILE, "".join(lines).encode())
 
     def members(self, plan: SweepPlan) -> Iterator[Member]:
         """The members as they are now."""

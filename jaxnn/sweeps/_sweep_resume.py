@@ -11,8 +11,8 @@ from jaxnn import record
 from jaxnn.engine import Trainer, Trial, VmapPlan
 from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
 from jaxnn.run import recorded_layout, recorded_rule
-from jaxnn.sweeps._sweep_options import SweepOptions, parse_shard
 from jaxnn.sweeps._plan import SweepPlan
+from jaxnn.sweeps._sweep_options import SweepOptions, parse_shard
 from jaxnn.sweeps._sweep_record import SweepRecord, design_facts
 from jaxnn.sweeps.results import ENDED, read_sweep, swept_value
 from jaxnn.sweeps.search import Halving, Points

@@ -20,9 +20,9 @@ from jaxnn.record import check_vacant, create_run_dir, open_record, preload_orba
 from jaxnn.run import NAME_WIDTH, Display, Interruption, device_rows, interruptible, open_display, watching
 from jaxnn.sweeps import _sweep_resume
 from jaxnn.sweeps._member_runs import export_members, open_member
-from jaxnn.sweeps._sweep_options import SweepOptions
 from jaxnn.sweeps._plan import SweepPlan, checked_points, plan_sweep
 from jaxnn.sweeps._ray import sweep_on_ray
+from jaxnn.sweeps._sweep_options import SweepOptions
 from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
 from jaxnn.sweeps._sweep_report import Leader, SweepReport, closing_rows, group_rows, sweep_rows
 from jaxnn.sweeps.results import LOST, Sweep, count_by_status

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxnn.data import cifar10, cifar100
+from jaxnn.data import cifar10
 from jaxnn.types import DataError
 
 TRAIN = [f"data_batch_{index}" for index in range(1, 6)]
@@ -79,21 +79,6 @@ def test_the_last_of_train_become_validation(tmp_path):
     splits = cifar10(tmp_path, num_validation=3)
     labels = fabricated()["data_batch_4"][1][-1:] + fabricated()["data_batch_5"][1]
     assert (splits.validation.targets.tolist(), splits.train.num_examples) == (labels, 7)
-
-
-def test_cifar100_has_the_fine_labels_and_their_names(tmp_path):
-    folder = tmp_path / "cifar-100-binary"
-    folder.mkdir()
-    planes, _ = fabricated()["test_batch"]
-    (folder / "train.bin").write_bytes(binary(planes, [1, 2], [99, 0]))
-    (folder / "test.bin").write_bytes(binary(planes, [1, 2], [50, 98]))
-    (folder / "fine_label_names.txt").write_text("".join(f"name{index}\n" for index in range(100)))
-    splits = cifar100(tmp_path)
-    assert (splits.train.targets.tolist(), splits.test.targets.tolist()) == ([99, 0], [50, 98])
-    np.testing.assert_array_equal(splits.test.examples.inputs[:, 0, 0, 0], planes[:, 0])
-    assert (splits.name, splits.class_names[99]) == ("cifar100", "name99")
-    with pytest.raises(DataError, match=r"cifar-100-binary\.tar\.gz is not in .*: put https"):
-        cifar100(tmp_path / "elsewhere")
 
 
 PLANES = np.zeros((2, 3072), np.uint8)
@@ -182,18 +167,6 @@ def test_pickles_are_refused_with_their_converter_which_gives_the_binary_layout(
     assert "\n" not in str(caught.value)
     convert_cifar.convert(tmp_path / "cifar-10-batches-py")
     check_complete(cifar10(tmp_path))
-
-
-def test_the_converter_reads_cifar100(tmp_path):
-    (tmp_path / "cifar-100-python").mkdir()
-    batch = {b"data": PLANES, b"coarse_labels": [1, 2], b"fine_labels": [7, 99]}
-    meta = {b"fine_label_names": [b"name%d" % index for index in range(100)]}
-    for name, content in {"train": batch, "test": batch, "meta": meta}.items():
-        (tmp_path / "cifar-100-python" / name).write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(DataError, match="cifar-100-python has CIFAR-100 as Python pickles"):
-        cifar100(tmp_path)
-    convert_cifar.convert(tmp_path / "cifar-100-python")
-    assert cifar100(tmp_path).train.targets.tolist() == [7, 99]
 
 
 class Hostile:

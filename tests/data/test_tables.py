@@ -51,7 +51,6 @@ def test_columns_have_names_where_there_is_a_header(tmp_path: Path) -> None:
     assert shown(splits) == ["so long", "buy now", "hi"]
     assert splits.class_names == ("ham", "spam")
     np.testing.assert_array_equal(splits.train.targets, [0, 1, 0])
-    np.testing.assert_array_equal(csv(path, HOW, text=1, label=0).train.targets, [0, 1, 0])
 
 
 def test_without_quoting_a_quotation_mark_is_a_character(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ ROWS = "kind,words\nham,so long\nspam,buy\n"
         (ROWS + "ham, \nham,\n", {}, r"line 4 of .*news.csv has no text in column 'words' \(rows without text: 2\)"),
         (ROWS, {"label": "kin"}, "has no column 'kin': did you mean 'kind'"),
         (ROWS, {"text": "text"}, "has no column 'text': .*Known are 'kind', 'words'"),
-        (ROWS, {"text": (1, 2)}, "has no column 2"),
+        (ROWS, {"text": (1, 2)}, "has no column 1"),
         (ROWS, {"label": -1}, "has no column -1"),
         (ROWS, {"header": False}, "has no column 'words': columns are 0 to 1, for header=False gives them no names"),
         (ROWS, {"text": ()}, "text names no column"),
@@ -133,42 +132,13 @@ def test_what_is_no_such_table_is_named(content: str, options: dict[str, Any], s
 
 
 MORE = "ham,hi\nspam,now\n"
-RATED = "stars,short review text\n5,good\n1,bad\n3,so so\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "header", "sentence"),
-    [
-        (
-            ROWS + MORE,
-            False,
-            "line 1 of .*looks like a header, for no other row has its label 'kind': give header=True",
-        ),
-        ("\n" + RATED, False, "line 2 of .*looks like a header"),
-        (MORE + MORE, True, "line 1 of .*is an example and no header, with the label 'ham'.*: give header=False"),
-        (ROWS + MORE, True, None),
-        (RATED, True, None),
-        # One example of a class, first of all: its text is no name, it is not alone with that, or labels are numbers.
-        ("eggs,a text of four words\n" + MORE + MORE, False, None),
-        ("eggs,words\nbacon,word\n" + MORE + MORE, False, None),
-        ("2,words\n0,a\n1,b\n0,c\n1,d\n", False, None),
-        ("eggs,12\n" + MORE + MORE, False, None),
-    ],
-)
-def test_a_header_is_told_from_an_example(content: str, header: bool, sentence: str | None, tmp_path: Path) -> None:
-    path = written(tmp_path, content)
-    if sentence is None:
-        assert csv(path, HOW, text=1, label=0, header=header).train.num_examples == content.count(",") - header
-    else:
-        with pytest.raises(DataError, match=sentence):
-            csv(path, HOW, text=1, label=0, header=header)
-
-
-def test_a_column_found_by_its_name_has_a_header(tmp_path: Path) -> None:
-    path = written(tmp_path, "spam,words\n" + MORE)
-    with pytest.raises(DataError, match="label='spam'"):
+def test_columns_have_places_without_a_header_and_names_with_one(tmp_path: Path) -> None:
+    path = written(tmp_path, MORE)
+    with pytest.raises(DataError, match="has no column 1: .*header=False if that is an example"):
         csv(path, HOW, text=1, label=0)
-    assert csv(path, HOW, text=1, label="spam").class_names == ("ham", "spam")
+    assert csv(path, HOW, text=1, label=0, header=False).train.num_examples == 2
 
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:

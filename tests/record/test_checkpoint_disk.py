@@ -58,9 +58,9 @@ def test_report_that_does_not_fit_is_taken_back(tmp_path: Path) -> None:
 
 def test_file_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     with open_record(tmp_path) as record:
-        record.describe({"status": "running"})
+        record.write("run.json", {"status": "running"})
         with limited(20), pytest.raises(RecordError, match=r"run\.json cannot be written .* is intact\.$"):
-            record.describe({"status": "finished", "more": list(range(9))})
+            record.write("run.json", {"status": "finished", "more": list(range(9))})
     assert json.loads((tmp_path / "run.json").read_text()) == {"status": "running"}
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "run.json"]
 
@@ -116,7 +116,7 @@ def test_states_that_cannot_fit_are_refused_before_orbax_begins(
 
 def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(RecordError, match=r"folder .*run/checkpoints cannot be made \(Not a directory\)"):
+    with pytest.raises(RecordError, match=r"could not be written to .*run/checkpoints \(Not a directory\)"):
         Checkpoints(tmp_path / "run" / "checkpoints").save(1, state_of(8), {})
 
 
@@ -139,8 +139,7 @@ def test_unwritable_last_checkpoint_fails_the_run(tmp_path: Path, monkeypatch: p
 
 def test_error_of_the_run_hides_later_refusals_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(record: Record, line: Any) -> None:
-        for method in ("describe", "write"):
-            monkeypatch.setattr(Record, method, refuse)
+        monkeypatch.setattr(Record, "write", refuse)
         raise ZeroDivisionError("of the user's code")
 
     monkeypatch.setattr(Record, "report", fail)
@@ -169,14 +168,14 @@ def test_leaving_the_loop_raises_what_could_not_be_saved(tmp_path: Path, monkeyp
 
 
 def test_losing_the_summary_loses_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Record.describe
+    real = Record.write
 
-    def once(record: Record, facts: Any) -> None:
+    def once(record: Record, name: str, facts: Any) -> None:
         if "summary" in facts:
             refuse()
-        real(record, facts)
+        real(record, name, facts)
 
-    monkeypatch.setattr(Record, "describe", once)
+    monkeypatch.setattr(Record, "write", once)
     with pytest.raises(RecordError, match="mine"):
         tiny.fit(tiny.experiment(), tmp_path / "run")
     monkeypatch.undo()

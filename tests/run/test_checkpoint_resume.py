@@ -103,11 +103,11 @@ def test_a_refusal_for_another_reason_leaves_the_damaged_one_where_it_is(halved:
 def test_a_damaged_best_checkpoint_is_named(whole: jn.Run) -> None:
     assert whole.dir is not None
     best = max((whole.dir / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    kept = (best / "default" / "_sharding").read_bytes()
-    flip(best / "default" / "_sharding")
-    with pytest.raises(jn.RecordError, match=r"step \d+ in .* is damaged, its file default/_sharding has other bytes"):
+    kept = (best / "default" / "_METADATA").read_bytes()
+    flip(best / "default" / "_METADATA")
+    with pytest.raises(jn.RecordError, match=r"step \d+ in .* is damaged, its file default/_METADATA has other bytes"):
         whole.best_state()
-    (best / "default" / "_sharding").write_bytes(kept)
+    (best / "default" / "_METADATA").write_bytes(kept)
     tiny.assert_bitwise_equal(whole.best_state().params, whole.state.params)
 
 

@@ -57,7 +57,7 @@ class InTheLoop(StreamSource):
 
     def read(self, indices: np.ndarray) -> Examples:
         """The examples at ``indices [n]``: ``[n, ...]`` each."""
-        return self.reading.rows((self.reading.example(index) for index in indices.tolist()), indices, self.like)
+        return self.rows([self.example(index) for index in indices.tolist()], indices)
 
     def batches(self, seed: int, first_step: int, batch_size: int, rows: slice = slice(None)) -> Any:
         """The batches of ``first_step`` and the steps after it."""
@@ -116,7 +116,7 @@ def open_source(form: str, settings: Settings) -> Source:
     source: Any = cats_vs_dogs(image_size=size, num_workers=settings.num_workers).train
     if form == "prefetched":
         return source  # type: ignore[no-any-return]
-    return InTheLoop(source.reading, source.like, source.targets, num_workers=0)
+    return InTheLoop(source.reader, source.split, source.num_classes, num_workers=0)
 
 
 def _experiment(settings: Settings, source: Source) -> Experiment[Config]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -110,7 +110,7 @@ def text_folder(path: PathLike, tokenizer: Tokenizer | None = None) -> Splits:
             not UTF-8; the folder or file is named.
     """
     root = Path(path)
-    pairs, class_names = _read_tree(*_read_folder(root), root)
+    pairs, class_names = _read_tree(list_folder(root, _SUFFIXES), lambda name: _read_file(root / name), root)
     return texts(**pairs, tokenizer=tokenizer, name=root.resolve().name, class_names=class_names)
 
 
@@ -142,8 +142,12 @@ def imdb(
     with os_errors_named():
         found = [parent / name for parent in (root / "imdb", root) for name in names if (parent / name).exists()]
         path = found[0] if found else fetch("imdb", _IMDB_ARCHIVES[-1], _IMDB, _IMDB_SHA256, data_dir)
-    listing, contents = _read_folder(path, _IMDB_CLASSES) if path.is_dir() else _read_archive(path)
-    pairs, class_names = _read_tree(listing, contents, path)
+    if path.is_dir():
+        listing = list_folder(path, _SUFFIXES, _IMDB_CLASSES)
+        pairs, class_names = _read_tree(listing, lambda name: _read_file(path / name), path)
+    else:
+        listing, contents = _read_archive(path)
+        pairs, class_names = _read_tree(listing, contents.__getitem__, path)
     if class_names != _IMDB_CLASSES or "test" not in pairs:
         raise DataError(f"{path} does not hold {_IMDB_FOLDER}/{{train,test}}/{{neg,pos}}/*.txt: download it again.")
     reviews, labels = pairs["train"]
@@ -152,20 +156,13 @@ def imdb(
     return texts(**splits, test=pairs["test"], tokenizer=tokenizer, name="imdb", class_names=class_names)
 
 
-def _read_folder(root: Path, classes: tuple[str, ...] = ()) -> tuple[Listing, dict[str, str]]:
-    """The files in a folder, and the text of each by its path ``<split>/<class>/<file>``."""
-    listing = list_folder(root, _SUFFIXES, classes)
-    contents = {}
-    for folder, kinds in listing.items():
-        for kind, names in kinds.items():
-            for name in names:
-                check_file(root / folder / kind / name)
-                contents[f"{folder}/{kind}/{name}"] = read_text(root / folder / kind / name)
-    return listing, contents
+def _read_file(path: Path) -> str:
+    check_file(path)
+    return read_text(path)
 
 
 def _read_archive(path: Path) -> tuple[Listing, dict[str, str]]:
-    """The same of IMDb's archive."""
+    """The files in IMDb's archive, and the text of each by its path ``<split>/<class>/<file>``."""
 
     def wanted(parts: tuple[str, ...]) -> bool:
         match parts:
@@ -183,12 +180,12 @@ def _read_archive(path: Path) -> tuple[Listing, dict[str, str]]:
     return listing, contents
 
 
-def _read_tree(listing: Listing, contents: Mapping[str, str], where: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_tree(listing: Listing, read: Callable[[str], str], where: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The texts and labels of each split, and the classes' names."""
     found, class_names = classified(listing, where, _SUFFIXES)
     pairs = {}
     for split, (folder, names, labels) in found.items():
-        lines = [contents[f"{folder}/{name}"] for name in names]
+        lines = [read(f"{folder}/{name}") for name in names]
         if empty := [name for name, text in zip(names, lines, strict=True) if not text.strip()]:
             raise DataError(f"{where}/{folder}/{empty[0]} has no text (such files there: {len(empty):,}): remove them.")
         pairs[split] = lines, labels

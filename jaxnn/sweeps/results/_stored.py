@@ -64,11 +64,12 @@ def _read_members(path: Path, facts: Mapping[str, Any]) -> list[Member]:
     try:
         axes = {axis["name"]: axis["values"] for axis in facts["axes"]}
         return [
-            _member(record.check_facts(line, record.MEMBER, MEMBER_FACTS), path, axes, killed=killed)
+            _member(record.check_facts(line, MEMBER_FACTS), path, axes, killed=killed)
             for line in record.read_lines(file)
         ]
-    except ValueError as error:
-        raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        culprit = file if isinstance(error, ValueError) else path / record.SWEEP_FILE
+        raise RecordError(f"{culprit} cannot be read ({error}): the record is damaged.") from error
 
 
 def _member(line: Mapping[str, Any], path: Path, axes: Mapping[str, list[Any]], *, killed: bool = False) -> Member:

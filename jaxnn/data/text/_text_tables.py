@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit
 from csv import Error as CsvError
-from csv import field_size_limit
 from csv import reader as csv_reader
 from pathlib import Path
 from typing import Any
@@ -43,15 +42,14 @@ def csv(
     """Texts and labels in the columns of a table in UTF-8.
 
     Labels number the different entries of the label's column, in the order of numbers if all are integers, else of
-    the alphabet. Blank lines are left out. A first row that contradicts ``header`` is an error: a header has short
-    names and no numbers, and no example has its label.
+    the alphabet. Blank lines are left out.
 
     Args:
         path: the table of the training examples.
         tokenizer: how texts become ids; None: ``Tokenizer()``.
-        text: the column of the text, or several, joined by spaces: places from 0, or names if there is a header.
+        text: the column of the text, or several, joined by spaces.
         label: the column of the label.
-        header: whether the first row names the columns.
+        header: whether the first row names the columns. Then columns are given by name, else by place, from 0.
         quoting: whether a column may be enclosed in quotation marks, and then hold commas, line ends, and each of
             its own quotation marks twice (RFC 4180); else they are characters like others.
         delimiter: what separates columns.
@@ -65,8 +63,8 @@ def csv(
 
     Raises:
         DataError: a file that cannot be read, is not UTF-8 or no such table, a row with another number of columns, a
-            column that is not there, a text that is empty, a label that is empty or not among those of training, a
-            header read as an example or the reverse, shares that cannot be held out; the file and the line are named.
+            column that is not there, a text that is empty, a label that is empty or not among those of training,
+            shares that cannot be held out; the file and the line are named.
     """
     columns = (text,) if isinstance(text, str) or not isinstance(text, Iterable) else tuple(text)
     if not columns:
@@ -173,12 +171,13 @@ def _columns(
     first = rows[0][1]
 
     def place(column: Column) -> int:
-        if isinstance(column, int) and not isinstance(column, bool) and 0 <= column < len(first):
+        if not header and type(column) is int and 0 <= column < len(first):
             return column
         if isinstance(column, str) and header and column in first:
             return first.index(column)
-        no_names = f"columns are 0 to {len(first) - 1}, for header=False gives them no names"
-        raise DataError(f"{path} has no column {column!r}: {suggest(column, first) if header else no_names}.")
+        by_name = "; give names of its first row, or header=False if that is an example"
+        by_place = f"columns are 0 to {len(first) - 1}, for header=False gives them no names"
+        raise DataError(f"{path} has no column {column!r}: {suggest(column, first) + by_name if header else by_place}.")
 
     places, label_place = [place(column) for column in text], place(label)
     lines, entries, empty = [], [], []
@@ -199,56 +198,20 @@ def _columns(
             f"line {empty[0]} of {path} has no text in {' and '.join(f'column {column!r}' for column in text)} "
             f"(rows without text: {len(empty):,}): fill it in or remove the row."
         )
-    # A label's column that is found by name proves the header.
-    if not (header and isinstance(label, str)):
-        names = [first[column] for column in places]
-        _check_header(f"line {rows[0][0]} of {path}", header, first, names, first[label_place].strip(), entries)
     return lines, entries
-
-
-def _check_header(where: str, header: bool, first: list[str], names: list[str], entry: str, entries: list[str]) -> None:
-    """Raises DataError if the first row, with the label ``entry``, contradicts ``header``."""
-    if header:
-        if entry in entries:
-            raise DataError(
-                f"{where} is an example and no header, with the label {entry!r} as rows below it: give header=False; "
-                f"or, if it is a header, label={entry!r}."
-            )
-        return
-    others = Counter(entries[1:])
-    is_alone = entry not in others and (
-        min(others.values(), default=0) > 1 or (others and all(map(_is_number, others)))
-    )
-    has_names = not any(map(_is_number, first)) and all(len(name.split()) <= 3 for name in names)
-    if is_alone and has_names:
-        raise DataError(
-            f"{where} looks like a header, for no other row has its label {entry!r}: give header=True; or, if it is an "
-            "example, put it below another row."
-        )
-
-
-def _is_number(entry: str) -> bool:
-    try:
-        float(entry)
-    except ValueError:
-        return False
-    return True
 
 
 def _rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str]]]:
     """The number of the line that each row begins in, from 1, and the row's columns."""
     content = read_text(path)
-    if not quoting:
-        plain = enumerate(content.split("\n"), start=1)
-        yield from ((number, line.split(delimiter)) for number, line in plain if line.strip())
-        return
-    rows = csv_reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True)
+    kind: Any = QUOTE_MINIMAL if quoting else QUOTE_NONE
+    rows = csv_reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True, quoting=kind)
     begin = 1
     # Python reads no field of more than 131,072 characters otherwise.
     limit = field_size_limit(len(content) + 1)
     try:
         for row in rows:
-            if row:
+            if "".join(row).strip() or len(row) > 1:
                 yield begin, row
             begin = rows.line_num + 1
     except CsvError as error:
