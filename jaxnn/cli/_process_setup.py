@@ -29,8 +29,7 @@ def use_all_cores() -> None:
 
     XLA computes small operations on one core; sweep members on several devices use several cores.
     """
-    configured = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not configured:
+    if jax.config.jax_num_cpu_devices <= 0 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # a backend runs already
             jax.config.update("jax_num_cpu_devices", min(cpu_count() or 1, MOST_DEVICES))
 
@@ -76,22 +75,17 @@ def _make_private(directory: Path) -> str | None:
 def _thin_out(directory: Path, limit: int) -> None:
     """Deletes the least recently used files of a folder with more than ``limit`` bytes, down to half of it."""
     files = []
-    for place, _, names in os.walk(directory):
-        for name in names:
-            file = os.path.join(place, name)
-            with contextlib.suppress(FileNotFoundError):  # another process may delete files here
-                known = os.stat(file)
-                # File systems record a reading once a day, or not at all.
-                files.append((max(known.st_atime, known.st_mtime), known.st_size, file))
+    for file in filter(Path.is_file, directory.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # another process may delete files here
+            known = file.stat()
+            # File systems record a reading once a day, or not at all.
+            files.append((max(known.st_atime, known.st_mtime), known.st_size, file))
     size = sum(num_bytes for _, num_bytes, _ in files)
-    if size <= limit:
-        return
-    for _, num_bytes, file in sorted(files):
-        if size <= limit // 2:  # half, so that the next scripts have nothing to delete
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(file)
-        size -= num_bytes
+    for _, num_bytes, file in sorted(files) if size > limit else ():
+        if size > limit // 2:  # half, so that the next scripts have nothing to delete
+            with contextlib.suppress(OSError):
+                file.unlink()
+            size -= num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +134,7 @@ class ClusterOptions:
 def processes(options: ClusterOptions, device: str | None = None) -> Iterator[None]:
     """Joins this process to the others within the block, if there are any; see `jaxnn.parallel.joined`.
 
-    Args:
-        options: which process this is, and the number of its CPU devices.
-        device: kind of device that the run asks for; a run on the CPU opens no accelerator, which others could use.
+    A run that asks for the ``device`` ``"cpu"`` opens no accelerator, which others could use.
     """
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -164,11 +156,7 @@ def processes(options: ClusterOptions, device: str | None = None) -> Iterator[No
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:
-    """Refuses the flags of several processes to a command that is for one.
-
-    Raises:
-        ConfigError: one is among ``arguments``.
-    """
+    """Raises ConfigError if a flag of several processes is among the arguments of a command that is for one."""
     names = {field.name for field in dataclasses.fields(ClusterOptions)} - {"cpu_devices"}
     flags = {f"--{name.replace('_', '-')}" for name in names}
     for word in arguments:

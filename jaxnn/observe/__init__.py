@@ -22,7 +22,6 @@ from jaxnn.observe._placement import describe_devices as describe_devices
 from jaxnn.observe._placement import device_kind as device_kind
 from jaxnn.observe._placement import device_name as device_name
 from jaxnn.observe._placement import missing_gpu as missing_gpu
-from jaxnn.observe._placement import name_device as name_device
 from jaxnn.observe._placement import observe_placement as observe_placement
 from jaxnn.observe._programs import equations as equations
 from jaxnn.observe._programs import implementations as implementations

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -49,10 +48,6 @@ class Ledger:
 
     compilations: list[Compilation] = dataclasses.field(default_factory=list)
 
-    def append(self, compilation: Compilation) -> None:
-        """Adds the latest compilation."""
-        self.compilations.append(compilation)
-
     def totals(self) -> dict[str, float]:
         """Sums over all: seconds of each stage and together, number of compilations and hits, seconds saved."""
         names = ("trace_seconds", "lower_seconds", "compile_seconds", "seconds", "saved_seconds")
@@ -67,15 +62,7 @@ class Ledger:
 
 
 class Lowered(NamedTuple):
-    """A program that is traced and lowered, ready to be compiled, in any thread.
-
-    Attributes:
-        program: what JAX compiles.
-        name: the program's name in the ledger.
-        cause: why it is compiled.
-        trace_seconds: Python to jaxpr.
-        lower_seconds: jaxpr to StableHLO.
-    """
+    """A program that is traced and lowered, ready to be compiled, in any thread; fields as in `Compilation`."""
 
     program: jax.stages.Lowered
     name: str
@@ -86,8 +73,18 @@ class Lowered(NamedTuple):
     def compile(self) -> tuple[jax.stages.Compiled, Compilation]:
         """The executable, which refuses arguments of another shape, dtype or sharding, and its entry."""
         started = time.perf_counter()
-        with _cache_savings() as saved:
+        thread = threading.get_ident()
+        saved: list[float] = []  # seconds that hits of the persistent cache on this thread save, as JAX reports them
+
+        def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
+            if event == "/jax/compilation_cache/compile_time_saved_sec" and threading.get_ident() == thread:
+                saved.append(duration_secs)
+
+        jax.monitoring.register_event_duration_secs_listener(on_duration)
+        try:
             compiled = self.program.compile()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(on_duration)
         seconds, saving, taken = time.perf_counter() - started, max(0.0, sum(saved)), temporary_bytes(compiled)
         times = self.trace_seconds, self.lower_seconds, seconds
         return compiled, Compilation(self.name, self.cause, *times, bool(saved), saving, taken)
@@ -121,20 +118,3 @@ def compile_ahead(
 def temporary_bytes(compiled: Any) -> int:
     """Memory that each call allocates and frees, besides its arguments and results; 0 where XLA does not report it."""
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
-
-
-@contextlib.contextmanager
-def _cache_savings() -> Iterator[list[float]]:
-    """Seconds that hits of the persistent cache on this thread save, as JAX's monitoring reports them."""
-    thread = threading.get_ident()
-    saved: list[float] = []
-
-    def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
-        if event == "/jax/compilation_cache/compile_time_saved_sec" and threading.get_ident() == thread:
-            saved.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(on_duration)
-    try:
-        yield saved
-    finally:
-        jax.monitoring.unregister_event_duration_listener(on_duration)
