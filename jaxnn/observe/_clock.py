@@ -60,13 +60,7 @@ class Window(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """Steady speed of training.
-
-    Attributes:
-        steps_per_second: the median over windows.
-        spread: interquartile range as a fraction of the median; 0.0 for one window.
-        num_windows: number of windows.
-    """
+    """Steady speed of training: the median over windows, and the interquartile range as a fraction of it."""
 
     steps_per_second: float
     spread: float

@@ -22,8 +22,7 @@ class Compilation:
         lower_seconds: jaxpr to StableHLO.
         compile_seconds: StableHLO to an executable, or its retrieval from the cache.
         cache_hit: whether the executable came from the persistent compilation cache.
-        saved_seconds: after a hit, the seconds of the compilation that filled the cache, of which JAX keeps whole ones,
-            less those of the retrieval.
+        saved_seconds: after a hit, the whole seconds of the compilation that filled the cache, less the retrieval's.
         temporary_bytes: memory that each call allocates and frees, besides its arguments and results.
     """
 
@@ -91,15 +90,10 @@ class Lowered(NamedTuple):
 
 
 def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any) -> Lowered:
-    """Traces and lowers ``function`` for arguments like ``args`` without running it.
+    """Traces and lowers a pure ``function`` without running it; ``name`` and ``cause`` are for the ledger.
 
-    Args:
-        function: what to compile; pure.
-        name: the program's name in the ledger.
-        cause: why it is compiled.
-        *args: arguments, or ``jax.ShapeDtypeStruct`` in their place. Static ones are omitted when the executable
-            is called.
-        **jit_options: as for ``jax.jit``: ``static_argnums``, ``donate_argnums``, ``out_shardings`` and so on.
+    ``args`` are its arguments, or ``jax.ShapeDtypeStruct`` in their place; static ones are omitted when the executable
+    is called. ``jit_options`` are those of ``jax.jit``: ``static_argnums``, ``donate_argnums``, ``out_shardings``, ….
     """
     started = time.perf_counter()
     traced = jax.jit(function, **jit_options).trace(*args)

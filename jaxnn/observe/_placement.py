@@ -112,7 +112,6 @@ class TreePlacement:
 
     Attributes:
         name: of the pytree, such as ``"parameters"``.
-        num_leaves: number of leaves.
         num_committed: number of leaves that JAX may not move, which pins what is computed from them.
         num_bytes: their logical size; a copy on a second device does not count.
         device_bytes: bytes by device (``"gpu:0"``), copies counted; NumPy arrays are on ``"host"``.
@@ -172,7 +171,7 @@ def observe_placement(**trees: PyTree) -> Placement:
             held = {"host": leaf_nbytes(leaf)}
             if isinstance(leaf, jax.Array):
                 shard = leaf_nbytes(leaf, leaf.sharding.shard_shape(leaf.shape))
-                devices = sorted(leaf.sharding.device_set, key=operator.attrgetter("id"))
+                devices: list[jax.Device] = sorted(leaf.sharding.device_set, key=operator.attrgetter("id"))
                 held = {f"{device.platform}:{device.id}": shard for device in devices}
             for device, num_bytes in held.items():
                 device_bytes[device] = device_bytes.get(device, 0) + num_bytes

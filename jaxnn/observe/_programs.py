@@ -10,15 +10,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-_PRODUCTS = frozenset(
-    {
-        "dot_general",
-        "conv_general_dilated",
-        "ragged_dot_general",
-        "dense_product",  # nn.Dense
-        "channels_last_convolution",  # nn.Conv
-    }
-)
+# The last two are those of nn.Dense and nn.Conv.
+_PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general", "dense_product", "channels_last_convolution"
 # The named scopes in which `jaxnn.nn` traces its implementations; a test compares the two.
 _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
 

@@ -7,14 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None, *, first_width: int = 0) -> str:
-    """Returns left-aligned columns two spaces apart, one line per row; an empty string for no rows and no header.
-
-    ``first_width`` is the least width of the first column, in characters; it aligns tables that are printed one by one.
-    """
+def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
+    """Returns left-aligned columns two spaces apart, one line per row; an empty string for no rows and no header."""
     table = [*([header] if header else []), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    widths[:1] = [max(first_width, width) for width in widths[:1]]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
     return "\n".join(line.rstrip() for line in lines)
 
