@@ -7,9 +7,9 @@ from jaxnn import nn as nn
 from jaxnn import observe as observe
 from jaxnn import optim as optim
 from jaxnn import tasks as tasks
-from jaxnn.advise import Advice as Advice
-from jaxnn.advise import advise as advise
-from jaxnn.advise import plan_batch_size as plan_batch_size
+from jaxnn.advice import Advice as Advice
+from jaxnn.advice import advise as advise
+from jaxnn.advice import plan_batch_size as plan_batch_size
 from jaxnn.cli import main as main
 from jaxnn.engine import RunOptions as RunOptions
 from jaxnn.nn import Policy as Policy

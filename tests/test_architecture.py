@@ -22,7 +22,7 @@ LEVELS = (
     {"engine"},
     {"run"},
     {"sweeps"},
-    {"bench", "advise"},
+    {"bench", "advice"},
     {"cli"},
     {"__init__"},
     {"__main__"},

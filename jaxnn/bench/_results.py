@@ -203,12 +203,12 @@ def make_page(results: Results, studies: Mapping[str, Study]) -> str:
         blocks += [f"## {name}{claims}", f"{study.title} {study.method}{quick}"]
         blocks += [markdown_table(*findings_table(study, results)), *study.conclude(results[name].rows)]
         blocks.append(f"![{study.title}]({name}.png)")
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[tuple[str, str], list[str]] = {}
         for label, rows in results[name].rows.items():
             for row in filter(lambda row: row.missing, rows):
                 case = " ".join(map(str, row.what.values()))
-                reasons.setdefault(f"{label}: {row.missing.rstrip('.')}", []).append(case)
-        blocks += [f"Not measured on {reason} ({', '.join(cases)})." for reason, cases in reasons.items()]
+                reasons.setdefault((label, row.missing.rstrip(".")), []).append(case)
+        blocks += [f"Not measured on {label}: {', '.join(cases)} ({why})." for (label, why), cases in reasons.items()]
     return "\n\n".join(blocks) + "\n"
 
 

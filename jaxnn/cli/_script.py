@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxnn.advise import Advice, AdviseOptions, BatchSizePlan, advise, plan_batch_size
+from jaxnn.advice import Advice, AdviseOptions, BatchSizePlan, advise, plan_batch_size
 from jaxnn.cli._exit_status import INTERRUPTED, RESUMABLE, exit_on_user_error
 from jaxnn.cli._flags import given, parse_run, parse_sweep, parse_values
 from jaxnn.cli._process_setup import ClusterOptions, check_alone, enable_compile_cache, processes, use_all_cores

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.advise import Advice, BatchSizePlan, DeviceFigures, StepParts
+from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures, StepParts
 from jaxnn.engine import Trial
 from tests import tiny
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 import jaxnn as jn
-from jaxnn.advise import BatchSizePlan
+from jaxnn.advice import BatchSizePlan
 from jaxnn.cli import parse_sweep as parse
 from tests import shell, tiny
 

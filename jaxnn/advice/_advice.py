@@ -8,7 +8,7 @@ import html
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from jaxnn.advise._probes import BatchSizePlan, StepParts, measure_parts, plan_batch_size, plan_members
+from jaxnn.advice._probes import BatchSizePlan, StepParts, measure_parts, plan_batch_size, plan_members
 from jaxnn.data import check_batch_size
 from jaxnn.engine import Trial, check_choice, check_config, check_count, check_data, check_parts, with_changes
 from jaxnn.observe import device_name, missing_gpu, text_table
