@@ -23,12 +23,12 @@ from jaxnn.observe._placement import device_kind as device_kind
 from jaxnn.observe._placement import device_name as device_name
 from jaxnn.observe._placement import missing_gpu as missing_gpu
 from jaxnn.observe._placement import observe_placement as observe_placement
+from jaxnn.observe._printing import Table as Table
+from jaxnn.observe._printing import html_table as html_table
+from jaxnn.observe._printing import markdown_table as markdown_table
+from jaxnn.observe._printing import printable as printable
+from jaxnn.observe._printing import text_table as text_table
 from jaxnn.observe._programs import equations as equations
 from jaxnn.observe._programs import implementations as implementations
 from jaxnn.observe._programs import plain_convolutions as plain_convolutions
 from jaxnn.observe._programs import product_dtypes as product_dtypes
-from jaxnn.observe._tables import Table as Table
-from jaxnn.observe._tables import html_table as html_table
-from jaxnn.observe._tables import markdown_table as markdown_table
-from jaxnn.observe._tables import printable as printable
-from jaxnn.observe._tables import text_table as text_table

@@ -68,10 +68,10 @@ class InTheLoop(StreamSource):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run without an end of its own."""
+    """A run of more steps than are timed."""
 
     batch_size: int
-    num_steps: int = 2**30
+    num_steps: int = 2**18
     seed: int = SEED
 
 
