@@ -101,7 +101,7 @@ class Advice(NamedTuple):
             for one in figures.batch_sizes.trials:
                 cells[f"batch size {one.size}"] = f"{one.per_second:,.0f} examples/s"
             for one in figures.members:
-                cells[f"{one.size} members"] = f"{one.per_second:,.0f} member-steps/s"
+                cells[f"{one.size} member{'s' * (one.size > 1)}"] = f"{one.per_second:,.0f} member-steps/s"
             columns.append(cells)
         names = dict.fromkeys(name for cells in columns for name in cells)
         rows = [(name, *(cells.get(name, "") for cells in columns)) for name in names]

@@ -62,9 +62,6 @@ def _make_private(directory: Path) -> str | None:
         parent, known = directory.parent.stat(), directory.stat()
     except OSError as error:
         return f"{directory} cannot be made ({error.strerror or error})."
-    # Windows has no such owners, and its cache directory is the user's alone.
-    if not hasattr(os, "getuid"):
-        return None
     if {parent.st_uid, known.st_uid} != {os.getuid()}:
         return f"{directory} or its parent belongs to another user: set JAX_COMPILATION_CACHE_DIR to one of yours."
     if known.st_mode & 0o022 or parent.st_mode & 0o002:
