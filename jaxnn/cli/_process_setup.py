@@ -47,7 +47,18 @@ def enable_compile_cache(limit: int = _CACHE_LIMIT) -> None:
         if reason := _make_private(directory):
             print(f"jaxnn: compiled programs are not kept: {reason}", file=sys.stderr)
             return
-        _thin_out(directory, limit)
+        files = []
+        for file in filter(Path.is_file, directory.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):  # another process may delete files here
+                known = file.stat()
+                # File systems record a reading once a day, or not at all.
+                files.append((max(known.st_atime, known.st_mtime), known.st_size, file))
+        size = sum(num_bytes for _, num_bytes, _ in files)
+        for _, num_bytes, file in sorted(files) if size > limit else ():
+            if size > limit // 2:  # half, so that the next scripts have nothing to delete
+                with contextlib.suppress(OSError):
+                    file.unlink()
+                size -= num_bytes
         jax.config.update("jax_compilation_cache_dir", str(directory))
     # JAX keeps only programs that took a second to compile; small ones add up too.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -67,22 +78,6 @@ def _make_private(directory: Path) -> str | None:
     if known.st_mode & 0o022 or parent.st_mode & 0o002:
         return f"other users can write {directory} or its parent: delete it, or restrict its permissions."
     return None
-
-
-def _thin_out(directory: Path, limit: int) -> None:
-    """Deletes the least recently used files of a folder with more than ``limit`` bytes, down to half of it."""
-    files = []
-    for file in filter(Path.is_file, directory.rglob("*")):
-        with contextlib.suppress(FileNotFoundError):  # another process may delete files here
-            known = file.stat()
-            # File systems record a reading once a day, or not at all.
-            files.append((max(known.st_atime, known.st_mtime), known.st_size, file))
-    size = sum(num_bytes for _, num_bytes, _ in files)
-    for _, num_bytes, file in sorted(files) if size > limit else ():
-        if size > limit // 2:  # half, so that the next scripts have nothing to delete
-            with contextlib.suppress(OSError):
-                file.unlink()
-            size -= num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +104,7 @@ class ClusterOptions:
             check_count("cpu_devices", self.cpu_devices, 1)
 
     def place(self) -> Place | None:
-        """Which process this is; None: the only one.
-
-        Raises:
-            ConfigError: no cluster started this process, or the flags are incomplete or contradict each other.
-        """
+        """Which process this is, None: the only one; raises ConfigError if flags are incomplete or contradictory."""
         given = {"coordinator": self.coordinator, "num_processes": self.num_processes, "process_id": self.process_id}
         missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
         if self.distributed and len(missing) < len(given):
