@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,6 @@ from jaxnn.engine import (
     MEMORY_SHARE,
     PROBE_SECONDS,
     Trial,
-    VmapPlan,
     check_config,
     check_count,
     check_data,
@@ -25,7 +24,7 @@ from jaxnn.engine import (
     widen,
     with_changes,
 )
-from jaxnn.observe import available_bytes, format_bytes
+from jaxnn.observe import available_bytes, format_bytes, text_table
 from jaxnn.parallel import computing_on, find_devices
 from jaxnn.sweeps import SweepOptions, grid, plan_sweep
 from jaxnn.types import Batch, ConfigError, Experiment, Splits
@@ -52,13 +51,18 @@ class BatchSizePlan(NamedTuple):
     note: str | None
 
     def __str__(self) -> str:
-        lines = [
-            f"batch size {trial.size:>6}: {trial.per_second:>10,.0f} examples/s, {1e3 * trial.seconds:.3g} ms a step, "
-            f"{format_bytes(trial.temporary_bytes)} of temporaries"
-            + ("  ← the smallest that is nearly as fast as any" if trial.size == self.smallest else "")
+        rows = [
+            (
+                str(trial.size),
+                f"{trial.per_second:,.0f}",
+                f"{1e3 * trial.seconds:.3g}",
+                format_bytes(trial.temporary_bytes),
+                "← the smallest that is nearly as fast as any" if trial.size == self.smallest else "",
+            )
             for trial in self.trials
         ]
-        return "\n".join([*lines, *([f"batch size {self.note}"] if self.note else [])])
+        table = text_table(rows, ("batch size", "examples/s", "ms/step", "temporaries", ""))
+        return f"{table}\nbatch size {self.note}" if self.note else table
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -86,7 +90,14 @@ def plan_batch_size(
         splits = experiment.data(config)
         check_data(splits)
         check_parts(experiment)
-        sizes = _sizes(config.batch_size, splits.train.num_examples, batch_sizes)
+        for size in batch_sizes or ():
+            check_count("batch_size", size, 1)
+        doubling = [max(1, config.batch_size // 4)]
+        while 2 * doubling[-1] <= config.batch_size * MOST:
+            doubling.append(2 * doubling[-1])
+        sizes = [size for size in sorted(set(batch_sizes or doubling)) if size <= splits.train.num_examples]
+        if not sizes:
+            raise ConfigError(f"no batch size to try is within the {splits.train.num_examples} training examples.")
         free = available_bytes(find_devices(device)[0])
 
         def attempt(size: int) -> Trial:
@@ -107,38 +118,14 @@ def plan_batch_size(
     return BatchSizePlan(tuple(trials), smallest, note)
 
 
-def _sizes(own: int, num_examples: int, given: Sequence[int] | None) -> list[int]:
-    def doubling(size: int) -> Iterator[int]:
-        while size <= own * MOST:
-            yield size
-            size *= 2
-
-    for size in given or ():
-        check_count("batch_size", size, 1)
-    wanted = doubling(max(1, own // 4)) if given is None else sorted(set(given))
-    sizes = [size for size in wanted if size <= num_examples]
-    if not sizes:
-        raise ConfigError(f"no batch size to try is within the {num_examples} training examples: give smaller ones.")
-    return sizes
-
-
-def plan_members(experiment: Experiment[Any], num_members: int, device: str | None = None) -> VmapPlan:
-    """Measures up to ``num_members`` members under one vmap, which differ in their seed; nothing is trained.
-
-    Args:
-        experiment: what would be swept.
-        num_members: the most.
-        device: the kind of device, ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
-
-    Raises:
-        ConfigError, DataError, TrainingError: it cannot be run.
-    """
+def plan_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[Trial, ...]:
+    """Measures up to ``num_members`` members under one vmap, which differ in their seed; raises as a sweep does."""
     options = SweepOptions(devices=1, record=False, progress="none", plan_only=True)
-    with computing_on(device):
-        plan = plan_sweep(experiment, grid(seed=range(num_members)), with_changes(options, {"device": device}))
+    with computing_on(kind):
+        plan = plan_sweep(experiment, grid(seed=range(num_members)), with_changes(options, {"device": kind}))
         chosen = plan.trainer(plan.groups[0]).vmapped
     assert chosen is not None
-    return chosen
+    return chosen.trials
 
 
 class StepParts(NamedTuple):
@@ -156,24 +143,9 @@ class StepParts(NamedTuple):
     backward: float
     update: float
 
-    @property
-    def step(self) -> float:
-        """All of it."""
-        return sum(self)
-
-    def shares(self) -> dict[str, float]:
-        """Each part's share of the step."""
-        return {name: value / self.step for name, value in self._asdict().items()}
-
 
 def measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> StepParts:
-    """Times programs that do more and more of a step; a part is what it adds, none less than 0.
-
-    Args:
-        experiment: whose step it is.
-        splits: its data.
-        kind: the device's.
-    """
+    """Times programs that do more and more of a step on a ``kind`` of device; a part is what it adds, at least 0."""
 
     def loss(params: Any, state: Any, batch: Any) -> Any:
         task = experiment.task(experiment.config)

@@ -39,15 +39,10 @@ class Quantity(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Measurements of one case.
+    """Measurements of one case, which ``what`` identifies.
 
-    Attributes:
-        what: identifies the case, see `Case`.
-        seconds: of one call, one value per round.
-        work: amount of work of one call, in ``unit``.
-        unit: such as ``elements``.
-        observed: figures that are not times, such as an error or an accuracy.
-        missing: why the case was not measured; empty if it was.
+    ``seconds`` of one call, one value per round; ``work`` of one call in a ``unit`` such as ``elements``; ``observed``
+    figures that are not times, such as an error; ``missing``: why the case was not measured, empty if it was.
     """
 
     what: Mapping[str, Plain]
@@ -79,39 +74,10 @@ class Rows(tuple[Row, ...]):
         """The first row that matches, or a row that was not measured."""
         return next(iter(self.where(**what)), Row(what, missing="not measured"))
 
-    def values(self, name: str) -> list[Plain]:
-        """The distinct values of ``name``, in order."""
-        return list(dict.fromkeys(row.what[name] for row in self if name in row.what))
-
-    def measured(self) -> Rows:
-        """The rows that were timed."""
-        return Rows(row for row in self if row.seconds)
-
-    def fastest(self) -> Row | None:
-        """The row with the highest median rate; None if nothing was timed."""
-        return max(self.measured(), key=lambda row: row.rate.median if row.rate else 0.0, default=None)
-
-    def best_rate(self) -> Quantity | None:
-        """The highest rate, by its median; None if nothing was timed."""
-        best = self.fastest()
-        return None if best is None else best.rate
-
 
 def quantity(values: Sequence[float], unit: str) -> Quantity | None:
     """The figure of several rounds; None for no rounds."""
     return Quantity(median(values), min(values), max(values), unit) if values else None
-
-
-def exactly(value: Plain, unit: str = "") -> Quantity:
-    """A figure that was measured once."""
-    return Quantity(*3 * (float(value or 0.0),), unit)
-
-
-def relative(row: Row, base: Row) -> Quantity | None:
-    """Rate of ``row`` over that of ``base``, round by round; None if either was not timed."""
-    if not (row.seconds and base.seconds):
-        return None
-    return ratios(base.seconds, row.seconds).scaled(row.work / base.work, "")
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> Quantity:

@@ -1,289 +1,242 @@
-"""Results of studies: the machine, JSON files, results of several machines merged, and a page in Markdown."""
+"""Studies measured on the devices at hand, and their figures as JSON and as a page of several machines in Markdown."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxnn.bench._figures import Quantity, Row, Rows, format_ratio
-from jaxnn.bench._study import Finding, Study, find_studies
-from jaxnn.observe import cpu_count, describe_devices, device_kind, markdown_table, name_device
+from jaxnn.bench._study import Bench, Finding, Study, find_studies, measure_group
+from jaxnn.observe import describe_devices, device_name, markdown_table
+from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
 from jaxnn.types import ConfigError, RecordError
 
-RESULTS_FILE = "results.json"
-_FORMAT = 2
-# Kinds of device that the page has a column for, measured or not.
-_EXPECTED = ("cpu", "gpu")
-_INTRODUCTION = (
-    "Each figure is the median over rounds, with the least and the greatest in brackets; × is the speed relative to "
-    "the first CPU column."
-)
+_FILE = "results.json"
+_FORMAT = 3
 
 
 class Machine(NamedTuple):
-    """A device, the software that measured on it, and when: one column of a table.
+    """A device, the software that measured on it, and when.
 
-    Attributes:
-        device: ``cpu``, ``gpu`` or ``tpu``.
-        kind: model name of the device.
-        cores: CPU cores available to the process.
-        load: load average of the last minute before the measurement; None: unknown.
-        versions: of Python, JAX, jaxlib and jaxnn.
-        commit: of the work tree, with ``+`` if it has changes; None: no work tree.
-        date: of the measurement, ``YYYY-MM-DD``.
+    ``label`` names its column, ``CPU, AMD EPYC, 2 cores``; ``versions`` are those of Python, JAX, jaxlib and jaxnn,
+    ``commit`` is that of the work tree, with ``+`` if it has changes (None: no work tree), ``date`` ``YYYY-MM-DD``.
     """
 
-    device: str
-    kind: str
-    cores: int
-    load: float | None
+    label: str
     versions: Mapping[str, str | None]
     commit: str | None
     date: str
 
-    @property
-    def label(self) -> str:
-        """Name of the column: ``CPU, AMD EPYC, 2 cores``."""
-        return name_device(self.device, self.kind, self.cores)
-
     def __str__(self) -> str:
         return f"{self.date}, {self.label}, jax {self.versions.get('jax')}"
-
-    def runs_the_same(self, other: Machine) -> bool:
-        """Whether both measured with the same committed code and versions."""
-        return (self.versions, self.commit) == (other.versions, other.commit) and not (self.commit or "").endswith("+")
 
 
 def describe_machine(device: jax.Device | None = None) -> Machine:
     """Describes ``device``, by default the first one of this process, and what runs on it now."""
-    device = device or jax.devices()[0]
     versions = describe_devices()["versions"]
     git = git_state(Path(__file__).parent, tracked=True)
     return Machine(
-        device=device.platform,
-        kind=device_kind(device),
-        cores=cpu_count() or 1,
-        load=round(os.getloadavg()[0], 2),
+        label=device_name(device or jax.devices()[0]),
         versions={name: versions.get(name) for name in ("python", "jax", "jaxlib", "jaxnn")},
         commit=None if git is None else git["commit"][:12] + ("+" if git["dirty"] else ""),
         date=time.strftime("%Y-%m-%d"),
     )
 
 
-class Part(NamedTuple):
-    """The figures of one study on one device; not ``complete`` if the study was interrupted."""
-
-    machine: Machine
-    rows: Rows
-    complete: bool = True
-
-
 class Measured(NamedTuple):
-    """The figures of one study.
-
-    Attributes:
-        definition: what must be equal for figures to be comparable.
-        quick: whether they come from the quick settings.
-        parts: by the label of the machine.
-    """
+    """The figures of one study: what must be equal for figures to be comparable, and the figures by machine's label."""
 
     definition: Mapping[str, Any]
-    quick: bool
-    parts: Mapping[str, Part]
+    parts: Mapping[str, tuple[Machine, Rows]]
 
     @property
     def rows(self) -> dict[str, Rows]:
-        """The complete figures by label; nothing is concluded from incomplete ones."""
-        return {label: part.rows for label, part in self.parts.items() if part.complete}
+        """The rows by the label of the machine."""
+        return {label: rows for label, (_, rows) in self.parts.items()}
 
-    def check_comparable(self, name: str, other: Measured, here: str, there: str) -> None:
-        """Raises RecordError if figures of study ``name`` in ``here`` and ``there`` are not comparable."""
-        for key in dict.fromkeys([*self.definition, *other.definition]):
-            ours, theirs = self.definition.get(key), other.definition.get(key)
-            if ours != theirs:
-                raise RecordError(
-                    f"{name} was defined differently: {key} is {ours} in {here} and {theirs} in {there}. Measure one "
-                    "of them again, both quick or both full, with one version of jaxnn."
-                )
+    def joined(self, new: Measured, where: str) -> Measured:
+        """Both, new figures of a machine in place of old; RecordError if not comparable ones would be lost."""
+        if self.definition == new.definition:
+            return new._replace(parts={**self.parts, **new.parts})
+        if set(self.parts) <= set(new.parts):
+            return new
+        raise RecordError(
+            f"{where} has {self.definition['study']} defined differently, {self.definition} and not {new.definition}: "
+            "measure again, both quick or both full, with one version of jaxnn."
+        )
 
 
 type Results = Mapping[str, Measured]
 """Figures by name of the study."""
 
 
-def write_results(results: Results, folder: Path) -> Path:
-    """Writes ``results.json`` atomically into ``folder``, which is created if needed; raises RecordError."""
-    make_room(folder)
-    studies: dict[str, Any] = {name: measured._asdict() for name, measured in results.items()}
-    for study in studies.values():
-        parts = [part._asdict() for part in study["parts"].values()]
-        study["parts"] = [
-            {**part, "machine": part["machine"]._asdict(), "rows": [row._asdict() for row in part["rows"]]}
-            for part in parts
-        ]
-    write_json(folder / RESULTS_FILE, {"format": _FORMAT, "studies": studies})
-    return folder / RESULTS_FILE
+def bench(
+    *studies: Study,
+    devices: Sequence[str] | None = None,
+    quick: bool = False,
+    out: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Results:
+    """Measures ``studies`` and returns their figures by name.
 
+    Figures in ``out`` are kept, except those of the same study and device: a page may be made study by study, and an
+    interruption loses the figures of one study.
 
-def read_results(path: Path) -> Results:
-    """Reads the file, or the folder, that `write_results` wrote.
+    Args:
+        *studies: what to measure, see `find_studies`.
+        devices: kinds, such as ``("cpu", "gpu")``; None: all available.
+        quick: small sizes and few rounds.
+        out: folder that gets ``results.json``, ``results.md`` and pictures; None: nothing is written.
+        say: gets one line per step.
 
     Raises:
-        RecordError: it is missing, truncated, of another format, or incomplete; the message names the file.
+        ConfigError: a device is not available.
+        RecordError: ``out`` has figures of another definition from another device, or cannot be written.
     """
-    file = path / RESULTS_FILE if path.is_dir() else path
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(f"{file} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise RecordError(f"{file} is not complete JSON ({error}): measure again, or copy it again.") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise RecordError(f"{file} is not a results file of format {_FORMAT}: give what `jaxnn bench` writes.")
-    results = {}
-    try:
-        for name, study in content["studies"].items():
-            parts = [
-                Part(
-                    Machine(**part["machine"]),
-                    Rows(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in part["rows"]),
-                    bool(part["complete"]),
-                )
-                for part in study["parts"]
-            ]
-            by_label = {part.machine.label: part for part in parts}
-            results[name] = Measured(dict(study["definition"]), bool(study["quick"]), by_label)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{file} is incomplete or was edited ({error!r}): measure again.") from error
-    return results
+    folder = None if out is None else Path(out)
+    found = first_devices(devices)
+    machines = {kind: describe_machine(device) for kind, device in found.items()}
+    page = dict(read_results(folder)) if folder is not None and (folder / _FILE).exists() else {}
+
+    def add(study: Study, rows: Mapping[str, Sequence[Row]]) -> Measured:
+        parts = {machine.label: (machine, Rows(rows[kind])) for kind, machine in machines.items()}
+        new = Measured(study.definition(study.quick if quick else study.full), parts)
+        return page.get(study.name, new).joined(new, str(folder))
+
+    for study in studies:
+        add(study, dict.fromkeys(found, ()))  # refused before anything is measured in vain
+    if folder is not None:
+        make_room(folder)
+    for study in studies:
+        say(f"{study.name}: {study.title}")
+        context = Bench(found, study.quick if quick else study.full)
+        rows: dict[str, list[Row]] = {kind: [] for kind in found}
+        for group in filter(None, study.cases(context)):  # a group may be empty: too large for every device here
+            started = time.perf_counter()
+            for case, row in zip(group, measure_group(group, context.settings), strict=True):
+                rows[case.device].append(row)
+            names = " ".join(map(str, group[0].what.values()))
+            say(f"{study.name}: {names}, {len(group)} cases: {time.perf_counter() - started:.1f} s")
+        page[study.name] = add(study, rows)
+        if folder is not None:
+            write_page(page, folder, find_studies() | {each.name: each for each in studies}, [study.name])
+    return {study.name: page[study.name] for study in studies}
 
 
 def merge(sources: Sequence[str | Path], out: str | Path) -> Results:
-    """Merges the results of several machines into one page.
-
-    Args:
-        sources: folders or ``results.json`` files.
-        out: folder of the page.
+    """Merges the results of several machines, folders or ``results.json`` files, into one page in the folder ``out``.
 
     Raises:
         ConfigError: fewer than two sources.
-        RecordError: a source cannot be read; a study is incomplete, was defined differently, or was measured twice on
-            one device.
+        RecordError: a source cannot be read; a study was defined differently, or was measured twice on one device.
     """
     if len(sources) < 2:
         raise ConfigError("merge needs the results of two machines or more: give their folders.")
     merged: dict[str, Measured] = {}
-    first: dict[str, str] = {}
-    for there in map(str, sources):
-        for name, measured in read_results(Path(there)).items():
-            for label, part in measured.parts.items():
-                if not part.complete:
-                    raise RecordError(f"{there} has incomplete figures of {name} on {label}: measure it again.")
-            here, known = first.setdefault(name, there), merged.get(name, measured._replace(parts={}))
-            known.check_comparable(name, measured, here, there)
+    for source in sources:
+        for name, measured in read_results(Path(source)).items():
+            known = merged.get(name, measured._replace(parts={}))
             if both := sorted(set(known.parts) & set(measured.parts)):
-                raise RecordError(f"{here} and {there} both have {name} on {both[0]}: leave one of them out.")
-            merged[name] = known._replace(parts={**known.parts, **measured.parts})
-    write_page(merged, Path(out), find_studies(), list(merged))
+                raise RecordError(f"{source} has {name} on {both[0]}, and so has one before it: leave one of them out.")
+            merged[name] = known.joined(measured, f"a folder before {source}")
+    write_page(merged, Path(out), find_studies(), merged)
     return merged
 
 
-def write_page(results: Results, folder: Path, studies: Mapping[str, Study], changed: Sequence[str]) -> None:
-    """Writes ``results.json``, ``results.md`` and the pictures of ``changed`` studies, or that do not exist."""
-    write_results(results, folder)
-    for name in results:
-        picture = folder / f"{name}.png"
-        if name in studies and (name in changed or not picture.exists()):
-            figure, content = new_figure(layout="constrained"), io.BytesIO()
-            studies[name].draw(results[name].rows, figure)
-            figure.savefig(content, format="png", dpi=110)
-            write_bytes(picture, content.getvalue())
+def read_results(path: Path) -> Results:
+    """Reads the file, or the folder, that `write_page` wrote; raises RecordError if it is missing or damaged."""
+    file = path / _FILE if path.is_dir() else path
+    results = {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']}, not {_FORMAT}")
+        for name, study in content["studies"].items():
+            parts = {}
+            for part in study["parts"]:
+                rows = Rows(Row(**{**row, "seconds": tuple(row["seconds"])}) for row in part["rows"])
+                parts[part["machine"]["label"]] = Machine(**part["machine"]), rows
+            results[name] = Measured(study["definition"], parts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{file} cannot be read ({error!r}): give what `jaxnn bench` wrote, all of it.") from error
+    return results
+
+
+def write_page(results: Results, folder: Path, studies: Mapping[str, Study], changed: Iterable[str]) -> None:
+    """Writes ``results.json``, ``results.md`` and the pictures of the studies ``changed``; raises RecordError."""
+    make_room(folder)
+    content = {}
+    for name, measured in results.items():
+        parts = [(machine._asdict(), [row._asdict() for row in rows]) for machine, rows in measured.parts.values()]
+        columns = [{"machine": machine, "rows": rows} for machine, rows in parts]
+        content[name] = {"definition": measured.definition, "parts": columns}
+    write_json(folder / _FILE, {"format": _FORMAT, "studies": content})
+    for name in set(changed) & set(studies):
+        figure, picture = new_figure(layout="constrained"), io.BytesIO()
+        studies[name].draw(results[name].rows, figure)
+        figure.savefig(picture, format="png", dpi=110)
+        write_bytes(folder / f"{name}.png", picture.getvalue())
     write_bytes(folder / "results.md", make_page(results, studies).encode())
 
 
 def make_page(results: Results, studies: Mapping[str, Study]) -> str:
     """The page as Markdown: the machines, then a section for each of ``studies`` that was measured."""
-    quick = sorted(name for name, measured in results.items() if measured.quick)
-    blocks = [
-        "# Measured figures",
-        _INTRODUCTION + (f" Measured with quick settings: {', '.join(quick)}." if quick else ""),
-        markdown_table(_machine_rows(results), ("device", "versions", "commit", "date", "load before a study")),
-    ]
+    machines = set()
+    for machine, _ in (part for measured in results.values() for part in measured.parts.values()):
+        versions = ", ".join(f"{package} {version}" for package, version in machine.versions.items() if version)
+        machines.add((machine.label, versions, machine.commit or "", machine.date))
+    figures = "Figures are medians over rounds, with minimum and maximum; × is the speed relative to the first column."
+    table = markdown_table(sorted(machines), ("device", "versions", "commit", "date"))
+    blocks = ["# Measured figures", figures, table]
     for name, study in studies.items():
         if name not in results:
             continue
-        measured = results[name]
-        title = name + (f" ({', '.join(study.claims)})" if study.claims else "")
-        blocks += [f"## {title}", f"{study.title} {study.method}", markdown_table(*findings_table(study, results))]
-        blocks += [*study.conclude(measured.rows), f"![{study.title}]({name}.png)"]
+        claims = f" ({', '.join(study.claims)})" if study.claims else ""
+        quick = " Quick settings." if study.definition(study.quick) == results[name].definition else ""
+        blocks += [f"## {name}{claims}", f"{study.title} {study.method}{quick}"]
+        blocks += [markdown_table(*findings_table(study, results)), *study.conclude(results[name].rows)]
+        blocks.append(f"![{study.title}]({name}.png)")
         reasons: dict[tuple[str, str], list[str]] = {}
-        for label, part in measured.parts.items():
-            if not part.complete:
-                blocks.append(f"Interrupted on {label} after {len(part.rows)} cases: measure it again.")
-                continue
-            for row in filter(lambda row: row.missing, part.rows):
-                cases = reasons.setdefault((label, row.missing.rstrip(".")), [])
-                cases.append(" ".join(map(str, row.what.values())))
-        if told := [f"{label}: {', '.join(cases)} ({reason})" for (label, reason), cases in reasons.items()]:
-            blocks.append(f"Not measured: {'; '.join(told)}.")
-    if missing := [name for name in studies if name not in results]:
-        blocks += ["## Not measured", f"{', '.join(missing)}."]
+        for label, rows in results[name].rows.items():
+            for row in filter(lambda row: row.missing, rows):
+                case = " ".join(map(str, row.what.values()))
+                reasons.setdefault((label, row.missing.rstrip(".")), []).append(case)
+        blocks += [f"Not measured on {label}: {', '.join(cases)} ({why})." for (label, why), cases in reasons.items()]
     return "\n\n".join(blocks) + "\n"
 
 
-def _machines(results: Results) -> dict[str, Machine | None]:
-    """The columns of the page by label, CPUs first; None for an expected kind that was not measured."""
-    found = {label: part.machine for measured in results.values() for label, part in measured.parts.items()}
-    kinds = {machine.device for machine in found.values()}
-    absent: dict[str, Machine | None] = {kind.upper(): None for kind in _EXPECTED if kind not in kinds}
-    return dict(sorted((found | absent).items()))
-
-
-def _machine_rows(results: Results) -> Iterable[tuple[str, ...]]:
-    """One row per device; a page may have been measured with several versions, commits and dates."""
-    for label in _machines(results):
-        used = [measured.parts[label].machine for measured in results.values() if label in measured.parts]
-        versions = (", ".join(f"{name} {value}" for name, value in one.versions.items() if value) for one in used)
-        columns = versions, (one.commit or "" for one in used), (one.date for one in used)
-        texts = ["; ".join(dict.fromkeys(filter(None, column))) for column in columns]
-        loads = [one.load for one in used if one.load is not None]
-        yield label, texts[0] or "not measured", *texts[1:], f"{min(loads):.1f} to {max(loads):.1f}" if loads else ""
-
-
 def findings_table(study: Study, results: Results) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """Rows and header: claim, what was measured, the article's figure, and a column per machine of ``results``."""
-    machines = _machines(results)
-    found = {label: study.findings(rows) for label, rows in results[study.name].rows.items()}
-    by_label = {label: {(one.claim, one.what): one for one in findings} for label, findings in found.items()}
-    base = next((label for label, machine in machines.items() if machine is not None and machine.device == "cpu"), None)
+    """Rows and header: claim, what was measured, the article's figure (if there are claims), a column per machine."""
+    labels = sorted({label for measured in results.values() for label in measured.parts})
+    base = labels[0]  # a CPU, if there is one
+    found: dict[tuple[str, str], dict[str, Finding]] = {}
+    for label, rows in results[study.name].rows.items():
+        for one in study.findings(rows):
+            found.setdefault((one.claim, one.what), {})[label] = one
     table = []
-    for key in dict.fromkeys(key for findings in by_label.values() for key in findings):
-        known = {label: findings[key] for label, findings in by_label.items() if key in findings}
+    for (claim, what), known in found.items():
         article = next((one.article for one in known.values() if one.article), "–")
         reference = known[base].quantity if base in known else None
-        cells = (_cell(known.get(label), None if label == base else reference) for label in machines)
-        table.append((*key, article, *cells))
-    if study.claims:
-        return table, ("claim", "what", "the article", *machines)
-    return [(row[1], *row[3:]) for row in table], ("what", *machines)  # a study of one's own has no article
+        cells = [_cell(known.get(label), None if label == base else reference) for label in labels]
+        table.append((claim, what, article, *cells) if study.claims else (what, *cells))
+    return table, ("claim", "what", "the article", *labels) if study.claims else ("what", *labels)
 
 
 def _cell(finding: Finding | None, reference: Quantity | None) -> str:
+    """A figure, its speed relative to the reference if both are speeds, and its note."""
     if finding is None or finding.quantity is None:
         return (finding.note if finding is not None else "") or "not measured"
     figure = finding.quantity
     text = str(figure)
     speed = figure.unit == "s" or figure.unit.endswith("/s")
     if speed and finding.comparable and reference is not None and reference.unit == figure.unit:
-        if figure.median and reference.median:
-            ratio = figure.median / reference.median
-            text += f", {format_ratio(1 / ratio if figure.unit == 's' else ratio)}"
+        pair = (figure.median, reference.median)[:: -1 if figure.unit == "s" else 1]
+        text += f", {format_ratio(pair[0] / pair[1])}" if all(pair) else ""
     return f"{text}; {finding.note}" if finding.note else text

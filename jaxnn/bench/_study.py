@@ -1,4 +1,4 @@
-"""A study: cases to measure, and which of the figures a table shows."""
+"""A study: cases to measure, the timer that measures them, and which of the figures a table shows."""
 
 from __future__ import annotations
 
@@ -6,80 +6,53 @@ import dataclasses
 import importlib
 import runpy
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.bench._figures import Plain, Quantity, Rows
+from jaxnn.bench._figures import Plain, Quantity, Row, Rows, median_interval
 from jaxnn.record import jsonable
-from jaxnn.types import ConfigError, suggest
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# The studies of a checkout, below its folder of experiments.
-_STUDIES = Path("articles/studies")
+from jaxnn.types import ConfigError, JaxnnError, suggest
 
 
-class NotMeasured(Exception):
+class NotMeasured(JaxnnError):
     """A case cannot be measured here; the message says why. It becomes a row without figures, never an error."""
 
 
 class Bench(NamedTuple):
-    """Input of a study's cases.
-
-    Attributes:
-        devices: devices to measure, ``{"cpu": …, "gpu": …}``, the first of each kind.
-        settings: the study's settings, quick or full.
-        prices: dollars per hour by kind of device, overriding a study's own.
-    """
+    """Input of a study's cases: devices by kind (``cpu``, ``gpu``), the first of each, and the study's settings."""
 
     devices: Mapping[str, jax.Device]
     settings: Any
-    prices: Mapping[str, float] = {}
-
-
-class Prepared(NamedTuple):
-    """A call to be timed that comes with its amount of work and with further figures, see `Case`."""
-
-    call: Callable[[], object]
-    work: float
-    observed: Mapping[str, Plain] = {}
 
 
 class Case(NamedTuple):
-    """One thing to measure on one device.
+    """One thing to measure on one device, a key of `Bench.devices`; work of the host itself belongs to ``cpu``.
 
-    Attributes:
-        device: key in `Bench.devices`; work of the host itself belongs to ``cpu``.
-        what: identifies the case within its study, ``{"operation": "relu", "size": 1000}``.
-        begin: puts arrays on the device, compiles, and returns the call to be timed, which waits for its own result.
-            It and the first call, which is not timed, may raise `NotMeasured`.
-        work: amount of work of one call, unless ``begin`` returns `Prepared`.
-        unit: of ``work``, such as ``elements``.
-        observe: returns figures that are not times, such as an error or an accuracy.
+    ``what`` identifies the case within its study, ``{"operation": "relu", "size": 1000}``. ``begin`` puts arrays on
+    the device, compiles, and returns the call to be timed, which waits for its own result; it and the first call,
+    which is not timed, may raise `NotMeasured`. One call does an amount of ``work`` in a ``unit`` such as ``elements``;
+    ``begin`` may return ``(call, work, figures)`` too. ``observe`` returns figures that are not times, such as errors.
     """
 
     device: str
     what: Mapping[str, Plain]
-    begin: Callable[[], Callable[[], object] | Prepared] | None = None
+    begin: Callable[[], Any] | None = None
     work: float = 1.0
     unit: str = "call"
     observe: Callable[[], Mapping[str, Plain]] | None = None
 
 
 class Finding(NamedTuple):
-    """One cell of the table: a figure of one device.
+    """One cell of the table: a figure of one device, None if it was not measured there.
 
-    Attributes:
-        claim: the claim it belongs to, such as ``A1``.
-        what: what was measured, in the same words for every device.
-        quantity: the figure; None: not measured there.
-        article: the published figure, if there is one.
-        note: why there is no figure, or what is special about it.
-        comparable: whether figures of two devices may be divided by each other.
+    It belongs to a ``claim`` such as ``A1``, with the published figure of the ``article``; ``what`` was measured is
+    named equally for every device. The ``note`` says why there is no figure, or what is special about it. Figures of
+    two devices are divided by each other if they are ``comparable``.
     """
 
     claim: str
@@ -95,19 +68,14 @@ class Study:
     """Something to measure on one or more devices.
 
     Attributes:
-        name: by which it is called.
-        title: the question, in one line.
-        method: what is timed, and what the times include.
+        title: the question, in one line; the ``method`` says what is timed, and what the times include.
         full: settings, a frozen dataclass of plain values with ``rounds`` and ``seconds``, optionally ``precision``
-            (see `interleaved`).
-        quick: settings for a run of a few minutes at most.
+            (see `interleaved`); ``quick`` ones are for a run of a few minutes at most.
         cases: the cases, in groups; a group is prepared together, timed in alternation, and its memory freed.
         findings: the rows of the table, from the figures of one device.
-        draw: draws all columns, ``{label: rows}``, into an empty figure.
+        draw: draws all columns, ``{label: rows}``, into an empty figure of Matplotlib.
         conclude: statements that need the figures of several devices.
         claims: the published claims it is about, such as ``("A1", "A3")``.
-        resumable: whether figures of an interrupted run are kept; not if they depend on `Bench.prices`.
-        version: raised whenever the definition changes so that earlier figures do not compare.
     """
 
     name: str
@@ -117,44 +85,134 @@ class Study:
     quick: Any
     cases: Callable[[Bench], Iterable[Sequence[Case]]]
     findings: Callable[[Rows], Sequence[Finding]]
-    draw: Callable[[Mapping[str, Rows], Figure], None]
+    draw: Callable[[Mapping[str, Rows], Any], None]
     conclude: Callable[[Mapping[str, Rows]], Sequence[str]] = lambda _: ()
     claims: tuple[str, ...] = ()
-    resumable: bool = True
-    version: int = 1
 
     def definition(self, settings: Any) -> dict[str, Any]:
         """What must be equal for figures to be comparable, as JSON values."""
-        return {"study": self.name, "version": self.version, **jsonable(dataclasses.asdict(settings))}
+        return {"study": self.name, **jsonable(dataclasses.asdict(settings))}
+
+
+def interleaved[Key](
+    measures: Mapping[Key, Callable[[], float]],
+    *,
+    rounds: int = 5,
+    precision: float | None = None,
+    most_rounds: int = 50,
+) -> dict[Key, tuple[float, ...]]:
+    """Measures all contenders once per round, starting with a different one each round; returns figures by contender.
+
+    A temporary disturbance of the machine then affects all of them, and ratios within a round stay comparable.
+
+    Args:
+        measures: by contender, a function that measures once and returns the figure, such as `per_call`.
+        rounds: number of rounds, or the least number with ``precision``.
+        precision: stop once the 95 % interval of every contender's median is within this share of the median on either
+            side; None: after ``rounds``.
+        most_rounds: stop after this many rounds, or ``rounds`` if that is more, at the latest.
+    """
+
+    def precise(values: list[float]) -> bool:
+        (low, high), middle = median_interval(values), median(values)
+        return max(high - middle, middle - low) <= (precision or 0.0) * abs(middle)
+
+    figures: dict[Key, list[float]] = {key: [] for key in measures}
+    order = list(measures)
+    for count in range(rounds if precision is None else max(rounds, most_rounds)):
+        if count >= rounds and all(map(precise, figures.values())):
+            break
+        start = count % max(1, len(order))
+        for key in [*order[start:], *order[:start]]:
+            figures[key].append(measures[key]())
+    return {key: tuple(values) for key, values in figures.items()}
+
+
+def per_call(call: Callable[[], object], seconds: float) -> Callable[[], float]:
+    """A measure for `interleaved`: the mean seconds of one of the calls that take about ``seconds`` together.
+
+    ``call`` waits for its own result, and ran once before, so that compilation is not timed. At least one call is
+    timed; their number is fixed by the first measurement, from the fastest of up to five calls.
+    """
+    count = 0
+
+    def timed(number: int) -> float:
+        started = time.perf_counter()
+        for _ in range(number):
+            call()
+        return (time.perf_counter() - started) / number
+
+    def measure() -> float:
+        nonlocal count
+        if not count:
+            estimates = [timed(1)]
+            while len(estimates) < 5 and sum(estimates) < seconds:
+                estimates.append(timed(1))
+            count = max(1, round(seconds / min(estimates)))
+        return timed(count)
+
+    return measure
+
+
+def measure_group(group: Sequence[Case], settings: Any) -> list[Row]:
+    """Prepares the cases of a group, times them in alternation, and returns one row each.
+
+    `NotMeasured`, a JaxnnError, and a RuntimeError or MemoryError of XLA become a row with the reason.
+    """
+
+    def start(case: Case) -> tuple[Callable[[], object], float, Mapping[str, Plain]] | None:
+        if case.begin is None:
+            return None
+        made = case.begin()
+        call, work, observed = made if isinstance(made, tuple) else (made, case.work, {})
+        call()  # compiles, and touches all memory
+        return call, work, observed
+
+    started = [_attempt(start, case) for case in group]
+    measures = {index: per_call(made[0], settings.seconds) for index, (made, _) in enumerate(started) if made}
+    precision = getattr(settings, "precision", None)
+    timed, broken = _attempt(lambda: interleaved(measures, rounds=settings.rounds, precision=precision))
+    rows = []
+    for index, (case, (prepared, missing)) in enumerate(zip(group, started, strict=True)):
+        _, work, observed = prepared or (None, case.work, {})
+        missing = missing or (broken if prepared else "")
+        if case.observe is not None and not missing:
+            more, missing = _attempt(case.observe)
+            observed = {**observed, **(more or {})}
+        rows.append(Row(dict(case.what), (timed or {}).get(index, ()), work, case.unit, observed, missing))
+    return rows
+
+
+def _attempt[**P, T](action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T | None, str]:
+    """The result of ``action``, or why there is none here: a study continues without a case."""
+    try:
+        return action(*args, **kwargs), ""
+    except JaxnnError as error:
+        return None, str(error)
+    # XLA's errors for memory that is short, or a type that this device does not support.
+    except (RuntimeError, MemoryError) as error:
+        return None, f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
 
 
 def find_studies() -> dict[str, Study]:
     """The studies of the checkout in the working directory, else of the one jaxnn is imported from, by claim."""
-    roots = (Path.cwd() / "experiments", Path(__file__).parents[2] / "experiments")
-    root = next((root for root in roots if (root / _STUDIES).is_dir()), None)
-    if root is None:
+    folders = (root / "experiments/articles/studies" for root in (Path.cwd(), Path(__file__).parents[2]))
+    if (folder := next(filter(Path.is_dir, folders), None)) is None:
         return {}
-    if str(root) not in sys.path:  # studies import the scripts of the networks that they measure
-        sys.path.append(str(root))
-    names = sorted(path.stem for path in (root / _STUDIES).glob("*.py") if not path.stem.startswith("study_"))
-    found = [importlib.import_module(f"articles.studies.{name}").STUDY for name in names]
+    if (scripts := str(folder.parents[1])) not in sys.path:  # studies import the scripts of their networks
+        sys.path.append(scripts)
+    names = (path.stem for path in folder.glob("*.py") if not path.stem.startswith("study_"))
+    found = [importlib.import_module(f"articles.studies.{name}").STUDY for name in sorted(names)]
     return {study.name: study for study in sorted(found, key=lambda study: int(study.claims[0].strip("A")))}
 
 
 def load_study(name: str, known: Mapping[str, Study]) -> Study:
-    """A study by name, or the ``STUDY`` of a Python file by its path.
-
-    Raises:
-        ConfigError: there is no such study or file, or the file defines none.
-    """
+    """A study by name, or the ``STUDY`` of a Python file by its path; raises ConfigError if there is none."""
     if name in known:
         return known[name]
-    if not name.endswith(".py"):
-        near = f"{suggest(name, known)}; or" if known else "run in a checkout of jaxnn, or"
-        raise ConfigError(f"no study {name!r}: {near} give the path of a file with a STUDY.")
     path = Path(name).resolve()
-    if not path.is_file():
-        raise ConfigError(f"no study at {path}: there is no such file.")
+    if not name.endswith(".py") or not path.is_file():
+        raise ConfigError(f"no study {name!r}: {suggest(name, known)}; or give the path of a file with a STUDY.")
     study = runpy.run_path(str(path)).get("STUDY")
     if not isinstance(study, Study):
         raise ConfigError(f"{path} defines no STUDY: assign a jaxnn.bench.Study to that name.")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import ast
-import json as json_format
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from jaxnn.bench import RESULTS_FILE, Results, Study, find_studies, findings_table, load_study
 from jaxnn.bench import bench as measure
+from jaxnn.bench import find_studies, findings_table, load_study
 from jaxnn.bench import merge as merge_pages
 from jaxnn.cli._exit_status import INTERRUPTED, exit_on_user_error
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import age, draw_curves, final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
-from jaxnn.sweeps import Sweep, best_label, count_by_status, open_sweep
+from jaxnn.sweeps import best_label, count_by_status, open_sweep
 from jaxnn.sweeps import compare as compare_sides
-from jaxnn.types import ConfigError, JaxnnError, RecordError, suggest
+from jaxnn.types import ConfigError, JaxnnError, RecordError
 
 _OUT = Path("runs/bench")
 
@@ -32,24 +32,17 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         tyro.extras.subcommand_cli_from_dict(functions, prog="jaxnn", description=__doc__, args=arguments)
 
 
-def devices(*, json: bool = False) -> None:
-    """Backends, devices, memory and versions; and why a GPU that is there is not used.
-
-    Args:
-        json: print JSON instead of a table.
-    """
-    described = {**describe_devices(), "missing_gpu": missing_gpu()}
-    if json:
-        print(json_format.dumps(described, indent=2))
-        return
+def devices() -> None:
+    """Backends, devices, memory and versions; and why a GPU that is there is not used."""
+    described = describe_devices()
     print(f"backend   {described['backend']}, {described['cpu_count']} CPU cores")
     for device in described["devices"]:
         limit = device["memory_limit_bytes"]
         memory = f", {format_bytes(limit)} memory" if limit else ""
         print(f"device    {device['platform']}:{device['id']} {device['kind']}{memory}")
     print("versions  " + ", ".join(f"{k} {v}" for k, v in described["versions"].items() if v))
-    if described["missing_gpu"]:
-        print(f"warning   {described['missing_gpu']}")
+    if reason := missing_gpu():
+        print(f"warning   {reason}")
 
 
 def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
@@ -64,30 +57,22 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     rows = []
     for path in paths:
         try:
-            rows.append((str(path), *(_sweep_row(path) if is_sweep(path) else _run_row(path))))
+            if is_sweep(path):
+                sweep = open_sweep(path)
+                status = f"{sweep.status}, sweep of {len(sweep.members)}: {count_by_status(sweep.members)}"
+                step = str(max((member.step for member in sweep.members), default=0))
+                rate, shown = sweep.summary.get("member_steps_per_second"), ""
+                with contextlib.suppress(ConfigError):  # no member is best
+                    shown = f"{best_label(best := sweep.best())} {_metrics(best.metrics())}"
+            else:
+                facts, lines = read_run(path), read_metrics(path)
+                step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"
+                rate = ((facts.get("summary") or {}).get("throughput") or {}).get("steps_per_second")
+                status, shown = _brief(facts["status"]), _metrics(final_metrics(lines))
+            rows.append((str(path), status, step, f"{rate:,.0f}" if rate else "", shown))
         except JaxnnError as error:
             rows.append((str(path), "unreadable", "", "", str(error)))
     print(printable(text_table(rows, ("run", "status", "step", "steps/s", "final metrics"))))
-
-
-def _run_row(path: Path) -> tuple[str, str, str, str]:
-    facts, lines = read_run(path), read_metrics(path)
-    step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"
-    rate = ((facts.get("summary") or {}).get("throughput") or {}).get("steps_per_second")
-    return _brief(facts["status"]), step, f"{rate:,.0f}" if rate else "", _metrics(final_metrics(lines))
-
-
-def _sweep_row(path: Path) -> tuple[str, str, str, str]:
-    sweep = open_sweep(path)
-    rate = sweep.summary.get("member_steps_per_second")
-    step = max((member.step for member in sweep.members), default=0)
-    try:
-        best = sweep.best()
-        shown = f"{best_label(best)} {_metrics(best.metrics())}"
-    except ConfigError:
-        shown = ""
-    status = f"{sweep.status}, sweep of {len(sweep.members)}: {count_by_status(sweep.members)}"
-    return status, str(step), f"{rate:,.0f}" if rate else "", shown
 
 
 def show(run: tyro.conf.Positional[Path], /) -> None:
@@ -124,10 +109,8 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
     if is_sweep(run):
         figure, name = open_sweep(run).plot(), "sweep.png"
     else:
-        figure, name = (
-            draw_curves(read_metrics(run), f"{read_run(run)['name']} · {read_run(run)['data']}"),
-            "curves.png",
-        )
+        title = f"{read_run(run)['name']} · {read_run(run)['data']}"
+        figure, name = draw_curves(read_metrics(run), title), "curves.png"
     path = out or run / name
     try:
         figure.savefig(path, dpi=120)
@@ -142,7 +125,6 @@ def compare(
     /,
     *,
     metric: str | None = None,
-    select: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
 ) -> None:
     """Whether B is better than A: runs or sweeps, paired by their seeds.
 
@@ -150,26 +132,9 @@ def compare(
         a: the directory of a run or a sweep.
         b: the directory of what is compared with it.
         metric: to compare by, such as test_accuracy; default: the one A monitored.
-        select: FIELD=VALUE, only the members with that value of a swept field; may be given several times.
     """
-    sides: list[Sweep | Path] = [open_sweep(path) if is_sweep(path) else path for path in (a, b)]
-    for choice in select:
-        name, equals, text = choice.partition("=")
-        if not equals:
-            raise ConfigError(f"--select is {choice!r}, and must be FIELD=VALUE, as in learning_rate=0.001.")
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            value = text
-        # A side that does not sweep the field stays as it is.
-        swept = [{axis.name for axis in side.axes} if isinstance(side, Sweep) else set[str]() for side in sides]
-        if name not in (known := swept[0] | swept[1]):
-            raise ConfigError(f"neither side sweeps a field {name!r} to select by: {suggest(name, known)}.")
-        sides = [
-            side.select(**{name: value}) if isinstance(side, Sweep) and name in names else side
-            for side, names in zip(sides, swept, strict=True)
-        ]
-    print(printable(compare_sides(sides[0], sides[1], metric)))
+    left, right = (open_sweep(path) if is_sweep(path) else path for path in (a, b))
+    print(printable(compare_sides(left, right, metric)))
 
 
 def bench(
@@ -179,7 +144,6 @@ def bench(
     devices: str | None = None,
     quick: bool = False,
     out: Path = _OUT,
-    prices: str | None = None,
 ) -> None:
     """Measures studies on the devices at hand; without a name, lists the studies of this checkout.
 
@@ -189,7 +153,6 @@ def bench(
         devices: kinds to measure, such as ``cpu,gpu``; default: all available.
         quick: small sizes and few rounds, minutes for all studies.
         out: the folder that gets results.json, results.md and pictures; other figures there are kept.
-        prices: dollars per hour by kind, such as ``cpu=0.12,gpu=2.5``; default: those of the study ``cost``.
     """
     known = find_studies()
     if not names:
@@ -201,40 +164,21 @@ def bench(
     if names[0] == "merge":
         if out == _OUT:
             raise ConfigError("merge needs a folder of its own for the page: give --out DIR.")
-        _show_results(merge_pages(names[1:], out), known, out)
-        return
-    studies = list(known.values()) if names == ("all",) else [load_study(name, known) for name in names]
-    kinds = None if devices is None else [kind.strip() for kind in devices.split(",") if kind.strip()]
-    try:
-        results = measure(*studies, devices=kinds, quick=quick, out=out, prices=_read_prices(prices), say=_say)
-    except KeyboardInterrupt:
-        file = out / RESULTS_FILE
-        _say("interrupted" + (f"; what was measured is in {file}" if file.exists() else ""))
-        raise SystemExit(INTERRUPTED) from None
-    _show_results(results, {study.name: study for study in studies}, out)
-
-
-def _read_prices(text: str | None) -> dict[str, float]:
-    found = {}
-    for part in filter(None, (text or "").split(",")):
-        kind, _, dollars = part.partition("=")
+        results = merge_pages(names[1:], out)
+    else:
+        studies = list(known.values()) if names == ("all",) else [load_study(name, known) for name in names]
+        kinds = None if devices is None else [kind.strip() for kind in devices.split(",") if kind.strip()]
         try:
-            found[kind.strip()] = float(dollars)
-        except ValueError as error:
-            raise ConfigError(f"prices has {part!r}: give dollars per hour by kind, as in cpu=0.12,gpu=2.5.") from error
-    return found
-
-
-def _show_results(results: Results, studies: Mapping[str, Study], out: Path) -> None:
-    for name in results:
-        if name in studies:
-            table = text_table(*findings_table(studies[name], results))
-            print(printable("\n".join([name, table, *studies[name].conclude(results[name].rows)])))
+            say = partial(print, file=sys.stderr, flush=True)
+            results = measure(*studies, devices=kinds, quick=quick, out=out, say=say)
+        except KeyboardInterrupt:
+            print(f"interrupted; the figures of the studies before are in {out}", file=sys.stderr)
+            raise SystemExit(INTERRUPTED) from None
+        known |= {study.name: study for study in studies}
+    for name in filter(known.__contains__, results):
+        table = text_table(*findings_table(known[name], results))
+        print(printable("\n".join([name, table, *known[name].conclude(results[name].rows)])))
     print(f"page: {out / 'results.md'}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:

@@ -65,24 +65,19 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
                 raise SystemExit(status) from None
             if isinstance(error, BrokenPipeError):
                 drop_output()
-            if (reason := _explain(error)) is None:
+            unusable = isinstance(error, OSError) and error.errno in _UNUSABLE
+            if isinstance(error, JaxnnError):
+                reason = str(error)
+            elif isinstance(error, OSError) and unusable:
+                reason = f"{error.filename or 'a file'}: {error.strerror}: choose another path."
+            elif isinstance(error, BrokenPipeError):
+                reason = "standard output was closed, as by `head`."
+            elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                reason = f"memory ran out ({error}): make the batch or the model smaller."
+            else:  # a defect, or an exit that printed its reason
                 raise
             print(printable(f"error: {reason}", lines=False), file=sys.stderr)
-            unusable = isinstance(error, OSError) and error.errno in _UNUSABLE
             raise SystemExit(BAD_INPUT if unusable else status_of(error)) from None
-
-
-def _explain(error: BaseException) -> str | None:
-    """The line for an error that the user can act on; None: a defect, or an exit that printed its own."""
-    if isinstance(error, JaxnnError):
-        return str(error)
-    if isinstance(error, OSError) and error.errno in _UNUSABLE:
-        return f"{error.filename or 'a file'}: {error.strerror}: choose another path."
-    if isinstance(error, BrokenPipeError):
-        return "standard output was closed, as by `head`."
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-        return f"memory ran out ({error}): make the batch or the model smaller."
-    return None
 
 
 def _ignore_signals() -> None:

@@ -35,17 +35,11 @@ def parse_run(
 ) -> tuple[Any, Any, ClusterOptions]:
     """Returns the config, the options and which process of several this is, with one value per flag.
 
-    Args:
-        experiment: its config is the default, or that of the record after ``--resume``.
-        arguments: the command line after the command.
-        options: those of the command, at their defaults; None: those of a run.
-        about: description of the command for its help.
-
-    Raises:
-        ConfigError: two fields would be the same flag.
+    The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
+    command (None: those of a run), which its help tells ``about``. Raises ConfigError as `parse_values`.
     """
     config, options = experiment.config, options or RunOptions()
-    _check_flags(arguments, config, type(options), ClusterOptions)
+    _flag_fields(arguments, config, type(options), ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
         config = config_from_json(read_run(Path(directory))["config"], config)
     form = _parse({"config": config, "run": options, "cluster": ClusterOptions()}, arguments, about)
@@ -62,22 +56,17 @@ def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[
 def parse_values(
     experiment: Experiment[Any], arguments: Sequence[str], command: str, about: str, parts: Mapping[str, Any] = {}
 ) -> tuple[dict[str, list[Any]], Any]:
-    """Returns the values given for each field, dotted, and the form with the other options.
-
-    Args:
-        experiment: whose fields are flags of many values.
-        arguments: the command line after the command.
-        command: first word of the command line.
-        about: description of the command for its help.
-        parts: dataclasses of options at their defaults, by name.
+    """Returns the values given for each field, dotted, and the form with the options in ``parts``.
 
     Raises:
-        ConfigError: two fields would be the same flag, or a word is no value of its field.
+        ConfigError: two fields would be the same flag, a flag has another name, or a word is no value of its field.
     """
     config = experiment.config
-    flags = _flag_fields(config, Design, SweepOptions)
-    _check_flags(arguments, config, *map(type, parts.values()))
-    kinds = {name: _type_of(config, name) for name in flags.values()}
+    flags = _flag_fields(arguments, config, Design, SweepOptions)
+    kinds = {}
+    for name in flags.values():
+        owner, _, leaf = name.rpartition(".")
+        kinds[name] = typing.get_type_hints(type(field_value(config, owner) if owner else config))[leaf]
     fields = [(flag, _many(kinds[name], field_value(config, name)), ()) for flag, name in flags.items()]
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
     form = _parse({"axes": axes(), **parts}, arguments, about, command)
@@ -110,12 +99,8 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
     )
 
 
-def _flag_fields(config: Any, *options: type) -> dict[str, str]:
-    """The dotted field of each flag, which is its last name; ``options`` are dataclasses with flags of their own.
-
-    Raises:
-        ConfigError: two would be the same flag.
-    """
+def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[str, str]:
+    """The dotted field of each flag, which is its last name; raises ConfigError for usual names such as --lr, too."""
     taken = {field.name for form in options for field in dataclasses.fields(form)}
     names = list(field_names(config))
     flags: dict[str, str] = {}
@@ -129,24 +114,14 @@ def _flag_fields(config: Any, *options: type) -> dict[str, str]:
                 f"field's: rename it, since each is a flag --{flag.replace('_', '-')}."
             )
         flags[flag] = name
-    return flags
-
-
-def _check_flags(arguments: Sequence[str], config: Any, *options: type) -> None:
-    """Raises ConfigError for a flag that has another name here, such as --lr; the parser answers misspelt ones."""
-    known = {*_flag_fields(config, *options), *(field.name for form in options for field in dataclasses.fields(form))}
-    for word in arguments:
+    for word in arguments:  # the parser answers misspelt flags
         flag = word.partition("=")[0]
         name = flag.removeprefix("--").replace("-", "_")
-        usual = next((target for target in known if name in USUAL_NAMES.get(target, ())), None)
-        if flag.startswith("--") and name not in known and usual is not None:
+        usual = next((target for target in taken | set(flags) if name in USUAL_NAMES.get(target, ())), None)
+        if flag.startswith("--") and name not in taken | set(flags) and usual is not None:
             steps = " (updates, not epochs)" if "epoch" in name else ""
             raise ConfigError(f"there is no flag {flag}: did you mean --{usual.replace('_', '-')}{steps}?")
-
-
-def _type_of(config: Any, name: str) -> Any:
-    owner, _, leaf = name.rpartition(".")
-    return typing.get_type_hints(type(field_value(config, owner) if owner else config))[leaf]
+    return flags
 
 
 def _is_word(kind: Any) -> bool:

@@ -29,8 +29,7 @@ def use_all_cores() -> None:
 
     XLA computes small operations on one core; sweep members on several devices use several cores.
     """
-    configured = jax.config.jax_num_cpu_devices > 0 or "host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if not configured:
+    if jax.config.jax_num_cpu_devices <= 0 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # a backend runs already
             jax.config.update("jax_num_cpu_devices", min(cpu_count() or 1, MOST_DEVICES))
 
@@ -48,7 +47,18 @@ def enable_compile_cache(limit: int = _CACHE_LIMIT) -> None:
         if reason := _make_private(directory):
             print(f"jaxnn: compiled programs are not kept: {reason}", file=sys.stderr)
             return
-        _thin_out(directory, limit)
+        files = []
+        for file in filter(Path.is_file, directory.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):  # another process may delete files here
+                known = file.stat()
+                # File systems record a reading once a day, or not at all.
+                files.append((max(known.st_atime, known.st_mtime), known.st_size, file))
+        size = sum(num_bytes for _, num_bytes, _ in files)
+        for _, num_bytes, file in sorted(files) if size > limit else ():
+            if size > limit // 2:  # half, so that the next scripts have nothing to delete
+                with contextlib.suppress(OSError):
+                    file.unlink()
+                size -= num_bytes
         jax.config.update("jax_compilation_cache_dir", str(directory))
     # JAX keeps only programs that took a second to compile; small ones add up too.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -63,35 +73,11 @@ def _make_private(directory: Path) -> str | None:
         parent, known = directory.parent.stat(), directory.stat()
     except OSError as error:
         return f"{directory} cannot be made ({error.strerror or error})."
-    # Windows has no such owners, and its cache directory is the user's alone.
-    if not hasattr(os, "getuid"):
-        return None
     if {parent.st_uid, known.st_uid} != {os.getuid()}:
         return f"{directory} or its parent belongs to another user: set JAX_COMPILATION_CACHE_DIR to one of yours."
     if known.st_mode & 0o022 or parent.st_mode & 0o002:
         return f"other users can write {directory} or its parent: delete it, or restrict its permissions."
     return None
-
-
-def _thin_out(directory: Path, limit: int) -> None:
-    """Deletes the least recently used files of a folder with more than ``limit`` bytes, down to half of it."""
-    files = []
-    for place, _, names in os.walk(directory):
-        for name in names:
-            file = os.path.join(place, name)
-            with contextlib.suppress(FileNotFoundError):  # another process may delete files here
-                known = os.stat(file)
-                # File systems record a reading once a day, or not at all.
-                files.append((max(known.st_atime, known.st_mtime), known.st_size, file))
-    size = sum(num_bytes for _, num_bytes, _ in files)
-    if size <= limit:
-        return
-    for _, num_bytes, file in sorted(files):
-        if size <= limit // 2:  # half, so that the next scripts have nothing to delete
-            return
-        with contextlib.suppress(OSError):
-            os.unlink(file)
-        size -= num_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +104,7 @@ class ClusterOptions:
             check_count("cpu_devices", self.cpu_devices, 1)
 
     def place(self) -> Place | None:
-        """Which process this is; None: the only one.
-
-        Raises:
-            ConfigError: no cluster started this process, or the flags are incomplete or contradict each other.
-        """
+        """Which process this is, None: the only one; raises ConfigError if flags are incomplete or contradictory."""
         given = {"coordinator": self.coordinator, "num_processes": self.num_processes, "process_id": self.process_id}
         missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
         if self.distributed and len(missing) < len(given):
@@ -140,9 +122,7 @@ class ClusterOptions:
 def processes(options: ClusterOptions, device: str | None = None) -> Iterator[None]:
     """Joins this process to the others within the block, if there are any; see `jaxnn.parallel.joined`.
 
-    Args:
-        options: which process this is, and the number of its CPU devices.
-        device: kind of device that the run asks for; a run on the CPU opens no accelerator, which others could use.
+    A run that asks for the ``device`` ``"cpu"`` opens no accelerator, which others could use.
     """
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -164,11 +144,7 @@ def processes(options: ClusterOptions, device: str | None = None) -> Iterator[No
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:
-    """Refuses the flags of several processes to a command that is for one.
-
-    Raises:
-        ConfigError: one is among ``arguments``.
-    """
+    """Raises ConfigError if a flag of several processes is among the arguments of a command that is for one."""
     names = {field.name for field in dataclasses.fields(ClusterOptions)} - {"cpu_devices"}
     flags = {f"--{name.replace('_', '-')}" for name in names}
     for word in arguments:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxnn.advice import Advice, AdviseOptions, BatchSizePlan, advise, plan_batch_size
 from jaxnn.cli._exit_status import INTERRUPTED, RESUMABLE, exit_on_user_error
-from jaxnn.cli._flags import Design, given, parse_run, parse_sweep, parse_values
+from jaxnn.cli._flags import given, parse_run, parse_sweep, parse_values
 from jaxnn.cli._process_setup import ClusterOptions, check_alone, enable_compile_cache, processes, use_all_cores
 from jaxnn.record import is_sweep
 from jaxnn.run import Run, fit
@@ -75,19 +75,18 @@ def main(
             command = "sweep" if points is not None or (resumed is not None and is_sweep(resumed)) else "run"
         if command != "run":
             check_alone(arguments, command)
+        enable_compile_cache()
         if command == "sweep":
             return _sweep(experiment, arguments, points)
         if command == "plan":
             return _plan(experiment, arguments)
         if command == "advise":
             config, options, cluster = parse_run(experiment, arguments, AdviseOptions(), _ABOUT_ADVISE)
-            enable_compile_cache()
             with processes(cluster):
                 advice = advise(dataclasses.replace(experiment, config=config), options)
             print(advice)
             return advice
         config, options, cluster = parse_run(experiment, arguments, about=_ABOUT_RUN)
-        enable_compile_cache()
         with processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
@@ -96,58 +95,47 @@ def main(
 
 
 def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePlan:
-    enable_compile_cache()
+    """Measures batch sizes; ``arguments`` may set other fields."""
     values, _ = parse_values(experiment, arguments, "plan", _ABOUT_PLAN)
     sizes = values.pop("batch_size", None)
-    if many := [name for name, given in values.items() if len(given) > 1]:
+    if many := [name for name, words in values.items() if len(words) > 1]:
         raise ConfigError(f"plan takes several values for --batch-size alone, not for --{many[0].replace('_', '-')}.")
     plan = plan_batch_size(_with_values(experiment, values), sizes)
     print(plan)
     return plan
 
 
-def _sweep(experiment: Experiment[Any], arguments: Sequence[str], points: Points | Halving | None) -> Sweep:
-    enable_compile_cache()
+def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | Halving | None) -> Sweep:
+    """Sweeps the points of the flags, or the script's ``own`` with what the flags give for their fields and others."""
     use_all_cores()
     with processes(ClusterOptions(), given(arguments, "--device")):
         values, design, options = parse_sweep(experiment, arguments)
+        # A field with one value is set, not swept.
+        many = {name: words for name, words in values.items() if len(words) > 1}
+        points, eta = (own.points, own.eta) if isinstance(own, Halving) else (own, None)
         # A shard that was not started is started with the flags or the points that are given.
         recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
         if recorded and not values:
-            experiment, points = recorded_points(options.resume, experiment)
+            experiment, swept = recorded_points(options.resume, experiment)
         else:
-            # A field with one value is set, not swept.
-            experiment = _with_values(experiment, {name: words for name, words in values.items() if len(words) == 1})
-            points = _points(values, design, points)
-        found = sweep(experiment, points, options)
+            if points is not None and design.combine != "grid":
+                raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
+            if points is None and not many:
+                raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
+            experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
+            if points is None:
+                points = (grid if design.combine == "grid" else zipped)(**many)
+            elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
+                points = override(points, axes)
+            eta = eta if design.halving is None else design.halving
+            swept = points if eta is None else halving(points, eta)
+        found = sweep(experiment, swept, options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
     return found
 
 
 def _with_values(experiment: Experiment[Any], values: Mapping[str, list[Any]]) -> Experiment[Any]:
+    """The experiment with the first value of each field."""
     single = {name: words[0] for name, words in values.items()}
     return dataclasses.replace(experiment, config=with_fields(experiment.config, single))
-
-
-def _points(values: Mapping[str, list[Any]], design: Design, own: Points | Halving | None) -> Points | Halving:
-    """The points of the flags, or those of the script with what the flags say of their fields and of other swept ones.
-
-    Raises:
-        ConfigError: there is nothing to sweep, or the script's points cannot be combined otherwise.
-    """
-    many = {name: words for name, words in values.items() if len(words) > 1}
-    eta = design.halving
-    if own is None:
-        if not many:
-            raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
-        points = (grid if design.combine == "grid" else zipped)(**many)
-    else:
-        if design.combine != "grid":
-            raise ConfigError("--combine is for fields that the command line alone sweeps; this script has its points.")
-        if isinstance(own, Halving):
-            eta = own.eta if eta is None else eta
-            own = own.points
-        axes = {name: words for name, words in values.items() if name in many or name in own.scales}
-        points = override(own, axes) if axes else own
-    return points if eta is None else halving(points, eta)

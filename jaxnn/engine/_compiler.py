@@ -135,7 +135,7 @@ class Programs:
                 done = list(pool.map(Lowered.compile, lowered))
         for key, (program, entry) in zip(missing, done, strict=True):
             self._compiled[key] = program
-            self.ledger.append(entry)
+            self.ledger.compilations.append(entry)
 
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
@@ -287,14 +287,14 @@ class Programs:
         """Compiles ``function`` as `compile_ahead` does, on the clock and in the ledger."""
         with self.clock.span("compile", f"compiling the program to {name}"):
             program, entry = compile_ahead(function, name, cause, *arguments, **jit)
-        self.ledger.append(entry)
+        self.ledger.compilations.append(entry)
         return program
 
     def _program(self, key: tuple[Any, ...], cause: str) -> Any:
         if key not in self._compiled:
             with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
                 self._compiled[key], entry = self._lower(key, cause).compile()
-            self.ledger.append(entry)
+            self.ledger.compilations.append(entry)
         return self._compiled[key]
 
     def _lower(self, key: tuple[Any, ...], cause: str) -> Lowered:

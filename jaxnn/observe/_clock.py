@@ -15,13 +15,9 @@ class Clock:
 
     Time outside every span is not counted. One thread opens spans; any thread may read ``current`` and ``stage``.
 
-    Args:
-        now: returns the time in seconds and never decreases.
-
     Attributes:
-        now: the same.
-        current: the innermost span, None outside all, and when it started or resumed. The pair is replaced as one
-            value, so another thread never reads the name of one span with the time of another.
+        now: returns the time in seconds and never decreases.
+        current: the innermost span, None outside all, and when it started or resumed; replaced as one value.
         stage: description of what the innermost span does, None if it has none, and since when; replaced likewise.
     """
 
@@ -33,12 +29,7 @@ class Clock:
 
     @contextlib.contextmanager
     def span(self, name: str, stage: str | None = None) -> Iterator[None]:
-        """Adds the seconds of the ``with`` block to ``name``, less those of spans within it.
-
-        Args:
-            name: what the seconds are counted as.
-            stage: what is done, in words, for the user who waits.
-        """
+        """Adds the seconds of the block to ``name``, less those of inner spans; ``stage`` describes it to the user."""
         (outer, _), (outer_stage, _) = self.current, self.stage
         self._switch(name, stage)
         try:
@@ -69,13 +60,7 @@ class Window(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """Steady speed of training.
-
-    Attributes:
-        steps_per_second: the median over windows.
-        spread: interquartile range as a fraction of the median; 0.0 for one window.
-        num_windows: number of windows.
-    """
+    """Steady speed of training: the median over windows, and the interquartile range as a fraction of it."""
 
     steps_per_second: float
     spread: float

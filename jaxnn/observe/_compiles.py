@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +22,7 @@ class Compilation:
         lower_seconds: jaxpr to StableHLO.
         compile_seconds: StableHLO to an executable, or its retrieval from the cache.
         cache_hit: whether the executable came from the persistent compilation cache.
-        saved_seconds: after a hit, the seconds of the compilation that filled the cache, of which JAX keeps whole ones,
-            less those of the retrieval.
+        saved_seconds: after a hit, the whole seconds of the compilation that filled the cache, less the retrieval's.
         temporary_bytes: memory that each call allocates and frees, besides its arguments and results.
     """
 
@@ -49,10 +47,6 @@ class Ledger:
 
     compilations: list[Compilation] = dataclasses.field(default_factory=list)
 
-    def append(self, compilation: Compilation) -> None:
-        """Adds the latest compilation."""
-        self.compilations.append(compilation)
-
     def totals(self) -> dict[str, float]:
         """Sums over all: seconds of each stage and together, number of compilations and hits, seconds saved."""
         names = ("trace_seconds", "lower_seconds", "compile_seconds", "seconds", "saved_seconds")
@@ -67,15 +61,7 @@ class Ledger:
 
 
 class Lowered(NamedTuple):
-    """A program that is traced and lowered, ready to be compiled, in any thread.
-
-    Attributes:
-        program: what JAX compiles.
-        name: the program's name in the ledger.
-        cause: why it is compiled.
-        trace_seconds: Python to jaxpr.
-        lower_seconds: jaxpr to StableHLO.
-    """
+    """A program that is traced and lowered, ready to be compiled, in any thread; fields as in `Compilation`."""
 
     program: jax.stages.Lowered
     name: str
@@ -86,23 +72,28 @@ class Lowered(NamedTuple):
     def compile(self) -> tuple[jax.stages.Compiled, Compilation]:
         """The executable, which refuses arguments of another shape, dtype or sharding, and its entry."""
         started = time.perf_counter()
-        with _cache_savings() as saved:
+        thread = threading.get_ident()
+        saved: list[float] = []  # seconds that hits of the persistent cache on this thread save, as JAX reports them
+
+        def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
+            if event == "/jax/compilation_cache/compile_time_saved_sec" and threading.get_ident() == thread:
+                saved.append(duration_secs)
+
+        jax.monitoring.register_event_duration_secs_listener(on_duration)
+        try:
             compiled = self.program.compile()
+        finally:
+            jax.monitoring.unregister_event_duration_listener(on_duration)
         seconds, saving, taken = time.perf_counter() - started, max(0.0, sum(saved)), temporary_bytes(compiled)
         times = self.trace_seconds, self.lower_seconds, seconds
         return compiled, Compilation(self.name, self.cause, *times, bool(saved), saving, taken)
 
 
 def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any) -> Lowered:
-    """Traces and lowers ``function`` for arguments like ``args`` without running it.
+    """Traces and lowers a pure ``function`` without running it; ``name`` and ``cause`` are for the ledger.
 
-    Args:
-        function: what to compile; pure.
-        name: the program's name in the ledger.
-        cause: why it is compiled.
-        *args: arguments, or ``jax.ShapeDtypeStruct`` in their place. Static ones are omitted when the executable
-            is called.
-        **jit_options: as for ``jax.jit``: ``static_argnums``, ``donate_argnums``, ``out_shardings`` and so on.
+    ``args`` are its arguments, or ``jax.ShapeDtypeStruct`` in their place; static ones are omitted when the executable
+    is called. ``jit_options`` are those of ``jax.jit``: ``static_argnums``, ``donate_argnums``, ``out_shardings``, ….
     """
     started = time.perf_counter()
     traced = jax.jit(function, **jit_options).trace(*args)
@@ -121,20 +112,3 @@ def compile_ahead(
 def temporary_bytes(compiled: Any) -> int:
     """Memory that each call allocates and frees, besides its arguments and results; 0 where XLA does not report it."""
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
-
-
-@contextlib.contextmanager
-def _cache_savings() -> Iterator[list[float]]:
-    """Seconds that hits of the persistent cache on this thread save, as JAX's monitoring reports them."""
-    thread = threading.get_ident()
-    saved: list[float] = []
-
-    def on_duration(event: str, duration_secs: float, **_: str | int) -> None:
-        if event == "/jax/compilation_cache/compile_time_saved_sec" and threading.get_ident() == thread:
-            saved.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(on_duration)
-    try:
-        yield saved
-    finally:
-        jax.monitoring.unregister_event_duration_listener(on_duration)

@@ -53,7 +53,12 @@ def available_bytes(device: jax.Device) -> int | None:
         return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     if device.platform != "cpu":
         return None
-    known = [left for left in (_free_on_host(), _left_of_address_space(), _left_in_container()) if left is not None]
+    known = [left for left in (_free_on_host(), _left_in_container()) if left is not None]
+    # Beyond a limit on the address space XLA does not fail but waits forever: its threads cannot allocate.
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    taken = pathlib.Path("/proc/self/statm")
+    if limit != resource.RLIM_INFINITY and taken.exists():
+        known.append(limit - int(taken.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE"))
     return max(0, min(known)) if known else None
 
 
@@ -75,15 +80,6 @@ def _free_on_host() -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
         return None
-
-
-def _left_of_address_space() -> int | None:
-    """Beyond a limit on the address space XLA does not fail but waits forever: its threads cannot allocate."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    taken = pathlib.Path("/proc/self/statm")
-    if limit == resource.RLIM_INFINITY or not taken.exists():
-        return None
-    return limit - int(taken.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _left_in_container() -> int | None:

@@ -24,14 +24,9 @@ _INSTALL = 'pip install "jax[cuda13]"'
 
 
 def describe_devices() -> dict[str, Any]:
-    """The backend, its devices with their memory in bytes, the CPU cores of this process, and versions.
+    """The backend, its devices with their memory in bytes, the CPU cores of this process, and versions, for JSON.
 
-    Returns:
-        A dict for JSON: ``backend``, ``devices``, ``cpu_count``, ``versions``; unknown values, such as the memory of a
-        CPU device, are None.
-
-    Raises:
-        ConfigError: JAX cannot start a backend.
+    Unknown values, such as the memory of a CPU device, are None. Raises ConfigError if JAX cannot start a backend.
     """
     try:
         devices = jax.devices()
@@ -65,8 +60,7 @@ def describe_devices() -> dict[str, Any]:
 def missing_gpu(root: str | os.PathLike[str] = "/") -> str | None:
     """Why JAX does not use an NVIDIA GPU that the system has, and what to do; None if there is none, or JAX uses it.
 
-    Args:
-        root: folder that contains ``proc`` and ``dev``.
+    ``root`` is the folder that contains ``proc`` and ``dev``.
     """
     root = pathlib.Path(root)
     if not [*root.glob("proc/driver/nvidia/gpus/*"), *root.glob("dev/nvidia[0-9]*")]:
@@ -107,13 +101,9 @@ def device_kind(device: jax.Device) -> str:
 
 def device_name(device: jax.Device) -> str:
     """Full name of ``device``: ``CPU, AMD EPYC, 2 cores``, ``GPU, NVIDIA H100``."""
-    return name_device(device.platform, device_kind(device), cpu_count() or 1)
-
-
-def name_device(platform: str, kind: str, cores: int) -> str:
-    """The name that `device_name` returns, from recorded facts; ``cores`` are those of a CPU."""
-    counted = f", {cores} core{'s' if cores != 1 else ''}" if platform == "cpu" else ""
-    return f"{platform.upper()}, {kind}{counted}"
+    cores = cpu_count() or 1
+    counted = f", {cores} core{'s' if cores != 1 else ''}" if device.platform == "cpu" else ""
+    return f"{device.platform.upper()}, {device_kind(device)}{counted}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +112,6 @@ class TreePlacement:
 
     Attributes:
         name: of the pytree, such as ``"parameters"``.
-        num_leaves: number of leaves.
         num_committed: number of leaves that JAX may not move, which pins what is computed from them.
         num_bytes: their logical size; a copy on a second device does not count.
         device_bytes: bytes by device (``"gpu:0"``), copies counted; NumPy arrays are on ``"host"``.
@@ -153,11 +142,7 @@ class Placement:
     trees: tuple[TreePlacement, ...]
 
     def check(self, platform: str) -> None:
-        """Confirms that every leaf is on ``platform``: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
-
-        Raises:
-            TrainingError: a leaf is elsewhere; the message names the first.
-        """
+        """Raises TrainingError, which names the first leaf that is not on ``platform``, such as ``"gpu"``."""
         for tree in self.trees:
             for found, leaf in tree.first_leaf.items():
                 if found != platform:
@@ -176,33 +161,25 @@ class Placement:
 
 
 def observe_placement(**trees: PyTree) -> Placement:
-    """Reads from the arrays where each pytree is stored; moves nothing and waits for nothing.
-
-    Args:
-        **trees: pytrees by name, such as ``parameters=state.params, data=examples``; an underscore in a name is shown
-            as a space.
-    """
+    """Reads from the arrays where each pytree is stored, ``parameters=state.params``; moves and waits for nothing."""
     observed = []
     for name, tree in trees.items():
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         device_bytes: dict[str, int] = {}
         first_leaf: dict[str, str] = {}
         for path, leaf in leaves:
-            for device, num_bytes in _bytes_by_device(leaf).items():
+            held = {"host": leaf_nbytes(leaf)}
+            if isinstance(leaf, jax.Array):
+                shard = leaf_nbytes(leaf, leaf.sharding.shard_shape(leaf.shape))
+                devices: list[jax.Device] = sorted(leaf.sharding.device_set, key=operator.attrgetter("id"))
+                held = {f"{device.platform}:{device.id}": shard for device in devices}
+            for device, num_bytes in held.items():
                 device_bytes[device] = device_bytes.get(device, 0) + num_bytes
                 first_leaf.setdefault(device.partition(":")[0], jax.tree_util.keystr(path))
         committed = sum(getattr(leaf, "committed", False) for _, leaf in leaves)
         shown = name.replace("_", " ")
         observed.append(TreePlacement(shown, len(leaves), committed, nbytes(tree), device_bytes, first_leaf))
     return Placement(tuple(observed))
-
-
-def _bytes_by_device(leaf: Any) -> dict[str, int]:
-    if not isinstance(leaf, jax.Array):
-        return {"host": leaf_nbytes(leaf)}
-    shard = leaf_nbytes(leaf, leaf.sharding.shard_shape(leaf.shape))
-    devices: list[jax.Device] = sorted(leaf.sharding.device_set, key=operator.attrgetter("id"))
-    return {f"{device.platform}:{device.id}": shard for device in devices}
 
 
 def _version(package: str) -> str | None:

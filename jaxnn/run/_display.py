@@ -43,7 +43,7 @@ class Display:
 
     def rows(self, rows: Sequence[tuple[str, str | None]], first_width: int = 0) -> None:
         """Prints a table of name and value, without the rows that have no value."""
-        table = text_table([(name, value) for name, value in rows if value is not None], first_width=first_width)
+        table = text_table([(f"{name:<{first_width}}", value) for name, value in rows if value is not None])
         for line in table.splitlines():
             self.say(f"  {line}")
 

@@ -1,6 +1,5 @@
 """The benchmark harness: what is timed and how, what cannot be measured, and pages of several machines."""
 
-import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 import pytest
 from articles.studies import activations
+from articles.studies.study_rows import distinct, measured
 
 from jaxnn.bench import (
     Bench,
@@ -16,8 +16,6 @@ from jaxnn.bench import (
     Machine,
     Measured,
     NotMeasured,
-    Part,
-    Prepared,
     Quantity,
     Results,
     Row,
@@ -32,7 +30,7 @@ from jaxnn.bench import (
     merge,
     per_call,
     read_results,
-    write_results,
+    write_page,
 )
 from jaxnn.cli import command
 from jaxnn.parallel import first_devices
@@ -56,16 +54,19 @@ def on_cpu(settings: Any = Settings()) -> Bench:  # noqa: B008
     return Bench({"cpu": jax.devices()[0]}, settings)
 
 
-def machine(device: str, kind: str) -> Machine:
-    return Machine(device, kind, 2, 0.5, {"jax": "0.12"}, "abc", "2026-11-21")
+CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
 
-def results(kind: str = "Chip", device: str = "cpu", seconds: float = 0.5, **definition: Any) -> Results:
+def results(label: str = CPU, seconds: float = 0.5, commit: str = "abc", **definition: Any) -> Results:
     """Figures of the activations, made by hand."""
     known = activations.STUDY.definition(activations.STUDY.quick) | definition
     rows = Rows([Row({"operation": "relu", "size": 100, "form": "jit"}, (seconds, 2 * seconds), 100.0, "elements")])
-    one = machine(device, kind)
-    return {"activations": Measured(known, True, {one.label: Part(one, rows)})}
+    return {"activations": Measured(known, {label: (Machine(label, {"jax": "0.12"}, commit, "2026-11-21"), rows)})}
+
+
+def written(made: Results, folder: Path) -> Path:
+    write_page(made, folder, {}, ())
+    return folder / "results.json"
 
 
 # --- timer and figures ---
@@ -106,7 +107,7 @@ def test_statistics_are_the_spread_over_rounds_and_order_statistics_of_the_media
 def test_rows_are_found_by_what_identifies_them() -> None:
     rows = Rows([Row({"a": 1, "b": 1}), Row({"a": 1, "b": 2}, (1.0,)), Row({"a": 2, "b": 2})])
     assert [row.what["b"] for row in rows.where(a=1)] == [1, 2]
-    assert rows.one(a=1, b=2) is rows[1] and rows.values("a") == [1, 2] and rows.measured() == (rows[1],)
+    assert rows.one(a=1, b=2) is rows[1] and distinct(rows, "a") == [1, 2] and measured(rows) == (rows[1],)
     assert rows.one(a=3).missing == "not measured" and rows.one(a=3).time is None
 
 
@@ -178,8 +179,7 @@ def test_a_bug_in_a_study_is_raised() -> None:
 
 
 def test_a_prepared_call_brings_its_own_amount_of_work() -> None:
-    prepared = Prepared(lambda: None, 7.0, {"form": "loop"})
-    case = Case("cpu", {"size": 1}, lambda: prepared, observe=lambda: {"loss": 1.0})
+    case = Case("cpu", {"size": 1}, lambda: (lambda: None, 7.0, {"form": "loop"}), observe=lambda: {"loss": 1.0})
     (row,) = measured_rows(one_group(case), on_cpu())
     assert row.work == 7.0 and row.observed == {"form": "loop", "loss": 1.0}
 
@@ -196,78 +196,57 @@ def test_a_case_that_breaks_while_timed_is_not_measured() -> None:
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    written = results()
-    assert read_results(write_results(written, tmp_path)) == written == read_results(tmp_path)
+    assert read_results(written(results(), tmp_path)) == results() == read_results(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text[:-200], "not complete JSON"),
-        (lambda text: text.replace('"format": 2', '"format": 9'), "not a results file of format 2"),
-        (lambda text: text.replace('"seconds": [', '"hours": ['), "incomplete or was edited .*'seconds'"),
-        (lambda text: text.replace('"parts"', '"bits"'), "incomplete or was edited .*'parts'"),
-        (lambda text: "[]", "not a results file of format 2"),
+        (lambda text: text[:-200], "JSONDecodeError"),
+        (lambda text: text.replace('"format": 3', '"format": 2'), "its format is 2, not 3"),
+        (lambda text: text.replace('"seconds": [', '"hours": ['), "'seconds'"),
+        (lambda text: text.replace('"parts"', '"bits"'), "'parts'"),
+        (lambda text: "[]", "TypeError"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, change: Callable[[str], str], words: str) -> None:
-    file = write_results(results(), tmp_path)
+    file = written(results(), tmp_path)
     file.write_text(change(file.read_text()))
-    with pytest.raises(RecordError, match=f"{re.escape(str(file))} is {words}"):
+    with pytest.raises(RecordError, match=f"{re.escape(str(file))} cannot be read .*{words}"):
         read_results(tmp_path)
 
 
 def test_two_machines_make_one_table_with_speedups(tmp_path: Path) -> None:
-    for folder, made in {"laptop": results("Chip"), "server": results("H100", "gpu", 0.025)}.items():
-        write_results(made, tmp_path / folder)
+    for folder, made in {"laptop": results(), "server": results(GPU, 0.025)}.items():
+        written(made, tmp_path / folder)
     merged = merge([tmp_path / "laptop", tmp_path / "server"], tmp_path / "both")
-    assert list(merged["activations"].parts) == ["CPU, Chip, 2 cores", "GPU, H100"]
+    assert list(merged["activations"].parts) == [CPU, GPU] and read_results(tmp_path / "both") == merged
     page = (tmp_path / "both" / "results.md").read_text()
     # 100 elements in 0.5 and 1 s: 150 per second in the middle; a twentieth of the time on the other.
     assert "| relu, jit, at its best size | – | 150 elements/s (100–200) | 3 k elements/s (2–4), 20× |" in page
+    assert "Quick settings." in page and "![" in page
     assert (tmp_path / "both" / "activations.png").read_bytes().startswith(b"\x89PNG")
-    assert read_results(tmp_path / "both") == merged
 
 
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (results("H100", "gpu", sizes=[1, 2]), r"defined differently: sizes is \[100, .*\] in .*a and \[1, 2\] in .*b"),
-        (results(), "both have activations on CPU, Chip, 2 cores"),
-        (
-            {"activations": Measured({}, True, {"x": Part(machine("gpu", "x"), Rows(), complete=False)})},
-            "incomplete figures of activations on GPU, x",
-        ),
+        (results(GPU, sizes=[1, 2]), r"has activations defined differently, .*and not .*'sizes': \[1, 2\]"),
+        (results(), f"b has activations on {CPU}, and so has"),
     ],
-    ids=["definition", "twice", "incomplete"],
+    ids=["definition", "twice"],
 )
 def test_figures_that_do_not_fit_together_are_not_merged(tmp_path: Path, other: Results, words: str) -> None:
-    write_results(results(), tmp_path / "a")
-    write_results(other, tmp_path / "b")
+    written(results(), tmp_path / "a")
+    written(other, tmp_path / "b")
     with pytest.raises(RecordError, match=words):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     assert not (tmp_path / "both").exists()
 
 
-def test_the_page_shows_what_was_not_measured() -> None:
-    page = make_page(results(), STUDIES)
-    assert "| claim | what | the article | CPU, Chip, 2 cores | GPU |" in page
-    assert "| 150 elements/s (100–200) | not measured |" in page
-    assert "quick settings: activations." in page and "matmul" in page.split("## Not measured")[1]
-    (part,) = results()["activations"].parts.values()
-    halved = {part.machine.label: part._replace(complete=False)}
-    page = make_page({"activations": results()["activations"]._replace(parts=halved)}, STUDIES)
-    assert "Interrupted on CPU, Chip, 2 cores after 1 cases" in page and "| A1 |" not in page
-
-
 def test_the_page_names_every_commit_it_was_measured_at() -> None:
-    first, second = results("Chip"), results("Chip")
-    (label,) = first["activations"].parts
-    later = second["activations"].parts[label]
-    later = later._replace(machine=later.machine._replace(commit="fedcba", load=3.0))
-    both = {**first, "more": second["activations"]._replace(parts={label: later})}
-    (line,) = [line for line in make_page(both, {}).splitlines() if line.startswith(f"| {label} |")]
-    assert "; fedcba |" in line and "to 3.0 |" in line
+    both = {**results(), "more": results(commit="fedcba")["activations"]}
+    assert [line.split(" | ")[2] for line in make_page(both, {}).splitlines() if CPU in line] == ["abc", "fedcba"]
 
 
 # --- running ---
@@ -289,58 +268,29 @@ def test_studies_are_found_by_name_and_by_path(tmp_path: Path) -> None:
     own_none.write_text("")
     for name, words in (
         ("matmull", "did you mean 'matmul'"),
-        (str(tmp_path / "no.py"), "no such file"),
+        (str(tmp_path / "no.py"), "give the path of a file"),
         (str(own_none), "defines no STUDY"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_study(name, STUDIES)
-    with pytest.raises(ConfigError, match="run in a checkout"):
-        load_study("matmul", {})
 
 
 def test_a_page_grows_and_keeps_figures_of_other_devices(tmp_path: Path) -> None:
-    (mine,) = bench(study(), out=tmp_path, say=SILENT)["sums"].parts.values()
-    other = machine("gpu", "H100")
-    write_results(
-        {"sums": Measured(study().definition(Settings()), False, {other.label: Part(other, mine.rows)})}, tmp_path
-    )
+    (mine,) = bench(study(), out=tmp_path, say=SILENT)["sums"].rows
+    other = results(GPU)["activations"]._replace(definition=study().definition(Settings()))
+    written({"sums": other}, tmp_path)
     bench(study(), out=tmp_path, say=SILENT)
-    assert list(read_results(tmp_path)["sums"].parts) == [other.label, mine.machine.label]
-    with pytest.raises(RecordError, match="sums was defined differently: sizes is "):
+    assert list(read_results(tmp_path)["sums"].parts) == [GPU, mine]
+    with pytest.raises(RecordError, match="has sums defined differently"):
         bench(study(), quick=True, out=tmp_path, say=SILENT)
 
 
-def interrupted_and_resumed(folder: Path, monkeypatch: pytest.MonkeyPatch, commits: tuple[str, str]) -> list[str]:
-    """What is printed when a study that was interrupted in its second group, at one commit, runs at another."""
-    lines: list[str] = []
-    for tried, commit in zip((study(interrupted_at(1)), study()), commits, strict=True):
-        here = machine("cpu", "Chip")._replace(commit=commit)
-        monkeypatch.setattr("jaxnn.bench._measurement.describe_machine", lambda device, here=here: here)
-        lines.clear()
-        with contextlib.suppress(KeyboardInterrupt):
-            bench(tried, out=folder, say=lines.append)
-    return lines
-
-
-def test_an_interrupted_study_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = interrupted_and_resumed(tmp_path, monkeypatch, ("abcdef", "abcdef"))
-    assert ["measured before" in line for line in lines[1:3]] == [True, False]
-    (part,) = read_results(tmp_path)["sums"].parts.values()
-    assert part.complete and [row.what["size"] for row in part.rows] == [10, 1000]
-
-
-@pytest.mark.parametrize("commits", [("abcdef", "fedcba"), ("abcdef+", "abcdef+")])
-def test_what_other_code_measured_is_measured_again(
-    commits: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not any("before" in line for line in interrupted_and_resumed(tmp_path, monkeypatch, commits))
-
-
-def test_complete_figures_stay_until_new_ones_are_complete(tmp_path: Path) -> None:
-    whole = bench(study(), out=tmp_path, say=SILENT)
+def test_figures_stay_until_new_ones_are_complete(tmp_path: Path) -> None:
+    before = bench(study(), out=tmp_path, say=SILENT)
     with pytest.raises(KeyboardInterrupt):
-        bench(study(interrupted_at(1)), out=tmp_path, say=SILENT)
-    assert read_results(tmp_path) == whole
+        bench(study(interrupted_at(0)), quick=True, out=tmp_path, say=SILENT)
+    assert read_results(tmp_path) == before
+    assert bench(study(), quick=True, out=tmp_path, say=SILENT) == read_results(tmp_path) != before
 
 
 def test_a_page_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path: Path) -> None:
@@ -369,9 +319,7 @@ def test_the_command_lists_measures_and_refuses(tmp_path: Path, capsys: pytest.C
     assert {file.name for file in page.iterdir()} == {"results.json", "results.md", "own.png"}
     with pytest.raises(SystemExit, match="130"):
         command(["bench", str(broken), "--out", str(tmp_path / "part")])
-    assert f"what was measured is in {tmp_path / 'part' / 'results.json'}" in capsys.readouterr().err
-    (part,) = read_results(tmp_path / "part")["broken"].parts.values()
-    assert [row.what["size"] for row in part.rows] == [10] and not part.complete
+    assert f"interrupted; the figures of the studies before are in {tmp_path / 'part'}" in capsys.readouterr().err
     for wrong in (["--devices", "gpu"], ["--devices", "abacus"]):
         with pytest.raises(SystemExit, match="2"):
             command(["bench", str(own), *wrong, "--out", str(tmp_path / "none")])

@@ -29,10 +29,6 @@ def test_a_study_is_complete_and_draws_nothing_from_nothing(one: Study) -> None:
     figure.savefig(io.BytesIO(), format="png")
 
 
-def test_the_figures_of_other_prices_are_measured_again() -> None:
-    assert [one.name for one in STUDIES.values() if not one.resumable] == ["cost"]
-
-
 def test_every_way_of_running_an_activation_computes_the_same() -> None:
     vector = np.linspace(-3, 3, 50, dtype=np.float32)
     for operation in activations.OPERATIONS:

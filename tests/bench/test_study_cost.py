@@ -15,7 +15,6 @@ from jaxnn.bench import (
     Machine,
     Measured,
     NotMeasured,
-    Part,
     Quantity,
     Results,
     Row,
@@ -23,10 +22,8 @@ from jaxnn.bench import (
     bench,
     findings_table,
     merge,
-    write_results,
+    write_page,
 )
-from jaxnn.cli import command
-from jaxnn.types import ConfigError
 
 CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
@@ -37,9 +34,9 @@ def row(script: str, seconds: tuple[float, ...], dollars: float | None, share: f
     return Row({"script": script}, seconds, share, "run", observed)
 
 
-def results(device: str, kind: str, rows: Rows) -> Results:
-    column = Machine(device, kind, 2, None, {}, None, "2026-11-21")
-    return {"cost": Measured(cost.STUDY.definition(cost.QUICK), True, {column.label: Part(column, rows)})}
+def results(label: str, rows: Rows) -> Results:
+    machine = Machine(label, {}, None, "2026-11-21")
+    return {"cost": Measured(cost.STUDY.definition(cost.QUICK), {label: (machine, rows)})}
 
 
 def test_a_run_costs_its_calls_times_the_price_of_an_hour() -> None:
@@ -71,21 +68,18 @@ def test_the_article_s_headline_follows_from_its_figures() -> None:
     assert cents["mnist_cnn"] == pytest.approx((1.875, 1.795), abs=0.001)
 
 
-def test_a_price_is_what_was_given_or_what_is_known_or_asked_for() -> None:
-    assert cost.price_of("cpu", "cpu", 16, {"cpu": 0.12}) == cost.Price(0.12, "as given")
-    assert cost.price_of("cpu", "cpu", 16, {"gpu": 0.12}).dollars == pytest.approx(0.8208)
-    assert cost.price_of("gpu", "NVIDIA H100 80GB HBM3", 16, {}).dollars == 6.88
-    assert cost.price_of("gpu", "NVIDIA A100-SXM4-40GB", 16, {}).dollars == 2.745
-    for other in ("NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
-        with pytest.raises(NotMeasured, match=f"no price of {other}"):
-            cost.price_of("gpu", other, 16, {})
-    with pytest.raises(NotMeasured, match=r"no price of Abacus is known: .* as in prices={'gpu': 2.5}"):
-        cost.price_of("gpu", "Abacus", 16, {})
+def test_a_price_is_known_or_asked_for() -> None:
+    assert cost.price_of("cpu", "cpu", 16).dollars == pytest.approx(0.8208)
+    assert cost.price_of("gpu", "NVIDIA H100 80GB HBM3", 16).dollars == 6.88
+    assert cost.price_of("gpu", "NVIDIA A100-SXM4-40GB", 16).dollars == 2.745
+    for other in ("NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "Abacus"):
+        with pytest.raises(NotMeasured, match=f"no price of {other} is known: add it to GPUS"):
+            cost.price_of("gpu", other, 16)
 
 
 def test_the_price_stays_with_the_figure_when_results_are_merged(tmp_path: Path) -> None:
-    write_results(results("cpu", "Chip", Rows([row("mnist_cnn", (3.6,), 0.5)])), tmp_path / "a")
-    write_results(results("gpu", "H100", Rows([row("mnist_cnn", (0.36,), 4.0)])), tmp_path / "b")
+    write_page(results(CPU, Rows([row("mnist_cnn", (3.6,), 0.5)])), tmp_path / "a", {}, ())
+    write_page(results(GPU, Rows([row("mnist_cnn", (0.36,), 4.0)])), tmp_path / "b", {}, ())
     merged = merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     table, _ = findings_table(cost.STUDY, merged)
     assert table[0][3:] == ("6 min", "36 s, 10×")
@@ -109,49 +103,18 @@ def test_it_says_what_a_gpu_must_be_worth_and_who_was_cheapest() -> None:
 
 
 def test_without_a_gpu_it_says_what_one_of_a_given_price_must_be_worth() -> None:
-    observed = cost._observe("cpu", jax.devices()[0], {"cpu": 0.1, "gpu": 2.5})
+    observed = {"dollars an hour": 0.1, "price": "", "dollars an hour of a GPU": 2.5, "price of a GPU": "dated"}
     found = row("mnist_mlp", (1.0,), None)._replace(observed=observed)
     told = cost.STUDY.conclude({CPU: Rows([found])})
-    assert told[1:] == [f"To be cheaper than {CPU}, a GPU at $2.5 an hour (as given) must be more than 25× as fast."]
-
-
-@pytest.mark.parametrize(
-    ("prices", "told"),
-    [
-        ({"gpus": 1.0}, "prices has 'gpus', which is no kind of device: did you mean 'gpu'"),
-        ({"gpu": 0}, r"prices\['gpu'\] is 0, but must be dollars per hour, more than 0"),
-        ({"gpu": math.inf}, r"prices\['gpu'\] is inf, but must be"),
-        ({"cpu": "much"}, r"prices\['cpu'\] is 'much', but must be"),
-    ],
-)
-def test_what_is_no_price_is_refused(prices: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        bench(cost.STUDY, prices=prices)
+    assert told[1:] == [f"To be cheaper than {CPU}, a GPU at $2.5 an hour (dated) must be more than 25× as fast."]
 
 
 def test_a_run_on_this_machine_has_its_cost_on_the_page(tmp_path: Path) -> None:
     quick = dataclasses.replace(cost.QUICK, scripts=("mnist_mlp",), steps=1, seconds=0.0)
-    found = bench(
-        dataclasses.replace(cost.STUDY, quick=quick),
-        devices=("cpu",),
-        quick=True,
-        out=tmp_path,
-        prices={"cpu": 3.0},
-        say=lambda line: None,
-    )
+    study = dataclasses.replace(cost.STUDY, quick=quick)
+    found = bench(study, devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
     (rows,) = found["cost"].rows.values()
     assert rows.one(script="mnist_mlp").work == pytest.approx(1 / 9380)
     page = (tmp_path / "results.md").read_text()
     assert "| A18 | mnist_mlp, 20 epochs: cost | K80 0.89 cents, 16 vCPUs 0.26 cents | " in page
-    assert "; at $3 an hour |" in page and "$3 an hour (as given)." in page
-
-
-def test_prices_are_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr("jaxnn.cli._command.measure", lambda *studies, **options: asked.update(options) or {})
-    command(["bench", "cost", "--prices", "cpu=0.12, gpu=2.5", "--out", str(tmp_path)])
-    assert asked["prices"] == {"cpu": 0.12, "gpu": 2.5}
-    with pytest.raises(SystemExit) as exit_:
-        command(["bench", "cost", "--prices", "cpu", "--out", str(tmp_path)])
-    assert exit_.value.code == 2
-    assert "prices has 'cpu': give dollars per hour by kind, as in cpu=0.12,gpu=2.5." in capsys.readouterr().err
+    assert "virtual CPUs of Amazon EC2 c7a" in page

@@ -13,7 +13,7 @@ from articles.studies import cats_vs_dogs, keras_scripts, networks, text
 from articles.studies.study_training import network, run_time, step_time, training_call, training_cases
 
 from jaxnn import data
-from jaxnn.bench import Bench, Prepared, Quantity, Row, Rows
+from jaxnn.bench import Bench, Quantity, Row, Rows
 from jaxnn.nn import unboxed
 from jaxnn.types import DataError, Splits
 from tests import shell, tiny
@@ -158,5 +158,5 @@ def test_text_classifiers_are_timed_on_the_real_news(data_dir: Path, monkeypatch
     for (case,) in training_cases(bench):
         assert case.begin is not None
         begun = case.begin()
-        assert isinstance(begun, Prepared) and begun.work == 2 * 32
+        assert begun[1] == 2 * 32
         begun.call()

@@ -97,8 +97,8 @@ def test_no_listener_stays_behind(monkeypatch, fails: bool) -> None:
 
 def test_the_ledger_adds_up() -> None:
     ledger = Ledger()
-    ledger.append(Compilation("train", "first step", 1.0, 2.0, 4.0))
-    ledger.append(Compilation("evaluate", "first evaluation", 0.5, 0.25, 0.125, True, 3.0))
+    ledger.compilations.append(Compilation("train", "first step", 1.0, 2.0, 4.0))
+    ledger.compilations.append(Compilation("evaluate", "first evaluation", 0.5, 0.25, 0.125, True, 3.0))
     # 1 + 2 + 4 = 7 seconds, then 0.5 + 0.25 + 0.125 = 0.875.
     assert ledger.totals() == {
         "num_compilations": 2,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
+from articles.studies.study_rows import best_rate, distinct, measured
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study
 
@@ -93,7 +94,7 @@ def _findings(rows: Rows) -> list[Finding]:
         Finding("A1", f"{operation}, {form}, at its best size", best)
         for operation in OPERATIONS
         for form in FORMS
-        if (best := rows.where(operation=operation, form=form).best_rate()) is not None
+        if (best := best_rate(rows.where(operation=operation, form=form))) is not None
     ]
 
 
@@ -101,9 +102,9 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     """Where one instruction for all elements leaves the loop behind (A3)."""
     told = []
     # GPUs run no Python.
-    loops = next((rows for rows in columns.values() if rows.where(form="Python loop").measured()), Rows())
+    loops = next((rows for rows in columns.values() if measured(rows.where(form="Python loop"))), Rows())
     for label, rows in columns.items():
-        size = next(iter(rows.measured().values("size")), None)
+        size = next(iter(distinct(measured(rows), "size")), None)
         loop = loops.one(operation="relu", form="Python loop", size=size)
         compiled = rows.one(operation="relu", form="jit", size=size)
         if loop.time is not None and compiled.time is not None:

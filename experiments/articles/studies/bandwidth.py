@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus
 from articles.studies.study_pictures import DASHES, draw_lines, panels
+from articles.studies.study_rows import best_rate
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Rows, Study, format_ratio
 
@@ -92,7 +93,7 @@ def _at_largest(rows: Rows) -> tuple[Any, Quantity] | None:
 
 
 def _findings(rows: Rows) -> list[Finding]:
-    peak = rows.best_rate()
+    peak = best_rate(rows)
     if peak is None:
         return []
     found = [Finding("A19", "peak: the best of all", peak)]
@@ -124,7 +125,7 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
     (axes,) = panels(figure, ["memory, bytes a second"])
     draw_lines(axes, columns, across="size", lines="operation")
     for rows, dashes in zip(columns.values(), itertools.cycle(DASHES), strict=False):
-        if (peak := rows.best_rate()) is not None:
+        if (peak := best_rate(rows)) is not None:
             axes.axhline(peak.median, c="black", ls=dashes, lw=0.8)
     axes.set_xlabel("bytes of the vector")
     axes.set_ylabel("bytes a second, read and written")

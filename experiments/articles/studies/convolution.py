@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_pictures import draw_lines, panels
+from articles.studies.study_rows import best_rate
 from jax import lax
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study, format_ratio
@@ -137,7 +138,7 @@ def _findings(rows: Rows) -> list[Finding]:
     for form in FORMS:
         errors = [row.observed["error"] for row in rows.where(form=form) if "error" in row.observed]
         note = f"off by {errors[0]:.0e} at most" if errors else ""
-        if (best := rows.where(form=form).best_rate()) is not None:
+        if (best := best_rate(rows.where(form=form))) is not None:
             found.append(Finding("A2", f"{form}, at its best size", best, note=note))
     return found
 
@@ -145,10 +146,10 @@ def _findings(rows: Rows) -> list[Finding]:
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     """How far each form leaves the loop behind, which only a CPU runs."""
     told = []
-    loops = (rows.where(form=LOOP).best_rate() for rows in columns.values())
+    loops = (best_rate(rows.where(form=LOOP)) for rows in columns.values())
     loop = next((rate for rate in loops if rate is not None), None)
     for label, rows in columns.items():
-        rates = {form: rows.where(form=form).best_rate() for form in COMPILED}
+        rates = {form: best_rate(rows.where(form=form)) for form in COMPILED}
         if loop is not None and any(rates.values()):
             ratios = [f"{form} {format_ratio(rate.median / loop.median)}" for form, rate in rates.items() if rate]
             told.append(f"{label}: positions a second over those of the Python loop: {', '.join(ratios)}.")

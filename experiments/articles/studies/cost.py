@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,6 @@ from jaxnn.bench import (
     Finding,
     NotMeasured,
     Plain,
-    Prepared,
     Quantity,
     Row,
     Rows,
@@ -95,26 +94,23 @@ DATA: Mapping[str, Callable[[], Splits]] = {"mnist_mlp": _digits, "mnist_cnn": _
 EXAMPLES = {"mnist_mlp": 60_000, "mnist_cnn": 60_000, "imdb_lstm": 25_000}
 
 
-def price_of(kind: str, name: str, cores: int, given: Mapping[str, float]) -> Price:
+def price_of(kind: str, name: str, cores: int) -> Price:
     """What a device costs.
 
     Args:
         kind: ``cpu``, ``gpu`` or ``tpu``.
         name: what it calls itself.
         cores: how many CPU cores it has, if it is a CPU.
-        given: dollars an hour by kind, which come before the table's.
 
     Raises:
-        NotMeasured: neither knows.
+        NotMeasured: its price is not known.
     """
-    if kind in given:
-        return Price(given[kind], "as given")
     if kind == "cpu":
         return Price(cores * CORE.dollars, f"{cores} virtual CPUs of {CORE.source}")
     # Others of the same chip, such as a PCIe card or a slice of one, have other prices.
     if (price := GPUS.get(name.removeprefix("NVIDIA "))) is not None:
         return price
-    raise NotMeasured(f"no price of {name} is known: give it in dollars an hour, as in prices={{{kind!r}: 2.5}}")
+    raise NotMeasured(f"no price of {name} is known: add it to GPUS in articles/studies/cost.py")
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
@@ -128,25 +124,25 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
                 {"script": name},
                 functools.partial(_begin, name, data, kind, settings.steps),
                 unit="run",
-                observe=functools.partial(_observe, kind, device, bench.prices),
+                observe=functools.partial(_observe, kind, device),
             )
             for kind, device in bench.devices.items()
         ]
 
 
-def _begin(name: str, data: Callable[[], Splits], kind: str, steps: int | None) -> Prepared:
+def _begin(name: str, data: Callable[[], Splits], kind: str, steps: int | None) -> Any:
     experiment = network(name)
     call, steps, _ = training_call(experiment, data(), kind, steps)
-    return Prepared(call, steps / experiment.config.num_steps)
+    return call, steps / experiment.config.num_steps, {}
 
 
-def _observe(kind: str, device: jax.Device, prices: Mapping[str, float]) -> dict[str, Plain]:
-    price = price_of(kind, device.device_kind, cpu_count() or 1, prices)
+def _observe(kind: str, device: jax.Device) -> dict[str, Plain]:
+    price = price_of(kind, device.device_kind, cpu_count() or 1)
     own: dict[str, Plain] = {"dollars an hour": price.dollars, "price": price.source}
     if kind != "cpu":
         return own
     # What a GPU would cost, for where there is none.
-    other = price_of("gpu", EXAMPLE, 0, prices)
+    other = GPUS[EXAMPLE]
     return {**own, "dollars an hour of a GPU": other.dollars, "price of a GPU": other.source}
 
 
@@ -244,9 +240,8 @@ STUDY = Study(
     method=(
         "Training steps of three of Max Woolf's Keras scripts, timed on random data of the shape of MNIST and of IMDb "
         "that lie on the device, times the steps of the script's epochs, times the price of an hour. Compilation, "
-        "reading data and evaluation are not counted; in the article's totals they are. Prices are arguments, "
-        "prices={'cpu': 0.12, 'gpu': 2.5}, with dated defaults; each figure says its own, and keeps it when "
-        "results are merged."
+        "reading data and evaluation are not counted; in the article's totals they are. Prices are "
+        "those of the study's dated table; each figure shows its own, and keeps it when results are merged."
     ),
     full=Settings(),
     quick=QUICK,
@@ -254,5 +249,4 @@ STUDY = Study(
     findings=_findings,
     draw=_draw,
     conclude=_conclude,
-    resumable=False,
 )

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus
 from articles.studies.study_pictures import draw_lines, panels
+from articles.studies.study_rows import best_rate, distinct, fastest
 from flax import linen
 
 from jaxnn.bench import Bench, Case, Finding, Plain, Rows, Study
@@ -124,11 +125,11 @@ def _case(
 
 def _findings(rows: Rows) -> list[Finding]:
     found = []
-    for name in rows.values("network"):
-        for precision in rows.values("precision"):
+    for name in distinct(rows, "network"):
+        for precision in distinct(rows, "precision"):
             some = rows.where(network=name, precision=precision)
-            fastest = some.fastest()
-            rate, note = (None, "") if fastest is None else (fastest.rate, f"batch {fastest.what['batch']}")
+            best = fastest(some)
+            rate, note = (None, "") if best is None else (best.rate, f"batch {best.what['batch']}")
             article = ARTICLE if precision == "float32" else ""
             found += [
                 Finding("A13", f"{name}, {precision}: one picture", some.one(batch=1).time),
@@ -142,7 +143,7 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     told = []
     for cpu, gpu in cpus_with_gpus(columns):
         for name in NETWORKS:
-            slow, fast = (columns[label].where(network=name).best_rate() for label in (cpu, gpu))
+            slow, fast = (best_rate(columns[label].where(network=name)) for label in (cpu, gpu))
             if slow is not None and fast is not None:
                 faster = 100 * (fast.median / slow.median - 1)
                 told.append(f"{name}: {gpu} is {faster:,.0f} % faster than {cpu}; in the article {ARTICLE}.")

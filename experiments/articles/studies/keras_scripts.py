@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from articles.studies.study_rows import distinct
 from articles.studies.study_training import draw_rates, reached, run_finding, training_cases
 
 from jaxnn.bench import Finding, Rows, Study
@@ -51,7 +52,7 @@ QUICK = Settings(steps=2, whole_runs=False, rounds=2, seconds=0.1)
 
 
 def _findings(rows: Rows) -> list[Finding]:
-    return [finding for name in rows.values("network") for finding in _of_script(rows, str(name))]
+    return [finding for name in distinct(rows, "network") for finding in _of_script(rows, str(name))]
 
 
 def _of_script(rows: Rows, name: str) -> list[Finding]:

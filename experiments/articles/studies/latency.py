@@ -11,9 +11,10 @@ import jax
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from
 from articles.studies.study_pictures import draw_lines, panels
+from articles.studies.study_rows import best_rate, fastest, measured
 from flax import linen
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, exactly, format_ratio
+from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, format_ratio, quantity
 from jaxnn.models import CNN, MLP
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
 
 def knee(rows: Rows) -> Row | None:
     """The row of the smallest batch that reaches half of the best throughput; None where nothing was measured."""
-    best = rows.best_rate()
+    best = best_rate(rows)
     reaching = [row for row in rows if row.rate is not None and best and row.rate.median >= best.median / 2]
     return min(reaching, key=_batch, default=None)
 
@@ -96,8 +97,8 @@ def _batch(row: Row) -> int:
 def _findings(rows: Rows) -> list[Finding]:
     found = []
     for name in NETWORKS:
-        those = rows.where(network=name).measured()
-        best = those.fastest()
+        those = measured(rows.where(network=name))
+        best = fastest(those)
         bend = knee(those)
         if best is None or bend is None:
             continue
@@ -114,7 +115,7 @@ def _findings(rows: Rows) -> list[Finding]:
             Finding(
                 "A4",
                 f"{name}, knee: the batch of half of the best throughput",
-                exactly(_batch(bend)),
+                quantity([_batch(bend)], ""),
             ),
         ]
     return found
@@ -143,7 +144,7 @@ def _traded(name: str, label: str, rows: Rows) -> str:
 
 def _bought(name: str, cpu: str, on_cpu: Rows, gpu: str, on_gpu: Rows) -> str:
     slow, fast = on_cpu.where(network=name), on_gpu.where(network=name)
-    times, rates = (slow.one(batch=1).time, fast.one(batch=1).time), (slow.best_rate(), fast.best_rate())
+    times, rates = (slow.one(batch=1).time, fast.one(batch=1).time), (best_rate(slow), best_rate(fast))
     if not (times[0] and times[1] and rates[0] and rates[1]):
         return ""
     start = faster_from(fast, slow, "batch")

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_pictures import draw_dots, draw_lines, panels
+from articles.studies.study_rows import best_rate
 from jax import lax
 
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, exactly
+from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Rows, Study, quantity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,7 +142,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
 def _findings(rows: Rows) -> list[Finding]:
     found = []
     for name in PRECISIONS:
-        best = rows.where(dtype=name).best_rate()
+        best = best_rate(rows.where(dtype=name))
         errors = [row.observed["error"] for row in rows.where(dtype=name) if "error" in row.observed]
         note = f"error {errors[0]:.1e}" if errors else ""
         article = {"float16": "Volta: 12× its float32", "tf32": "A100: up to 20× V100's float32"}.get(name, "")
@@ -152,7 +153,7 @@ def _findings(rows: Rows) -> list[Finding]:
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     told = []
     for label, rows in columns.items():
-        rates = {name: rate for name in PRECISIONS if (rate := rows.where(dtype=name).best_rate()) is not None}
+        rates = {name: rate for name in PRECISIONS if (rate := best_rate(rows.where(dtype=name))) is not None}
         if (plain := rates.pop("float32", None)) is None:
             continue
         ratios = [f"{name} {rate.median / plain.median:.2g}" for name, rate in rates.items()]
@@ -168,7 +169,11 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
     rate.set_xlabel("rows of the square factors")
     rate.set_ylabel("operations a second")
     errors = {
-        label: [(str(row.what["dtype"]), exactly(row.observed["error"])) for row in rows if "error" in row.observed]
+        label: [
+            (str(row.what["dtype"]), quantity([float(row.observed["error"] or 0)], ""))
+            for row in rows
+            if "error" in row.observed
+        ]
         for label, rows in columns.items()
     }
     draw_dots(error, errors)

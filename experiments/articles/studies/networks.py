@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
+from articles.studies.study_rows import fastest, measured
 from articles.studies.study_training import draw_rates, step_time, training_group
 
 from jaxnn.bench import Bench, Case, Finding, Rows, Study
@@ -41,8 +42,8 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
 def _findings(rows: Rows) -> list[Finding]:
     found = []
     for name in BATCH_SIZES:
-        of_network = rows.where(network=name).measured()
-        if (best := of_network.fastest()) is None:
+        of_network = measured(rows.where(network=name))
+        if (best := fastest(of_network)) is None:
             continue
         first = of_network[0]
         found.append(Finding("A5", f"{name}, a step of batch {first.what['batch_size']}", step_time(first)))

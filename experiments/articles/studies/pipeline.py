@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optax
 from articles.studies.study_pictures import draw_dots, panels
+from articles.studies.study_rows import relative
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, exactly, format_ratio, relative
+from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, Study, format_ratio, quantity
 from jaxnn.data import StreamSource, cats_vs_dogs
 from jaxnn.models import CNN
 from jaxnn.tasks import classification
@@ -67,10 +68,10 @@ class InTheLoop(StreamSource):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run without an end of its own."""
+    """A run of more steps than are timed."""
 
     batch_size: int
-    num_steps: int = 2**30
+    num_steps: int = 2**18
     seed: int = SEED
 
 
@@ -149,7 +150,7 @@ def _case(form: str, kind: str, settings: Settings) -> Case:
 def waited(row: Row) -> Quantity | None:
     """The share of the time in which a step waited for its batch, in percent."""
     share = row.observed.get("waited")
-    return None if share is None else exactly(100 * float(share), "%")
+    return None if share is None else quantity([100 * float(share)], "%")
 
 
 def verdict(row: Row) -> str:

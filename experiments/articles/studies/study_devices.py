@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from articles.studies.study_rows import distinct, measured
+
 from jaxnn.bench import Plain, Rows, format_ratio
 
 
@@ -33,7 +35,7 @@ def speedups(columns: Mapping[str, Rows], **what: Plain) -> list[tuple[str, str,
 
 def shared_sizes(rows: Rows, others: Rows, across: str) -> list[Any]:
     """What of ``across`` was timed in both, in rising order."""
-    mine, theirs = (set[Any](some.measured().values(across)) for some in (rows, others))
+    mine, theirs = (set[Any](distinct(measured(some), across)) for some in (rows, others))
     return sorted(mine & theirs)
 
 
@@ -47,7 +49,7 @@ def faster_from(rows: Rows, others: Rows, across: str) -> Any | None:
     """
     found = None
     for size in reversed(shared_sizes(rows, others, across)):
-        mine, theirs = (some.measured().one(**{across: size}).time for some in (rows, others))
+        mine, theirs = (measured(some).one(**{across: size}).time for some in (rows, others))
         if mine is None or theirs is None or mine.median >= theirs.median:
             break
         found = size

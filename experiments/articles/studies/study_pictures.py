@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from articles.studies.study_rows import distinct, measured
+
 from jaxnn.bench import Plain, Quantity, Row, Rows
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def draw_lines(
         lines: the case's name of what tells lines from each other.
         quantity: what is drawn of a row.
     """
-    names = list(dict.fromkeys(name for rows in columns.values() for name in rows.measured().values(lines)))
+    names = list(dict.fromkeys(name for rows in columns.values() for name in distinct(measured(rows), lines)))
     short = short_labels(columns)
     for (label, rows), dashes in zip(columns.items(), itertools.cycle(DASHES), strict=False):
         for name, colour in zip(names, itertools.cycle(COLOURS), strict=False):

@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_collectives import Collective, Link, Reduction, fit_link, read_collectives
 from articles.studies.study_pictures import draw_lines, panels
+from articles.studies.study_rows import measured, relative
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study, relative
+from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -274,10 +275,10 @@ def predict(rows: Rows, devices: int, link: Link | None = None) -> float | None:
         devices: how many.
         link: of another network, between devices that share nothing; None: the one that was measured.
     """
-    known = {int(row.what["rows"] or 0): row for row in rows.where(batch="one").measured()}
-    shared = [row for row in rows.where(batch="shared", alone=False).measured() if row.what["devices"] != 1]
-    measured = link_of(rows)
-    if not known or not shared or measured is None:
+    known = {int(row.what["rows"] or 0): row for row in measured(rows.where(batch="one"))}
+    shared = [row for row in measured(rows.where(batch="shared", alone=False)) if row.what["devices"] != 1]
+    fitted = link_of(rows)
+    if not known or not shared or fitted is None:
         return None
     batch = max(known)
     one = known.get(batch // devices) if batch % devices == 0 else None
@@ -293,7 +294,7 @@ def predict(rows: Rows, devices: int, link: Link | None = None) -> float | None:
     compute = one.time.median
     if cores is not None:
         compute = max(compute, devices * compute * float(one.observed["busy_cores"] or 1) / float(cores))
-    return compute + steps * (link or measured[0]).seconds(collectives, devices, _turns(devices, cores))
+    return compute + steps * (link or fitted[0]).seconds(collectives, devices, _turns(devices, cores))
 
 
 def _findings(rows: Rows, article: str) -> list[Finding]:
@@ -323,7 +324,7 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
 
 
 def _of_a_column(rows: Rows) -> Iterator[str]:
-    shared = [row for row in rows.where(batch="shared", alone=False).measured() if "loss" in row.observed]
+    shared = [row for row in measured(rows.where(batch="shared", alone=False)) if "loss" in row.observed]
     if len(shared) < 2:
         return
     first, last = shared[0], shared[-1]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from articles.studies.study_pictures import draw_dots
+from articles.studies.study_rows import distinct
 
 import jaxnn as jn
-from jaxnn.bench import Bench, Case, Finding, Plain, Prepared, Quantity, Row, Rows, exactly
+from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, quantity
 from jaxnn.engine import CALL_SECONDS, fastest_steps, make_calls, programs_of, seconds_per_step
 from jaxnn.parallel import computing_on
 
@@ -100,9 +101,11 @@ def _whole(name: str) -> dict[str, Plain]:
     return {"network": name, "run": "whole"}
 
 
-def _begin(name: str, batch_size: int, kind: str, steps: int | None) -> Prepared:
+def _begin(
+    name: str, batch_size: int, kind: str, steps: int | None
+) -> tuple[Callable[[], Any], float, dict[str, Plain]]:
     call, steps, used = training_call(network(name).replace(batch_size=batch_size), _data(name), kind, steps)
-    return Prepared(call, steps * batch_size, {name: ", ".join(found) for name, found in used.items()})
+    return call, steps * batch_size, {name: ", ".join(found) for name, found in used.items()}
 
 
 def _train(name: str, kind: Any) -> dict[str, Plain]:
@@ -124,7 +127,7 @@ def timed(rows: Rows, name: str) -> Row:
 def run_finding(rows: Rows, name: str, claim: str, article: str = "") -> Finding:
     """The steps of a whole run of a network, by those that were timed; beside it how long the run took in all."""
     took = rows.one(**_whole(name)).observed.get("run_seconds")
-    told = [] if took is None else [f"a run from start to end took {exactly(took, 's')}"]
+    told = [] if took is None else [f"a run from start to end took {quantity([float(took or 0)], 's')}"]
     # cuDNN's LSTM is what a GPU's figure may hang on.
     told += [f"recurrence {form}" for form in (timed(rows, name).observed.get("recurrence"),) if form]
     note = "; ".join(told)
@@ -150,13 +153,15 @@ def _scaled(row: Row, num_steps: int) -> Quantity | None:
 def reached(rows: Rows, name: str, metric: str) -> Quantity | None:
     """The metric that a whole run of a network gave, such as ``test_accuracy``."""
     value = rows.one(**_whole(name)).observed.get(metric)
-    return None if value is None else exactly(value)
+    return None if value is None else quantity([float(value)], "")
 
 
 def draw_rates(columns: Mapping[str, Rows], figure: Figure) -> None:
     """Examples a second of each network and batch size, a dot for each column."""
     axes = figure.subplots()
-    several = {label: len(rows.values("batch_size")) > len(rows.values("network")) for label, rows in columns.items()}
+    several = {
+        label: len(distinct(rows, "batch_size")) > len(distinct(rows, "network")) for label, rows in columns.items()
+    }
     rates = {
         label: [(_name(row, several[label]), row.rate) for row in rows if row.rate is not None]
         for label, rows in columns.items()

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from articles.studies.study_devices import speedups
+from articles.studies.study_rows import distinct
 from articles.studies.study_training import draw_rates, reached, run_finding, training_cases
 
 from jaxnn.bench import Finding, Rows, Study
@@ -29,7 +30,7 @@ QUICK = Settings(steps=2, whole_runs=False, rounds=2, seconds=0.1)
 
 def _findings(rows: Rows) -> list[Finding]:
     found = []
-    for name in map(str, rows.values("network")):
+    for name in map(str, distinct(rows, "network")):
         found += [
             run_finding(rows, name, "A15", ARTICLE),
             Finding("A15", f"{name}, test accuracy", reached(rows, name, "test_accuracy")),

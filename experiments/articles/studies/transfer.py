@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from articles.studies.study_devices import cpus_with_gpus, faster_from, shared_sizes
 from articles.studies.study_pictures import draw_lines, panels
+from articles.studies.study_rows import best_rate, measured
 from jax import lax
 from jax.sharding import SingleDeviceSharding
 
@@ -210,21 +211,21 @@ def _of_transfers(rows: Rows, direction: str) -> Iterator[Finding]:
     for memory in (PAGEABLE, PINNED):
         route = _route(direction, memory)
         those = rows.where(transfer=route)
-        if memory == PAGEABLE and those.measured():
-            least = those.measured()[0]
+        if memory == PAGEABLE and measured(those):
+            least = measured(those)[0]
             yield Finding(
                 "A16, A17", f"{route}: latency, of the smallest", least.time, note=f"{least.what['size']} bytes"
             )
         if those:
             note = next((row.missing for row in those if row.missing), "")
-            yield Finding("A16, A17", f"{route}: at its best size", those.best_rate(), note=note)
+            yield Finding("A16, A17", f"{route}: at its best size", best_rate(those), note=note)
 
 
 def _of_computing(rows: Rows, name: str, operation: Operation) -> Iterator[Finding]:
     here, there = (rows.where(operation=name, form=form) for form in (IN_PLACE, THERE_AND_BACK))
-    if not here.measured():
+    if not measured(here):
         return
-    size: Any = here.measured()[-1].what["size"]
+    size: Any = measured(here)[-1].what["size"]
     told = f"{operation.told}, {size:,} {operation.unit}, data"
     yield Finding("A17", f"{told} {IN_PLACE}", here.one(size=size).time)
     # Where there is no way to go, nothing is added.

@@ -7,28 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None, *, first_width: int = 0) -> str:
-    """Returns left-aligned columns two spaces apart, one line per row; an empty string for no rows and no header.
-
-    Args:
-        rows: cells, the same number in each row.
-        header: names of the columns; None for a table without a header line.
-        first_width: least width of the first column, in characters; aligns tables that are printed one by one.
-    """
+def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
+    """Returns left-aligned columns two spaces apart, one line per row; an empty string for no rows and no header."""
     table = [*([header] if header else []), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    widths[:1] = [max(first_width, width) for width in widths[:1]]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def html_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
-    """Returns an HTML table for notebooks; cells are escaped.
-
-    Args:
-        rows: cells. Without a header the first cell of each row is the row's heading.
-        header: names of the columns, or None.
-    """
+    """Returns an HTML table for notebooks; cells are escaped. Without a header each row's first cell is its heading."""
 
     def row(tags: Iterable[str], cells: Sequence[str]) -> str:
         styled = zip(tags, cells, strict=True)
@@ -47,13 +35,7 @@ def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
 
 
 class Table(NamedTuple):
-    """A table that displays itself: as aligned text where it is printed, as HTML in a notebook.
-
-    Attributes:
-        header: names of the columns.
-        rows: cells.
-        notes: lines below the table.
-    """
+    """A table that displays itself, with notes below: as aligned text where it is printed, as HTML in a notebook."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -67,12 +49,7 @@ class Table(NamedTuple):
 
 
 def printable(text: object, *, lines: bool = True) -> str:
-    r"""Escapes control characters and lone surrogates, as ``\x1b``: records and other hosts may contain any text.
-
-    Args:
-        text: what is to be printed.
-        lines: whether line ends stay; False for one value among others.
-    """
+    r"""Escapes control characters and lone surrogates, as ``\x1b``; line ends stay if ``lines``."""
     return "".join(
         character
         if character.isprintable() or (lines and character == "\n")

@@ -10,29 +10,17 @@ from typing import Any
 import jax
 from jax.extend import core
 
-_PRODUCTS = frozenset(
-    {
-        "dot_general",
-        "conv_general_dilated",
-        "ragged_dot_general",
-        "dense_product",  # nn.Dense
-        "channels_last_convolution",  # nn.Conv
-    }
-)
+# The last two are those of nn.Dense and nn.Conv.
+_PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general", "dense_product", "channels_last_convolution"
 # The named scopes in which `jaxnn.nn` traces its implementations; a test compares the two.
 _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
 
 
 def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
-    """The equations of ``jaxpr`` and of all jaxprs within it, each once as written.
+    """The equations of ``jaxpr`` and of all jaxprs within it, each once as written, with their named scopes.
 
-    Args:
-        jaxpr: a result of ``jax.make_jaxpr``.
-        scopes: named scopes around all of it.
-
-    Returns:
-        Pairs of an equation and its scopes, outermost first: ``jvp(Model)/Conv_0``. Equations made by a transformation
-        have scopes in ``jvp(…)``, ``transpose(…)`` and so on.
+    Scopes have the outermost first, ``jvp(Model)/Conv_0``; ``scopes`` are around all of it. Equations made by a
+    transformation have scopes in ``jvp(…)``, ``transpose(…)`` and so on.
     """
     for equation in jaxpr.eqns:
         # Within a jit or a scan, names start again.
@@ -45,20 +33,14 @@ def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
 def implementations(function: Callable[..., Any], *args: Any) -> dict[str, list[str]]:
     """The implementations of each operation of ``jaxnn.nn`` that ``function`` uses, in order of appearance.
 
-    ``{"convolution": ["canonical"], "attention": ["cudnn"]}``; ``{}`` if there is none. Costs one trace, or none if
-    ``function`` is jitted and was traced before.
-
-    Args:
-        function: a traceable function.
-        *args: its arguments, or ``jax.ShapeDtypeStruct`` in their place.
+    ``{"convolution": ["canonical"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments, or
+    ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if ``function`` is jitted and was traced before.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for _, scopes in equations(jax.make_jaxpr(function)(*args)):
         for operation, name in _SCOPE.findall(scopes):
-            names = found.setdefault(operation, [])
-            if name not in names:
-                names.append(name)
-    return found
+            found.setdefault(operation, {})[name] = None
+    return {operation: list(names) for operation, names in found.items()}
 
 
 def plain_convolutions(function: Callable[..., Any], *args: Any) -> int:
