@@ -86,11 +86,13 @@ class Plan(NamedTuple):
         return sorted({*longest, *self.tails}, reverse=True)
 
     def _windows(self) -> Iterator[int]:
-        step = 0
-        while step < self.num_steps:
+        """The lengths of windows: those of one period of the cadences, after which they repeat, and the last one's."""
+        step, period = 0, min(self.num_steps, math.lcm(*self.cadences))
+        while step < period:
             end = self.window_end(step)
             yield end - step
             step = end
+        yield self.num_steps - max((self.num_steps - 1) // every * every for every in self.cadences)
 
 
 def with_tails(plan: Plan) -> Plan:

@@ -10,7 +10,7 @@ from jaxnn.optim._lazy import LazyTransformation as LazyTransformation
 from jaxnn.optim._lazy import lazy as lazy
 from jaxnn.optim._lazy import value_and_grad_of as value_and_grad_of
 from jaxnn.optim._row_gradients import value_and_row_gradient as value_and_row_gradient
-from jaxnn.optim._rows import Rows as Rows
+from jaxnn.optim._rows import SparseRows as SparseRows
 from jaxnn.optim._rows import apply_updates as apply_updates
 from jaxnn.optim._rows import is_rows as is_rows
 

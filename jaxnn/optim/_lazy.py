@@ -12,7 +12,7 @@ import optax
 
 from jaxnn.optim._combinators import AveragedState
 from jaxnn.optim._row_gradients import Path, path_name, value_and_row_gradient
-from jaxnn.optim._rows import Rows, is_rows, put_rows, summed, take_rows
+from jaxnn.optim._rows import SparseRows, is_rows, put_rows, summed, take_rows
 from jaxnn.types import ConfigError, Params, PyTree, suggest
 
 
@@ -27,7 +27,7 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
 
     What TensorFlow Addons' LazyAdam and PyTorch's SparseAdam do to Adam, for any optimizer that works element by
     element: ``optim.lazy(optax.adam(1e-3))``. In each update, a row of a table counts if any element of its gradient,
-    summed over the batch, is not zero. Rows that count are updated as always, with the optimizer's own count of
+    summed over the batch, is not zero. SparseRows that count are updated as always, with the optimizer's own count of
     updates for schedules and bias corrections. All others keep their parameters and their state bit for bit: their
     moments do not decay, weight decay does not reach them, and momentum does not carry them on. A table whose every
     row counts in every update is updated as if ``lazy`` were not there. Other parameters are never lazy.
@@ -96,7 +96,7 @@ def value_and_grad_of(
 ) -> Callable[..., Callable[..., Any]]:
     """Returns how to differentiate a loss for ``optimizer``: called as ``jax.value_and_grad(loss, has_aux=True)``.
 
-    It is ``jax.value_and_grad`` itself, or for an optimizer by `lazy` a function that gives ``Rows`` for the gradients
+    It is ``jax.value_and_grad`` itself, or for an optimizer by `lazy` a function that gives ``SparseRows`` for the gradients
     of tables. Optimizers around one by `lazy` take dense gradients. `apply_updates` takes the updates of both.
 
     Args:
@@ -132,7 +132,7 @@ class _Selection(NamedTuple):
     gradient: jax.Array  # theirs
     take: Callable[[jax.Array], jax.Array]  # these rows of an array shaped as the table
     put: Callable[[jax.Array, jax.Array], jax.Array]  # such an array with other values for them
-    update: Callable[[jax.Array], Rows | jax.Array]  # the table's update, from theirs
+    update: Callable[[jax.Array], SparseRows | jax.Array]  # the table's update, from theirs
 
 
 class _Tables(NamedTuple):
@@ -162,8 +162,8 @@ def _select(params: Params, updates: PyTree, is_table: Callable[[Path], bool]) -
     return _Tables(selections, frozenset(path for path, _ in leaves))
 
 
-def _selection(gradient: Rows | jax.Array, num_rows: int) -> _Selection:
-    if not isinstance(gradient, Rows):
+def _selection(gradient: SparseRows | jax.Array, num_rows: int) -> _Selection:
+    if not isinstance(gradient, SparseRows):
         counts = jnp.any(gradient != 0, axis=tuple(range(1, gradient.ndim)), keepdims=True)
         return _Selection(
             gradient,
@@ -176,7 +176,7 @@ def _selection(gradient: Rows | jax.Array, num_rows: int) -> _Selection:
         values,
         lambda leaf: take_rows(leaf, ids),
         lambda leaf, new: put_rows(leaf, ids, new),
-        lambda step: Rows(ids, step),
+        lambda step: SparseRows(ids, step),
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jaxnn.optim._rows import Rows
+from jaxnn.optim._rows import SparseRows
 from jaxnn.types import ConfigError, Params
 
 type Path = tuple[Any, ...]
@@ -42,7 +42,7 @@ def path_name(path: Path) -> str:
 def value_and_row_gradient(
     loss: Callable[..., Any], is_table: Callable[[Path], bool], has_aux: bool = False
 ) -> Callable[..., tuple[Any, Params]]:
-    """As ``jax.value_and_grad(loss, has_aux=has_aux)``, with ``Rows`` for the gradients of tables.
+    """As ``jax.value_and_grad(loss, has_aux=has_aux)``, with ``SparseRows`` for the gradients of tables.
 
     ``loss`` is traced to a program first, in which each lookup of rows (``table[ids]``, ``jnp.take(table, ids,
     axis=0)``, any ``Embed``) is differentiated by what it gave instead of by the table. Where a function with a custom
@@ -161,11 +161,11 @@ def _evaluate(program: Any, equation: Any, given: list[Any]) -> dict[Any, Any]:
     return dict(zip(outvars, outs, strict=True))
 
 
-def _rows_of(table: _Table, lookups: list[tuple[str, jax.Array, jax.Array]]) -> Rows:
+def _rows_of(table: _Table, lookups: list[tuple[str, jax.Array, jax.Array]]) -> SparseRows:
     features, dtype = table.value.shape[1:], table.value.dtype
     mine = [(ids, gradient) for name, ids, gradient in lookups if name == table.name]
     values = [gradient.reshape(-1, *features).astype(dtype) for _, gradient in mine]
-    return Rows(
+    return SparseRows(
         jnp.concatenate([jnp.zeros(0, jnp.int32), *(ids for ids, _ in mine)]),
         jnp.concatenate([jnp.zeros((0, *features), dtype), *values]),
     )

@@ -11,7 +11,7 @@ import optax
 from jaxnn.types import Params, PyTree
 
 
-class Rows(NamedTuple):
+class SparseRows(NamedTuple):
     """A gradient or an update of a table by its rows.
 
     Attributes:
@@ -25,11 +25,11 @@ class Rows(NamedTuple):
 
 
 def is_rows(node: Any) -> bool:
-    """Whether ``node`` is ``Rows``: a leaf of gradients and updates, for ``jax.tree.map``'s ``is_leaf``."""
-    return isinstance(node, Rows)
+    """Whether ``node`` is ``SparseRows``: a leaf of gradients and updates, for ``jax.tree.map``'s ``is_leaf``."""
+    return isinstance(node, SparseRows)
 
 
-def summed(rows: Rows, num_rows: int) -> Rows:
+def summed(rows: SparseRows, num_rows: int) -> SparseRows:
     """The same with each id once: values of equal ids are summed, and what sums to zero gets an id beyond the table.
 
     Costs a sort of the ids, or where there are more of them than rows, an array of ``num_rows`` values. Gives at most
@@ -49,7 +49,7 @@ def summed(rows: Rows, num_rows: int) -> Rows:
     # A comparison that is true of NaN too: it must not be lost.
     counts = jnp.any(values != 0, axis=axes, keepdims=True) & (ids < num_rows).reshape(-1, *[1 for _ in axes])
     beyond = num_rows + jnp.arange(len(ids), dtype=jnp.int32)
-    return Rows(jnp.where(counts.reshape(-1), ids, beyond), jnp.where(counts, values, 0))
+    return SparseRows(jnp.where(counts.reshape(-1), ids, beyond), jnp.where(counts, values, 0))
 
 
 def take_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ def put_rows(table: jax.Array, ids: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def apply_updates(params: Params, updates: PyTree) -> Params:
-    """``optax.apply_updates``, where an update may be ``Rows`` with distinct ids: only these rows are touched."""
+    """``optax.apply_updates``, where an update may be ``SparseRows`` with distinct ids: only these rows are touched."""
 
     def apply(update: Any, param: jax.Array) -> Any:
         if not is_rows(update):

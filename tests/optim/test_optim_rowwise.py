@@ -17,7 +17,7 @@ from tiny import fit, read
 import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn import Embed
-from jaxnn.optim import Rows, is_rows, lazy, value_and_grad_of, value_and_row_gradient
+from jaxnn.optim import SparseRows, is_rows, lazy, value_and_grad_of, value_and_row_gradient
 from jaxnn.optim._rows import summed
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch, ConfigError, Metrics, TrainState
@@ -84,7 +84,7 @@ def test_a_row_that_counts_moves_as_under_adam_and_another_not_at_all() -> None:
     params = {"words": jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])}
     state = optimizer.init(params)
     for ids in ([0], [1, 1]):
-        gradient = {"words": Rows(jnp.array(ids), jnp.full((len(ids), 2), -3.0))}
+        gradient = {"words": SparseRows(jnp.array(ids), jnp.full((len(ids), 2), -3.0))}
         updates, state = optimizer.update(gradient, state, params)
         params = optim.apply_updates(params, updates)
     np.testing.assert_allclose(params["words"], [[1.1, 1.1], [1.07441, 1.07441], [1.0, 1.0]], rtol=1e-5)
@@ -97,7 +97,7 @@ def test_a_row_that_counts_moves_as_under_adam_and_another_not_at_all() -> None:
 @pytest.mark.parametrize("num_rows", [100, 6, 3])
 def test_rows_are_summed_by_id(num_rows: int) -> None:
     # Twice 2, once 0 whose gradient is zero, 1 whose two cancel; 200 is beyond. More ids than 3 rows need no sort.
-    rows = Rows(jnp.array([2, 0, 1, 200, 2, 1]), jnp.array([[1.0], [0.0], [4.0], [jnp.nan], [2.0], [-4.0]]))
+    rows = SparseRows(jnp.array([2, 0, 1, 200, 2, 1]), jnp.array([[1.0], [0.0], [4.0], [jnp.nan], [2.0], [-4.0]]))
     ids, values = summed(rows, num_rows)
     assert len(set(ids.tolist())) == len(ids) <= num_rows
     inside = [(int(i), float(v)) for i, v in zip(ids, values[:, 0], strict=True) if i < num_rows]
@@ -106,7 +106,7 @@ def test_rows_are_summed_by_id(num_rows: int) -> None:
 
 
 def test_nothing_looked_up_is_no_row() -> None:
-    ids, values = summed(Rows(jnp.zeros(0, jnp.int32), jnp.zeros((0, 2))), 3)
+    ids, values = summed(SparseRows(jnp.zeros(0, jnp.int32), jnp.zeros((0, 2))), 3)
     assert (ids.shape, values.shape) == ((0,), (0, 2))
 
 
