@@ -61,7 +61,7 @@ def test_fully_sharded_state_is_born_so_and_takes_fewer_bytes_on_more_devices() 
     whole = tiny.fit(wide(num_steps=5)).state
     for num_devices in (2, 4):
         run = tiny.fit(wide(num_steps=5), devices=num_devices, strategy="fsdp")
-        born = run._trainer.programs._init.output_shardings.params["Dense_1"]["kernel"]
+        born = run._trainer.programs.init().params["Dense_1"]["kernel"].sharding
         assert born.spec == P("data", None)
         state = run.state
         small = sum(nbytes(leaf) for leaf in jax.tree.leaves(state) if leaf.size < 256)
@@ -137,7 +137,7 @@ def test_a_run_goes_on_on_other_devices_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["data", "fsdp"])
 def test_on_one_device_the_program_is_that_of_a_plain_run(strategy: str) -> None:
     def operations(**options: Any) -> Counter[str]:
-        program: Any = tiny.fit(wide(num_steps=5), **options)._trainer.programs.train[5]
+        program: Any = tiny.fit(wide(num_steps=5), **options)._trainer.programs.train(None, 5, "to look into")
         return Counter(re.findall(r"= \S+ ([a-z-]+)\(", program.as_text()))
 
     plain = operations()

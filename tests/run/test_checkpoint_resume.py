@@ -64,7 +64,7 @@ def test_run_resumes_from_the_checkpoint_before_and_reports_it(
 def test_undamaged_run_reports_no_damage(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.fit(tiny.experiment(), resume=halved, progress="plain")
     assert tiny.read(halved)["resumed"][0]["damaged"] == []
-    assert "damaged" not in capsys.readouterr().out and not (halved / "checkpoints" / "damaged").exists()
+    assert "is damaged" not in capsys.readouterr().out and not (halved / "checkpoints" / "damaged").exists()
 
 
 def test_a_finished_run_whose_last_checkpoint_is_damaged_does_its_last_steps_again(
