@@ -94,9 +94,9 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
 def value_and_grad_of(
     optimizer: optax.GradientTransformation, axis_name: str | None = None
 ) -> Callable[..., Callable[..., Any]]:
-    """Returns how to differentiate a loss for ``optimizer``: called as ``jax.value_and_grad(loss, has_aux=True)``.
+    """Returns what differentiates a loss for ``optimizer``.
 
-    It is ``jax.value_and_grad`` itself, or for an optimizer by `lazy` a function that gives ``SparseRows`` for gradients
+    It is called as ``jax.value_and_grad(loss, has_aux=True)``. It is ``jax.value_and_grad`` itself, or for an optimizer by `lazy` a function that gives ``SparseRows`` for gradients
     of tables. Optimizers around one by `lazy` take dense gradients. `apply_updates` takes the updates of both.
 
     Args:

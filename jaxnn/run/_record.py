@@ -80,6 +80,7 @@ class Session:
 
     @status.setter
     def status(self, status: str) -> None:
+        """Sets how the run ended."""
         self.trainer.logs[0].status = status
 
     @property
