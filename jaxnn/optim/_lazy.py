@@ -96,8 +96,9 @@ def value_and_grad_of(
 ) -> Callable[..., Callable[..., Any]]:
     """Returns what differentiates a loss for ``optimizer``.
 
-    It is called as ``jax.value_and_grad(loss, has_aux=True)``. It is ``jax.value_and_grad`` itself, or for an optimizer by `lazy` a function that gives ``SparseRows`` for gradients
-    of tables. Optimizers around one by `lazy` take dense gradients. `apply_updates` takes the updates of both.
+    It is called as ``jax.value_and_grad(loss, has_aux=True)``. It is ``jax.value_and_grad`` itself, or for an optimizer
+    by `lazy` a function that gives ``SparseRows`` for gradients of tables. Optimizers around one by `lazy` take dense
+    gradients. `apply_updates` takes the updates of both.
 
     Args:
         optimizer: any Optax optimizer.
