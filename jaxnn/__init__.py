@@ -30,17 +30,11 @@ if TYPE_CHECKING:
     from jaxnn.sweeps import Points as Points
     from jaxnn.sweeps import Sweep as Sweep
     from jaxnn.sweeps import SweepOptions as SweepOptions
-    from jaxnn.sweeps import choice as choice
     from jaxnn.sweeps import compare as compare
     from jaxnn.sweeps import grid as grid
-    from jaxnn.sweeps import halving as halving
-    from jaxnn.sweeps import integers as integers
-    from jaxnn.sweeps import log_uniform as log_uniform
     from jaxnn.sweeps import open_sweep as open_sweep
-    from jaxnn.sweeps import random as random
+    from jaxnn.sweeps import search as search
     from jaxnn.sweeps import sweep as sweep
-    from jaxnn.sweeps import uniform as uniform
-    from jaxnn.sweeps import zipped as zipped
     from jaxnn.types import Batch as Batch
     from jaxnn.types import ConfigError as ConfigError
     from jaxnn.types import DataError as DataError
@@ -65,8 +59,7 @@ _NAMES = {
     ".record": "load save",
     ".run": "Run fit iterate train",
     ".steps": "init_train_state make_evaluate_step make_train_step",
-    ".sweeps": "Member Points Sweep SweepOptions compare open_sweep sweep grid zipped random halving choice integers "
-    "log_uniform uniform",
+    ".sweeps": "Member Points Sweep SweepOptions compare grid open_sweep search sweep",
     ".types": "Batch ConfigError DataError Experiment JaxnnError RecordError Splits Task TrainingError TrainState",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -19,12 +19,11 @@ from jaxnn.sweeps import (
     Points,
     Sweep,
     grid,
-    halving,
     override,
     recorded_points,
+    search,
     sweep,
     with_fields,
-    zipped,
 )
 from jaxnn.types import ConfigError, Experiment
 
@@ -124,11 +123,11 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | 
                 raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
             experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
             if points is None:
-                points = (grid if design.combine == "grid" else zipped)(**many)
+                points = (grid if design.combine == "grid" else search.zipped)(**many)
             elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
                 points = override(points, axes)
             eta = eta if design.halving is None else design.halving
-            swept = points if eta is None else halving(points, eta)
+            swept = points if eta is None else search.halving(points, eta)
         found = sweep(experiment, swept, options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)

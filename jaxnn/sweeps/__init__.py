@@ -1,5 +1,6 @@
 """Sweeps: many runs of an experiment as one program, their record, and their results."""
 
+from jaxnn.sweeps import search as search
 from jaxnn.sweeps._member_runs import open_sweep as open_sweep
 from jaxnn.sweeps._plan import plan_sweep as plan_sweep
 from jaxnn.sweeps._sweep_options import SweepOptions as SweepOptions
@@ -13,15 +14,8 @@ from jaxnn.sweeps.results import compare as compare
 from jaxnn.sweeps.results import count_by_status as count_by_status
 from jaxnn.sweeps.search import Halving as Halving
 from jaxnn.sweeps.search import Points as Points
-from jaxnn.sweeps.search import choice as choice
 from jaxnn.sweeps.search import field_names as field_names
 from jaxnn.sweeps.search import field_value as field_value
 from jaxnn.sweeps.search import grid as grid
-from jaxnn.sweeps.search import halving as halving
-from jaxnn.sweeps.search import integers as integers
-from jaxnn.sweeps.search import log_uniform as log_uniform
 from jaxnn.sweeps.search import override as override
-from jaxnn.sweeps.search import random as random
-from jaxnn.sweeps.search import uniform as uniform
 from jaxnn.sweeps.search import with_fields as with_fields
-from jaxnn.sweeps.search import zipped as zipped

@@ -137,9 +137,7 @@ def checked_points(experiment: Experiment[Any], points: Points | Halving, option
         )
     points = points.points if isinstance(points, Halving) else points
     if not isinstance(points, Points):
-        raise ConfigError(
-            f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid, jn.zipped or jn.random."
-        )
+        raise ConfigError(f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid or jn.search.")
     own = getattr(experiment.config, "batch_size", None)
     sizes = {size for point in points if isinstance(size := point.get("batch_size", own), int) and size > 0}
     for batch_size in sorted(sizes):

@@ -97,7 +97,7 @@ def test_a_sweep_is_one_row_among_the_runs(sweeps: Path, capsys: pytest.CaptureF
 def test_a_sweep_is_shown_with_its_failures(sweeps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed = swept.member(1, {"seed": 1}, status="failed", error="out of memory")
     path = swept.write(sweeps / "s", [swept.member(0, {"seed": 0}, 1.0), failed])
-    assert re.search(r"^failed +member 1 \(seed 1\): out of memory$", says(capsys, "show", path), re.MULTILINE)
+    assert re.search(r"^failed +1 with: out of memory$", says(capsys, "show", path), re.MULTILINE)
     text = says(capsys, "show", sweeps / "older")
     assert "sweep of 3: 2 finished, 1 diverged" in text and "member 0 (learning_rate 0.1, seed 0)" in text
     # Losses 1 and 3: mean 2, deviation √2.
@@ -139,7 +139,7 @@ def test_the_command_is_a_module_and_exits_with_a_status(tmp_path: Path) -> None
     done = shell.python("-m", "jaxnn", "show", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        f"error: {tmp_path} holds no run (no run.json in it): give the directory of one run; `jaxnn runs` lists them.\n"
+        f"error: {tmp_path} holds no run (no run.json in it): give that of one run; `jaxnn runs` lists them.\n"
     )
 
 

@@ -77,7 +77,7 @@ def experiment(name: str, policy: jn.Policy | None = None) -> jn.Experiment[Conf
     return jn.Experiment(Config(), lambda config: splits(), task, optimizer)
 
 
-POINTS = jn.zipped(
+POINTS = jn.search.zipped(
     learning_rate=[0.01, 0.002, 0.03], dropout=[0.0, 0.3, 0.5], label_smoothing=[0.0, 0.1, 0.2], seed=[0, 3, 2**32 - 1]
 )
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jaxnn.checkpoints import Checkpoints
 
 import jaxnn as jn
+from jaxnn.record import Checkpoints
 from tests import shell, tiny
 
 HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2}
@@ -63,7 +63,7 @@ def test_options_that_mean_nothing_to_workers_are_refused(options: dict[str, Any
     with pytest.raises(jn.ConfigError, match="leave record, plan_only, shard and devices at their defaults"):
         sweep(tiny.experiment(), **options)
     with pytest.raises(jn.ConfigError, match="halving compares all members"):
-        jn.sweep(tiny.experiment(), jn.halving(POINTS), executor="ray")
+        jn.sweep(tiny.experiment(), jn.search.halving(POINTS), executor="ray")
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
     points = jn.grid(batch_size=[4, 8], decay=[0.0, 0.1], seed=[0, 1])
     assert groups_of(experiment(), points) == [(("decay", "seed"), [0, 1, 2, 3]), (("decay", "seed"), [4, 5, 6, 7])]
     # A field that is the same in a group stays a Python number.
-    points = jn.zipped(batch_size=[4, 4, 8], decay=[0.1, 0.2, 0.3])
+    points = jn.search.zipped(batch_size=[4, 4, 8], decay=[0.1, 0.2, 0.3])
     assert groups_of(experiment(), points) == [(("decay",), [0, 1]), ((), [2])]
 
 

@@ -71,7 +71,7 @@ def outcome(sweep: jn.Sweep) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def diverged(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
     """Three members of which the second sees a NaN gradient at update 7, so that the loss of step 8 is not finite."""
-    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 7.0, 0.0])
+    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 7.0, 0.0])
     return jn.sweep(breaking(), points, run_dir=tmp_path_factory.mktemp("diverged") / "sweep", member_runs=True, **HOW)
 
 
@@ -93,7 +93,7 @@ def test_a_diverged_member_is_frozen_and_marked(diverged: jn.Sweep) -> None:
 
 
 def test_the_others_are_untouched_bit_for_bit(diverged: jn.Sweep) -> None:
-    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 70.0, 0.0])
+    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 70.0, 0.0])
     sound = jn.sweep(breaking(), points, record=False, **HOW)
     assert [member.status for member in sound.members] == ["finished"] * 3
     for index in (0, 2):
@@ -103,7 +103,7 @@ def test_the_others_are_untouched_bit_for_bit(diverged: jn.Sweep) -> None:
 
 
 def test_a_sweep_of_which_all_diverge_ends(tmp_path: Path) -> None:
-    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[1.0, 2.0, 8.0])
+    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[1.0, 2.0, 8.0])
     sweep = jn.sweep(breaking(), points, run_dir=tmp_path / "sweep", **HOW)
     assert [(member.status, member.step) for member in sweep.members] == [
         ("diverged", 5),
@@ -134,16 +134,16 @@ def test_members_stop_early_each_for_itself_and_free_their_chunk() -> None:
 
 
 def test_rungs_end_where_windows_do() -> None:
-    nine = jn.halving(jn.grid(learning_rate=range(1, 10)))
+    nine = jn.search.halving(jn.grid(learning_rate=range(1, 10)))
     assert nine.rungs == pytest.approx([1 / 9, 1 / 3, 1])
-    assert jn.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2).rungs == pytest.approx([1 / 4, 1 / 2, 1])
-    assert jn.halving(jn.grid(seed=[0])).rungs == [1.0]
+    assert jn.search.halving(jn.grid(seed=range(1000)), 2, min_fraction=0.2).rungs == pytest.approx([1 / 4, 1 / 2, 1])
+    assert jn.search.halving(jn.grid(seed=[0])).rungs == [1.0]
     plan = plan_sweep(tiny.experiment(num_steps=100), nine, SweepOptions(report_every=20, eval_every=20))
     assert [plan.rung_end(plan.groups[0], share) for share in (0.01, 0.33, 1.0)] == [20, 40, 100]
 
 
 def test_rungs_that_would_end_in_one_window_are_one() -> None:
-    points = jn.halving(jn.grid(learning_rate=np.logspace(-2, 0, 27)))
+    points = jn.search.halving(jn.grid(learning_rate=np.logspace(-2, 0, 27)))
     windows = [SweepOptions(report_every=every, eval_every=every) for every in (1, 30)]
     plans = [plan_sweep(tiny.experiment(num_steps=90), points, options) for options in windows]
     ends = [[plan.rung_end(plan.groups[0], share) for share in plan.rungs] for plan in plans]
@@ -156,15 +156,15 @@ def test_rungs_that_would_end_in_one_window_are_one() -> None:
 def test_survivors_are_the_best_and_nan_is_not() -> None:
     values = {4: 0.5, 7: float("nan"), 1: 0.2, 3: 0.2, 9: 0.9}
     points = jn.grid(seed=range(5))
-    assert jn.halving(points, 2).survivors(values, higher_is_better=False) == [1, 3, 4]
-    assert jn.halving(points, 5).survivors(values, higher_is_better=True) == [9]
+    assert jn.search.halving(points, 2).survivors(values, higher_is_better=False) == [1, 3, 4]
+    assert jn.search.halving(points, 5).survivors(values, higher_is_better=True) == [9]
 
 
 def test_halving_gives_the_best_members_of_each_rung_the_next(tmp_path: Path) -> None:
     rates = np.logspace(-3, 0, 9).tolist()
     points = jn.grid(learning_rate=rates, batch_size=[4, 8])
     sweep = jn.sweep(
-        tiny.experiment(num_steps=90), jn.halving(points), run_dir=tmp_path / "sweep", member_runs=True, **HOW
+        tiny.experiment(num_steps=90), jn.search.halving(points), run_dir=tmp_path / "sweep", member_runs=True, **HOW
     )
     steps = [member.step for member in sweep.members]
     # Eighteen members in two groups: a third of all goes on, wherever it is.
@@ -271,8 +271,8 @@ def test_an_interrupted_sweep_ends_as_if_nothing_had_been(finished: jn.Sweep, st
 @pytest.mark.slow
 def test_an_interrupted_halving_takes_out_the_same_members(tmp_path: Path) -> None:
     # The second group's members are all among the worst, so that a resumed sweep never opens it again.
-    points = jn.zipped(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
-    long, design = tiny.experiment(num_steps=40), jn.halving(points, 2)
+    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
+    long, design = tiny.experiment(num_steps=40), jn.search.halving(points, 2)
     whole = jn.sweep(long, design, record=False, **HOW)
     assert [member.status for member in whole.members[3:]] == ["pruned"] * 3
     # Two groups of two windows each are the first rung; the fifth window is in the second.
@@ -362,7 +362,7 @@ def test_a_directory_of_another_sweep_is_refused(finished: jn.Sweep, tmp_path: P
     for other, theirs, sentence in (
         (tiny.experiment(num_steps=40), points, "has num_steps = 30, this experiment 40"),
         (tiny.experiment(num_steps=30), jn.grid(seed=[0]), "the points of the sweep in .* are not these"),
-        (tiny.experiment(num_steps=30), jn.halving(points), "the halving of the sweep in .* are not these"),
+        (tiny.experiment(num_steps=30), jn.search.halving(points), "the halving of the sweep in .* are not these"),
     ):
         with pytest.raises(jn.ConfigError, match=sentence):
             jn.sweep(other, theirs, resume=finished.dir, progress="none")
@@ -477,7 +477,7 @@ def test_fields_that_a_config_checks_together_are_set_together() -> None:
 
     own = tiny.experiment()
     checked = jn.Experiment(Checked(), own.data, own.task, lambda config: optax.sgd(0.1 / config.warmup))
-    points = jn.zipped(warmup=[5, 50, 60], num_steps=[10, 100, 50])
+    points = jn.search.zipped(warmup=[5, 50, 60], num_steps=[10, 100, 50])
     plan = plan_sweep(checked, points, SweepOptions())
     assert {number: member.error for number, member in plan.members.items()} == {
         0: None,
@@ -541,7 +541,9 @@ def test_a_point_that_cannot_be_built_is_named_and_the_others_run(tmp_path: Path
 
 def test_without_held_out_data_members_are_ranked_by_what_they_train_on(tmp_path: Path) -> None:
     bare = tiny.experiment(data=jn.data.arrays(train=tiny.points(37)))
-    sweep = jn.sweep(bare, jn.halving(jn.grid(learning_rate=[0.001, 0.1, 0.2])), run_dir=tmp_path / "sweep", **HOW)
+    sweep = jn.sweep(
+        bare, jn.search.halving(jn.grid(learning_rate=[0.001, 0.1, 0.2])), run_dir=tmp_path / "sweep", **HOW
+    )
     assert sweep.monitor == "train_loss" and sorted(member.status for member in sweep.members)[0] == "finished"
     assert sweep.best().final["train_loss"] < 1 and sweep.members[0].status == "pruned"
     with pytest.raises(jn.ConfigError, match="patience needs"):

@@ -45,7 +45,7 @@ class Network(NamedTuple):
 def members(experiment: jn.Experiment, num_members: int) -> jn.Points:
     """So many members, the first as the experiment stands; each has its own learning rate, seed and data order."""
     rates = experiment.config.learning_rate * 0.1 ** (np.arange(num_members) / num_members)
-    return jn.zipped(learning_rate=[float(rate) for rate in rates], seed=list(range(num_members)))
+    return jn.search.zipped(learning_rate=[float(rate) for rate in rates], seed=list(range(num_members)))
 
 
 def adam(config: Config) -> optax.GradientTransformation:

@@ -81,7 +81,9 @@ def grid(**axes: Iterable[Any]) -> Points:
 
 
 def zipped(**axes: Iterable[Any]) -> Points:
-    """Returns one member per position: ``jn.zipped(features=[64, 128], learning_rate=[1e-2, 1e-3])`` has two members.
+    """Returns one member per position.
+
+    ``jn.search.zipped(features=[64, 128], learning_rate=[1e-2, 1e-3])`` has two members.
 
     Raises:
         ConfigError: no axis, one that is empty or is no list of values, or lengths that differ.
@@ -95,7 +97,9 @@ def zipped(**axes: Iterable[Any]) -> Points:
 
 
 def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
-    """Returns ``num`` independent draws: ``jn.random(20, 0, learning_rate=jn.log_uniform(1e-4, 1e-1), seed=range(4))``.
+    """Returns ``num`` independent draws.
+
+    ``jn.search.random(20, 0, learning_rate=jn.search.log_uniform(1e-4, 1e-1), seed=range(4))`` has 20 members.
 
     Bergstra & Bengio, "Random Search for Hyper-Parameter Optimization", 2012. Numbers are rounded to six digits, so
     that the printed value is the value that runs.
@@ -113,7 +117,7 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
         raise ConfigError(f"random needs at least 1 draw, not {num}.")
     drawn = {name: axis for name, axis in axes.items() if isinstance(axis, Distribution)}
     if not drawn:
-        raise ConfigError("random needs a field to draw, as in rate=jn.log_uniform(1e-4, 1e-1); or use jn.grid.")
+        raise ConfigError("random needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid.")
     if not isinstance(key, int | np.integer):
         key = np.asarray(jax.random.key_data(key)).ravel().tolist()
     rng = np.random.default_rng(key)
@@ -222,7 +226,7 @@ def halving(points: Points, eta: int = 3, *, min_fraction: float = 0.01) -> Halv
         ConfigError: ``eta`` is below 2, or ``min_fraction`` is not above 0 and at most 1.
     """
     if not isinstance(points, Points):
-        raise ConfigError(f"halving needs points, as jn.grid and jn.random make, not a {type(points).__name__}.")
+        raise ConfigError(f"halving needs points, as jn.grid and jn.search.random make, not a {type(points).__name__}.")
     if not isinstance(eta, int) or eta < 2:
         raise ConfigError(f"halving's eta is {eta!r}, and must be a whole number of at least 2.")
     if not 0 < min_fraction <= 1:
@@ -252,7 +256,7 @@ def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> d
     for name, values in axes.items():
         axis = f"the axis {name!r} of {where}"
         if isinstance(values, Distribution):
-            raise ConfigError(f"{axis} is a distribution: give a list of values, or use jn.random.")
+            raise ConfigError(f"{axis} is a distribution: give a list of values, or use jn.search.random.")
         if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
             raise ConfigError(f"{axis} is {values!r}, no list of values: write {name}=[{values!r}].")
         # NumPy's and JAX's scalars become Python numbers.
