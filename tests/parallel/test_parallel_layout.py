@@ -109,7 +109,7 @@ def test_accumulated_gradients_and_streamed_data_are_split_alike() -> None:
 )
 def test_a_sweeps_members_are_split_too(options: dict[str, Any]) -> None:
     points = jn.grid(learning_rate=[0.01, 0.1], seed=[0, 1])
-    how = {"width": 1, "record": False, **tiny.HOW}
+    how = {"vmap_size": 1, "record": False, **tiny.HOW}
     expected = jn.sweep(wide(), points, devices=1, **how)
     got = jn.sweep(wide(), points, **options, **how)
     for member, alone in zip(got.members, expected.members, strict=True):

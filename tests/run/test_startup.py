@@ -142,8 +142,8 @@ from tests import tiny
 jax.config.update("jax_num_cpu_devices", 2)
 jax.devices()
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + 2**29, resource.RLIM_INFINITY))
-model = jn.models.MLP((2_000, 2_000, 3))
+resource.setrlimit(resource.RLIMIT_AS, (taken + 3 * 2**30, resource.RLIM_INFINITY))
+model = jn.models.MLP((6_000, 6_000, 3))
 jn.main(tiny.experiment(model=model), ["sweep", "--seed", *map(str, range(16)), "--no-record"])
 """
 
