@@ -51,7 +51,7 @@ def losses(splits: jn.Splits, strategy: str, model: Any = None) -> list[dict[str
     experiment = tiny.experiment(data=splits, model=model, num_steps=NUM_STEPS, batch_size=BATCH_SIZE)
     run = tiny.fit(experiment, strategy=strategy, eval_every=5, eval_batch_size=BATCH_SIZE)
     kept = ("step", "train_loss", "test_loss", "test_accuracy", "validation_loss", "validation_accuracy")
-    return [{name: line[name] for name in kept if name in line} for line in run._trainer.lines]
+    return [{name: line[name] for name in kept if name in line} for line in run._trainer.logs[0].lines]
 
 
 def streamed(strategy: str) -> tuple[list[dict[str, float]], list[int], list[int]]:

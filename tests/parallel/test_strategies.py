@@ -85,7 +85,7 @@ def test_own_strategy_is_recorded_and_resumed(tmp_path: Any) -> None:
 
 @pytest.mark.slow
 def test_sweep_takes_own_strategy() -> None:
-    points, how = jn.grid(learning_rate=[0.01, 0.1]), {"width": 1, "record": False, **tiny.HOW}
+    points, how = jn.grid(learning_rate=[0.01, 0.1]), {"vmap_size": 1, "record": False, **tiny.HOW}
     got, expected = (jn.sweep(adam(), points, **how, **more) for more in ({"strategy": zero1}, {"devices": 1}))
     for member, alone in zip(got.members, expected.members, strict=True):
         assert member.metrics() == pytest.approx(alone.metrics(), rel=1e-4)

@@ -178,7 +178,7 @@ def test_a_sweep_that_does_not_fit_in_the_address_space_ends_with_one_line() -> 
 @pytest.mark.parametrize("command", [[], ["sweep", "--seed", "0", "1", "--devices", "1"]])
 def test_a_signal_during_a_long_compilation_ends_a_script_at_once(command: list[str], tmp_path: Path) -> None:
     flags = [*command, "--run-dir", str(tmp_path / "run")]
-    status, seconds, errors = interrupted(tmp_path, flags, "compiling the program to train", 0.5, depth=1_000)
+    status, seconds, errors = interrupted(tmp_path, flags, "compiling the program", 0.5, depth=1_000)
     assert (status, errors.count("\n")) == (130, 1) and errors.startswith("interrupted before"), errors
     assert seconds < 10 and not (tmp_path / "run").exists()
 
