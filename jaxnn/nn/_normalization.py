@@ -42,9 +42,9 @@ class LayerNorm(linen.LayerNorm):
             return cast(jax.Array, super().__call__(x, mask=mask))
         wide = _wide_dtype(self, x)
         mean, variance = _moments(x, (x.ndim - 1,), wide)
-        rows = (x.astype(wide) - mean) * jax.lax.rsqrt(variance + self.epsilon)
-        broad = (1,) * (x.ndim - 1) + x.shape[-1:]
-        return _scaled(self, rows, jnp.zeros(broad, wide), jnp.ones(broad, wide), x.dtype)
+        gain, bias, dtype = _gain_and_bias(self, x, wide)
+        factor = jax.lax.rsqrt(variance + self.epsilon)
+        return _scale_rows(*varying_alike(x, mean, factor, gain, bias)).astype(dtype)
 
 
 class BatchNorm(linen.BatchNorm):
@@ -122,26 +122,30 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.
     channels = x.shape[-1:]
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
-    mean, variance = _batch_moments(x, _wide_dtype(module, x), rows)
+    wide = _wide_dtype(module, x)
+    mean, variance = _batch_moments(x, wide, rows)
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
-    return _scaled(module, x, mean, jax.lax.rsqrt(variance + module.epsilon), x.dtype)
+    gain, bias, dtype = _gain_and_bias(module, x, wide)
+    factor = jax.lax.rsqrt(variance + module.epsilon) * gain
+    return _scale_channels(*varying_alike(x, mean, factor, bias)).astype(dtype)
 
 
 def _wide_dtype(module: Any, x: jax.Array) -> DTypeLike:
     return jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
 
 
-def _scaled(module: Any, x: jax.Array, mean: jax.Array, factor: jax.Array, given: DTypeLike) -> jax.Array:
-    """``(x - mean) * factor``, by channel, times the gain, plus the bias; as an input of dtype ``given`` has it."""
-    channels, wide = x.shape[-1:], mean.dtype
-    gain = module.param("scale", module.scale_init, channels, module.param_dtype) if module.use_scale else None
-    bias = module.param("bias", module.bias_init, channels, module.param_dtype) if module.use_bias else None
-    factor = factor if gain is None else factor * gain.astype(wide).reshape(mean.shape)
-    offset = (jnp.zeros(channels, wide) if bias is None else bias.astype(wide)).reshape(mean.shape)
-    dtype = linen.dtypes.canonicalize_dtype(jnp.zeros((), given), gain, bias, dtype=module.dtype)
-    return _scale_channels(*varying_alike(x, mean, factor, offset)).astype(dtype)
+def _gain_and_bias(module: Any, x: jax.Array, wide: DTypeLike) -> tuple[jax.Array, jax.Array, DTypeLike]:
+    """Gain and bias ``[1, ..., features]`` of dtype ``wide``, 1 and 0 if unused, and the dtype of Flax's result."""
+    shape = x.shape[-1:]
+    gain = module.param("scale", module.scale_init, shape, module.param_dtype) if module.use_scale else None
+    bias = module.param("bias", module.bias_init, shape, module.param_dtype) if module.use_bias else None
+    dtype = linen.dtypes.canonicalize_dtype(x, gain, bias, dtype=module.dtype)
+    broad = (1,) * (x.ndim - 1) + shape
+    wide_gain = jnp.ones(broad, wide) if gain is None else gain.astype(wide).reshape(broad)
+    wide_bias = jnp.zeros(broad, wide) if bias is None else bias.astype(wide).reshape(broad)
+    return wide_gain, wide_bias, dtype
 
 
 def _batch_moments(x: jax.Array, dtype: DTypeLike, rows: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -213,3 +217,23 @@ def _channels_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
 
 
 _scale_channels.defvjp(lambda *arrays: (_scale_channels(*arrays), arrays[:3]), _channels_backward)
+
+
+@custom_vjp
+def _scale_rows(x: jax.Array, mean: jax.Array, factor: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
+    """``(x - mean) * factor * gain + bias`` where each row has its own mean and factor, ``[..., 1]``."""
+    return (x.astype(mean.dtype) - mean) * factor * gain + bias
+
+
+def _rows_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+    x, mean, factor, gain = kept
+    product = grad * (x.astype(mean.dtype) - mean)
+    rows, column = grad.reshape(-1, grad.shape[-1]), gain.reshape(-1, 1)
+    # On CPU a matrix product is faster than a sum whose terms are computed on the way.
+    to_gain = factor.reshape(1, -1) @ product.reshape(rows.shape)
+    to_bias = jnp.ones((1, rows.shape[0]), rows.dtype) @ rows
+    to_x = (grad * factor * gain).astype(x.dtype)
+    return to_x, -factor * (grad @ column), product @ column, to_gain.reshape(gain.shape), to_bias.reshape(gain.shape)
+
+
+_scale_rows.defvjp(lambda *arrays: (_scale_rows(*arrays), arrays[:4]), _rows_backward)
