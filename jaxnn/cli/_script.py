@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,9 @@ def main(
         SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
             with one line on standard error; 75 after an interruption that can be resumed, 130 after another.
     """
+    if argv is None:
+        # Imports leave over 100,000 objects: the garbage collector would walk them again and again, and at the end.
+        gc.freeze()
     arguments = list(sys.argv[1:] if argv is None else argv)
     resumed = None if (directory := given(arguments, "--resume")) is None else Path(directory)
     with exit_on_user_error(resumed, owns_process=argv is None):
