@@ -17,7 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,32 +41,30 @@ _UNGUARDED = 78
 _STARTING = threading.Lock()
 
 
-class _Failure(NamedTuple):
-    """An error as text: not every exception can be sent to another process."""
-
-    message: str
-    details: str
-
-
 @dataclasses.dataclass
 class _Guarded:
-    """A function of the step whose errors become a `_Failure`; ``pickled`` by cloudpickle: notebooks work too."""
+    """A function of the step that returns errors as a DataError, since not every exception can be sent to a process.
+
+    For workers it is ``pickled`` once, by cloudpickle, which pickles functions of notebooks too.
+    """
 
     read: Callable[[int], Examples] | None
     pickled: bytes = b""
 
-    def __call__(self, step: int) -> Examples | _Failure:
+    def __call__(self, step: int) -> Examples | DataError:
         try:
             if self.read is None:
                 import cloudpickle
 
                 self.read = cloudpickle.loads(self.pickled)
             return self.read(step)
+        except DataError as error:
+            return error.with_traceback(None)
         # SystemExit too: Grain would wait forever for a worker that ended with status 0.
         except BaseException as error:
-            if isinstance(error, DataError):
-                return _Failure(str(error), "".join(getattr(error, "__notes__", ())))
-            return _Failure(f"a step's batch cannot be read: {error!r}.", "".join(traceback.format_exception(error)))
+            failure = DataError(f"a step's batch cannot be read: {error!r}.")
+            failure.add_note("".join(traceback.format_exception(error)))
+            return failure
 
 
 class Batches(Iterator[Examples]):
@@ -100,12 +98,9 @@ class Batches(Iterator[Examples]):
                 failure = _pipeline_error(error, self._children)
                 self.close()
                 raise failure from None
-            if isinstance(found, _Failure):
+            if isinstance(found, DataError):
                 self.close()
-                named = DataError(found.message)
-                if found.details:
-                    named.add_note(found.details)
-                raise named
+                raise found
             rows: Examples = found
             return rows
 
@@ -174,7 +169,7 @@ def open_batches(
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     dataset = dataset.mp_prefetch(processes, worker_init_fn=_prepare_worker)
     # Rows are copied out of a worker's shared memory, which is then freed.
-    dataset = dataset.map(lambda found: found if isinstance(found, _Failure) else Examples(*map(np.array, found)))
+    dataset = dataset.map(lambda found: found if isinstance(found, DataError) else Examples(*map(np.array, found)))
     # Where shared memory is no folder, a folder's size does not limit it.
     needed = _SHARED_AT_A_TIME * num_workers * num_bytes
     fits = not os.path.isdir(_SHARED_MEMORY) or shutil.disk_usage(_SHARED_MEMORY).free >= needed
