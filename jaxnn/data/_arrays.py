@@ -161,9 +161,7 @@ def known_classes(class_names: Sequence[str], num_classes: int | None) -> int | 
         return len(class_names) or None
     check_integer("num_classes", num_classes, 1)
     if class_names and len(class_names) != num_classes:
-        raise DataError(
-            f"there are {len(class_names)} class_names but num_classes is {num_classes}: give one name per class."
-        )
+        raise DataError(f"{len(class_names)} class_names but num_classes is {num_classes}: give one name per class.")
     return num_classes
 
 
@@ -175,10 +173,7 @@ def hold_out(
     check_integer("num_validation, which counts examples,", num_validation, 0)
     num_train = len(inputs) - num_validation
     if num_train < 1:
-        raise DataError(
-            f"num_validation = {num_validation} of {len(inputs)} training examples cannot be held out: give 0 to "
-            f"{len(inputs) - 1}."
-        )
+        raise DataError(f"num_validation = {num_validation} of {len(inputs)} examples: give 0 to {len(inputs) - 1}.")
     if num_validation == 0:
         return pair, None
     return (inputs[:num_train], targets[:num_train]), (inputs[num_train:], targets[num_train:])
@@ -192,12 +187,13 @@ def check_shares(shares: Mapping[str, Any], seed: Any) -> None:
     check_integer("seed", seed, 0)
 
 
-def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
-    """The indices of ``train`` and of each split that holds a share, shuffled by `permute` and sorted.
+def split_off(texts: Sequence[str], labels: np.ndarray, shares: Mapping[str, float], seed: int) -> dict[str, Any]:
+    """The texts and labels of ``train`` and of each split with a share, chosen by `permute`, in their order.
 
     A share is rounded to at least one example; 0: no such split. DataError if they leave nothing to train on.
     """
     check_shares(shares, seed)
+    num_examples = len(texts)
     counts = {split: max(1, round(share * num_examples)) for split, share in shares.items() if share}
     if sum(counts.values()) >= num_examples:
         raise DataError(
@@ -205,8 +201,11 @@ def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict
             f"nothing of {num_examples:,} examples to train on: hold out less."
         )
     shuffled = permute(np.arange(num_examples), num_examples, seed, 0)
-    *parts, rest = np.split(shuffled, np.cumsum([*counts.values()]))
-    return {"train": np.sort(rest), **{split: np.sort(part) for split, part in zip(counts, parts, strict=True)}}
+    parts = map(np.sort, np.split(shuffled, np.cumsum([*counts.values()])))
+    return {
+        split: ([texts[index] for index in part], labels[part])
+        for split, part in zip((*counts, "train"), parts, strict=True)
+    }
 
 
 def standardized(splits: Splits) -> Splits:
@@ -237,8 +236,7 @@ def array_source(source: Source) -> ArraySource:
     """The source itself if it holds arrays, else DataError."""
     if not isinstance(source, ArraySource):
         raise DataError(
-            f"a {type(source).__name__} cannot be changed here, only an ArraySource as arrays() makes: prepare other "
-            "sources before they are given to Splits."
+            f"a {type(source).__name__} cannot be changed, only an ArraySource: prepare it before it is in Splits."
         )
     return source
 
@@ -280,9 +278,7 @@ def converted(where: str, value: Any, *, is_input: bool, has_examples: bool = Fa
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(
-            f"{where}: not one array but a {type(value).__name__}; give all examples one shape and dtype."
-        ) from error
+        raise DataError(f"{where}: not one array but a {type(value).__name__}; give examples of one shape.") from error
     if has_examples and array.ndim == 0:
         raise DataError(f"{where}: one {type(value).__name__}, not an array [examples, ...].")
     if has_examples and array.size == 0:

@@ -19,7 +19,7 @@ type PathLike = str | os.PathLike[str]
 # The names of files by the split's folder and by class.
 type Listing = dict[str, dict[str, list[str]]]
 
-SPLIT_FOLDERS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+_SPLIT_FOLDERS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _TIMEOUT_SECONDS = 30
 
 
@@ -146,25 +146,23 @@ def decoded(data: bytes, where: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def is_example(name: str, suffixes: tuple[str, ...]) -> bool:
-    """Whether a file's name has one of the suffixes and is not hidden."""
-    return name.lower().endswith(suffixes) and not name.startswith(".")
-
-
 @os_errors_named()
 def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] = ()) -> Listing:
     """The files ``root/{train,val,validation,test}/<class>/*`` with these suffixes, of all or some ``classes``."""
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give the one that holds train/.")
+
+    def visible(folder: Path) -> list[Path]:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
     listing: Listing = {}
-    for split in SPLIT_FOLDERS:
+    for split in _SPLIT_FOLDERS:
         if (root / split).is_dir():
-            kinds = [kind for kind in (root / split).iterdir() if kind.is_dir() and not kind.name.startswith(".")]
-            listing[split] = {
-                kind.name: [file.name for file in kind.iterdir() if is_example(file.name, suffixes)]
-                for kind in kinds
-                if not classes or kind.name in classes
-            }
+            listing[split] = {}
+            for kind in visible(root / split):
+                if kind.is_dir() and (not classes or kind.name in classes):
+                    names = [file.name for file in visible(kind)]
+                    listing[split][kind.name] = [name for name in names if name.lower().endswith(suffixes)]
     return listing
 
 
@@ -200,7 +198,7 @@ def classified(
         names = [f"{name}/{file}" for name in class_names for file in sorted(kinds[name])]
         counts = [len(kinds[name]) for name in class_names]
         labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        splits[SPLIT_FOLDERS[folder]] = folder, names, labels
+        splits[_SPLIT_FOLDERS[folder]] = folder, names, labels
     return splits, class_names
 
 
@@ -224,16 +222,11 @@ class _Limited(gzip.GzipFile):
     def check(self, size: int) -> None:
         """Raises DataError if the next ``size`` bytes exceed the limit."""
         if self.tell() + size > self._most_bytes + tarfile.RECORDSIZE:
-            raise DataError(
-                f"{self._path} announces more than {self._most_bytes:,} bytes, too many for what it should hold: "
-                "download it again."
-            )
+            raise DataError(f"{self._path} announces more than {self._most_bytes:,} bytes: download it again.")
 
 
-def read_members(
-    path: Path, wanted: Callable[[tuple[str, ...]], bool], most_bytes: int
-) -> Iterator[tuple[tuple[str, ...], bytes]]:
-    """The parts of the path and the content of each wanted member of a gzipped tar archive; nothing is written.
+def read_members(path: Path, wanted: Callable[[str], object], most_bytes: int) -> Iterator[tuple[str, bytes]]:
+    """The name and the content of each wanted member of a gzipped tar archive; nothing is written.
 
     DataError for an archive that is truncated, damaged or larger than ``most_bytes`` decompressed, or has a member with
     a path outside of the archive, or a link or the like instead of a file.
@@ -243,18 +236,14 @@ def read_members(
         with _Limited(path, most_bytes) as file, tarfile.open(fileobj=file, mode="r|") as archive:
             for member in archive:
                 file.check(member.size)
-                parts = PurePosixPath(member.name).parts
-                if member.name.startswith("/") or ".." in parts:
-                    raise DataError(
-                        f"{path} has a member {member.name!r}, which would be outside of it: download it again."
-                    )
-                if wanted(parts):
+                name = PurePosixPath(member.name)
+                if name.is_absolute() or ".." in name.parts:
+                    raise DataError(f"{path} has a member {member.name!r} outside of it: download it again.")
+                if wanted(str(name)):
                     content = archive.extractfile(member) if member.isfile() and not member.issparse() else None
                     if content is None:
-                        raise DataError(
-                            f"{path} has a link or the like at {member.name} instead of a file: download it again."
-                        )
-                    yield parts, content.read()
+                        raise DataError(f"{path} has a link or the like at {member.name}: download it again.")
+                    yield str(name), content.read()
             # To the end, where the checksum is.
             while file.read(1 << 16):
                 pass

@@ -140,8 +140,8 @@ def open_batches(
 ) -> Batches:
     """Starts to read the batches, of ``num_bytes`` each, of ``first_step`` and the steps after it.
 
-    ``num_workers`` processes read; 0: threads of this one do. DataError if cloudpickle cannot pickle ``read``, which
-    ``name``, the split's, tells.
+    ``num_workers`` processes read; 0: threads of this one do. DataError, which names the split ``name``, if cloudpickle
+    cannot pickle ``read``.
     """
     check_installed()
     exit_if_unguarded()
@@ -175,7 +175,7 @@ def open_batches(
     fits = not os.path.isdir(_SHARED_MEMORY) or shutil.disk_usage(_SHARED_MEMORY).free >= needed
     options = grain.experimental.DatasetOptions(min_shm_size=0 if fits else num_bytes + 1)
     iterator = iter(grain.experimental.WithOptionsIterDataset(dataset, options))
-    # Lets Grain read a flag of its own at its default: it fails in programs that do not parse absl's flags.
+    # Lets Grain read its flag's default: it fails in programs that do not parse absl's flags.
     flag = "grain_enable_multiprocess_worker_profiling"
     if flag in flags.FLAGS and not flags.FLAGS.is_parsed():
         flags.FLAGS[flag].present = 1
@@ -203,8 +203,8 @@ def exit_if_unguarded() -> None:
         raise SystemExit(_UNGUARDED)
 
 
-def _start_workers(begin: Callable[[], None], number: int) -> list[BaseProcess]:
-    """Calls ``begin``, which starts ``number`` workers in threads of its own, and waits until they are started.
+def _start_workers(start: Callable[[], None], number: int) -> list[BaseProcess]:
+    """Calls ``start``, which starts ``number`` workers from threads, and waits until they are started.
 
     Until then the environment is that of workers, and the signals of a terminal and of a scheduler are blocked, which
     workers inherit until they ignore them.
@@ -216,7 +216,7 @@ def _start_workers(begin: Callable[[], None], number: int) -> list[BaseProcess]:
         os.environ.update(_WORKER_ENVIRONMENT)
         deadline = time.monotonic() + _START_SECONDS
         try:
-            begin()
+            start()
             while True:
                 new = [child for child in multiprocessing.active_children() if child not in others]
                 workers = [child for child in new if child.name.startswith("grain-process-prefetch")]

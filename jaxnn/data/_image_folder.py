@@ -17,7 +17,7 @@ from jaxnn.data._stream import stream as stream_readers
 from jaxnn.types import ConfigError, DataError, Splits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-# Whatever a file is called. Pillow knows others too, and starts a program for PostScript.
+# Under any suffix. Pillow knows others too, and starts a program for PostScript.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
 
@@ -34,8 +34,8 @@ def image_folder(
 
     ``validation/`` may stand for ``val/``; it and ``test/`` may be missing. Labels number the classes in the order of
     their names, examples are ordered by class and then by file name. Pictures are decoded by Pillow and scaled
-    bilinearly to ``image_size``, whatever their proportions. All are decoded once, in threads, and held in memory,
-    ``height * width * channels`` bytes each; or they stay files and are decoded whenever a step needs them, see
+    bilinearly to ``image_size``, ignoring their proportions. All are decoded once, in threads, and held in memory,
+    ``height * width * channels`` bytes each; or they stay files and are decoded when a step needs them, see
     `stream`. The numbers are the same.
 
     Args:

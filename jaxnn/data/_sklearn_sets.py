@@ -62,14 +62,14 @@ def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     counts = {split: math.ceil(share * len(targets)) for split, share in shares.items() if share}
     if sum(counts.values()) >= len(targets):
         raise DataError(
-            f"test_fraction = {test} and validation_fraction = {validation} leave nothing to train on: their sum must "
-            "be below 1."
+            f"test_fraction = {test} and validation_fraction = {validation} leave nothing to train on: lower them."
         )
-    parts, rest = {}, np.arange(len(targets))
+    pairs: dict[str, Any] = {}
+    rest = np.arange(len(targets))
     for split, count in counts.items():
-        rest, parts[split] = _split_off(rest, targets[rest] if has_labels else None, count, split, seed)
-    pairs: dict[str, Any] = {split: (inputs[part], targets[part]) for split, part in {"train": rest, **parts}.items()}
-    return arrays(**pairs, name=name, class_names=names if has_labels else ())
+        rest, part = _split_off(rest, targets[rest] if has_labels else None, count, split, seed)
+        pairs[split] = inputs[part], targets[part]
+    return arrays((inputs[rest], targets[rest]), **pairs, name=name, class_names=names if has_labels else ())
 
 
 def _loaded(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:

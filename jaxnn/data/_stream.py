@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -100,13 +101,14 @@ def stream(
     return Splits(**sources, name=name, class_names=tuple(class_names))
 
 
-def _call_named[Result](what: str, function: Callable[[], Result]) -> Result:
-    """The result of ``function``; an error of it becomes a DataError that says that ``what`` failed, why and where.
+@contextlib.contextmanager
+def _errors_named(what: str) -> Iterator[None]:
+    """Turns an error inside the block into a DataError with the reason and the place why ``what`` failed.
 
     The traceback becomes a note: worker processes send notes but no cause.
     """
     try:
-        return function()
+        yield
     except DataError:
         raise
     # The user's reader may raise anything.
@@ -157,7 +159,8 @@ class StreamSource(IndexedSource):
     def example(self, index: int) -> Examples:
         """The example at ``index`` with the dtypes of `jaxnn.data.arrays`; DataError, which names it, if it is bad."""
         where = f"example {index} of {self.split}"
-        pair = _call_named(f"reading {where}", lambda: self.reader[index])
+        with _errors_named(f"reading {where}"):
+            pair = self.reader[index]
         check_pair(where, pair, "(input, target)", "have the reader's __getitem__ return such a pair")
         target = converted(f"the target of {where}", pair[1], is_input=False)
         if np.issubdtype(target.dtype, np.integer):
@@ -204,11 +207,11 @@ class StreamSource(IndexedSource):
             if self.host_augment is not None:
                 where = f"example {order[place]} of {self.split}"
                 rng = np.random.default_rng((seed & 0xFFFFFFFF, step, place))
-                # A copy, since the reader may keep the original.
-                call = functools.partial(self.host_augment, rng, np.array(example.inputs))
-                what = f"the augmented input of {where}"
-                inputs = converted(what, _call_named(f"augmenting {where}", call), is_input=True)
-                check_like(what, inputs, "the input", example.inputs)
+                with _errors_named(f"augmenting {where}"):
+                    # A copy, since the reader may keep the original.
+                    augmented = self.host_augment(rng, np.array(example.inputs))
+                inputs = converted(f"the augmented input of {where}", augmented, is_input=True)
+                check_like(f"the augmented input of {where}", inputs, "the input", example.inputs)
                 example = example._replace(inputs=inputs)
             examples.append(example)
         return self.rows(examples, order[places])
@@ -227,10 +230,7 @@ class StreamSource(IndexedSource):
         """
         self.order(seed, np.zeros(1, np.int32), batch_size)
         places = range(batch_size)[rows]
-        # Without the targets, which are cached and may be many.
-        sent = dataclasses.replace(self)
-        vars(sent)["like"] = self.like
-        read = functools.partial(sent._read_step, int(seed), batch_size, places)
+        read = functools.partial(self._read_step, int(seed), batch_size, places)
         num_bytes = len(places) * sum(array.nbytes for array in self.like)
         return open_batches(read, first_step, self.num_workers, name=self.split, num_bytes=num_bytes)
 

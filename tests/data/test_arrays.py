@@ -164,7 +164,7 @@ PAIR = (np.arange(10)[:, None], np.arange(10))
             for number in (0, 0.5, "3", [1])
         ),
         (lambda: standardized(arrays((np.zeros((2, 2), np.uint8), [0, 1]))), "uint8 cannot be standardized"),
-        (lambda: augmented(Splits(object()), augment.flip()), "a object cannot be changed here"),
+        (lambda: augmented(Splits(object()), augment.flip()), "a object cannot be changed, only an ArraySource"),
         (lambda: check_batch_size(arrays(GOOD).train, 6), "batch of 6 .* set of 5 examples"),
         (lambda: check_labels(arrays(GOOD, TEST), 3), "label 3 of example 3 in test .* 0 to 2"),
         (lambda: check_labels(arrays((GOOD[0], np.zeros(5))), 10), "targets of train are float32"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from jaxnn.data._arrays import ArraySource, arrays, check_pair, given_splits, split_off
 from jaxnn.data._files import (
-    SPLIT_FOLDERS,
     Listing,
     PathLike,
     check_file,
@@ -17,7 +17,6 @@ from jaxnn.data._files import (
     decoded,
     fetch,
     find,
-    is_example,
     list_folder,
     read_members,
     read_text,
@@ -29,6 +28,7 @@ _SUFFIXES = (".txt",)
 _IMDB = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 _IMDB_SHA256 = "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe"
 _IMDB_FOLDER = "aclImdb"
+_IMDB_MEMBER = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^./][^/]*\.txt")
 _IMDB_ARCHIVES = ("aclImdb_labeled.tar.gz", "aclImdb_v1.tar.gz")
 # The complete archive has 50,000 reviews without a label too, as train/unsup.
 _IMDB_CLASSES = ("neg", "pos")
@@ -65,17 +65,13 @@ def texts(
             `jaxnn.data.arrays`.
     """
     if not isinstance(tokenizer, Tokenizer | None):
-        raise DataError(
-            f"tokenizer must be a jn.data.Tokenizer, not {tokenizer!r}: its fields say how texts become ids."
-        )
+        raise DataError(f"tokenizer must be a jn.data.Tokenizer, such as Tokenizer(), not {tokenizer!r}.")
     given = given_splits(train, test, validation)
     for split, pair in given.items():
         check_pair(split, pair, "(texts, targets)", f"write {split}=(texts, targets)")
         lines = checked_texts(f"{split}'s texts", pair[0])
         if empty := [index for index, text in enumerate(lines) if not text.strip()]:
-            raise DataError(
-                f"text {empty[0]} of {split} is empty (empty ones: {len(empty):,}): leave such examples out."
-            )
+            raise DataError(f"text {empty[0]} of {split} is empty (empty ones: {len(empty):,}): leave them out.")
     found = (tokenizer or Tokenizer()).fit(given["train"][0])
     encoded: dict[str, Any] = {split: (found.encode(lines), targets) for split, (lines, targets) in given.items()}
     splits = arrays(**encoded, name=name, class_names=class_names, num_classes=num_classes)
@@ -143,27 +139,18 @@ def imdb(
     if class_names != _IMDB_CLASSES or "test" not in pairs:
         raise DataError(f"{path} does not hold {_IMDB_FOLDER}/{{train,test}}/{{neg,pos}}/*.txt: download it again.")
     reviews, labels = pairs["train"]
-    parts = split_off(len(reviews), {"validation": validation}, seed)
-    splits: dict[str, Any] = {split: ([reviews[i] for i in part], labels[part]) for split, part in parts.items()}
+    splits = split_off(reviews, labels, {"validation": validation}, seed)
     return texts(**splits, test=pairs["test"], tokenizer=tokenizer, name="imdb", class_names=class_names)
 
 
 def _read_archive(path: Path) -> tuple[Listing, dict[str, str]]:
     """The files in IMDb's archive, and the text of each by its path ``<split>/<class>/<file>``."""
-
-    def wanted(parts: tuple[str, ...]) -> bool:
-        if len(parts) != 4:
-            return False
-        top, folder, kind, name = parts
-        is_known = top == _IMDB_FOLDER and folder in SPLIT_FOLDERS and kind in _IMDB_CLASSES
-        return is_known and is_example(name, _SUFFIXES)
-
     listing: Listing = {}
     contents = {}
-    for (top, folder, kind, name), content in read_members(path, wanted, _MOST_ARCHIVE_BYTES):
-        listing.setdefault(folder, {}).setdefault(kind, []).append(name)
-        where = f"{folder}/{kind}/{name}"
-        contents[where] = decoded(content, f"{top}/{where} in {path}")
+    for name, content in read_members(path, _IMDB_MEMBER.fullmatch, _MOST_ARCHIVE_BYTES):
+        _, folder, kind, file = name.split("/")
+        listing.setdefault(folder, {}).setdefault(kind, []).append(file)
+        contents[f"{folder}/{kind}/{file}"] = decoded(content, f"{name} in {path}")
     return listing, contents
 
 

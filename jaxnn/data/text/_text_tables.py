@@ -83,16 +83,13 @@ def csv(
     labels = np.array([numbers[entry] for entry in entries], np.int32)
     given = {"test": test, "validation": validation}
     shares: Any = {split: share for split, share in given.items() if not isinstance(share, str | os.PathLike)}
-    parts = split_off(len(lines), shares, seed)
-    pairs: dict[str, Any] = {split: ([lines[i] for i in part], labels[part]) for split, part in parts.items()}
+    pairs = split_off(lines, labels, shares, seed)
     for split, file in given.items():
         if not isinstance(file, str | os.PathLike):
             continue
         lines, entries = read(file)
         if unknown := [entry for entry in entries if entry not in numbers]:
-            raise DataError(
-                f"{file} has the label {unknown[0]!r}, which the training table lacks: add examples or remove it."
-            )
+            raise DataError(f"{file} has the label {unknown[0]!r}, which the training table lacks: remove such rows.")
         pairs[split] = lines, np.array([numbers[entry] for entry in entries], np.int32)
     return texts(**pairs, tokenizer=tokenizer, name=Path(path).stem, class_names=class_names)
 

@@ -74,15 +74,13 @@ class Tokenizer:
         return text.translate(_TO_SPACES).split() if self.unit == "words" else text
 
     def fit(self, texts: Sequence[str]) -> Vocabulary:
-        """The vocabulary of training texts, whatever their order; DataError if there is no token in them."""
+        """The vocabulary of training texts, the same in any order; DataError if there is no token in them."""
         counts: Counter[str] = Counter()
         for text in checked_texts("the training texts", texts):
             counts.update(self.tokens(text))
         counts.pop(_SPECIAL[_UNKNOWN], None)
         if not counts:
-            raise DataError(
-                f"the {len(texts):,} training texts hold no {self.unit} to learn a vocabulary from: give others."
-            )
+            raise DataError(f"the {len(texts):,} training texts hold no {self.unit}: give texts with some.")
         ranked = sorted(counts, key=lambda token: (-counts[token], token))[: self.vocabulary_size - len(_SPECIAL)]
         single = Vocabulary(self, (*_SPECIAL, *ranked))
         runs: Counter[tuple[int, ...]] = Counter()
