@@ -235,9 +235,7 @@ def standardized(splits: Splits) -> Splits:
 def array_source(source: Source) -> ArraySource:
     """The source itself if it holds arrays, else DataError."""
     if not isinstance(source, ArraySource):
-        raise DataError(
-            f"a {type(source).__name__} cannot be changed, only an ArraySource: prepare it before it is in Splits."
-        )
+        raise DataError(f"a {type(source).__name__} cannot be changed, only an ArraySource: prepare its data before.")
     return source
 
 

@@ -176,9 +176,7 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
         records = np.frombuffer(found[name], np.uint8).reshape(-1, _RECORD_BYTES)
         if bad := np.flatnonzero(records[:, 0] > 9).tolist():
             label = records[bad[0], 0]
-            raise DataError(
-                f"record {bad[0]} of {name} of {path} has the label {label}, not 0 to 9: download it again."
-            )
+            raise DataError(f"record {bad[0]} of {name} of {path} has the label {label}, not 0 to 9: get it again.")
         labels.append(records[:, 0])
         images.append(np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)))
     train, validation = hold_out((np.concatenate(images[:-1]), np.concatenate(labels[:-1])), num_validation)

@@ -61,7 +61,9 @@ def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     shares = {"test": test, "validation": validation}
     counts = {split: math.ceil(share * len(targets)) for split, share in shares.items() if share}
     if sum(counts.values()) >= len(targets):
-        raise DataError(f"test_fraction {test} and validation_fraction {validation} leave nothing to train on.")
+        raise DataError(
+            f"test_fraction {test} and validation_fraction {validation} leave nothing to train on: lower them."
+        )
     pairs: dict[str, Any] = {}
     rest = np.arange(len(targets))
     for split, count in counts.items():
