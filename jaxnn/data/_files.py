@@ -238,7 +238,7 @@ def read_members(path: Path, wanted: Callable[[str], object], most_bytes: int) -
                 file.check(member.size)
                 name = PurePosixPath(member.name)
                 if name.is_absolute() or ".." in name.parts:
-                    raise DataError(f"{path} has a member {member.name!r} outside of it: download it again.")
+                    raise DataError(f"{path} has a member that would be outside of it, {member.name!r}: get it again.")
                 if wanted(str(name)):
                     content = archive.extractfile(member) if member.isfile() and not member.issparse() else None
                     if content is None:

@@ -69,7 +69,10 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
     if batch_size < 1:
         raise DataError(f"a batch of {batch_size} holds no example: batch_size must be at least 1.")
     if batch_size > num_examples:
-        raise DataError(f"a batch of {batch_size} is larger than the set of {num_examples} examples: lower batch_size.")
+        raise DataError(
+            f"a batch of {batch_size} is larger than the set of {num_examples} examples: "
+            f"lower batch_size to at most {num_examples}."
+        )
     return num_examples // batch_size
 
 
