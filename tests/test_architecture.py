@@ -30,7 +30,7 @@ LEVELS = (
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 LAZY = ("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain")
 # The second gives worker processes an environment of their own; the third reads a secret.
-ENVIRONMENT = ("data/_downloads.py", "data/_grain.py", "parallel/_link.py")
+ENVIRONMENT = ("data/_files.py", "data/_grain.py", "parallel/_link.py")
 
 
 def package_of(path: pathlib.Path) -> str:

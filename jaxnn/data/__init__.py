@@ -1,20 +1,20 @@
 """Data sets as sources, in memory or streamed: a batch is a pure function of the seed and the step."""
 
 from jaxnn.data._arrays import ArraySource as ArraySource
+from jaxnn.data._arrays import Augmentation as Augmentation
 from jaxnn.data._arrays import arrays as arrays
-from jaxnn.data._arrays import augmented as augmented
 from jaxnn.data._arrays import check_batch_size as check_batch_size
 from jaxnn.data._arrays import check_labels as check_labels
 from jaxnn.data._arrays import hold_out as hold_out
 from jaxnn.data._arrays import padded_indices as padded_indices
 from jaxnn.data._arrays import standardized as standardized
-from jaxnn.data._augmentation import Augmentation as Augmentation
+from jaxnn.data._augmentation import augmented as augmented
 from jaxnn.data._augmentation import chain as chain
 from jaxnn.data._augmentation import cutout as cutout
 from jaxnn.data._augmentation import flip as flip
 from jaxnn.data._augmentation import shift as shift
-from jaxnn.data._downloads import data_dir as data_dir
-from jaxnn.data._downloads import fetch as fetch
+from jaxnn.data._files import data_dir as data_dir
+from jaxnn.data._files import fetch as fetch
 from jaxnn.data._image_folder import cats_vs_dogs as cats_vs_dogs
 from jaxnn.data._image_folder import image_folder as image_folder
 from jaxnn.data._image_sets import cifar10 as cifar10

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data._array_checks import as_examples, check_class_names, check_integer, check_label_range, check_like
-from jaxnn.data._augmentation import Augmentation, chain
 from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
-from jaxnn.types import Array, Batch, DataError, Examples, Source, Splits
+from jaxnn.types import Array, Batch, DataError, Examples, JaxnnError, Source, Splits
+
+_INT32 = np.iinfo(np.int32)
+
+type Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class IndexedSource:
     """What sources in memory and streamed ones share: the order of examples, and what happens on the device."""
 
-    augment: Augmentation | None
+    augment: Augmentation | None = None
 
     @property
     def num_examples(self) -> int:
@@ -130,13 +132,9 @@ def arrays(
         DataError: no pair of arrays of numbers, lengths that differ, an empty split, NaN or infinity, an integer beyond
             int32, a label out of range, splits that differ in shape or dtype, ``class_names`` not ``num_classes``.
     """
-    class_names = tuple(class_names)
-    check_class_names(class_names, num_classes)
-    known = num_classes or len(class_names) or None
-    pairs = {"train": train, "validation": validation, "test": test}
-    examples = {
-        split: as_examples(split, pair) for split, pair in pairs.items() if pair is not None or split == "train"
-    }
+    known = known_classes(class_names, num_classes)
+    pairs = given_splits(train, test, validation)
+    examples = {split: as_examples(split, pair) for split, pair in pairs.items()}
     for split, (inputs, targets) in examples.items():
         for field, array, model in zip(Examples._fields, (inputs, targets), examples["train"], strict=True):
             check_like(f"each of the {field} of {split}", array[0], "each of those of train", model[0])
@@ -148,7 +146,23 @@ def arrays(
                 "classes: give integer labels, of one-hot rows targets.argmax(axis=-1), or leave the classes out."
             )
     sources = {split: ArraySource(found) for split, found in examples.items()}
-    return Splits(**sources, name=name, class_names=class_names)
+    return Splits(**sources, name=name, class_names=tuple(class_names))
+
+
+def given_splits(train: Any, test: Any, validation: Any) -> dict[str, Any]:
+    """The splits that are not None by name, and ``train`` in any case: checks name it if it is None."""
+    given = {"train": train, "validation": validation, "test": test}
+    return {split: value for split, value in given.items() if value is not None or split == "train"}
+
+
+def known_classes(class_names: Sequence[str], num_classes: int | None) -> int | None:
+    """The number of classes, or None if there is neither argument; DataError if they differ."""
+    if num_classes is None:
+        return len(class_names) or None
+    check_integer("num_classes", num_classes, 1)
+    if class_names and len(class_names) != num_classes:
+        raise DataError(f"{len(class_names)} class_names but num_classes is {num_classes}: give one name per class.")
+    return num_classes
 
 
 def hold_out(
@@ -159,10 +173,7 @@ def hold_out(
     check_integer("num_validation, which counts examples,", num_validation, 0)
     num_train = len(inputs) - num_validation
     if num_train < 1:
-        raise DataError(
-            f"num_validation = {num_validation} of {len(inputs)} training examples cannot be held out: give 0 to "
-            f"{len(inputs) - 1}."
-        )
+        raise DataError(f"num_validation = {num_validation} of {len(inputs)} examples: give 0 to {len(inputs) - 1}.")
     if num_validation == 0:
         return pair, None
     return (inputs[:num_train], targets[:num_train]), (inputs[num_train:], targets[num_train:])
@@ -176,12 +187,13 @@ def check_shares(shares: Mapping[str, Any], seed: Any) -> None:
     check_integer("seed", seed, 0)
 
 
-def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
-    """The indices of ``train`` and of each split that holds a share, shuffled by `permute` and sorted.
+def split_off(texts: Sequence[str], labels: np.ndarray, shares: Mapping[str, float], seed: int) -> dict[str, Any]:
+    """The texts and labels of ``train`` and of each split with a share, chosen by `permute`, in their order.
 
     A share is rounded to at least one example; 0: no such split. DataError if they leave nothing to train on.
     """
     check_shares(shares, seed)
+    num_examples = len(texts)
     counts = {split: max(1, round(share * num_examples)) for split, share in shares.items() if share}
     if sum(counts.values()) >= num_examples:
         raise DataError(
@@ -189,18 +201,11 @@ def split_off(num_examples: int, shares: Mapping[str, float], seed: int) -> dict
             f"nothing of {num_examples:,} examples to train on: hold out less."
         )
     shuffled = permute(np.arange(num_examples), num_examples, seed, 0)
-    *parts, rest = np.split(shuffled, np.cumsum([*counts.values()]))
-    return {"train": np.sort(rest), **{split: np.sort(part) for split, part in zip(counts, parts, strict=True)}}
-
-
-def augmented(splits: Splits, *augmentations: Augmentation) -> Splits:
-    """The data set of `ArraySource` with its training inputs augmented, after any augmentation they had before.
-
-    ``augmentations`` such as ``jn.data.flip()`` are applied in order. Raises DataError for another kind of source.
-    """
-    train = _array_source(splits.train)
-    before = () if train.augment is None else (train.augment,)
-    return splits._replace(train=dataclasses.replace(train, augment=chain(*before, *augmentations)))
+    parts = map(np.sort, np.split(shuffled, np.cumsum([*counts.values()])))
+    return {
+        split: ([texts[index] for index in part], labels[part])
+        for split, part in zip((*counts, "train"), parts, strict=True)
+    }
 
 
 def standardized(splits: Splits) -> Splits:
@@ -212,7 +217,7 @@ def standardized(splits: Splits) -> Splits:
     Raises:
         DataError: inputs that are not floats, or a source that is no `ArraySource`.
     """
-    inputs = np.asarray(_array_source(splits.train).examples.inputs)
+    inputs = np.asarray(array_source(splits.train).examples.inputs)
     if not np.issubdtype(inputs.dtype, np.floating):
         raise DataError(f"inputs of dtype {inputs.dtype} cannot be standardized: give float inputs to arrays().")
     mean = inputs.mean(axis=0, dtype=np.float64)
@@ -221,14 +226,21 @@ def standardized(splits: Splits) -> Splits:
     scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=varies)
     changed: dict[str, Any] = {}
     for name, source in splits.named().items():
-        source = _array_source(source)
+        source = array_source(source)
         scaled = ((np.asarray(source.examples.inputs) - mean) * scale).astype(np.float32)
         changed[name] = dataclasses.replace(source, examples=Examples(scaled, source.examples.targets))
     return splits._replace(**changed)
 
 
+def array_source(source: Source) -> ArraySource:
+    """The source itself if it holds arrays, else DataError."""
+    if not isinstance(source, ArraySource):
+        raise DataError(f"a {type(source).__name__} cannot be changed, only an ArraySource: prepare its data before.")
+    return source
+
+
 def check_batch_size(source: Source, batch_size: int) -> None:
-    """DataError if a batch is larger than the set, or holds nothing."""
+    """Raises DataError if a batch is larger than the set, or has no example."""
     steps_per_epoch(source.num_examples, batch_size)
 
 
@@ -246,11 +258,95 @@ def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None)
         check_label_range(split, targets, num_classes, may_ignore=False)
 
 
-def _array_source(source: Source) -> ArraySource:
-    """The source itself if it holds arrays, else DataError."""
-    if not isinstance(source, ArraySource):
+def as_examples(split: str, pair: Any) -> Examples:
+    """A pair of array-likes as checked arrays, see `converted`; ``split`` is the split's name, for messages."""
+    check_pair(split, pair, "(inputs, targets)", f"write {split}=(inputs, targets)")
+    inputs = converted(f"{split} inputs", pair[0], is_input=True, has_examples=True)
+    targets = converted(f"{split} targets", pair[1], is_input=False, has_examples=True)
+    if len(inputs) != len(targets):
+        raise DataError(f"{split} has {len(inputs)} inputs but {len(targets)} targets: give one target for each input.")
+    return Examples(inputs, targets)
+
+
+def converted(where: str, value: Any, *, is_input: bool, has_examples: bool = False) -> np.ndarray:
+    """``value`` as a checked array of a dtype that models take, see `jaxnn.data.arrays`; ``where`` is for messages.
+
+    With ``has_examples`` the first axis counts examples; there must be one, and messages name the first bad one.
+    """
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{where}: not one array but a {type(value).__name__}; give examples of one shape.") from error
+    if has_examples and array.ndim == 0:
+        raise DataError(f"{where}: one {type(value).__name__}, not an array [examples, ...].")
+    if has_examples and array.size == 0:
+        raise DataError(f"{where}: empty, of shape {array.shape}; give at least one example.")
+    if array.dtype == np.bool_:
+        return array.astype(np.float32 if is_input else np.int32)
+    if array.dtype == np.uint8 and is_input:
+        return array
+    if jnp.issubdtype(array.dtype, np.integer):
+        bad = (array < _INT32.min) | (array > _INT32.max)
+        if bad.any():
+            place = _bad_examples(bad) if has_examples else ""
+            raise DataError(f"{where}: an integer beyond int32{place}; renumber, or give floats.")
+        return array.astype(np.int32, copy=False)
+    if not jnp.issubdtype(array.dtype, np.floating):
+        raise DataError(f"{where}: dtype {array.dtype}; encode it as numbers first.")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32, copy=False)
+    bad = ~np.isfinite(array)
+    if bad.any():
+        place = _bad_examples(bad) if has_examples else ""
+        raise DataError(f"{where}: NaN or infinity (as float32){place}; remove or replace these values.")
+    return array
+
+
+def _bad_examples(bad: np.ndarray) -> str:
+    """The first example with a bad value and the number of such examples, for messages."""
+    rows = bad.reshape(len(bad), -1).any(axis=1)
+    return f" in example {rows.argmax()} (such examples: {rows.sum():,})"
+
+
+def check_pair(where: str, pair: Any, form: str, fix: str) -> None:
+    """Raises DataError unless ``pair`` is a tuple or list of two; ``form`` says of what, ``fix`` what to do."""
+    is_sequence = isinstance(pair, tuple | list)
+    if not is_sequence or len(pair) != 2:
+        found = type(pair).__name__ + (f" of {len(pair)}" if is_sequence else "")
+        raise DataError(f"{where} must be a pair {form}, not one {found}: {fix}.")
+
+
+def check_integer(name: str, value: Any, least: int, error: type[JaxnnError] = DataError) -> None:
+    """Raises ``error`` unless ``value`` is an integer of at least ``least``, of Python or NumPy."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise error(f"{name} must be an integer of at least {least}, not {value!r}.")
+
+
+def check_like(what: str, array: Any, other: str, model: Any) -> None:
+    """Raises DataError if two arrays differ in shape or dtype; ``what`` and ``other`` are their names."""
+    if (array.shape, array.dtype) != (model.shape, model.dtype):
         raise DataError(
-            f"a {type(source).__name__} cannot be changed here, only an ArraySource as arrays() makes: prepare other "
-            "sources before they are given to Splits."
+            f"{what} is {array.dtype} {array.shape} but {other} is {model.dtype} {model.shape}: give all examples one "
+            "shape and dtype, by resizing or padding them."
         )
-    return source
+
+
+def check_label_range(
+    split: str, targets: np.ndarray, num_classes: int | None, *, may_ignore: bool = True, first: int = 0
+) -> None:
+    """Raises DataError for the first label that is negative or not below ``num_classes``, if that is known.
+
+    In sequences, ``[examples, time]``, a negative label means "ignored" if ``may_ignore``; ``first`` is the index of
+    the first example, for the message.
+    """
+    negative_is_fine = may_ignore and targets.ndim > 1
+    bad = np.zeros(targets.shape, bool) if negative_is_fine else targets < 0
+    if num_classes is not None:
+        bad |= targets >= num_classes
+    if bad.any():
+        known = "at least 0" if num_classes is None else f"0 to {num_classes - 1}"
+        ignored = "; a negative one is ignored" if negative_is_fine else ""
+        raise DataError(
+            f"the label {targets[bad][0]} of example {first + np.argwhere(bad)[0, 0]} in {split} is out of range: "
+            f"labels must be {known}{ignored}."
+        )

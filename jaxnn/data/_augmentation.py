@@ -6,14 +6,23 @@ traced it raises DataError for inputs of another rank, or for images not larger 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jaxnn.types import ConfigError, DataError
+from jaxnn.data._arrays import Augmentation, array_source, check_integer
+from jaxnn.types import ConfigError, DataError, Splits
 
-type Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
+
+def augmented(splits: Splits, *augmentations: Augmentation) -> Splits:
+    """The data set of `ArraySource` with its training inputs augmented, after any augmentation they had before.
+
+    ``augmentations`` such as ``jn.data.flip()`` are applied in order. Raises DataError for another kind of source.
+    """
+    train = array_source(splits.train)
+    before = () if train.augment is None else (train.augment,)
+    return splits._replace(train=dataclasses.replace(train, augment=chain(*before, *augmentations)))
 
 
 def flip() -> Augmentation:
@@ -35,7 +44,7 @@ def shift(pixels: int) -> Augmentation:
     Raises:
         ConfigError: ``pixels`` is not a positive integer.
     """
-    _check_positive("shift(pixels)", pixels)
+    check_integer("shift(pixels)", pixels, 1, ConfigError)
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
         _check_images("shift", inputs, larger_than=pixels)
@@ -59,7 +68,7 @@ def cutout(size: int) -> Augmentation:
     Raises:
         ConfigError: ``size`` is not a positive integer.
     """
-    _check_positive("cutout(size)", size)
+    check_integer("cutout(size)", size, 1, ConfigError)
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
         _check_images("cutout", inputs, larger_than=size)
@@ -86,12 +95,6 @@ def chain(*augmentations: Augmentation) -> Augmentation:
         return inputs
 
     return apply
-
-
-def _check_positive(name: str, value: int) -> None:
-    """Raises ConfigError unless ``value`` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1 pixel, not {value!r}.")
 
 
 def _check_images(name: str, inputs: jax.Array, larger_than: int = 0) -> None:

@@ -17,7 +17,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,32 +41,30 @@ _UNGUARDED = 78
 _STARTING = threading.Lock()
 
 
-class _Failure(NamedTuple):
-    """An error as text: not every exception can be sent to another process."""
-
-    message: str
-    details: str
-
-
 @dataclasses.dataclass
 class _Guarded:
-    """A function of the step whose errors become a `_Failure`; ``pickled`` by cloudpickle: notebooks work too."""
+    """A function of the step that returns errors as a DataError, since not every exception can be sent to a process.
+
+    For workers it is ``pickled`` once, by cloudpickle, which pickles functions of notebooks too.
+    """
 
     read: Callable[[int], Examples] | None
     pickled: bytes = b""
 
-    def __call__(self, step: int) -> Examples | _Failure:
+    def __call__(self, step: int) -> Examples | DataError:
         try:
             if self.read is None:
                 import cloudpickle
 
                 self.read = cloudpickle.loads(self.pickled)
             return self.read(step)
+        except DataError as error:
+            return error.with_traceback(None)
         # SystemExit too: Grain would wait forever for a worker that ended with status 0.
         except BaseException as error:
-            if isinstance(error, DataError):
-                return _Failure(str(error), "".join(getattr(error, "__notes__", ())))
-            return _Failure(f"a step's batch cannot be read: {error!r}.", "".join(traceback.format_exception(error)))
+            failure = DataError(f"a step's batch cannot be read: {error!r}.")
+            failure.add_note("".join(traceback.format_exception(error)))
+            return failure
 
 
 class Batches(Iterator[Examples]):
@@ -100,12 +98,9 @@ class Batches(Iterator[Examples]):
                 failure = _pipeline_error(error, self._children)
                 self.close()
                 raise failure from None
-            if isinstance(found, _Failure):
+            if isinstance(found, DataError):
                 self.close()
-                named = DataError(found.message)
-                if found.details:
-                    named.add_note(found.details)
-                raise named
+                raise found
             rows: Examples = found
             return rows
 
@@ -145,8 +140,8 @@ def open_batches(
 ) -> Batches:
     """Starts to read the batches, of ``num_bytes`` each, of ``first_step`` and the steps after it.
 
-    ``num_workers`` processes read; 0: threads of this one do. DataError if cloudpickle cannot pickle ``read``, which
-    ``name``, the split's, tells.
+    ``num_workers`` processes read; 0: threads of this one do. DataError, which names the split ``name``, if cloudpickle
+    cannot pickle ``read``.
     """
     check_installed()
     exit_if_unguarded()
@@ -174,13 +169,13 @@ def open_batches(
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     dataset = dataset.mp_prefetch(processes, worker_init_fn=_prepare_worker)
     # Rows are copied out of a worker's shared memory, which is then freed.
-    dataset = dataset.map(lambda found: found if isinstance(found, _Failure) else Examples(*map(np.array, found)))
+    dataset = dataset.map(lambda found: found if isinstance(found, DataError) else Examples(*map(np.array, found)))
     # Where shared memory is no folder, a folder's size does not limit it.
     needed = _SHARED_AT_A_TIME * num_workers * num_bytes
     fits = not os.path.isdir(_SHARED_MEMORY) or shutil.disk_usage(_SHARED_MEMORY).free >= needed
     options = grain.experimental.DatasetOptions(min_shm_size=0 if fits else num_bytes + 1)
     iterator = iter(grain.experimental.WithOptionsIterDataset(dataset, options))
-    # Lets Grain read a flag of its own at its default: it fails in programs that do not parse absl's flags.
+    # Lets Grain read its flag's default: it fails in programs that do not parse absl's flags.
     flag = "grain_enable_multiprocess_worker_profiling"
     if flag in flags.FLAGS and not flags.FLAGS.is_parsed():
         flags.FLAGS[flag].present = 1
@@ -208,8 +203,8 @@ def exit_if_unguarded() -> None:
         raise SystemExit(_UNGUARDED)
 
 
-def _start_workers(begin: Callable[[], None], number: int) -> list[BaseProcess]:
-    """Calls ``begin``, which starts ``number`` workers in threads of its own, and waits until they are started.
+def _start_workers(start: Callable[[], None], number: int) -> list[BaseProcess]:
+    """Calls ``start``, which starts ``number`` workers from threads, and waits until they are started.
 
     Until then the environment is that of workers, and the signals of a terminal and of a scheduler are blocked, which
     workers inherit until they ignore them.
@@ -221,7 +216,7 @@ def _start_workers(begin: Callable[[], None], number: int) -> list[BaseProcess]:
         os.environ.update(_WORKER_ENVIRONMENT)
         deadline = time.monotonic() + _START_SECONDS
         try:
-            begin()
+            start()
             while True:
                 new = [child for child in multiprocessing.active_children() if child not in others]
                 workers = [child for child in new if child.name.startswith("grain-process-prefetch")]

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data._arrays import arrays
-from jaxnn.data._class_folders import check_file, classified, list_folder
-from jaxnn.data._downloads import PathLike, os_errors_named
-from jaxnn.data._downloads import data_dir as find_data_dir
+from jaxnn.data._files import PathLike, check_file, classified, folder_with, list_folder
 from jaxnn.data._stream import HostAugmentation
 from jaxnn.data._stream import stream as stream_readers
 from jaxnn.types import ConfigError, DataError, Splits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-# Whatever a file is called. Pillow knows others too, and starts a program for PostScript.
+# Under any suffix. Pillow knows others too, and starts a program for PostScript.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
 
@@ -36,8 +34,8 @@ def image_folder(
 
     ``validation/`` may stand for ``val/``; it and ``test/`` may be missing. Labels number the classes in the order of
     their names, examples are ordered by class and then by file name. Pictures are decoded by Pillow and scaled
-    bilinearly to ``image_size``, whatever their proportions. All are decoded once, in threads, and held in memory,
-    ``height * width * channels`` bytes each; or they stay files and are decoded whenever a step needs them, see
+    bilinearly to ``image_size``, ignoring their proportions. All are decoded once, in threads, and held in memory,
+    ``height * width * channels`` bytes each; or they stay files and are decoded when a step needs them, see
     `stream`. The numbers are the same.
 
     Args:
@@ -78,7 +76,6 @@ def image_folder(
     return arrays(**pairs, name=name, class_names=class_names)
 
 
-@os_errors_named()
 def cats_vs_dogs(
     data_dir: PathLike | None = None,
     image_size: tuple[int, int] = (96, 96),
@@ -93,13 +90,11 @@ def cats_vs_dogs(
     (2007). Their licence forbids redistribution, and they are not downloaded: if they are not there, the DataError says
     where to get them. Arguments and other errors as of `image_folder`.
     """
-    root = find_data_dir(data_dir) / "cats_vs_dogs"
-    if not root.is_dir():
-        raise DataError(
-            f"the photographs of cats_vs_dogs are not in {root}, and may not be passed on: get them from Microsoft or "
-            "Kaggle (Dogs vs. Cats), put them there as train/cats/*.jpg, train/dogs/*.jpg and likewise val/, or set "
-            "JAXNN_DATA to a folder that has cats_vs_dogs/."
-        )
+    advice = (
+        "get the photographs from Microsoft or Kaggle (Dogs vs. Cats) and put them there as train/cats/*.jpg, "
+        "train/dogs/*.jpg and likewise val/"
+    )
+    root = folder_with("cats_vs_dogs", ["train"], advice, data_dir)
     return image_folder(root, image_size, stream=stream, num_workers=num_workers, augment=augment)
 
 

@@ -11,13 +11,10 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from jaxnn.data._arrays import arrays, hold_out
-from jaxnn.data._class_folders import read_members
-from jaxnn.data._downloads import PathLike, fetch, os_errors_named
-from jaxnn.data._downloads import data_dir as find_data_dir
+from jaxnn.data._files import PathLike, fetch, find, os_errors_named, read_members
 from jaxnn.types import DataError, Splits
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_MOST_AXES = 16
 # The largest size of a gzipped file when decompressed: pictures become some 5 times as large, zeros 1,000 times.
 _GROWS_TO, _GROWS_BY = 1 << 30, 200
 
@@ -44,11 +41,10 @@ _IDX_SHA256 = {
 }
 _FASHION = "T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot"
 _CIFAR10 = "airplane|automobile|bird|cat|deer|dog|frog|horse|ship|truck"
-_CIFAR_ARCHIVE, _CIFAR_FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
-_CIFAR_PICKLES = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
+_CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _CIFAR_URL = f"https://www.cs.toronto.edu/~kriz/{_CIFAR_ARCHIVE}"
 _CIFAR_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-_CIFAR_TRAIN, _CIFAR_TEST = tuple(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin"
+_CIFAR_FILES = (*(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin")
 # A label, and all red, all green, all blue pixels of a picture.
 _RECORD_BYTES = 1 + 3 * 32 * 32
 # All of CIFAR takes 184 MB.
@@ -106,53 +102,44 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
     path = Path(path)
     is_gzip = path.suffix == ".gz"
     try:
-        with (gzip.open if is_gzip else open)(path, "rb") as file:
-            most_bytes = max(_GROWS_TO, _GROWS_BY * path.stat().st_size) if is_gzip else None
-            return _parse_idx(cast(BinaryIO, file), path, num_axes, most_bytes)
+        with cast(BinaryIO, (gzip.open if is_gzip else open)(path, "rb")) as file:
+            magic = file.read(4)
+            if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
+                found = magic.hex(" ") or "nothing"
+                raise DataError(f"{path} is not an idx file: it begins with {found}; download it again.")
+            dtype, rank = np.dtype(_DTYPES[magic[2]]), magic[3]
+            if num_axes is not None and rank != num_axes:
+                raise DataError(f"{path} holds an array of {rank} axes, not of {num_axes}: were files mixed up?")
+            header = file.read(4 * rank)
+            if len(header) < 4 * rank:
+                raise DataError(f"{path} is truncated in its header: download it again.")
+            shape = tuple(np.frombuffer(header, ">u4").tolist())
+            num_bytes = math.prod(shape) * dtype.itemsize
+            if is_gzip and num_bytes > max(_GROWS_TO, _GROWS_BY * path.stat().st_size):
+                raise DataError(
+                    f"{path} would unfold to {num_bytes:,} bytes, as its header says {shape}, too many for a file of "
+                    "its size: download it again; or, if you trust it, gunzip it first."
+                )
+            # In pieces: memory grows with the file, not with what it announces. A byte more shows a file too long.
+            body = bytearray()
+            while chunk := file.read(min(num_bytes + 1 - len(body), 1 << 20)):
+                body += chunk
     except gzip.BadGzipFile as error:
         raise DataError(f"{path} is not a gzip file: download it again ({error}).") from error
     except (EOFError, zlib.error) as error:
         raise DataError(f"{path} is truncated or damaged: download it again ({error}).") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-
-
-def _parse_idx(file: BinaryIO, path: Path, num_axes: int | None, most_bytes: int | None) -> np.ndarray:
-    """The array in an open idx file, if it has no more than ``most_bytes`` of values."""
-    magic = file.read(4)
-    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
-        raise DataError(f"{path} is not an idx file: it begins with {magic.hex(' ') or 'nothing'}; download it again.")
-    dtype, rank = np.dtype(_DTYPES[magic[2]]), magic[3]
-    if rank > _MOST_AXES:
-        raise DataError(f"{path} announces an array of {rank} axes, which no data set has: download it again.")
-    if num_axes is not None and rank != num_axes:
-        raise DataError(f"{path} holds an array of {rank} axes where {num_axes} are expected: were files mixed up?")
-    header = file.read(4 * rank)
-    if len(header) < 4 * rank:
-        raise DataError(f"{path} is truncated in its header: download it again.")
-    shape = tuple(int(length) for length in np.frombuffer(header, ">u4"))
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if most_bytes is not None and num_bytes > most_bytes:
-        raise DataError(
-            f"{path} would unfold to {num_bytes:,} bytes, as its header says {shape}, too many for a file of its size: "
-            "download it again; or, if you trust it, gunzip it first."
-        )
-    # In pieces: memory grows with the file, not with what it announces. One byte more shows that a file is too long.
-    body = bytearray()
-    while chunk := file.read(min(num_bytes + 1 - len(body), 1 << 20)):
-        body += chunk
     if len(body) != num_bytes:
-        found = "more" if len(body) > num_bytes else f"{len(body):,}"
-        raise DataError(
-            f"{path} should hold {num_bytes:,} bytes of values, as its header says {shape}, but holds {found}: "
-            "download it again."
-        )
+        held = "more" if len(body) > num_bytes else f"{len(body):,}"
+        raise DataError(f"{path} should hold {num_bytes:,} bytes of shape {shape} but holds {held}: download it again.")
     try:
         return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
     except ValueError as error:
         raise DataError(f"{path} holds no array of the shape {shape} that its header says ({error}).") from error
 
 
+@os_errors_named()
 def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
     """CIFAR-10: small photographs, uint8 ``[32, 32, 3]``, 50,000 to train and 10,000 to test, in 10 classes.
 
@@ -162,50 +149,36 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
 
     Arguments as of `mnist`. DataError: no such files and no download, Python pickles, or damaged files.
     """
-    images, labels = zip(*_read_cifar(data_dir), strict=True)
-    train, validation = hold_out((np.concatenate(images[:-1]), np.concatenate(labels[:-1])), num_validation)
-    test = (images[-1], labels[-1])
-    return arrays(train, test, validation, name="cifar10", class_names=tuple(_CIFAR10.split("|")))
-
-
-@os_errors_named()
-def _read_cifar(data_dir: PathLike | None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Images ``[examples, 32, 32, 3]`` and labels ``[examples]`` of each file, that of the test last."""
-    root, names = find_data_dir(data_dir), (*_CIFAR_TRAIN, _CIFAR_TEST)
-    parents = (root / "cifar10", root)
-    places = [parent / name for parent in parents for name in (_CIFAR_FOLDER, _CIFAR_ARCHIVE)]
-    path = next((place for place in places if place.exists()), None)
+    path = find("cifar10", ("cifar-10-batches-bin", _CIFAR_ARCHIVE), data_dir)
     if path is None:
-        pickles = (parent / name for parent in parents for name in _CIFAR_PICKLES)
-        if pickled := [place for place in pickles if place.exists()]:
+        if pickles := find("cifar10", ("cifar-10-batches-py", "cifar-10-python.tar.gz"), data_dir):
             raise DataError(
-                f"{pickled[0]} has CIFAR-10 as Python pickles, which may run code and are not read: convert it by "
+                f"{pickles} has CIFAR-10 as Python pickles, which may run code and are not read: convert it by "
                 f"experiments/convert_cifar.py, or get {_CIFAR_URL}."
             )
         path = fetch("cifar10", _CIFAR_ARCHIVE, _CIFAR_URL, _CIFAR_SHA256, data_dir)
     if path.is_dir():
-        if large := [name for name in names if (path / name).stat().st_size > _MOST_CIFAR_BYTES]:
+        if large := [name for name in _CIFAR_FILES if (path / name).stat().st_size > _MOST_CIFAR_BYTES]:
             raise DataError(f"{large[0]} of {path} is larger than all of CIFAR: download it again.")
-        found = {name: (path / name).read_bytes() for name in names}
+        found = {name: (path / name).read_bytes() for name in _CIFAR_FILES}
     else:
-        members = read_members(path, lambda parts: bool(parts) and parts[-1] in names, _MOST_CIFAR_BYTES)
-        found = {parts[-1]: content for parts, content in members}
-        if missing := sorted({*names} - found.keys()):
+        members = read_members(path, lambda name: name.rpartition("/")[2] in _CIFAR_FILES, _MOST_CIFAR_BYTES)
+        found = {name.rpartition("/")[2]: content for name, content in members}
+        if missing := sorted({*_CIFAR_FILES} - found.keys()):
             raise DataError(f"{path} does not hold {', '.join(missing)}: download it again.")
-    pairs = []
-    for name in names:
+    images, labels = [], []
+    for name in _CIFAR_FILES:
         if not found[name] or len(found[name]) % _RECORD_BYTES:
             raise DataError(
                 f"{name} of {path} is truncated or damaged: its {len(found[name]):,} bytes are no multiple of a "
                 f"record's {_RECORD_BYTES:,}; download it again."
             )
         records = np.frombuffer(found[name], np.uint8).reshape(-1, _RECORD_BYTES)
-        labels = records[:, 0]
-        if labels.max() > 9:
-            record = int((labels > 9).argmax())
-            raise DataError(
-                f"record {record} of {name} of {path} has the label {labels[record]}, but labels are 0 to 9: "
-                "download it again."
-            )
-        pairs.append((np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels))
-    return pairs
+        if bad := np.flatnonzero(records[:, 0] > 9).tolist():
+            label = records[bad[0], 0]
+            raise DataError(f"record {bad[0]} of {name} of {path} has the label {label}, not 0 to 9: get it again.")
+        labels.append(records[:, 0])
+        images.append(np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)))
+    train, validation = hold_out((np.concatenate(images[:-1]), np.concatenate(labels[:-1])), num_validation)
+    class_names = tuple(_CIFAR10.split("|"))
+    return arrays(train, (images[-1], labels[-1]), validation, name="cifar10", class_names=class_names)

@@ -18,13 +18,12 @@ _ROUNDS_PER_KERNEL = 6
 
 
 def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array | int) -> Array:
-    """Where a keyed permutation of ``0 … num_examples - 1`` sends each of ``positions``.
+    """The images of ``positions`` under a keyed permutation of ``0 … num_examples - 1``.
 
-    A generalized Feistel network over ``Z_a × Z_b`` with cycle walking: FE2 of Black & Rogaway,
-    "Ciphers with Arbitrary Finite Domains" (2002), its round function the finalizer of MurmurHash3
-    (Appleby). It shuffles; it keeps no secrets. NumPy in, NumPy out; a JAX array or tracer among
-    the arguments makes the result one, with the same bits. Cost: some 60 integer operations an
-    element, twice that where values walk; no memory of size ``num_examples``.
+    A generalized Feistel network over ``Z_a × Z_b`` with cycle walking: FE2 of Black & Rogaway, "Ciphers with Arbitrary
+    Finite Domains" (2002), its round function the finalizer of MurmurHash3 (Appleby). It shuffles; it keeps no secrets.
+    NumPy in, NumPy out; a JAX array or tracer among the arguments makes the result one, with the same bits. Cost: some
+    60 integer operations an element, twice that if values walk; no memory of size ``num_examples``.
 
     Args:
         positions: integers in ``0 … num_examples - 1``, any shape.
@@ -51,10 +50,9 @@ def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array
 
 
 def batch_indices(seed: Array | int, steps: Array, num_examples: int, batch_size: int) -> Array:
-    """Which examples each step trains on, as a pure function of ``(seed, step)``.
+    """The indices of the examples that each step trains on, as a pure function of ``(seed, step)``.
 
-    Step ``t`` is in epoch ``t // steps_per_epoch``. Each epoch has a permutation of its own, and
-    leaves the remainder of it out: other examples each epoch.
+    Step ``t`` is in epoch ``t // steps_per_epoch``. Each epoch has a different permutation and omits its remainder.
 
     ``seed []`` may be a tracer; ``steps [k]`` are at least 0, in any order; the sizes are static. Returns
     ``[k, batch]`` int32, NumPy for NumPy. Raises DataError if the batch is larger than the set.
@@ -101,7 +99,7 @@ def _domain(num_examples: int) -> tuple[np.uint32, np.uint32]:
 
 
 def _rounds(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uint32]) -> Array:
-    """The Feistel network: a bijection of ``0 … a * b - 1`` whatever the round function."""
+    """The Feistel network: a bijection of ``0 … a * b - 1`` for any round function."""
     a, b = sizes
     left, right = values % a, values // a
     for index, key in enumerate(keys):

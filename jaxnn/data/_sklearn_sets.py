@@ -62,14 +62,14 @@ def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     counts = {split: math.ceil(share * len(targets)) for split, share in shares.items() if share}
     if sum(counts.values()) >= len(targets):
         raise DataError(
-            f"test_fraction = {test} and validation_fraction = {validation} leave nothing to train on: their sum must "
-            "be below 1."
+            f"test_fraction {test} and validation_fraction {validation} leave nothing to train on: lower them."
         )
-    parts, rest = {}, np.arange(len(targets))
+    pairs: dict[str, Any] = {}
+    rest = np.arange(len(targets))
     for split, count in counts.items():
-        rest, parts[split] = _split_off(rest, targets[rest] if has_labels else None, count, split, seed)
-    pairs: dict[str, Any] = {split: (inputs[part], targets[part]) for split, part in {"train": rest, **parts}.items()}
-    return arrays(**pairs, name=name, class_names=names if has_labels else ())
+        rest, part = _split_off(rest, targets[rest] if has_labels else None, count, split, seed)
+        pairs[split] = inputs[part], targets[part]
+    return arrays((inputs[rest], targets[rest]), **pairs, name=name, class_names=names if has_labels else ())
 
 
 def _loaded(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -96,32 +96,31 @@ def _split_off(
     if labels is None:
         order = random.permutation(len(rows))
         return rows[order[count:]], rows[order[:count]]
-    classes, numbers, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    if min(sizes) < 2 or min(count, len(rows) - count) < len(classes):
+    sizes = np.bincount(labels)
+    if min(sizes) < 2 or min(count, len(rows) - count) < len(sizes):
         raise DataError(
-            f"{count} of {len(rows)} examples cannot be held out as {split} with a share of each of {len(classes)} "
+            f"{count} of {len(rows)} examples cannot be held out as {split} with a share of each of {len(sizes)} "
             "classes: choose other fractions or another seed."
         )
     kept = _shares(sizes, len(rows) - count, random)
     held = _shares(sizes - kept, count, random)
-    members = np.split(np.argsort(numbers, kind="stable"), np.cumsum(sizes)[:-1])
     staying, taken = [], []
-    for own, first, second in zip(members, kept, held, strict=True):
-        own = own[random.permutation(len(own))]
-        staying.append(own[:first])
-        taken.append(own[first : first + second])
+    for label, size in enumerate(sizes):
+        members = np.flatnonzero(labels == label)[random.permutation(size)]
+        staying.append(members[: kept[label]])
+        taken.append(members[kept[label] :][: held[label]])
     return rows[random.permutation(np.concatenate(staying))], rows[random.permutation(np.concatenate(taken))]
 
 
 def _shares(sizes: np.ndarray, count: int, random: np.random.RandomState) -> np.ndarray:
     """How many of each class are among ``count``: the nearest whole numbers to its share, ties drawn."""
     exact = sizes / sizes.sum() * count
-    shares, remainders = np.floor(exact), exact - np.floor(exact)
-    missing = int(count - shares.sum())
+    shares: np.ndarray = np.floor(exact).astype(int)
+    remainders = exact - shares
+    missing = count - shares.sum()
     for remainder in np.unique(remainders)[::-1]:
         (ties,) = np.nonzero(remainders == remainder)
         drawn = random.choice(ties, min(len(ties), missing), replace=False) if missing > 0 else ties[:0]
         shares[drawn] += 1
         missing -= len(drawn)
-    counts: np.ndarray = shares.astype(int)
-    return counts
+    return shares

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxnn.data._array_checks import as_examples, check_class_names, check_label_range, check_like, converted
-from jaxnn.data._arrays import IndexedSource
-from jaxnn.data._augmentation import Augmentation
+from jaxnn.data._arrays import (
+    IndexedSource,
+    as_examples,
+    check_integer,
+    check_label_range,
+    check_like,
+    check_pair,
+    converted,
+    given_splits,
+    known_classes,
+)
 from jaxnn.data._grain import Batches, check_installed, cores, exit_if_unguarded, open_batches
 from jaxnn.types import ConfigError, DataError, Examples, Splits
 
@@ -71,14 +80,10 @@ def stream(
     check_installed()
     if num_workers is None:
         num_workers = min(max(cores() - 1, 1), _MOST_WORKERS)
-    if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-        raise ConfigError(f"num_workers must be an integer of at least 0, not {num_workers!r}.")
-    class_names = tuple(class_names)
-    check_class_names(class_names, num_classes)
+    check_integer("num_workers", num_workers, 0, ConfigError)
+    known = known_classes(class_names, num_classes)
     sources: dict[str, Any] = {}
-    for split, reader in {"train": train, "validation": validation, "test": test}.items():
-        if reader is None and split != "train":
-            continue
+    for split, reader in given_splits(train, test, validation).items():
         if isinstance(reader, tuple) and all(hasattr(item, "shape") for item in reader):
             raise DataError(f"{split} is a tuple of arrays, which are in memory: use jn.data.arrays.")
         if missing := [method for method in ("__len__", "__getitem__") if not hasattr(reader, method)]:
@@ -88,21 +93,22 @@ def stream(
             )
         if len(reader) == 0:
             raise DataError(f"{split} is empty: its reader's length is 0.")
-        known, host_augment = num_classes or len(class_names) or None, augment if split == "train" else None
+        host_augment = augment if split == "train" else None
         sources[split] = source = StreamSource(reader, split, known, num_workers, host_augment)
         source.check_alike(0, source.like, sources["train"].like, "train")
         if np.issubdtype(source.targets.dtype, np.integer):
             check_label_range(split, source.targets, known)
-    return Splits(**sources, name=name, class_names=class_names)
+    return Splits(**sources, name=name, class_names=tuple(class_names))
 
 
-def _call_named[Result](what: str, function: Callable[[], Result]) -> Result:
-    """The result of ``function``; an error of it becomes a DataError that says that ``what`` failed, why and where.
+@contextlib.contextmanager
+def _errors_named(what: str) -> Iterator[None]:
+    """Turns an error inside the block into a DataError with the reason and the place why ``what`` failed.
 
     The traceback becomes a note: worker processes send notes but no cause.
     """
     try:
-        return function()
+        yield
     except DataError:
         raise
     # The user's reader may raise anything.
@@ -126,7 +132,6 @@ class StreamSource(IndexedSource):
         num_classes: labels must be below it; None: integer targets need only be at least 0.
         num_workers: how many processes read `batches`; 0: threads of this process do.
         host_augment: ``(rng, input) -> input``, on the host, for each example of `batches`; or None.
-        augment: ``(key, inputs [batch, ...]) -> inputs``, on the device, for training batches; or None.
     """
 
     reader: Any
@@ -134,7 +139,6 @@ class StreamSource(IndexedSource):
     num_classes: int | None
     num_workers: int
     host_augment: HostAugmentation | None = None
-    augment: Augmentation | None = None
 
     @functools.cached_property
     def like(self) -> Examples:
@@ -155,12 +159,9 @@ class StreamSource(IndexedSource):
     def example(self, index: int) -> Examples:
         """The example at ``index`` with the dtypes of `jaxnn.data.arrays`; DataError, which names it, if it is bad."""
         where = f"example {index} of {self.split}"
-        pair = _call_named(f"reading {where}", lambda: self.reader[index])
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(
-                f"{where} must be a pair (input, target), not one {type(pair).__name__}: have the reader's "
-                "__getitem__ return such a pair."
-            )
+        with _errors_named(f"reading {where}"):
+            pair = self.reader[index]
+        check_pair(where, pair, "(input, target)", "have the reader's __getitem__ return such a pair")
         target = converted(f"the target of {where}", pair[1], is_input=False)
         if np.issubdtype(target.dtype, np.integer):
             check_label_range(self.split, target[None], self.num_classes, first=index)
@@ -206,11 +207,11 @@ class StreamSource(IndexedSource):
             if self.host_augment is not None:
                 where = f"example {order[place]} of {self.split}"
                 rng = np.random.default_rng((seed & 0xFFFFFFFF, step, place))
-                # A copy, since the reader may keep the original.
-                call = functools.partial(self.host_augment, rng, np.array(example.inputs))
-                what = f"the augmented input of {where}"
-                inputs = converted(what, _call_named(f"augmenting {where}", call), is_input=True)
-                check_like(what, inputs, "the input", example.inputs)
+                with _errors_named(f"augmenting {where}"):
+                    # A copy, since the reader may keep the original.
+                    augmented = self.host_augment(rng, np.array(example.inputs))
+                inputs = converted(f"the augmented input of {where}", augmented, is_input=True)
+                check_like(f"the augmented input of {where}", inputs, "the input", example.inputs)
                 example = example._replace(inputs=inputs)
             examples.append(example)
         return self.rows(examples, order[places])
@@ -229,10 +230,7 @@ class StreamSource(IndexedSource):
         """
         self.order(seed, np.zeros(1, np.int32), batch_size)
         places = range(batch_size)[rows]
-        # Without the targets, which may be many, and the augmentation on the device.
-        sent = dataclasses.replace(self, augment=None)
-        vars(sent)["like"] = self.like
-        read = functools.partial(sent._read_step, int(seed), batch_size, places)
+        read = functools.partial(self._read_step, int(seed), batch_size, places)
         num_bytes = len(places) * sum(array.nbytes for array in self.like)
         return open_batches(read, first_step, self.num_workers, name=self.split, num_bytes=num_bytes)
 

@@ -108,9 +108,9 @@ def test_the_page_has_every_form(photographs: Path, tmp_path: Path) -> None:
 
 def test_without_photographs_the_page_says_where_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXNN_DATA", str(tmp_path))
-    with pytest.raises(DataError, match="the photographs of cats_vs_dogs are not in"):
+    with pytest.raises(DataError, match="cats_vs_dogs lacks train"):
         pipeline.open_source("resident", TINY)
     bench(STUDY, devices=("cpu",), quick=True, out=tmp_path, say=lambda line: None)
     page = (tmp_path / "results.md").read_text()
     assert "| A11 | photographs on the device | – | not measured |" in page
-    assert "resident, prefetched, naive (the photographs of cats_vs_dogs are not in" in page
+    assert f"resident, prefetched, naive ({tmp_path / 'cats_vs_dogs'} lacks train" in page

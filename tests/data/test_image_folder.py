@@ -241,7 +241,7 @@ def test_a_damaged_picture_is_named_when_it_is_its_turn(greys):
 
 
 def test_where_photographs_of_cats_and_dogs_are_missing_it_is_told_what_to_do(tmp_path):
-    with pytest.raises(DataError, match=r"not in .*cats_vs_dogs, .* as train/cats/\*\.jpg, .* set JAXNN_DATA"):
+    with pytest.raises(DataError, match=r"cats_vs_dogs lacks train, .* as train/cats/\*\.jpg, .* set JAXNN_DATA"):
         cats_vs_dogs(tmp_path)
 
 

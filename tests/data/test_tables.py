@@ -148,7 +148,9 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
 
 
 def test_a_set_that_is_not_there_says_how_to_put_it_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"SMSSpamCollection\.tsv is not there: get SMSSpamCollection from the UCI"):
+    with pytest.raises(
+        DataError, match=r"sms_spam lacks SMSSpamCollection\.tsv, .*: get SMSSpamCollection from the UCI"
+    ):
         sms_spam(HOW, data_dir=tmp_path)
 
 

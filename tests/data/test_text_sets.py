@@ -94,7 +94,7 @@ def test_a_tokenizer_is_a_field_of_a_config_and_words_are_learned(tmp_path: Path
     ("arguments", "sentence"),
     [
         ({"train": TRAIN[0]}, "not a list of 3|must be a pair|the training texts"),
-        ({"train": "text"}, r"train must be a pair \(texts, targets\), not a str"),
+        ({"train": "text"}, r"train must be a pair \(texts, targets\), not one str"),
         ({"train": ("text", [1])}, "train's texts must be a list of texts, not one str"),
         ({"train": TRAIN, "test": ([1, 2], [0, 1])}, "text 0 of test's texts is a int, not a str"),
         ({"train": (["?", "!"], [0, 1])}, "2 training texts hold no words"),

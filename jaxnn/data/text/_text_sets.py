@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from jaxnn.data._arrays import ArraySource, arrays, split_off
-from jaxnn.data._class_folders import (
-    SPLIT_FOLDERS,
+from jaxnn.data._arrays import ArraySource, arrays, check_pair, given_splits, split_off
+from jaxnn.data._files import (
     Listing,
+    PathLike,
     check_file,
     classified,
-    is_example,
+    decoded,
+    fetch,
+    find,
     list_folder,
     read_members,
+    read_text,
 )
-from jaxnn.data._downloads import PathLike, decoded, fetch, os_errors_named, read_text
-from jaxnn.data._downloads import data_dir as find_data_dir
 from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary, checked_texts
 from jaxnn.types import DataError, Examples, Splits
 
@@ -26,6 +28,7 @@ _SUFFIXES = (".txt",)
 _IMDB = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
 _IMDB_SHA256 = "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe"
 _IMDB_FOLDER = "aclImdb"
+_IMDB_MEMBER = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^./][^/]*\.txt")
 _IMDB_ARCHIVES = ("aclImdb_labeled.tar.gz", "aclImdb_v1.tar.gz")
 # The complete archive has 50,000 reviews without a label too, as train/unsup.
 _IMDB_CLASSES = ("neg", "pos")
@@ -62,23 +65,13 @@ def texts(
             `jaxnn.data.arrays`.
     """
     if not isinstance(tokenizer, Tokenizer | None):
-        raise DataError(
-            f"tokenizer must be a jn.data.Tokenizer, not {tokenizer!r}: its fields say how texts become ids."
-        )
-    given: dict[str, Any] = {}
-    for split, pair in {"train": train, "validation": validation, "test": test}.items():
-        if pair is None and split != "train":
-            continue
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise DataError(
-                f"{split} must be a pair (texts, targets), not a {type(pair).__name__}: write {split}=(texts, targets)."
-            )
+        raise DataError(f"tokenizer must be a jn.data.Tokenizer, such as Tokenizer(), not {tokenizer!r}.")
+    given = given_splits(train, test, validation)
+    for split, pair in given.items():
+        check_pair(split, pair, "(texts, targets)", f"write {split}=(texts, targets)")
         lines = checked_texts(f"{split}'s texts", pair[0])
         if empty := [index for index, text in enumerate(lines) if not text.strip()]:
-            raise DataError(
-                f"text {empty[0]} of {split} is empty (empty ones: {len(empty):,}): leave such examples out."
-            )
-        given[split] = pair
+            raise DataError(f"text {empty[0]} of {split} is empty (empty ones: {len(empty):,}): leave them out.")
     found = (tokenizer or Tokenizer()).fit(given["train"][0])
     encoded: dict[str, Any] = {split: (found.encode(lines), targets) for split, (lines, targets) in given.items()}
     splits = arrays(**encoded, name=name, class_names=class_names, num_classes=num_classes)
@@ -110,7 +103,7 @@ def text_folder(path: PathLike, tokenizer: Tokenizer | None = None) -> Splits:
             not UTF-8; the folder or file is named.
     """
     root = Path(path)
-    pairs, class_names = _read_tree(list_folder(root, _SUFFIXES), lambda name: _read_file(root / name), root)
+    pairs, class_names = _read_tree(root, list_folder(root, _SUFFIXES))
     return texts(**pairs, tokenizer=tokenizer, name=root.resolve().name, class_names=class_names)
 
 
@@ -137,56 +130,44 @@ def imdb(
     Raises:
         DataError: no such files and no download, files that are damaged or refused, a share that cannot be held out.
     """
-    root = find_data_dir(data_dir)
-    names = (_IMDB_FOLDER, *_IMDB_ARCHIVES)
-    with os_errors_named():
-        found = [parent / name for parent in (root / "imdb", root) for name in names if (parent / name).exists()]
-        path = found[0] if found else fetch("imdb", _IMDB_ARCHIVES[-1], _IMDB, _IMDB_SHA256, data_dir)
+    path = find("imdb", (_IMDB_FOLDER, *_IMDB_ARCHIVES), data_dir)
+    path = path or fetch("imdb", _IMDB_ARCHIVES[-1], _IMDB, _IMDB_SHA256, data_dir)
     if path.is_dir():
-        listing = list_folder(path, _SUFFIXES, _IMDB_CLASSES)
-        pairs, class_names = _read_tree(listing, lambda name: _read_file(path / name), path)
+        pairs, class_names = _read_tree(path, list_folder(path, _SUFFIXES, _IMDB_CLASSES))
     else:
-        listing, contents = _read_archive(path)
-        pairs, class_names = _read_tree(listing, contents.__getitem__, path)
+        pairs, class_names = _read_tree(path, *_read_archive(path))
     if class_names != _IMDB_CLASSES or "test" not in pairs:
         raise DataError(f"{path} does not hold {_IMDB_FOLDER}/{{train,test}}/{{neg,pos}}/*.txt: download it again.")
     reviews, labels = pairs["train"]
-    parts = split_off(len(reviews), {"validation": validation}, seed)
-    splits: dict[str, Any] = {split: ([reviews[i] for i in part], labels[part]) for split, part in parts.items()}
+    splits = split_off(reviews, labels, {"validation": validation}, seed)
     return texts(**splits, test=pairs["test"], tokenizer=tokenizer, name="imdb", class_names=class_names)
-
-
-def _read_file(path: Path) -> str:
-    check_file(path)
-    return read_text(path)
 
 
 def _read_archive(path: Path) -> tuple[Listing, dict[str, str]]:
     """The files in IMDb's archive, and the text of each by its path ``<split>/<class>/<file>``."""
-
-    def wanted(parts: tuple[str, ...]) -> bool:
-        match parts:
-            case (top, folder, kind, name):
-                is_known = top == _IMDB_FOLDER and folder in SPLIT_FOLDERS and kind in _IMDB_CLASSES
-                return is_known and is_example(name, _SUFFIXES)
-        return False
-
     listing: Listing = {}
     contents = {}
-    for (top, folder, kind, name), content in read_members(path, wanted, _MOST_ARCHIVE_BYTES):
-        listing.setdefault(folder, {}).setdefault(kind, []).append(name)
-        where = f"{folder}/{kind}/{name}"
-        contents[where] = decoded(content, f"{top}/{where} in {path}")
+    for name, content in read_members(path, _IMDB_MEMBER.fullmatch, _MOST_ARCHIVE_BYTES):
+        _, folder, kind, file = name.split("/")
+        listing.setdefault(folder, {}).setdefault(kind, []).append(file)
+        contents[f"{folder}/{kind}/{file}"] = decoded(content, f"{name} in {path}")
     return listing, contents
 
 
-def _read_tree(listing: Listing, read: Callable[[str], str], where: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The texts and labels of each split, and the classes' names."""
-    found, class_names = classified(listing, where, _SUFFIXES)
+def _read_tree(
+    path: Path, listing: Listing, contents: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The texts and labels of each split, and the classes' names; ``contents`` are texts that are read already."""
+    found, class_names = classified(listing, path, _SUFFIXES)
     pairs = {}
     for split, (folder, names, labels) in found.items():
-        lines = [read(f"{folder}/{name}") for name in names]
+        if contents is None:
+            for name in names:
+                check_file(path / folder / name)
+            lines = [read_text(path / folder / name) for name in names]
+        else:
+            lines = [contents[f"{folder}/{name}"] for name in names]
         if empty := [name for name, text in zip(names, lines, strict=True) if not text.strip()]:
-            raise DataError(f"{where}/{folder}/{empty[0]} has no text (such files there: {len(empty):,}): remove them.")
+            raise DataError(f"{path}/{folder}/{empty[0]} has no text (such files there: {len(empty):,}): remove them.")
         pairs[split] = lines, labels
     return pairs, class_names

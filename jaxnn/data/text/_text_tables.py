@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import csv as csv_format
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from csv import QUOTE_MINIMAL, QUOTE_NONE, field_size_limit
-from csv import Error as CsvError
-from csv import reader as csv_reader
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxnn.data._arrays import split_off
-from jaxnn.data._downloads import PathLike, fetch, os_errors_named, read_text
-from jaxnn.data._downloads import data_dir as find_data_dir
+from jaxnn.data._files import PathLike, fetch, folder_with, read_text
 from jaxnn.data.text._text_sets import texts
 from jaxnn.data.text._tokenizer import Tokenizer
 from jaxnn.types import DataError, Splits, suggest
 
 _AG_NEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/test.csv"
 _AG_NEWS_SHA256 = "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"
+
+_SMS_SPAM = "SMSSpamCollection.tsv"
 
 type Column = int | str
 
@@ -70,10 +69,10 @@ def csv(
     if not columns:
         raise DataError("text names no column: give the place or the name of at least one.")
 
-    def read(file: Path) -> tuple[list[str], list[str]]:
-        return _columns(file, list(_rows(file, delimiter, quoting)), columns, label, header)
+    def read(file: PathLike) -> tuple[list[str], list[str]]:
+        rows = _read_rows(Path(file), delimiter, quoting)
+        return _texts_and_labels(Path(file), rows, columns, label, header)
 
-    path = Path(path)
     lines, entries = read(path)
     try:
         # By number, and equal numbers such as 1 and 01 in the order of the alphabet.
@@ -82,19 +81,17 @@ def csv(
         class_names = tuple(sorted(set(entries)))
     numbers = {name: index for index, name in enumerate(class_names)}
     labels = np.array([numbers[entry] for entry in entries], np.int32)
-    held_out = {"test": test, "validation": validation}
-    files = {split: Path(file) for split, file in held_out.items() if isinstance(file, str | os.PathLike)}
-    shares: Any = {split: share for split, share in held_out.items() if split not in files}
-    parts = split_off(len(lines), shares, seed)
-    pairs: dict[str, Any] = {split: ([lines[i] for i in part], labels[part]) for split, part in parts.items()}
-    for split, file in files.items():
+    given = {"test": test, "validation": validation}
+    shares: Any = {split: share for split, share in given.items() if not isinstance(share, str | os.PathLike)}
+    pairs = split_off(lines, labels, shares, seed)
+    for split, file in given.items():
+        if not isinstance(file, str | os.PathLike):
+            continue
         lines, entries = read(file)
         if unknown := [entry for entry in entries if entry not in numbers]:
-            raise DataError(
-                f"{file} has the label {unknown[0]!r}, which the training table lacks: add examples or remove it."
-            )
+            raise DataError(f"{file} has the label {unknown[0]!r}, which the training table lacks: remove such rows.")
         pairs[split] = lines, np.array([numbers[entry] for entry in entries], np.int32)
-    return texts(**pairs, tokenizer=tokenizer, name=path.stem, class_names=class_names)
+    return texts(**pairs, tokenizer=tokenizer, name=Path(path).stem, class_names=class_names)
 
 
 def tsv(
@@ -135,7 +132,6 @@ def ag_news(
     return splits._replace(name="ag_news", class_names=("World", "Sports", "Business", "Sci/Tech"))
 
 
-@os_errors_named()
 def sms_spam(
     tokenizer: Tokenizer | None = None,
     *,
@@ -150,18 +146,38 @@ def sms_spam(
     ``sms_spam/SMSSpamCollection.tsv`` in the data directory; if it is not there, the DataError says where to get it.
     Arguments and other errors as of `ag_news`.
     """
-    path = find_data_dir(data_dir) / "sms_spam" / "SMSSpamCollection.tsv"
-    if not path.is_file():
-        raise DataError(
-            f"{path} is not there: get SMSSpamCollection from the UCI Machine Learning Repository and put it there "
-            "under that name, or set JAXNN_DATA to a folder that has sms_spam/."
-        )
+    advice = "get SMSSpamCollection from the UCI Machine Learning Repository and put it there under that name"
+    path = folder_with("sms_spam", [_SMS_SPAM], advice, data_dir) / _SMS_SPAM
     shares = {"test": test, "validation": validation}
     splits = tsv(path, tokenizer, text=1, label=0, header=False, quoting=False, seed=seed, **shares)
     return splits._replace(name="sms_spam")
 
 
-def _columns(
+def _read_rows(path: Path, delimiter: str, quoting: bool) -> list[tuple[int, list[str]]]:
+    """The number of the line that each row begins in, from 1, and the row's columns."""
+    content = read_text(path)
+    kind: Any = csv_format.QUOTE_MINIMAL if quoting else csv_format.QUOTE_NONE
+    rows = csv_format.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True, quoting=kind)
+    numbered = []
+    first_line = 1
+    # Python reads no field of more than 131,072 characters otherwise.
+    limit = csv_format.field_size_limit(len(content) + 1)
+    try:
+        for row in rows:
+            if "".join(row).strip() or len(row) > 1:
+                numbered.append((first_line, row))
+            first_line = rows.line_num + 1
+    except csv_format.Error as error:
+        raise DataError(
+            f"the row that begins in line {first_line} of {path} is no row of a table ({error}): fix its quotation "
+            "marks, or give quoting=False."
+        ) from error
+    finally:
+        csv_format.field_size_limit(limit)
+    return numbered
+
+
+def _texts_and_labels(
     path: Path, rows: list[tuple[int, list[str]]], text: tuple[Column, ...], label: Column, header: bool
 ) -> tuple[list[str], list[str]]:
     """The texts of a table, and their labels' entries."""
@@ -171,13 +187,15 @@ def _columns(
     first = rows[0][1]
 
     def place(column: Column) -> int:
+        if header and column in first:
+            return first.index(str(column))
         if not header and type(column) is int and 0 <= column < len(first):
             return column
-        if isinstance(column, str) and header and column in first:
-            return first.index(column)
-        by_name = "; give names of its first row, or header=False if that is an example"
-        by_place = f"columns are 0 to {len(first) - 1}, for header=False gives them no names"
-        raise DataError(f"{path} has no column {column!r}: {suggest(column, first) + by_name if header else by_place}.")
+        if header:
+            advice = f"{suggest(column, first)}; give names of its first row, or header=False if that is an example"
+        else:
+            advice = f"columns are 0 to {len(first) - 1}, for header=False gives them no names"
+        raise DataError(f"{path} has no column {column!r}: {advice}.")
 
     places, label_place = [place(column) for column in text], place(label)
     lines, entries, empty = [], [], []
@@ -187,10 +205,10 @@ def _columns(
                 f"line {number} of {path} has {len(row)} columns where the first row has {len(first)}: fix it, or use "
                 "the other of jn.data.csv and tsv, or another quoting."
             )
-        if not row[label_place].strip():
-            raise DataError(f"line {number} of {path} has no label in column {label!r}: fill it in or remove it.")
-        lines.append(" ".join(row[column] for column in places))
         entries.append(row[label_place].strip())
+        lines.append(" ".join(row[column] for column in places))
+        if not entries[-1]:
+            raise DataError(f"line {number} of {path} has no label in column {label!r}: fill it in or remove it.")
         if not lines[-1].strip():
             empty.append(number)
     if empty:
@@ -199,25 +217,3 @@ def _columns(
             f"(rows without text: {len(empty):,}): fill it in or remove the row."
         )
     return lines, entries
-
-
-def _rows(path: Path, delimiter: str, quoting: bool) -> Iterator[tuple[int, list[str]]]:
-    """The number of the line that each row begins in, from 1, and the row's columns."""
-    content = read_text(path)
-    kind: Any = QUOTE_MINIMAL if quoting else QUOTE_NONE
-    rows = csv_reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True, quoting=kind)
-    begin = 1
-    # Python reads no field of more than 131,072 characters otherwise.
-    limit = field_size_limit(len(content) + 1)
-    try:
-        for row in rows:
-            if "".join(row).strip() or len(row) > 1:
-                yield begin, row
-            begin = rows.line_num + 1
-    except CsvError as error:
-        raise DataError(
-            f"the row that begins in line {begin} of {path} is no row of a table ({error}): fix its quotation marks, "
-            "or give quoting=False."
-        ) from error
-    finally:
-        field_size_limit(limit)

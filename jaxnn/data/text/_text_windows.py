@@ -10,10 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxnn.data._array_checks import check_integer
-from jaxnn.data._arrays import arrays
-from jaxnn.data._downloads import PathLike, fetch, os_errors_named, read_text
-from jaxnn.data._downloads import data_dir as find_data_dir
+from jaxnn.data._arrays import arrays, check_integer
+from jaxnn.data._files import PathLike, fetch, folder_with, read_text
 from jaxnn.types import DataError, Splits, suggest
 
 _TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -58,7 +56,6 @@ def characters(
         DataError: a file that cannot be read, is not UTF-8 or is too short for one window in each split;
             a length or stride below 1, or unknown targets.
     """
-    stride = _checked_stride("characters", length, stride)
     if targets not in ("all", "last"):
         raise DataError(f"characters: targets is {targets!r}: {suggest(targets, ('all', 'last'))}.")
     name = "tinyshakespeare" if path is None else Path(path).stem
@@ -68,15 +65,11 @@ def characters(
     text = text.lower() if lowercase else text
     cut = len(text) * 9 // 10
     train, test = text[:cut], text[cut:]
-    if len(test) <= length:
-        raise DataError(
-            f"{path} holds {len(text):,} characters, of which a tenth does not fill a window of {length} and its "
-            "targets: give a longer text or a smaller length."
-        )
     known = sorted(set(train))
     if set(test) - set(known):
         known.append(_UNKNOWN_CHARACTER)
-    return _windows(name, {"train": train, "test": test}, tuple(known), len(known) - 1, length, stride, targets)
+    found = {"train": train, "test": test}
+    return _windows(name, "characters", found, known, len(known) - 1, length, stride, targets)
 
 
 def words(
@@ -107,7 +100,6 @@ def words(
         DataError: a file that cannot be read, is not UTF-8 or is too short for one window in each split; an unknown
             split, or none to train on; a length or stride below 1, a vocabulary below 2.
     """
-    stride = _checked_stride("words", length, stride)
     check_integer("words: vocabulary_size", vocabulary_size, 2)
     paths = path if isinstance(path, Mapping) else {"train": path}
     for split in paths:
@@ -122,21 +114,14 @@ def words(
     if not isinstance(path, Mapping):
         cut = len(found["train"]) * 9 // 10
         found = {"train": found["train"][:cut], "test": found["train"][cut:]}
-    for split, tokens in found.items():
-        if len(tokens) <= length:
-            raise DataError(
-                f"{split} has {len(tokens):,} words of {paths.get(split, paths['train'])}, which do not fill a window "
-                f"of {length} and its targets: give a longer text or a smaller length."
-            )
     counts = Counter(found["train"])
     known = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary_size]
     if _UNKNOWN not in known and not set(known).issuperset(chain(*found.values())):
         known[vocabulary_size - 1 :] = [_UNKNOWN]
     unknown = known.index(_UNKNOWN) if _UNKNOWN in known else -1
-    return _windows(Path(paths["train"]).stem, found, tuple(known), unknown, length, stride, "all")
+    return _windows(Path(paths["train"]).stem, "words", found, known, unknown, length, stride, "all")
 
 
-@os_errors_named()
 def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
     """Penn Treebank's newspaper text: 929,589 words to train, 73,760 to validate, 82,430 to test; 10,000 different.
 
@@ -144,42 +129,38 @@ def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
     model" (2010): ``<unk>`` stands for rare words and ``N`` for numbers. Read from ``ptb/`` in the data directory; its
     licence forbids redistribution: if it is not there, the DataError says where to get it. Other errors as of `words`.
     """
-    folder = find_data_dir(data_dir) / "ptb"
-    missing = [name for name in _PTB.values() if not (folder / name).is_file()]
-    if missing:
-        raise DataError(
-            f"{folder} lacks {', '.join(missing)} of Penn Treebank, which may not be passed on: take them from "
-            "Mikolov's simple-examples.tgz and put them there, or set JAXNN_DATA to a folder that has ptb/."
-        )
+    advice = "take them from Mikolov's simple-examples.tgz and put them there"
+    folder = folder_with("ptb", list(_PTB.values()), advice, data_dir)
     return words({split: folder / name for split, name in _PTB.items()}, length)._replace(name="ptb")
-
-
-def _checked_stride(where: str, length: Any, stride: Any) -> int:
-    """The stride, by default ``length``; DataError if one of them is not a positive integer."""
-    stride = length if stride is None else stride
-    if not all(isinstance(number, int) and number >= 1 for number in (length, stride)):
-        raise DataError(f"{where}: length and stride must be integers of at least 1, not {length!r} and {stride!r}.")
-    return int(stride)
 
 
 def _windows(
     name: str,
+    unit: str,
     found: Mapping[str, Sequence[str]],
-    vocabulary: tuple[str, ...],
+    vocabulary: Sequence[str],
     unknown: int,
     length: int,
-    stride: int,
+    stride: int | None,
     targets: Targets,
 ) -> Splits:
     """Running text, ``found`` by split, as a data set of windows; tokens not in ``vocabulary`` get ``unknown``.
 
     If ``targets`` are "all", windows of other splits than train follow one another: each token is predicted once.
     """
+    stride = length if stride is None else stride
+    check_integer(f"{unit}: length", length, 1)
+    check_integer(f"{unit}: stride", stride, 1)
     ids = {token: index for index, token in enumerate(vocabulary)}
     pairs: dict[str, Any] = {}
     for split, tokens in found.items():
+        if len(tokens) <= length:
+            raise DataError(
+                f"{split} of {name} has {len(tokens):,} {unit}, which do not fill a window of {length} and its "
+                "targets: give a longer text or a smaller length."
+            )
         numbers = np.fromiter(map(ids.get, tokens, repeat(unknown)), np.int32, len(tokens))
         apart = stride if split == "train" or targets == "last" else length
         windows = np.lib.stride_tricks.sliding_window_view(numbers, length + 1)[::apart]
         pairs[split] = windows[:, :-1], windows[:, 1:] if targets == "all" else windows[:, -1]
-    return arrays(**pairs, name=name, class_names=vocabulary)
+    return arrays(**pairs, name=name, class_names=tuple(vocabulary))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxnn.data._arrays import check_integer
 from jaxnn.types import Array, ConfigError, DataError, suggest
 
 _PADDING, _UNKNOWN = 0, 1
@@ -64,10 +65,8 @@ class Tokenizer:
                 raise ConfigError(f"Tokenizer: {name} is {value!r}: {suggest(value, known)}.")
         for name, least in (("ngrams", 1), ("vocabulary_size", len(_SPECIAL) + 1), ("length", 1), ("max_ngrams", 0)):
             value = getattr(self, name)
-            if name == "max_ngrams" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"Tokenizer: {name} must be an integer of at least {least}, not {value!r}.")
+            if name != "max_ngrams" or value is not None:
+                check_integer(f"Tokenizer: {name}", value, least, ConfigError)
 
     def tokens(self, text: str) -> Sequence[str]:
         """The tokens of a text, in order."""
@@ -75,15 +74,13 @@ class Tokenizer:
         return text.translate(_TO_SPACES).split() if self.unit == "words" else text
 
     def fit(self, texts: Sequence[str]) -> Vocabulary:
-        """The vocabulary of training texts, whatever their order; DataError if there is no token in them."""
+        """The vocabulary of training texts, the same in any order; DataError if there is no token in them."""
         counts: Counter[str] = Counter()
         for text in checked_texts("the training texts", texts):
             counts.update(self.tokens(text))
         counts.pop(_SPECIAL[_UNKNOWN], None)
         if not counts:
-            raise DataError(
-                f"the {len(texts):,} training texts hold no {self.unit} to learn a vocabulary from: give others."
-            )
+            raise DataError(f"the {len(texts):,} training texts hold no {self.unit}: give texts with some.")
         ranked = sorted(counts, key=lambda token: (-counts[token], token))[: self.vocabulary_size - len(_SPECIAL)]
         single = Vocabulary(self, (*_SPECIAL, *ranked))
         runs: Counter[tuple[int, ...]] = Counter()
