@@ -1,7 +1,6 @@
 """The engine: trains a population of one or more members that share one program; it prints nothing."""
 
 from jaxnn.engine._checks import check_data as check_data
-from jaxnn.engine._checks import check_monitor as check_monitor
 from jaxnn.engine._checks import check_parts as check_parts
 from jaxnn.engine._compiler import Programs as Programs
 from jaxnn.engine._feed import DeviceFeed as DeviceFeed
@@ -36,7 +35,6 @@ from jaxnn.engine._states import Shape as Shape
 from jaxnn.engine._states import arrange as arrange
 from jaxnn.engine._states import host_shapes as host_shapes
 from jaxnn.engine._states import member_state as member_state
-from jaxnn.engine._store import Store as Store
 from jaxnn.engine._trainer import RUNNING as RUNNING
 from jaxnn.engine._trainer import WAITING as WAITING
 from jaxnn.engine._trainer import MemberLog as MemberLog
@@ -46,7 +44,6 @@ from jaxnn.engine._tuning import CALL_SECONDS as CALL_SECONDS
 from jaxnn.engine._tuning import ENOUGH_STEPS as ENOUGH_STEPS
 from jaxnn.engine._tuning import MEMORY_SHARE as MEMORY_SHARE
 from jaxnn.engine._tuning import PROBE_SECONDS as PROBE_SECONDS
-from jaxnn.engine._tuning import Choice as Choice
 from jaxnn.engine._tuning import Trial as Trial
 from jaxnn.engine._tuning import VmapPlan as VmapPlan
 from jaxnn.engine._tuning import seconds_per_step as seconds_per_step

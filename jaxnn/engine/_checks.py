@@ -29,7 +29,6 @@ from jaxnn.types import (
     Splits,
     Task,
     TrainState,
-    suggest,
 )
 
 # What rounding may make of a forward pass in float32, in units of the result: sums in another order, layer after layer.
@@ -53,19 +52,6 @@ def check_parts(experiment: Experiment[Any]) -> None:
     optimizer = experiment.optimizer(experiment.config)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
-
-
-def check_patience(patience: int | None, held_out: str | None) -> None:
-    """Raises ConfigError where members or runs are to stop early and no split says when."""
-    if patience is not None and held_out is None:
-        raise ConfigError("patience needs held-out data: give the data a validation or test split.")
-
-
-def check_monitor(monitor: str, known: Iterable[str]) -> None:
-    """Raises ConfigError unless ``monitor`` is among the metrics that are ``known``."""
-    known = list(known)
-    if monitor not in known:
-        raise ConfigError(f"monitor is {monitor!r}, no metric of this task: {suggest(monitor, known)}.")
 
 
 def check_examples(programs: Programs, splits: Splits) -> None:

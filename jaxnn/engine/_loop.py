@@ -95,15 +95,12 @@ def train(
         step_by_step: let the device run dry at the end of every window, so that the caller may use the state.
     """
     until = trainer.plan.num_steps if until is None else until
-    if trainer.vmapped is None:
-        steps: Any = {0: int(trainer.state.step)}
-    else:
-        steps = trainer.host_states().states.step
+    steps = trainer.steps()
     # Members of one block train together: those that an interruption left behind go first.
     todo = sorted((row for row in trainer.unfinished() if steps[row] < until), key=lambda row: (steps[row], row))
     with trainer.clock.span("train"):
         while todo and not wants_stop():
-            step = int(steps[todo[0]])
+            step = steps[todo[0]]
             rows = [row for row in todo if steps[row] == step][: trainer.block]
             todo = [row for row in todo if row not in rows]
             for row in rows:

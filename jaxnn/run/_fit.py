@@ -153,9 +153,9 @@ def _save(session: Session, step: int) -> None:
 
 
 def _check_finite(session: Session) -> None:
-    log, store = session.trainer.logs[0], session.trainer.store
+    log, checkpoints = session.trainer.logs[0], session.trainer.checkpoints
     if log.status == "diverged":
-        kept = store.latest() if store is not None else None
+        kept = max(checkpoints.steps(), default=None) if checkpoints is not None else None
         last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
         raise TrainingError(
             f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.clipped), or look at the data."

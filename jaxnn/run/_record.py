@@ -14,7 +14,6 @@ from jaxnn.engine import (
     RUNNING,
     WAITING,
     RunOptions,
-    Store,
     Trainer,
     check_config,
     check_data,
@@ -141,7 +140,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
             session.record = record or stack.enter_context(_new_record(session))
-            trainer.store = _store(session)
+            trainer.open_store(session.record, session.record.path / FOLDER)
             set_resume_hint(f"resume with --resume {session.record.path}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
@@ -157,19 +156,6 @@ def _new_record(session: Session) -> contextlib.AbstractContextManager[Record]:
     return open_record(Path(path), writes=is_primary())
 
 
-def _store(session: Session) -> Store:
-    record, options = session.record, session.trainer.options
-    assert record is not None
-    return Store(
-        record,
-        record.path / FOLDER,
-        keep_last=options.keep_last,
-        keep_best=options.keep_best,
-        monitored=session.trainer.monitored,
-        higher_is_better=options.higher_is_better,
-    )
-
-
 def _facts(session: Session) -> dict[str, Any]:
     """The content of ``run.json`` from the start."""
     trainer, programs = session.trainer, session.trainer.programs
@@ -179,8 +165,8 @@ def _facts(session: Session) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": config_json(trainer.experiment.config),
         "options": recorded_options(trainer.options),
-        "steps_per_call": trainer.choice.steps_per_call,
-        "seconds_per_step_measured": getattr(trainer.choice, "seconds_per_step", {}),
+        "steps_per_call": trainer.plan.steps_per_call,
+        "seconds_per_step_measured": trainer.seconds_per_step,
         "data": trainer.splits.name,
         "fingerprint": trainer.fingerprint,
         "precision": programs.product_dtypes,
@@ -229,8 +215,8 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: 
     Returns:
         The first thing that the disk refused, if it refused any. All is tried: what is small may find room.
     """
-    store, refused = session.trainer.store, list[RecordError]()
-    assert store is not None
+    checkpoints, refused = session.trainer.checkpoints, list[RecordError]()
+    assert checkpoints is not None
 
     def attempt(action: Callable[[], None]) -> None:
         try:
@@ -239,11 +225,11 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: 
             refused.append(error)
 
     with session.trainer.clock.span("checkpoint"):
-        attempt(lambda: store.close(wait=wait))
+        attempt(lambda: checkpoints.close(wait=wait))
     if refused:
         session.status = "failed"
     summary = summarise(session).as_json()
-    kept = store.kept_steps() if wait else ()
+    kept = checkpoints.steps() if wait else ()
     attempt(
         lambda: record.write("run.json", {**facts, "status": session.status, "summary": summary, "checkpoints": kept})
     )

@@ -74,8 +74,8 @@ def restored_facts(
         RecordError: the data are not those of the record, there is no checkpoint, none is whole, it cannot be read, or
             it is past ``num_steps``; nothing was written.
     """
-    assert trainer.store is not None
-    path = trainer.store.record.path
+    assert trainer.record is not None
+    path = trainer.record.path
     if facts["fingerprint"]["data"] != before["fingerprint"]["data"]:
         raise RecordError(
             f"the data are not those that the run in {path} was trained on: restore the data, or start a new run."
@@ -90,8 +90,8 @@ def restored_facts(
 
 def _check_checkpoint(trainer: Trainer, before: dict[str, Any], step: int | None) -> None:
     """Raises RecordError unless a run can continue from the checkpoint of ``step``; None: there is none."""
-    assert trainer.store is not None
-    path = trainer.store.record.path
+    assert trainer.record is not None
+    path = trainer.record.path
     if step is None and before["options"]["checkpoint_every"] == 0:
         raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
     if step is None and (saved := _last_saved(before)) > 0:

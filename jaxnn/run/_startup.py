@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.engine import Choice, Trainer
+from jaxnn.engine import Trainer
 from jaxnn.nn import platform
 from jaxnn.observe import cpu_count, device_kind, missing_gpu
 from jaxnn.parallel import find_devices
@@ -33,18 +33,17 @@ def startup_report(
     trainer: Trainer, record: str | None, resumed: dict[str, Any] | None
 ) -> list[tuple[str, str | None]]:
     """Rows of name and value."""
-    choice = trainer.choice
-    assert isinstance(choice, Choice)
+    steps_per_call = trainer.plan.steps_per_call
     parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(trainer.state.params)})
     products = ", ".join(f"{count} in {dtype}" for dtype, count in trainer.programs.product_dtypes.items())
     used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
-    tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in choice.seconds_per_step.items())
+    tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
     return [
         ("strategy", _strategy(trainer)),
         *(("placement", line) for line in trainer.placement().lines()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
         ("implementations", ", ".join(used) or None),
-        ("steps per call", f"{choice.steps_per_call} ({tried})" if tried else str(choice.steps_per_call)),
+        ("steps per call", f"{steps_per_call} ({tried})" if tried else str(steps_per_call)),
         ("hint", convolution_hint(trainer)),
         ("record", record),
         ("resumed", None if resumed is None else _resumed(resumed)),
@@ -53,17 +52,16 @@ def startup_report(
 
 def convolution_hint(trainer: Trainer) -> str | None:
     """What to change if convolutions that are not jaxnn's make loops slow, with the cost here."""
-    count, choice = trainer.programs.plain_convolutions, trainer.choice
-    assert isinstance(choice, Choice)
+    count, measured = trainer.programs.plain_convolutions, trainer.seconds_per_step
     if count == 0 or platform() != "cpu":
         return None
-    if choice.seconds_per_step:
-        alone = choice.seconds_per_step[1]
-        looped = min((seconds for steps, seconds in choice.seconds_per_step.items() if steps > 1), default=0.0)
+    if measured:
+        alone = measured[1]
+        looped = min((seconds for steps, seconds in measured.items() if steps > 1), default=0.0)
         cost = f"{_milliseconds(alone)} a step alone, {_milliseconds(looped)} in a loop"
         slow = looped > SLOW_LOOP * alone
     else:
-        cost, slow = "not measured here", choice.steps_per_call > 1
+        cost, slow = "not measured here", trainer.plan.steps_per_call > 1
     if not slow:
         return None
     subject = "1 convolution is" if count == 1 else f"{count} convolutions are"
