@@ -7,7 +7,7 @@ import html
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxnn.observe import Clock, printable, text_table
@@ -66,14 +66,8 @@ class Display:
         if self.kind == "none":
             yield
             return
-        over = threading.Event()
-        thread = threading.Thread(target=self._announce, args=(clock, over), name="stages", daemon=True)
-        thread.start()
-        try:
+        with in_background(lambda over: self._announce(clock, over), "stages"):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def close(self) -> None:
         """Takes the bar down."""
@@ -144,6 +138,19 @@ def open_display(progress: str) -> Iterator[Display]:
         yield display
     finally:
         display.close()
+
+
+@contextlib.contextmanager
+def in_background(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Runs ``work(over)`` in a thread during the block; it returns soon after the event ``over`` is set at the end."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _write(text: str) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnn.engine import RUNNING, RunOptions, WindowReport, train, with_changes
+from jaxnn.engine import RunOptions, train, with_changes
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
+from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
 from jaxnn.run._record import Session, open_session, summarise
-from jaxnn.run._report import Report
+from jaxnn.run._report import NAME_WIDTH, Report, startup_report
 from jaxnn.run._run import Run, run_of
 from jaxnn.run._signals import interruptible
-from jaxnn.run._startup import NAME_WIDTH, startup_report
 from jaxnn.run._watchdog import watching
 from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 
@@ -95,11 +95,12 @@ class Iteration:
                 try:
                     yield from reports
                 except GeneratorExit:
-                    if session.status == RUNNING:
-                        session.status = "stopped early"
+                    if session.log.unfinished:
+                        session.log.status = "stopped early"
                         step = int(session.trainer.state.step)
                         if session.trainer.save_due(step, ending=True):
-                            _save(session, step)
+                            session.trainer.save(step)
+                            _check_finite(session)
                     raise
 
     @property
@@ -131,46 +132,31 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
 
 
 def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[Report]:
-    """Trains a run to its end; its ``status`` then says how it ended.
+    """Trains a run to its end, and sets its status.
 
     Raises:
         TrainingError: the loss or the parameters are no longer finite.
     """
     trainer = session.trainer
-    if session.status != RUNNING:  # a resumed run that is over
+    if not session.log.unfinished:  # a resumed run that is over
         return
     for window in train(trainer, wants_stop, step_by_step=step_by_step):
         _check_finite(session)
-        yield _report(session, window)
-    if session.status == RUNNING:
-        done = int(trainer.state.step) >= trainer.plan.num_steps
-        session.status = "finished" if done else "interrupted"
-
-
-def _save(session: Session, step: int) -> None:
-    session.trainer.save(step)
-    _check_finite(session)
+        line = window.lines[0]
+        speed = {name: line[name] for name in ("seconds", "steps_per_second", "examples_per_second")}
+        yield Report(window.step, trainer.plan.num_steps, metrics_of(line), **speed)
+    if session.log.unfinished:
+        session.log.status = "interrupted"
 
 
 def _check_finite(session: Session) -> None:
-    log, checkpoints = session.trainer.logs[0], session.trainer.checkpoints
+    log, checkpoints = session.log, session.trainer.checkpoints
     if log.status == "diverged":
         kept = max(checkpoints.steps(), default=None) if checkpoints is not None else None
         last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
         raise TrainingError(
             f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.clipped), or look at the data."
         )
-
-
-def _report(session: Session, window: WindowReport) -> Report:
-    line = window.lines[0]
-    speed = ("seconds", "steps_per_second", "examples_per_second")
-    return Report(
-        step=window.step,
-        num_steps=session.trainer.plan.num_steps,
-        metrics={name: value for name, value in line.items() if name not in ("step", *speed)},
-        **{name: line[name] for name in speed},
-    )
 
 
 def _watch(session: Session, around: contextlib.ExitStack, *, aloud: bool) -> None:

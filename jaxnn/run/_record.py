@@ -1,4 +1,4 @@
-"""A run and its directory: created or resumed, kept up to date, and completed whatever happens."""
+"""A run and its directory: created or resumed, kept up to date, and completed also after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxnn.engine import (
     RUNNING,
-    WAITING,
+    MemberLog,
     RunOptions,
     Trainer,
     check_config,
@@ -38,7 +38,6 @@ from jaxnn.record import (
     check_vacant,
     config_json,
     create_run_dir,
-    final_metrics,
     jax_flags,
     jsonable,
     new_run_dir,
@@ -48,10 +47,9 @@ from jaxnn.record import (
     script,
 )
 from jaxnn.run._display import Display
-from jaxnn.run._report import Summary
+from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
-from jaxnn.run._startup import NAME_WIDTH, device_rows
-from jaxnn.types import Experiment, RecordError, Splits, TrainingError
+from jaxnn.types import Experiment, RecordError, TrainingError
 
 
 @dataclasses.dataclass
@@ -72,30 +70,19 @@ class Session:
     resumed: dict[str, Any] | None = None
 
     @property
-    def status(self) -> str:
-        """``running``, then how the run ended."""
-        status = self.trainer.logs[0].status
-        return RUNNING if status == WAITING else status
-
-    @status.setter
-    def status(self, status: str) -> None:
-        """Sets how the run ended."""
-        self.trainer.logs[0].status = status
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        """What was reported so far, oldest first, as in ``metrics.jsonl``."""
-        return self.trainer.logs[0].lines
+    def log(self) -> MemberLog:
+        """What has become of the run: its status, and the lines that it reported."""
+        return self.trainer.logs[0]
 
     @property
     def name(self) -> str:
         """The experiment's name: that of the file its config is defined in, else that of its data."""
-        return run_name_of(self.trainer.experiment, self.trainer.splits)
+        return file_name_of(self.trainer.experiment) or self.trainer.splits.name
 
 
 @contextlib.contextmanager
 def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock, display: Display) -> Iterator[Session]:
-    """A run ready to train, with its record open; the record is completed on the way out, whatever happens.
+    """A run ready to train, with its record open; the record is completed on the way out, also after a failure.
 
     Args:
         experiment: what to run.
@@ -139,21 +126,19 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
-            session.record = record or stack.enter_context(_new_record(session))
-            trainer.open_store(session.record, session.record.path / FOLDER)
-            set_resume_hint(f"resume with --resume {session.record.path}")
+            if record is None:
+                wanted = options.run_dir or new_run_dir(session.name)
+                path = broadcast_from_primary(lambda: str(create_run_dir(wanted)))
+                record = stack.enter_context(open_record(Path(path), writes=is_primary()))
+            session.record = record
+            trainer.open_store(record, record.path / FOLDER)
+            set_resume_hint(f"resume with --resume {record.path}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
             # A run that is over is loaded, not run: its record stays as it is.
-            if session.status == RUNNING:
+            if session.log.unfinished:
                 stack.enter_context(_described(session, facts))
         yield session
-
-
-def _new_record(session: Session) -> contextlib.AbstractContextManager[Record]:
-    wanted = session.trainer.options.run_dir or new_run_dir(session.name)
-    path = broadcast_from_primary(lambda: str(create_run_dir(wanted)))
-    return open_record(Path(path), writes=is_primary())
 
 
 def _facts(session: Session) -> dict[str, Any]:
@@ -190,15 +175,15 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        error = sys.exception()
+        error, log = sys.exception(), session.log
         # Also if the last save of a run was broken off: its state is lost.
         broken = error is not None and not isinstance(error, GeneratorExit)
-        if session.status == RUNNING or (broken and session.status in ("finished", "stopped early")):
-            session.status = _status_of(error, session)
+        if log.unfinished or (broken and log.status in ("finished", "stopped early")):
+            log.status = "failed" if isinstance(error, Exception) else "interrupted"
         # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
         alone = process_count() > 1 and error is not None and not isinstance(error, TrainingError)
         refused = _complete(session, record, facts, wait=not alone)
-        # What ended the run is what its user hears of; one who left the loop by `break` heard of nothing yet.
+        # Whatever ended the run is reported already; leaving the loop by `break` is no error.
         if refused is not None and (error is None or isinstance(error, GeneratorExit)):
             raise refused
 
@@ -227,24 +212,13 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: 
     with session.trainer.clock.span("checkpoint"):
         attempt(lambda: checkpoints.close(wait=wait))
     if refused:
-        session.status = "failed"
+        session.log.status = "failed"
     summary = summarise(session).as_json()
     kept = checkpoints.steps() if wait else ()
-    attempt(
-        lambda: record.write("run.json", {**facts, "status": session.status, "summary": summary, "checkpoints": kept})
-    )
+    ending = {"status": session.log.status, "summary": summary, "checkpoints": kept}
+    attempt(lambda: record.write("run.json", facts | ending))
     attempt(lambda: record.write("compiles.json", session.trainer.programs.ledger.as_json()))
     return refused[0] if refused else None
-
-
-def _status_of(error: BaseException | None, session: Session) -> str:
-    """How a run ended that did not decide so itself."""
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return "interrupted"
-    if error is not None:
-        return "failed"
-    done = int(session.trainer.state.step) >= session.trainer.plan.num_steps
-    return "finished" if done else "interrupted"
 
 
 def summarise(session: Session) -> Summary:
@@ -254,9 +228,9 @@ def summarise(session: Session) -> Summary:
     seconds = {name: value for name, value in trainer.clock.seconds.items() if name != "caller"}
     totals = trainer.programs.ledger.totals()
     return Summary(
-        status=session.status,
+        status=session.log.status,
         step=trainer.logs[0].step,
-        metrics=final_metrics(session.lines),
+        metrics=session.log.final,
         throughput=throughput,
         examples_per_second=throughput and throughput.steps_per_second * trainer.experiment.config.batch_size,
         first_step_seconds={
@@ -270,11 +244,6 @@ def summarise(session: Session) -> Summary:
         compilations=totals,
         stalls=tuple(trainer.flight.stalls),
     )
-
-
-def run_name_of(experiment: Experiment[Any], splits: Splits) -> str:
-    """The experiment's name: that of the file its config is defined in, else that of its data."""
-    return file_name_of(experiment) or splits.name
 
 
 def file_name_of(experiment: Experiment[Any]) -> str | None:

@@ -168,7 +168,7 @@ def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
 
 def run_of(session: Session, summary: Summary) -> Run:
     """The run that ``session`` has become."""
-    names = dict.fromkeys(name for line in session.lines for name in line)
-    metrics = {name: np.array([line.get(name, np.nan) for line in session.lines]) for name in names}
+    names = dict.fromkeys(name for line in session.log.lines for name in line)
+    metrics = {name: np.array([line.get(name, np.nan) for line in session.log.lines]) for name in names}
     path, trainer = session.record.path if session.record is not None else None, session.trainer
     return Run(trainer.experiment, trainer.state, metrics, summary, path, trainer)

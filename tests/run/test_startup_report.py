@@ -16,8 +16,8 @@ import pytest
 import jaxnn as jn
 from jaxnn.engine import programs_of
 from jaxnn.nn import scope
-from jaxnn.run import _startup
-from jaxnn.run._startup import convolution_hint
+from jaxnn.run import _report
+from jaxnn.run._report import convolution_hint
 from tests import tiny
 
 # The steps per call, and the seconds per step that were measured of each number.
@@ -35,7 +35,7 @@ def trainer(choice: Choice, num_convolutions: int = 2) -> Any:
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_startup, "platform", lambda: "cpu")
+    monkeypatch.setattr(_report, "platform", lambda: "cpu")
 
 
 SLOW: Choice = (1, {1: 0.0712, 2: 0.95})
@@ -69,7 +69,7 @@ def test_no_hint_without_cause(choice: Choice, num_convolutions: int) -> None:
 
 
 def test_no_hint_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_startup, "platform", lambda: "gpu")
+    monkeypatch.setattr(_report, "platform", lambda: "gpu")
     assert convolution_hint(trainer(SLOW)) is None
 
 
