@@ -223,7 +223,7 @@ class Trainer:
         """
         assert self.checkpoints is not None
         plain = self.vmapped is None
-        like = self.state if plain else host_shapes(self.programs.shapes, len(self.logs))
+        like: Any = self.state if plain else host_shapes(self.programs.shapes, len(self.logs))
         restored: Restored[Any] | None = self.checkpoints.restore_newest(like)
         check(restored and restored.step)
         damaged, steps, diverged = [], [0] * len(self.logs), [False] * len(self.logs)
