@@ -7,7 +7,6 @@ from jaxnn.engine._feed import make_feed as make_feed
 from jaxnn.engine._loop import WindowReport as WindowReport
 from jaxnn.engine._loop import train as train
 from jaxnn.engine._options import RunOptions as RunOptions
-from jaxnn.engine._options import StoppingRule as StoppingRule
 from jaxnn.engine._options import check_choice as check_choice
 from jaxnn.engine._options import check_config as check_config
 from jaxnn.engine._options import check_count as check_count

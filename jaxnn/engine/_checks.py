@@ -54,26 +54,16 @@ def check_parts(experiment: Experiment[Any]) -> None:
         raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
 
 
-def check_examples(programs: Programs, splits: Splits) -> None:
-    """Lets the task check the data of all splits against its model; raises what `Task.check` raises."""
-    task, shapes = programs.spec.experiment.task(programs.spec.experiment.config), programs.shapes
-    task.check(shapes.params, shapes.model_state, programs.batch, splits)
-
-
 def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:
     """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
 
-    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch.
-
-    Args:
-        programs: those of the run.
-        source: the split that the examples are taken from.
-        make_state: gives any state; called if there is something to check.
+    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch of
+    ``source`` with the state that ``make_state`` gives.
 
     Raises:
         ConfigError: a sum or the count stays as it is, as that of a mean does.
     """
-    task, layout = programs.spec.experiment.task(programs.spec.experiment.config), programs.layout
+    task, layout = programs.task, programs.layout
     size = programs.eval_batch_size
     if getattr(task.evaluate, "__module__", "").startswith("jaxnn.") or size % 2:
         return
@@ -122,12 +112,12 @@ class _Outcome(NamedTuple):
     evaluation: Metrics
 
 
-def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
+def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
     """Confirms that a task gives the same under `pmap`, where each device sees its rows alone, as of the whole batch.
 
-    What a task does cannot be read off it, so its loss and its evaluation of the first batches are computed both ways.
-    Random numbers that would repeat are looked for in the traced program: means over many of them hardly show it.
-    Costs a compilation of the forward pass; nothing under other strategies.
+    Its loss and its evaluation of the first batches are computed both ways. Random numbers that would repeat are
+    searched for in the traced program: means over many of them hardly show it. Costs a compilation of the forward
+    pass; nothing under other strategies.
 
     Raises:
         ConfigError: the task draws random numbers of its own, as Flax's own Dropout does, or couples the examples of a
@@ -137,7 +127,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
     if layout.axis_name is None or layout.data_size == 1:
         return
     seed = programs.spec.experiment.config.seed
-    whole, parts = _make_whole_and_parts(programs.spec.experiment, layout, evaluated=splits.held_out is not None)
+    whole, parts = _make_whole_and_parts(programs.task, layout, evaluated=splits.held_out is not None)
     examples = feed.sample(COMPARED_BATCHES)
 
     def compare(state: TrainState, examples: Examples) -> _Outcome:
@@ -168,18 +158,15 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
     allowed = max(LEAST_DIFFERENCE, *(4 * rounding for rounding in _roundings(traced)))
     for path, difference in jax.tree.leaves_with_path(jax.device_get(program(programs.init(), examples))):
         if not difference <= allowed:
-            told = jax.tree_util.keystr(path, simple=True, separator="/")
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ConfigError(
-                f"{told} would be off by {difference:.2g} of it under pmap, where each device sees its rows alone, "
+                f"{name} would be off by {difference:.2g} of it under pmap, where each device sees its rows alone, "
                 f"because the task couples the examples of a batch: {INSTEAD}."
             )
 
 
-def _make_whole_and_parts(
-    experiment: Experiment[Any], layout: Layout, *, evaluated: bool
-) -> tuple[Callable[..., _Outcome], ...]:
+def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tuple[Callable[..., _Outcome], ...]:
     """What the task makes of a batch, and what each device makes of it with its rows alone, ``[devices, ...]``."""
-    task = experiment.task(experiment.config)
 
     def outcome(axis_name: str | None, state: TrainState, batch: Batch) -> _Outcome:
         # As in a run, it is known while tracing that nothing is padding.

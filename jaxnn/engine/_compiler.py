@@ -51,8 +51,6 @@ from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingEr
 # States are made at most this many at a time: one after another, whatever their number.
 MOST_AT_ONCE = 64
 
-type Evaluator = Callable[[Any], dict[str, np.ndarray]]
-
 
 @dataclasses.dataclass
 class Programs:
@@ -117,13 +115,9 @@ class Programs:
         return self.spec.experiment.task(self.spec.experiment.config)
 
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
-        """Compiles in parallel threads what a start needs: initial states, training calls, an evaluation.
+        """Compiles in parallel threads what a start needs: initial states, calls of ``lengths`` steps, an evaluation.
 
-        Args:
-            shape: that of the population.
-            lengths: the numbers of steps of the calls.
-            split: what is evaluated, or None.
-            cause: the reason for the training calls, for the ledger.
+        ``cause`` is the reason for the calls, for the ledger.
         """
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
         keys += [("evaluate", shape, split)] if split is not None else []
@@ -170,17 +164,13 @@ class Programs:
         """The memory that a call takes on each device and frees again."""
         return temporary_bytes(self._compiled["train", shape, num_steps])
 
-    def evaluator(self, shape: Shape | None, split: str) -> Evaluator:
-        """A function from a state, or population, to the exact mean of each metric over a split: ``[*shape, ...]``."""
+    def evaluate(self, shape: Shape | None, split: str, state: Any) -> dict[str, np.ndarray]:
+        """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``."""
         pieces, program = self._pieces_of(split), self._program(("evaluate", shape, split), "start")
-
-        def evaluate(state: Any) -> dict[str, np.ndarray]:
-            sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
-            # Chunks without a living member are not computed: zero of zero examples.
-            with np.errstate(invalid="ignore"):
-                return mean_metrics(sums, axis=0 if shape is None else 2)
-
-        return evaluate
+        sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
+        # Chunks without a living member are not computed: zero of zero examples.
+        with np.errstate(invalid="ignore"):
+            return mean_metrics(sums, axis=0 if shape is None else 2)
 
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
@@ -203,14 +193,14 @@ class Programs:
         if shape is None:
             return self.shapes
 
-        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
-            weak = getattr(leaf, "weak_type", False)
-            return jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype, weak_type=weak)
+        def population(state: TrainState, values: Mapping[str, Array]) -> Population:
+            parts = state, {name: value[0] for name, value in values.items()}
+            # Not by NumPy: values stay as weakly typed as they are.
+            members, own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), parts)
+            step, bad_step = jnp.int32(0), jnp.zeros(shape, jnp.int32)
+            return Population(step, members, own, bad_step == 0, bad_step, step)
 
-        values = {name: stacked(jax.eval_shape(lambda rows: rows[0], value)) for name, value in self.values.items()}
-        scalar = jax.ShapeDtypeStruct((), np.int32)
-        alive, bad_step = jax.ShapeDtypeStruct(shape, np.bool_), jax.ShapeDtypeStruct(shape, np.int32)
-        return Population(scalar, jax.tree.map(stacked, self.shapes), values, alive, bad_step, scalar)  # type: ignore[arg-type]
+        return jax.eval_shape(population, self.shapes, self.values)
 
     def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
         """The members of ``slots [chunks, lanes]`` on the devices, those that are ``alive [members]`` after ``step``.

@@ -151,9 +151,7 @@ def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: L
 def mean_metrics(sums: list[Metrics], axis: int) -> dict[str, np.ndarray]:
     """The exact mean of each metric over the batches of all pieces, the loss first, in float64.
 
-    Args:
-        sums: of each piece, ``[..., batches, *metric]`` with ``axis`` axes before that of the batches.
-        axis: that of the batches.
+    ``sums`` of each piece are ``[..., batches, *metric]``, with ``axis`` axes before that of the batches.
     """
     totals = {key: np.sum([np.sum(part[key], axis, np.float64) for part in sums], axis=0) for key in sums[0]}
     count = totals.pop("count")

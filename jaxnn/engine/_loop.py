@@ -42,7 +42,7 @@ class _Block:
     Attributes:
         rows: which.
         shape: how they are arranged; None for a run.
-        slots: which row is in which lane; of no axes for a run.
+        slots: which row is in which lane; without axes for a run.
         state: theirs, on the devices.
     """
 
@@ -97,7 +97,8 @@ def train(
     until = trainer.plan.num_steps if until is None else until
     steps = trainer.steps()
     # Members of one block train together: those that an interruption left behind go first.
-    todo = sorted((row for row in trainer.unfinished() if steps[row] < until), key=lambda row: (steps[row], row))
+    unfinished = [row for row, log in enumerate(trainer.logs) if log.unfinished and steps[row] < until]
+    todo = sorted(unfinished, key=lambda row: (steps[row], row))
     with trainer.clock.span("train"):
         while todo and not wants_stop():
             step = steps[todo[0]]
@@ -167,16 +168,14 @@ def _train_block(
 
 
 def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowReport:
-    """What a window that is done tells of each living member."""
+    """Evaluates a window that is done, if due, and reports and settles each living member."""
     trainer, split = block.trainer, block.trainer.splits.held_out
     means: dict[str, np.ndarray] = {}
     if result.state is not None:
         block.state = result.state
         if evaluates and split is not None:
-            # Compiled by now, unless the members were arranged again.
-            evaluate = trainer.programs.evaluator(block.shape, split)
             with trainer.clock.span("evaluation"):
-                means = evaluate(block.state)
+                means = trainer.programs.evaluate(block.shape, split, block.state)
     rate = result.num_steps / result.seconds
     speed = {
         "seconds": result.seconds,

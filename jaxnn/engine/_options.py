@@ -174,15 +174,10 @@ def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None
 
 
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
-    """The options, of a run or of a sweep, with other values for some of them.
-
-    Args:
-        options: those to change.
-        changes: values by name.
-        config: the experiment's, whose fields may be meant.
+    """The options, of a run or of a sweep, with ``changes``: values by name.
 
     Raises:
-        ConfigError: an option that there is not; the message names those there are.
+        ConfigError: there is no such option; the message names those there are, or the field of ``config`` meant.
     """
     known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
     fields = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxnn.data import check_batch_size
-from jaxnn.engine._checks import check_alike_on_devices, check_examples, check_sums
+from jaxnn.engine._checks import check_equal_on_devices, check_sums
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
 from jaxnn.engine._options import RunOptions, make_plan, resolve_cadences
@@ -23,7 +23,7 @@ from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState, sugg
 
 
 class Members(NamedTuple):
-    """What tells the members of a population from each other.
+    """How the members of a population differ, and what is known of them.
 
     Attributes:
         numbers: theirs, in the order of the rows.
@@ -60,15 +60,15 @@ def open_trainer(
     Args:
         experiment: that of the run, or of the first member.
         options: how to run; cadences may be open.
-        splits: the data.
+        splits: its data.
         layout: the devices.
-        clock: gets the time.
+        clock: measures where the time goes.
         logs: what became of the members so far, by row; default: one that is waiting.
-        members: what tells members from each other; None: a run.
-        steps_per_call: what an earlier process chose.
+        members: how members differ; None: a run.
+        steps_per_call: what an earlier process chose for a run.
 
     Raises:
-        ConfigError, DataError: what is asked for cannot be run; nothing was written.
+        ConfigError, DataError: it cannot be run; nothing was written.
         TrainingError: there is no room for it.
     """
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
@@ -89,7 +89,7 @@ def open_trainer(
     spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
     programs = Programs(spec, splits, eval_batch_size, given.values, len(logs), clock=clock)
-    check_examples(programs, splits)
+    programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, splits)
     if options.patience is not None and splits.held_out is None:
         raise ConfigError("patience needs an eval split: give the data a validation or test split.")
     if options.monitor not in (known := [*(programs.derived if splits.held_out else programs.metrics)]):
@@ -100,7 +100,7 @@ def open_trainer(
         # Fails in each if some process computes something else, or on other data.
         named = {text: str(trainer.fingerprint[part])[:8] for part, text in {**PARTS, "data": "the data"}.items()}
         all_agree("code or data", named | describe_devices()["versions"] | jax_flags())
-    check_alike_on_devices(programs, splits)
+    check_equal_on_devices(programs, splits)
     if members is None:
         _open_run(trainer, steps_per_call)
     else:
@@ -109,13 +109,7 @@ def open_trainer(
 
 
 def programs_of(experiment: Experiment[Any], splits: Splits, *, resident: bool | None = None) -> Programs:
-    """The programs of a run on one device, to be measured or looked into; nothing is compiled yet.
-
-    Args:
-        experiment: what would be run; its ``data`` is not called.
-        splits: its data.
-        resident: the run option.
-    """
+    """The programs of a run on one device, to be measured or inspected; nothing is compiled yet."""
     config = experiment.config
     feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=SINGLE_DEVICE)
     spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, SINGLE_DEVICE)
@@ -139,7 +133,6 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     trainer.state = programs.init()
     if held_out is not None:
         check_sums(programs, trainer.splits.named()[held_out], lambda: trainer.state)
-        programs.evaluator(None, held_out)
     trainer.placement().check(platform())
 
 
@@ -167,9 +160,7 @@ def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:
     """From a number of steps to a call that trains a run that far, from where the call before ended.
 
-    Args:
-        programs: what is compiled.
-        cause: the reason, for the ledger.
+    The programs are compiled for ``cause``, as the ledger has it.
     """
     state: TrainState | None = None
 

@@ -76,7 +76,9 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples
     return init
 
 
-def make_train(spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def make_train(
+    spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None
+) -> Callable[[TrainState, Totals, Examples], tuple[TrainState, Totals]]:
     """Returns a pure ``(state, totals, examples) -> (state, totals)`` that trains one member ``num_steps`` steps.
 
     ``values`` are those of the member's traced fields, if it has any.
@@ -145,8 +147,7 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
 
     def train_chunk(part: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
         def one(values: Mapping[str, Array], state: TrainState, totals: Totals) -> tuple[TrainState, Totals]:
-            trained: tuple[TrainState, Totals] = make_train(spec, num_steps, values)(state, totals, examples)
-            return trained
+            return make_train(spec, num_steps, values)(state, totals, examples)
 
         if part.alive.shape[0] == 1:
             states, totals = _vmap_or_squeeze(one, 1)(part.values, part.members, totals)
@@ -192,13 +193,11 @@ def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., M
         def one(values: Mapping[str, Array], state: TrainState) -> Metrics:
             return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask))
 
-        def evaluate_chunk(part: Population) -> Metrics:
-            sums: Metrics = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
-            return sums
+        def evaluate_chunk(part: Population) -> Any:
+            return _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
 
-        def chunk(index: Array, sums: Metrics) -> Metrics:
-            updated: Metrics = _put(sums, evaluate_chunk(_take_chunk(population, index)), index)
-            return updated
+        def chunk(index: Array, sums: Any) -> Any:
+            return _put(sums, evaluate_chunk(_take_chunk(population, index)), index)
 
         shapes = jax.eval_shape(evaluate_chunk, jax.eval_shape(_take_chunk, population, 0))
         zeros = {name: jnp.zeros((population.alive.shape[0], *sums.shape), sums.dtype) for name, sums in shapes.items()}

@@ -147,10 +147,6 @@ class Trainer:
         num_devices = self.programs.spec.num_devices
         return shape_of(self.block, plan.size_for(-(-num_members // num_devices)), num_devices)
 
-    def unfinished(self) -> list[int]:
-        """The rows of the members that are still to be trained."""
-        return [row for row, log in enumerate(self.logs) if log.unfinished]
-
     def host_states(self) -> HostStates:
         """The states of a population, made if they were not yet."""
         if self.state is None:
@@ -173,7 +169,7 @@ class Trainer:
         """
         if split not in (known := self.splits.named()):
             raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
-        means = self.programs.evaluator(None, split)(self.state if state is None else state)
+        means = self.programs.evaluate(None, split, self.state if state is None else state)
         return derived_metrics(self.programs.task, means)
 
     def placement(self) -> Placement:
@@ -209,14 +205,10 @@ class Trainer:
     def restore(
         self, where: str, check: Callable[[int | None], None] = lambda step: None
     ) -> tuple[int | None, list[str]]:
-        """Continues from the newest whole checkpoint, and cuts the metrics to it.
+        """Continues from the newest whole checkpoint, and cuts the metrics to it; ``where`` names it in messages.
 
-        Args:
-            where: what is restored, for messages.
-            check: gets the step of the checkpoint, None if there is none, before anything is changed.
-
-        Returns:
-            The step of the checkpoint, None if there is none, and a description of each damage found.
+        ``check`` gets its step, None if there is none, before anything is changed. Returns this step, and a
+        description of each damage found.
 
         Raises:
             RecordError: all checkpoints are damaged, or they hold no state of this experiment.

@@ -59,12 +59,10 @@ class Choice(NamedTuple):
 
 
 def choose_steps_per_call(make_call: Callable[[int], Call], window: int, *, wary: bool = False) -> Choice:
-    """Tries calls of one step, of a few, and if those were no slower, of many.
+    """Tries calls of one step, of a few, and if those were no slower, of many; they should divide ``window``.
 
-    Args:
-        make_call: from a number of steps to a compiled call of that many steps, which returns arrays without waiting.
-        window: the number of steps that a call should divide.
-        wary: there is cause to fear that a loop is slow: it is tried with two steps first.
+    ``make_call(num_steps)`` gives a compiled call, which returns arrays without waiting. If ``wary``, as loops may be
+    slow, one of two steps is tried first.
     """
     measured = {1: seconds_per_step(make_call(1), 1)}
     probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
@@ -221,12 +219,8 @@ def plan_vmap_size(
     One size is compiled, a second only if the training that it may shorten takes ten times as long: on a CPU members
     one by one, whose small matrices stay in its cache, then a few together; on an accelerator many, then all.
 
-    Args:
-        programs: what is measured.
-        plan: where windows end; a call should divide them.
-        given: the size that is not to be measured, or None.
-        given_steps: the steps per call that are not to be measured, or None.
-        thorough: try sizes until they are slower, for their throughput curve.
+    A size or steps per call that are given are not measured. If ``thorough``, sizes are tried until they are slower,
+    for their throughput curve.
 
     Raises:
         TrainingError: not even one member fits.

@@ -22,11 +22,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Display:
-    """Where a run prints.
-
-    Args:
-        kind: ``none``, ``plain``, ``bar`` or ``notebook``.
-    """
+    """Where a run prints: its ``kind`` is ``none``, ``plain``, ``bar`` or ``notebook``."""
 
     def __init__(self, kind: str = "none") -> None:
         self.kind = kind
@@ -50,8 +46,7 @@ class Display:
     def report(self, report: Any) -> None:
         """Shows the progress: milestones always, other reports now and then.
 
-        Args:
-            report: with ``step``, ``num_steps``, ``rates``, ``numbers`` and ``is_milestone``; its text is a line.
+        A report has ``step``, ``num_steps``, ``rates``, ``numbers`` and ``is_milestone``; its text is a line.
         """
         if self.kind == "none":
             return
@@ -125,11 +120,7 @@ class Display:
 
 @contextlib.contextmanager
 def open_display(progress: str) -> Iterator[Display]:
-    """The display that fits where the process runs; of several processes one prints.
-
-    Args:
-        progress: the run option.
-    """
+    """The display for the run option ``progress`` that fits this process; of several processes one prints."""
     kind = progress if is_primary() else "none"
     if kind == "auto":
         kind = "notebook" if _in_notebook() else "bar" if sys.stdout.isatty() else "plain"

@@ -15,7 +15,7 @@ from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
-from jaxnn.run._record import Session, open_session, summarise
+from jaxnn.run._record import Session, open_session
 from jaxnn.run._report import NAME_WIDTH, Report, startup_report
 from jaxnn.run._run import Run, run_of
 from jaxnn.run._signals import interruptible
@@ -47,7 +47,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                 session = opened.enter_context(open_session(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
-                path = None if session.record is None else str(session.record.path)
+                path = None if session.trainer.record is None else str(session.trainer.record.path)
                 display.rows(startup_report(session.trainer, path, session.resumed), NAME_WIDTH)
             _watch(session, around, aloud=options.progress != "none")
             for report in _reports(session, lambda: interruption.signum is not None):
@@ -57,7 +57,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                     # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
                     interruption.wish("standard output was closed: stopping after the current window")
         display.close()
-        run = run_of(session, summarise(session))
+        run = run_of(session)
         display.rows(run.closing_rows())
         return run
 
@@ -113,7 +113,7 @@ class Iteration:
     def run(self) -> Run:
         """The run so far, or at its end."""
         session = self._started()
-        return dataclasses.replace(run_of(session, summarise(session)), state=self.state)
+        return dataclasses.replace(run_of(session), state=self.state)
 
     def _started(self) -> Session:
         if self._session is None:

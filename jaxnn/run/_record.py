@@ -59,14 +59,12 @@ class Session:
     Attributes:
         trainer: what trains it.
         ready_seconds: from the call of ``fit`` to the moment the first step could run.
-        record: the open run directory, or None.
         resumed: of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of
             newer checkpoints that are ``damaged``.
     """
 
     trainer: Trainer
     ready_seconds: float
-    record: Record | None = None
     resumed: dict[str, Any] | None = None
 
     @property
@@ -84,11 +82,7 @@ class Session:
 def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock, display: Display) -> Iterator[Session]:
     """A run ready to train, with its record open; the record is completed on the way out, also after a failure.
 
-    Args:
-        experiment: what to run.
-        options: how.
-        clock: gets the time.
-        display: gets the device, as soon as JAX has opened it.
+    ``display`` shows the device as soon as JAX has opened it.
 
     Raises:
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
@@ -130,7 +124,6 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
                 wanted = options.run_dir or new_run_dir(session.name)
                 path = broadcast_from_primary(lambda: str(create_run_dir(wanted)))
                 record = stack.enter_context(open_record(Path(path), writes=is_primary()))
-            session.record = record
             trainer.open_store(record, record.path / FOLDER)
             set_resume_hint(f"resume with --resume {record.path}")
             if before is not None:
@@ -165,7 +158,7 @@ def _facts(session: Session) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
-    record = session.record
+    record = session.trainer.record
     assert record is not None
     if session.resumed is None and record.writes:
         # Another run may have come and gone between the first look and the lock.
@@ -189,16 +182,9 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
 
 
 def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: bool) -> RecordError | None:
-    """Writes what a record holds of a run that is over.
+    """Writes what a record holds of a run that is over; ``wait`` for other processes, which save with this one.
 
-    Args:
-        session: the run.
-        record: its record.
-        facts: the content of ``run.json`` from the start.
-        wait: whether to wait for other processes.
-
-    Returns:
-        The first thing that the disk refused, if it refused any. All is tried: what is small may find room.
+    Returns the first error of the disk, if there was any. All is tried: what is small may find room.
     """
     checkpoints, refused = session.trainer.checkpoints, list[RecordError]()
     assert checkpoints is not None

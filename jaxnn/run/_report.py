@@ -146,8 +146,8 @@ class Summary:
         metrics: the last value of each metric.
         throughput: steady steps per second with their spread; None if there is no window to measure.
         examples_per_second: at that rate.
-        first_step_seconds: from the call of ``fit`` to the end of the first call, and of that
-            ``trace_seconds``, ``compile_seconds``; a mapping.
+        first_step_seconds: ``total``, from the call of ``fit`` to the moment the first step could run, and of that
+            ``trace``, ``compile`` and ``measure``.
         seconds: wall time by what it went into: load, train, data (waiting for batches), evaluation, checkpoint, …
         peak_bytes: the most memory taken, and of what.
         compilations: totals of the ledger.
@@ -174,40 +174,28 @@ class Summary:
         """The summary as (what, value), for a terminal or a notebook."""
         rows = [(self.status, f"step {self.step}")]
         rows += [(name.replace("_", " "), f"{value:.4g}") for name, value in self.metrics.items()]
-        if self.throughput is not None and self.examples_per_second is not None:
-            rows.append(("throughput", self._throughput(self.throughput)))
-        rows.append(("time to first step", self._first_step()))
+        if (steady := self.throughput) is not None:
+            rates = (
+                f"{format_rate(steady.steps_per_second)} steps/s (median of {steady.num_windows} windows, quartiles "
+                f"±{50 * steady.spread:.0f} %), {format_rate(self.examples_per_second or 0)} examples/s"
+            )
+            rows.append(("throughput", rates))
+        parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
+        rows.append(("time to first step", f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"))
         rows.append(("time", format_split(self.seconds)))
-        if (waited := self._waited()) is not None:
-            rows.append(("waited for data", waited))
+        waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
+        if waited > 0 and (share := waited / (waited + trained)) >= WORTH_REPORTING:
+            rows.append(("waited for data", f"{waited:.2f} s, {100 * share:.0f} % of training"))
         rows.append(("peak memory", f"{format_bytes(self.peak_bytes[0])} {self.peak_bytes[1]}"))
         if hits := self.compilations["num_cache_hits"]:
             total, saved = self.compilations["num_compilations"], self.compilations["saved_seconds"]
             rows.append(("compile cache", f"{hits:.0f} of {total:.0f} programs, {saved:.1f} s saved"))
         if self.stalls:
-            rows.append(("stalled", self._stalled()))
+            places = ", ".join(dict.fromkeys(stall.where for stall in self.stalls))
+            times = "once" if len(self.stalls) == 1 else f"{len(self.stalls)} times"
+            stalled = spoken(sum(stall.seconds for stall in self.stalls))
+            rows.append(("stalled", f"{times}, {stalled} in all ({places})"))
         return rows
-
-    def _stalled(self) -> str:
-        places = ", ".join(dict.fromkeys(stall.where for stall in self.stalls))
-        times = "once" if len(self.stalls) == 1 else f"{len(self.stalls)} times"
-        return f"{times}, {spoken(sum(stall.seconds for stall in self.stalls))} in all ({places})"
-
-    def _waited(self) -> str | None:
-        """How long the steps waited for their data; None if that is negligible."""
-        waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
-        share = waited / (waited + trained) if waited else 0.0
-        return f"{waited:.2f} s, {100 * share:.0f} % of training" if share >= WORTH_REPORTING else None
-
-    def _throughput(self, throughput: Throughput) -> str:
-        return (
-            f"{format_rate(throughput.steps_per_second)} steps/s (median of {throughput.num_windows} windows, "
-            f"quartiles ±{50 * throughput.spread:.0f} %), {format_rate(self.examples_per_second or 0)} examples/s"
-        )
-
-    def _first_step(self) -> str:
-        parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
-        return f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

@@ -54,13 +54,8 @@ def restored_facts(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Continues a run from the newest whole checkpoint of its record.
 
-    Args:
-        trainer: the run, as it was before its first step.
-        before: the content of ``run.json`` as it was.
-        facts: as it would be of a new run.
-
-    Returns:
-        The new content of ``run.json``, and what is new in it of this resume.
+    ``before`` is the content of its ``run.json``, and ``facts`` that of a new run. Returns the new content, and what
+    is new in it of this resume.
 
     Raises:
         RecordError: the data are not those of the record, there is no checkpoint, none is whole, it cannot be read, or
@@ -133,11 +128,7 @@ def recorded_setup(
 ) -> dict[str, Any]:
     """The ``devices``, ``strategy``, ``mesh`` and ``stop`` of a record to resume; those given now replace them.
 
-    Args:
-        recorded: the options of the record.
-        given: the options that are given now.
-        device: the kind of device to continue on; None: JAX's.
-        where: the record, for messages: ``the run in runs/…``.
+    ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``.
 
     Raises:
         ConfigError: the devices that the record asks for are not here, or the stopping rule was a function, of which a

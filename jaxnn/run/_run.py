@@ -13,7 +13,7 @@ import numpy as np
 from jaxnn.engine import Trainer, check_count
 from jaxnn.observe import html_table, text_table
 from jaxnn.record import FOLDER, Checkpoints, draw_curves
-from jaxnn.run._record import Session
+from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
 
@@ -137,14 +137,11 @@ class Run:
         return rows
 
     def __repr__(self) -> str:
-        return text_table(self._rows())
+        return text_table(self.closing_rows())
 
     def _repr_html_(self) -> str:
         """A small table, for notebooks."""
-        return html_table(self._rows())
-
-    def _rows(self) -> list[tuple[str, str]]:
-        return [*self.summary.rows(), ("record", str(self.dir or "none"))]
+        return html_table(self.closing_rows())
 
 
 def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
@@ -166,9 +163,10 @@ def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
     return converted
 
 
-def run_of(session: Session, summary: Summary) -> Run:
-    """The run that ``session`` has become."""
+def run_of(session: Session) -> Run:
+    """The run that ``session`` has become, so far."""
     names = dict.fromkeys(name for line in session.log.lines for name in line)
     metrics = {name: np.array([line.get(name, np.nan) for line in session.log.lines]) for name in names}
-    path, trainer = session.record.path if session.record is not None else None, session.trainer
-    return Run(trainer.experiment, trainer.state, metrics, summary, path, trainer)
+    trainer = session.trainer
+    path = trainer.record.path if trainer.record is not None else None
+    return Run(trainer.experiment, trainer.state, metrics, summarise(session), path, trainer)

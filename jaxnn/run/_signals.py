@@ -82,13 +82,11 @@ class Interruption:
 
     @contextlib.contextmanager
     def finishing(self, what: str, *, breaks_off: bool = False) -> Iterator[None]:
-        """Within the block the first signal is a wish; outside of it, it raises KeyboardInterrupt.
+        """Within the block the first signal asks to stop after ``what``; outside of it, it raises KeyboardInterrupt.
 
-        Args:
-            what: what is still finished after the first signal, in words.
-            breaks_off: raise KeyboardInterrupt at the first signal too, once Python code runs; ``at_once`` stays False.
+        With ``breaks_off`` it raises KeyboardInterrupt here too, once Python code runs; ``at_once`` stays False.
         """
-        if self.at_once:  # whoever called Python from C swallowed the exception
+        if self.at_once:  # the exception was swallowed by C code that called Python
             raise KeyboardInterrupt
         before = self._finishes, self._breaks_off
         self._finishes, self._breaks_off = what, breaks_off
@@ -183,18 +181,16 @@ class Interruption:
 def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
     """Catches SIGINT and SIGTERM within the block, if Python allows it: in the main thread.
 
-    A block within another one shares its `Interruption`.
-
-    Args:
-        farewell: how the process ends if it is stopped at once; None: by KeyboardInterrupt alone.
+    A block within another one shares its `Interruption`. Without a ``farewell``, a process that is stopped at once
+    ends by KeyboardInterrupt alone.
     """
-    outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
-    if isinstance(outer, Interruption) and threading.current_thread() is threading.main_thread():
-        yield outer
-        return
     interruption = Interruption(farewell)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
+        return
+    outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if isinstance(outer, Interruption):
+        yield outer
         return
     # A signal that is ignored stays so, as that of Ctrl-C is for what a shell starts in the background.
     before = {signum: handler for signum in SIGNALS if (handler := signal.getsignal(signum)) != signal.SIG_IGN}

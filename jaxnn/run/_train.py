@@ -16,7 +16,7 @@ from jaxnn import tasks
 from jaxnn.engine import RunOptions, check_config
 from jaxnn.run._fit import fit
 from jaxnn.run._run import Run
-from jaxnn.types import ConfigError, Experiment, Source, Splits, Task
+from jaxnn.types import ConfigError, Experiment, Splits, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,10 @@ def train(
         raise ConfigError("both num_epochs and num_steps are given: give one of them.")
     check_config(TrainConfig(batch_size, 1, seed))
     if num_steps is None:
-        num_steps = _steps_of(10 if num_epochs is None else num_epochs, splits.train, batch_size)
+        epochs = 10.0 if num_epochs is None else num_epochs
+        if not isinstance(epochs, numbers.Real) or not 0 < epochs < math.inf:
+            raise ConfigError(f"num_epochs is {epochs!r}, and must be a number above 0.")
+        num_steps = max(1, round(epochs * sources.steps_per_epoch(splits.train.num_examples, batch_size)))
     task = model if isinstance(model, Task) else _task_for(model, splits)
     experiment = Experiment(
         TrainConfig(batch_size, num_steps, seed),
@@ -71,13 +74,6 @@ def train(
         optimizer=lambda config: optimizer,
     )
     return fit(experiment, options, **changes)
-
-
-def _steps_of(num_epochs: float, train: Source, batch_size: int) -> int:
-    """The updates in ``num_epochs``, at least one."""
-    if not isinstance(num_epochs, numbers.Real) or not 0 < num_epochs < math.inf:
-        raise ConfigError(f"num_epochs is {num_epochs!r}, and must be a number above 0.")
-    return max(1, round(num_epochs * sources.steps_per_epoch(train.num_examples, batch_size)))
 
 
 def _task_for(model: Any, splits: Splits) -> Task:

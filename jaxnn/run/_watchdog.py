@@ -34,13 +34,7 @@ NOT_WATCHED = ("caller", None)
 
 
 class Watch:
-    """The stalls of a run, as they are seen by looking now and then.
-
-    Args:
-        clock: the run's; its open span is what is waited for.
-        flight: its calls.
-        stall_after: the seconds without a completed step that make a stall.
-    """
+    """The stalls of a run, noticed by checking now and then; arguments as of `watching`."""
 
     def __init__(self, clock: Clock, flight: Flight, stall_after: float) -> None:
         self._clock = clock
@@ -72,7 +66,12 @@ class Watch:
         if quiet >= self._due:
             while self._due <= quiet:
                 self._due *= 2
-            self._wait = _waits(where, done, self._flight.started)
+            if where == "device":
+                first, last = done + 1, self._flight.started
+                steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
+                self._wait = f"for the device to finish {steps}"
+            else:
+                self._wait = f"{WAITS.get(where, f'for {where}')} (after step {done:,})"
             lines.append(f"nothing finished for {spoken(quiet)}: waiting {self._wait}")
         return lines
 
@@ -86,7 +85,7 @@ class Watch:
 def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -> Iterator[None]:
     """Has a thread note the stalls of the block in ``flight``.
 
-    It looks once a second, costs the loop nothing, and sees nothing while other code holds Python's lock.
+    It checks once a second, costs the loop nothing, and notices nothing while other code holds Python's lock.
 
     Args:
         clock: the run's; its open span is what is waited for.
@@ -120,14 +119,6 @@ def _keep_watch(watch: Watch, over: threading.Event, seconds: float, aloud: bool
                 # What standard error is replaced by, as in a notebook, may have no file.
                 with contextlib.suppress(io.UnsupportedOperation, AttributeError):
                     faulthandler.dump_traceback(sys.stderr)
-
-
-def _waits(where: str, done: int, started: int) -> str:
-    """``for data (after step 1,200)``."""
-    if where == "device":
-        steps = f"step {started:,}" if started == done + 1 else f"steps {done + 1:,} to {started:,}"
-        return f"for the device to finish {steps}"
-    return f"{WAITS.get(where, f'for {where}')} (after step {done:,})"
 
 
 def spoken(seconds: float) -> str:
