@@ -83,12 +83,12 @@ def check_sums(programs: Programs, source: Source, make_state: Callable[[], Trai
         }
     program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks[0], **jit)
     once, twice = (jax.device_get(program(state, examples, mask)) for mask in masks)
-    if not np.any(twice["count"]):  # such as labels that are all ignored: it says nothing of the sums
+    if not np.any(twice["count"]):  # such as labels that are all ignored
         return
     if _stays(once["count"], twice["count"]):
         raise ConfigError(
             f"the count of the task's evaluate is {once['count']:g} for {size // 2} examples, and {twice['count']:g} "
-            "when each stands twice in the batch: sum the mask, batch.mask.sum()."
+            "when each is twice in the batch: sum the mask, batch.mask.sum()."
         )
     for name in (name for name in once if name != "count" and _stays(once[name], twice[name])):
         raise ConfigError(
@@ -189,14 +189,14 @@ def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tup
 
 
 def _moved(params: Params, key: jax.Array) -> Params:
-    """``params`` a little aside: a layer that begins with zeros would hide what comes before it."""
+    """``params`` with some noise: a layer of zeros would hide what comes before it."""
 
     def moved(leaf: jax.Array) -> jax.Array:
         floats = jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf + jax.random.uniform(key, leaf.shape, leaf.dtype, -0.05, 0.05) if floats else leaf
 
-    aside: Params = jax.tree.map(moved, params)
-    return aside
+    noisy: Params = jax.tree.map(moved, params)
+    return noisy
 
 
 def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:
@@ -207,7 +207,7 @@ def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:
 
 
 def _draws(found: Iterable[tuple[Any, str]]) -> Counter[str]:
-    """What a program draws: the shapes of its random numbers and keys, each as often as it stands there."""
+    """What a program draws: the shapes of its random numbers and keys, with the number of each."""
     drawn = (one for one, _ in found if one.primitive.name.startswith(("random_", "rng_")))
     return Counter(f"{list(one.outvars[0].aval.shape)}" for one in drawn)
 

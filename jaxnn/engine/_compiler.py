@@ -48,7 +48,7 @@ from jaxnn.steps import Totals, make_evaluate_step, make_predict_step
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
 
-# States are made at most this many at a time: one after another, whatever their number.
+# Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
 
 
@@ -56,7 +56,7 @@ MOST_AT_ONCE = 64
 class Programs:
     """What has been compiled so far for a population.
 
-    A shape of None stands for one member alone, without the axes of a population.
+    A shape of None means one member alone, without the axes of a population.
 
     Attributes:
         spec: what is compiled.
@@ -157,8 +157,7 @@ class Programs:
 
     def train(self, shape: Shape | None, num_steps: int, cause: str) -> TrainProgram:
         """The program of ``num_steps`` training steps, compiled if it was not yet."""
-        program: TrainProgram = self._program(("train", shape, num_steps), cause)
-        return program
+        return self._program(("train", shape, num_steps), cause)  # type: ignore[no-any-return]
 
     def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
         """The memory that a call takes on each device and frees again."""
@@ -193,14 +192,13 @@ class Programs:
         if shape is None:
             return self.shapes
 
-        def population(state: TrainState, values: Mapping[str, Array]) -> Population:
-            parts = state, {name: value[0] for name, value in values.items()}
-            # Not by NumPy: values stay as weakly typed as they are.
-            members, own = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*shape, *leaf.shape)), parts)
-            step, bad_step = jnp.int32(0), jnp.zeros(shape, jnp.int32)
-            return Population(step, members, own, bad_step == 0, bad_step, step)
+        def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype, weak_type=leaf.weak_type)
 
-        return jax.eval_shape(population, self.shapes, self.values)
+        first = jax.eval_shape(lambda values: {name: value[0] for name, value in values.items()}, self.values)
+        members, values = jax.tree.map(stacked, (self.shapes, first))
+        step, alive = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.bool_)
+        return Population(step, members, values, stacked(alive), stacked(step), step)  # type: ignore[arg-type]
 
     def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
         """The members of ``slots [chunks, lanes]`` on the devices, those that are ``alive [members]`` after ``step``.
@@ -253,7 +251,7 @@ class Programs:
         batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
         evaluation = None
         if self.splits.held_out:
-            # Derived metrics are plain Python, whose text says little of what it does.
+            # Derived metrics are plain Python: compared by the numbers that they give.
             derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
             program = program_fingerprint(self._evaluate, self.shapes, self.batch)
             evaluation = text_fingerprint(f"{program} {derived}")
@@ -314,7 +312,7 @@ class Programs:
         return self._compiled[key]
 
     def _lower(self, key: tuple[Any, ...], cause: str) -> Lowered:
-        """Traces and lowers what ``key`` stands for."""
+        """Traces and lowers the program of ``key``."""
         jit: dict[str, Any] = {}
         match key:
             case ("initialise", True):
@@ -356,7 +354,7 @@ class Programs:
 
     @functools.cached_property
     def _like(self) -> Examples:
-        """The shapes of a batch's examples, without shardings: a trace tells devices apart."""
+        """The shapes of a batch's examples, without shardings, on which a trace depends."""
         shapes: Examples = jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape, rows.dtype), self.first_examples)
         return shapes
 

@@ -49,17 +49,13 @@ def make_feed(
     if splits.train.examples is None:
         return _streamed_feed(splits.train, seed, batch_size, layout)
     if resident is None:
-        resident = broadcast_from_primary(lambda: _fit_on_device(splits, layout))
+        # The devices of a CPU share its memory.
+        copies = layout.num_devices if layout.device.platform == "cpu" else 1
+        needed = copies * sum(nbytes(one.examples) for one in splits.named().values() if one.examples is not None)
+        free = available_bytes(layout.device)
+        resident = broadcast_from_primary(lambda: free is None or needed <= RESIDENT_SHARE * free)
     make = _resident_feed if resident else _host_feed
     return make(splits.train, seed, batch_size, layout)
-
-
-def _fit_on_device(splits: Splits, layout: Layout) -> bool:
-    """Whether all splits may be on each device of ``layout`` together; those of a CPU share its memory."""
-    free = available_bytes(layout.device)
-    needed = sum(nbytes(source.examples) for source in splits.named().values() if source.examples is not None)
-    copies = layout.num_devices if layout.device.platform == "cpu" else 1
-    return free is None or copies * needed <= RESIDENT_SHARE * free
 
 
 def _resident_feed(source: Source, seed: int, batch_size: int, layout: Layout) -> DeviceFeed:

@@ -47,8 +47,7 @@ class _Block:
     """
 
     def __init__(self, trainer: Trainer, rows: Sequence[int], step: int) -> None:
-        self.trainer = trainer
-        self.rows = list(rows)
+        self.trainer, self.rows = trainer, list(rows)
         self.place(step)
 
     def place(self, step: int) -> None:
@@ -133,15 +132,9 @@ def _train_block(
 
     while block.rows:
         programs = {length: trainer.programs.train(block.shape, length, "start") for length in plan.call_lengths()}
+        feed, zeros = trainer.programs.spec.feed, trainer.programs.zeros(block.shape)
         for result in run_windows(
-            programs,
-            plan,
-            trainer.programs.spec.feed,
-            block.state,
-            trainer.programs.zeros(block.shape),
-            sync_after=sync_after,
-            clock=trainer.clock,
-            flight=trainer.flight,
+            programs, plan, feed, block.state, zeros, sync_after, clock=trainer.clock, flight=trainer.flight
         ):
             step = result.step
             report = _process(block, result, evaluates=plan.evaluates(step))

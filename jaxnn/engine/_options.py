@@ -222,7 +222,7 @@ def _check_fields(config: Any, prefix: str = "") -> None:
         if not _fits(value, kind):
             wanted = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
             raise ConfigError(
-                f"{name} is {value!r}, of type {type(value).__name__}, and the config {type(config).__name__} says "
+                f"{name} is {value!r}, of type {type(value).__name__}, and the config {type(config).__name__} needs "
                 f"{wanted}: give it one."
             )
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -298,8 +298,7 @@ def metric_writer(writer: Any) -> MetricWriter:
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
-    writer_found: MetricWriter = found
-    return writer_found
+    return found  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

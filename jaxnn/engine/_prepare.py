@@ -143,7 +143,7 @@ def _open_population(trainer: Trainer, members: Members) -> None:
         if held_out is not None:
             split = trainer.splits.named()[held_out]
             check_sums(programs, split, lambda: member_state(programs.initial, programs.shapes, 0))
-        with trainer.clock.span("measure", "measuring how many members to train under one vmap"):
+        with trainer.clock.span("measure", "measuring vmap sizes"):
             steps = trainer.options.steps_per_call
             vmapped = plan_vmap_size(programs, plan, members.vmap_size, steps, thorough=members.thorough)
     trainer.vmapped = vmapped

@@ -42,7 +42,7 @@ class GroupSpec(NamedTuple):
         source: the training split.
         feed: how its examples reach the device.
         layout: the devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes
-            as a run of its own would be.
+            as its solo run would be.
     """
 
     experiment: Experiment[Any]
@@ -54,7 +54,7 @@ class GroupSpec(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """Over how many devices members are sharded: all, unless several devices share a member."""
+        """The number of devices that members are sharded over: all, unless several devices share a member."""
         return 1 if self.layout.mesh is None else self.layout.mesh.shape.get(MEMBERS, 1)
 
 
@@ -228,7 +228,7 @@ def _vmap_or_squeeze(one: Callable[..., Any], lanes: int) -> Callable[..., Any]:
 def _over_chunks[Carry](population: Population, chunk: Callable[[Array, Carry], Carry], carry: Carry) -> Carry:
     """``jax.lax.map`` over the chunks that hold a living member.
 
-    Written as a loop, because how many do is known only when it runs: members that stop free their chunk without a
+    Written as a loop, because their number is known only when it runs: members that stop free their chunk without a
     compilation.
     """
     if population.alive.shape[0] == 1:

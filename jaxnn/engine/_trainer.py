@@ -151,15 +151,13 @@ class Trainer:
         """The states of a population, made if they were not yet."""
         if self.state is None:
             self.state = self.programs.initial
-        states: HostStates = self.state
-        return states
+        return self.state  # type: ignore[no-any-return]
 
     def steps(self) -> list[int]:
         """The number of updates that each member has done, by row."""
         if self.vmapped is None:
             return [int(self.state.step)]
-        steps: list[int] = self.host_states().states.step.tolist()
-        return steps
+        return list(map(int, self.host_states().states.step))
 
     def evaluate(self, split: str, state: TrainState | None = None) -> dict[str, float]:
         """Exact metrics over a split of ``state``, by default that of a run; compiles if it was never asked for.
@@ -286,7 +284,7 @@ class Trainer:
     def save_due(self, step: int, *, ending: bool) -> bool:
         """Whether the state after ``step`` is to be saved: by its number, by the clock, as the last or as a new best.
 
-        The best is looked for if training stops when nothing improves: it would be over by the time that is known.
+        The best is saved if training stops when nothing improves: when that is known, its state is gone.
         """
         every, log = self.options.checkpoint_every, self.logs[0]
         if self.checkpoints is None or every == 0:

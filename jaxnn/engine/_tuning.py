@@ -1,13 +1,13 @@
 """Sizes chosen by measuring: steps per call, members under one ``vmap``, examples per batch.
 
-One probe serves all: a compiled call, timed on this machine, with the temporary memory that XLA says it takes.
+One probe serves all: a compiled call, timed on this machine, with the temporary memory that XLA reports for it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -156,12 +156,15 @@ def widen(
     for size in sizes:
         if size <= trials[-1].size:
             continue
-        needed = expected_bytes(trials, size) + fixed_bytes
+        # Temporaries have a fixed part and one for each, extrapolated from the last two sizes compiled.
+        last, before = trials[-1], trials[-2] if len(trials) > 1 else Trial(0, 0.0, 0.0, 0)
+        each = (last.temporary_bytes - before.temporary_bytes) / (last.size - before.size)
+        needed = fixed_bytes + last.temporary_bytes + (size - last.size) * max(each, 0.0)
         if free_bytes is not None and needed > free_bytes:
             return f"{size} would take {format_bytes(needed)} of {format_bytes(free_bytes)} free: not tried"
         try:
             trials.append(attempt(size))
-        # Smaller sizes ran: whatever a larger one breaks, memory or an operation that cannot be mapped, it is not used.
+        # Smaller sizes ran: a larger one that fails, for memory or an operation that cannot be mapped, is not used.
         except Exception as error:
             full = "RESOURCE_EXHAUSTED" in str(error)
             reason = "it does not fit in memory" if full else (str(error).strip().splitlines() or [""])[0]
@@ -169,14 +172,6 @@ def widen(
         if size >= least and trials[-1].per_second * SLOWER < max(trial.per_second for trial in trials):
             return None
     return None
-
-
-def expected_bytes(trials: Sequence[Trial], size: int) -> float:
-    """Temporaries at ``size``: a fixed part and one for each, extrapolated from the last two sizes compiled."""
-    last = trials[-1]
-    before = trials[-2] if len(trials) > 1 else Trial(0, 0.0, 0.0, 0)
-    each = (last.temporary_bytes - before.temporary_bytes) / (last.size - before.size)
-    return last.temporary_bytes + (size - last.size) * max(each, 0.0)
 
 
 class VmapPlan(NamedTuple):
@@ -214,7 +209,7 @@ class VmapPlan(NamedTuple):
 def plan_vmap_size(
     programs: Programs, plan: Plan, given: int | None, given_steps: int | None, *, thorough: bool
 ) -> VmapPlan:
-    """Chooses vmap size, steps per call, and how many members are on a device at a time.
+    """Chooses vmap size, steps per call, and the number of members that are on a device at a time.
 
     One size is compiled, a second only if the training that it may shorten takes ten times as long: on a CPU members
     one by one, whose small matrices stay in its cache, then a few together; on an accelerator many, then all.

@@ -218,8 +218,8 @@ def run_windows(
     feed: DeviceFeed,
     state: Any,
     zeros: Totals,
-    *,
     sync_after: Callable[[int], bool],
+    *,
     clock: Clock,
     flight: Flight,
 ) -> Iterator[WindowResult]:
@@ -259,7 +259,7 @@ def run_windows(
             current = InFlightWindow(end, end - start, totals).noticed()
             if pending is not None and (num_calls == CALLS_AHEAD or step == end):
                 if step == end:
-                    pending, current = _tell_apart(pending, current, mark)
+                    pending, current = _share_time(pending, current, mark)
                 yield close(pending, None)
                 pending = None
         pending = current
@@ -268,7 +268,7 @@ def run_windows(
             pending, mark = None, time.perf_counter()
 
 
-def _tell_apart(earlier: InFlightWindow, later: InFlightWindow, mark: float) -> tuple[InFlightWindow, InFlightWindow]:
+def _share_time(earlier: InFlightWindow, later: InFlightWindow, mark: float) -> tuple[InFlightWindow, InFlightWindow]:
     """Waits for ``earlier``; if ``later`` was done too before the host noticed, both share the time."""
     jax.block_until_ready(earlier.totals)
     if earlier.done_at is None:

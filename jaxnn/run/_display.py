@@ -30,7 +30,7 @@ class Display:
         self._live: Any = None
         self._progress: Any = None
 
-    def say(self, text: str) -> None:
+    def say(self, text: Any) -> None:
         """Prints a line that stays, above the bar if there is one."""
         if self.kind == "bar" and self._live is not None:
             self._live.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
@@ -53,7 +53,8 @@ class Display:
         due = time.perf_counter() - self._last >= SECONDS_BETWEEN_REPORTS[self.kind]
         if report.is_milestone or due:
             self._last = time.perf_counter()
-            {"plain": self._print, "bar": self._move, "notebook": self._redraw}[self.kind](report)
+            show = {"bar": self._move, "notebook": self._redraw}.get(self.kind, self.say)
+            show(report)
 
     @contextlib.contextmanager
     def announcing(self, clock: Clock) -> Iterator[None]:
@@ -69,9 +70,6 @@ class Display:
         if self.kind == "bar" and self._live is not None:
             self._live.stop()
             self._live = None
-
-    def _print(self, report: Any) -> None:
-        print(printable(report), flush=True)
 
     def _move(self, report: Any) -> None:
         from rich.console import Group
@@ -109,13 +107,14 @@ class Display:
             in_place = self.kind == "bar" and self._live is None
             due = stage is not None and clock.now() - since > (SECONDS_ON_TERMINAL if in_place else SECONDS_IN_LINES)
             if in_place and (due or shown):
-                _write(f"{CLEAR_LINE}  {stage} … {clock.now() - since:.0f} s" if due else CLEAR_LINE)
+                text = f"{CLEAR_LINE}  {stage} … {clock.now() - since:.0f} s" if due else CLEAR_LINE
+                print(text, end="", flush=True)
                 shown = due
             elif due and announced != (stage, since):
                 announced = stage, since
                 self.say(f"  {stage} …")
         if shown:
-            _write(CLEAR_LINE)
+            print(CLEAR_LINE, end="", flush=True)
 
 
 @contextlib.contextmanager
@@ -142,11 +141,6 @@ def in_background(work: Callable[[threading.Event], None], name: str) -> Iterato
     finally:
         over.set()
         thread.join()
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _in_notebook() -> bool:

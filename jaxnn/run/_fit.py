@@ -26,8 +26,8 @@ from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
     """Trains ``experiment``, reports where it runs and how fast, and leaves a record.
 
-    SIGINT and SIGTERM end the run after the current window, saved and ready to resume; the run says so in
-    ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
+    SIGINT and SIGTERM end the run after the current window, saved and ready to resume; its status is then
+    ``interrupted``, in ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
 
     Args:
         experiment: what to compute.
@@ -55,7 +55,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                     display.report(report)
                 except BrokenPipeError:
                     # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
-                    interruption.wish("standard output was closed: stopping after the current window")
+                    interruption.ask_to_stop("standard output was closed: stopping after the current window")
         display.close()
         run = run_of(session)
         display.rows(run.closing_rows())
@@ -105,7 +105,7 @@ class Iteration:
 
     @property
     def state(self) -> TrainState:
-        """The state at the end of the latest window: a copy, for the next window takes the memory of its own."""
+        """The state at the end of the latest window: a copy, since the next window takes the original's memory."""
         state: TrainState = jax.tree.map(jnp.copy, self._started().trainer.state)
         return state
 
@@ -155,7 +155,7 @@ def _check_finite(session: Session) -> None:
         kept = max(checkpoints.steps(), default=None) if checkpoints is not None else None
         last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
         raise TrainingError(
-            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.clipped), or look at the data."
+            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.clipped), or inspect the data."
         )
 
 

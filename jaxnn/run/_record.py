@@ -34,7 +34,6 @@ from jaxnn.parallel import (
 )
 from jaxnn.record import (
     FOLDER,
-    Record,
     check_vacant,
     config_json,
     create_run_dir,
@@ -158,36 +157,15 @@ def _facts(session: Session) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
-    record = session.trainer.record
-    assert record is not None
+    """Keeps ``run.json`` and the files beside it true, from ``facts`` at the start to how the run ended."""
+    trainer, log, refused = session.trainer, session.log, list[RecordError]()
+    record, checkpoints = trainer.record, trainer.checkpoints
+    assert record is not None and checkpoints is not None
     if session.resumed is None and record.writes:
-        # Another run may have come and gone between the first look and the lock.
+        # Another run may have used the directory between the first check and the lock.
         check_vacant(record.path, held=True)
     record.write("run.json", facts)
-    record.write("placement.json", session.trainer.placement().as_json())
-    try:
-        yield
-    finally:
-        error, log = sys.exception(), session.log
-        # Also if the last save of a run was broken off: its state is lost.
-        broken = error is not None and not isinstance(error, GeneratorExit)
-        if log.unfinished or (broken and log.status in ("finished", "stopped early")):
-            log.status = "failed" if isinstance(error, Exception) else "interrupted"
-        # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
-        alone = process_count() > 1 and error is not None and not isinstance(error, TrainingError)
-        refused = _complete(session, record, facts, wait=not alone)
-        # Whatever ended the run is reported already; leaving the loop by `break` is no error.
-        if refused is not None and (error is None or isinstance(error, GeneratorExit)):
-            raise refused
-
-
-def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: bool) -> RecordError | None:
-    """Writes what a record holds of a run that is over; ``wait`` for other processes, which save with this one.
-
-    Returns the first error of the disk, if there was any. All is tried: what is small may find room.
-    """
-    checkpoints, refused = session.trainer.checkpoints, list[RecordError]()
-    assert checkpoints is not None
+    record.write("placement.json", trainer.placement().as_json())
 
     def attempt(action: Callable[[], None]) -> None:
         try:
@@ -195,16 +173,28 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: 
         except RecordError as error:
             refused.append(error)
 
-    with session.trainer.clock.span("checkpoint"):
-        attempt(lambda: checkpoints.close(wait=wait))
-    if refused:
-        session.log.status = "failed"
-    summary = summarise(session).as_json()
-    kept = checkpoints.steps() if wait else ()
-    ending = {"status": session.log.status, "summary": summary, "checkpoints": kept}
-    attempt(lambda: record.write("run.json", facts | ending))
-    attempt(lambda: record.write("compiles.json", session.trainer.programs.ledger.as_json()))
-    return refused[0] if refused else None
+    try:
+        yield
+    finally:
+        error = sys.exception()
+        # Also if the last save of a run was broken off: its state is lost.
+        broken = error is not None and not isinstance(error, GeneratorExit)
+        if log.unfinished or (broken and log.status in ("finished", "stopped early")):
+            log.status = "failed" if isinstance(error, Exception) else "interrupted"
+        # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
+        alone = process_count() > 1 and error is not None and not isinstance(error, TrainingError)
+        with trainer.clock.span("checkpoint"):
+            attempt(lambda: checkpoints.close(wait=not alone))
+        # Whatever the disk refused, the rest is tried: what is small may find room.
+        if refused:
+            log.status = "failed"
+        kept = () if alone else checkpoints.steps()
+        ending = {"status": log.status, "summary": summarise(session).as_json(), "checkpoints": kept}
+        attempt(lambda: record.write("run.json", facts | ending))
+        attempt(lambda: record.write("compiles.json", trainer.programs.ledger.as_json()))
+        # An error that ended the run is reported in place of the disk's; leaving the loop by `break` is none.
+        if refused and (error is None or isinstance(error, GeneratorExit)):
+            raise refused[0]
 
 
 def summarise(session: Session) -> Summary:
@@ -215,7 +205,7 @@ def summarise(session: Session) -> Summary:
     totals = trainer.programs.ledger.totals()
     return Summary(
         status=session.log.status,
-        step=trainer.logs[0].step,
+        step=session.log.step,
         metrics=session.log.final,
         throughput=throughput,
         examples_per_second=throughput and throughput.steps_per_second * trainer.experiment.config.batch_size,
@@ -236,6 +226,5 @@ def file_name_of(experiment: Experiment[Any]) -> str | None:
     """The name of the file that the experiment's config is defined in; None if there is none."""
     module = type(experiment.config).__module__
     file = getattr(sys.modules.get(module), "__file__", None)
-    # The config of `jn.train` is jaxnn's own, whose file says nothing of the experiment.
-    ours = module.partition(".")[0] == __name__.partition(".")[0]
-    return Path(file).stem if file and not ours else None
+    # The config of `jn.train` is jaxnn's own, whose file is not the experiment's.
+    return Path(file).stem if file and not module.startswith("jaxnn.") else None

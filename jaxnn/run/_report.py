@@ -23,7 +23,7 @@ WORTH_REPORTING = 0.01
 
 
 def device_rows(num_used: int | None = None) -> list[tuple[str, str | None]]:
-    """Rows of name and value: the first device, how many of how many are used, CPU cores, JAX's version, a warning."""
+    """Rows of name and value: the first device, the number used of those there are, CPU cores, JAX, a warning."""
     devices = find_devices()
     device, num_devices = devices[0], len(devices)
     place = f"{device.platform}:{device.id} ({device_kind(device)})"
@@ -43,6 +43,11 @@ def startup_report(
     products = ", ".join(f"{count} in {dtype}" for dtype, count in trainer.programs.product_dtypes.items())
     used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
+    continued = None
+    if resumed is not None:
+        changed = "; ".join(resumed["changed"])
+        note = f", not bit for bit, since these changed: {changed}" if changed else ""
+        continued = "; ".join([f"after step {resumed['step']}{note}", *resumed["damaged"]])
     return [
         ("strategy", _strategy(trainer)),
         *(("placement", line) for line in trainer.placement().lines()),
@@ -51,7 +56,7 @@ def startup_report(
         ("steps per call", f"{steps_per_call} ({tried})" if tried else str(steps_per_call)),
         ("hint", convolution_hint(trainer)),
         ("record", record),
-        ("resumed", None if resumed is None else _resumed(resumed)),
+        ("resumed", continued),
     ]
 
 
@@ -83,12 +88,6 @@ def _strategy(trainer: Trainer) -> str | None:
         idle = len(find_devices()) - 1
         return f"1 device; --devices all would use the other {idle} too" if idle else None
     return f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
-
-
-def _resumed(resumed: dict[str, Any]) -> str:
-    changed = "; ".join(resumed["changed"])
-    note = f", not bit for bit, since these changed: {changed}" if changed else ""
-    return "; ".join([f"after step {resumed['step']}{note}", *resumed["damaged"]])
 
 
 def _milliseconds(seconds: float) -> str:

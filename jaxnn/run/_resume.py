@@ -67,34 +67,31 @@ def restored_facts(
         raise RecordError(
             f"the data are not those that the run in {path} was trained on: restore the data, or start a new run."
         )
-    step, damaged = trainer.restore("the run", lambda step: _check_checkpoint(trainer, before, step))
+
+    def check(step: int | None) -> None:
+        if step is None and before["options"]["checkpoint_every"] == 0:
+            raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
+        # A killed run did not note its checkpoints.
+        noted = [*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))]
+        if step is None and (saved := max(noted, default=0)) > 0:
+            raise RecordError(
+                f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from "
+                "a copy, or start a new run."
+            )
+        if step is not None and step > trainer.plan.num_steps:
+            raise RecordError(
+                f"the run in {path} has done {step} steps already, more than num_steps = {trainer.plan.num_steps}: "
+                "resume it with more, or start a new run."
+            )
+
+    step, damaged = trainer.restore("the run", check)
     changed = _changes(before, facts)
     resumed = {"step": step or 0, "time": facts["started"], "changed": changed, "damaged": damaged}
     session = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
-    # The last two: of a member of a sweep that was exported.
+    # The last two are those of a member that was exported from a sweep.
     names = ("started", "seconds_per_step_measured", "member", "sweep")
     kept = {name: before[name] for name in names if name in before}
     return {**facts, **kept, "resumed": [*before.get("resumed", []), resumed | {"before": session}]}, resumed
-
-
-def _check_checkpoint(trainer: Trainer, before: dict[str, Any], step: int | None) -> None:
-    """Raises RecordError unless a run can continue from the checkpoint of ``step``; None: there is none."""
-    assert trainer.record is not None
-    path = trainer.record.path
-    if step is None and before["options"]["checkpoint_every"] == 0:
-        raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
-    # A killed run did not note its checkpoints.
-    noted = [*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))]
-    if step is None and (saved := max(noted, default=0)) > 0:
-        raise RecordError(
-            f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from a "
-            "copy, or start a new run."
-        )
-    if step is not None and step > trainer.plan.num_steps:
-        raise RecordError(
-            f"the run in {path} has done {step} steps already, more than num_steps = {trainer.plan.num_steps}: resume "
-            "it with more, or start a new run."
-        )
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
@@ -175,7 +172,7 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
         if "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
             kept["strategy"] = RunOptions.strategy
     elif recorded["mesh"] is not None:
-        # The mesh says how many by itself, and stays where that is what is asked for.
+        # The mesh implies a number of devices, and stays if that is the one asked for.
         size = _size(recorded["mesh"])
         kept["devices"] = None
         asked = num_devices if given.get("devices") == "all" else given.get("devices", size)

@@ -28,7 +28,7 @@ class Run:
     Attributes:
         experiment: what was computed.
         state: the state after the last step.
-        metrics: arrays by name, a value a report, NaN where a metric was not measured at it; ``step`` among them.
+        metrics: arrays by name, one value per report, NaN if a metric was not measured at it; ``step`` among them.
         summary: how it ended and how fast it was.
         dir: the directory of its record, or None.
     """
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def monitor(self) -> str:
-        """The metric that says which evaluation is best, such as ``test_loss``."""
+        """The metric by which an evaluation is best, such as ``test_loss``."""
         return self._trainer.monitored
 
     @property
@@ -82,33 +82,29 @@ class Run:
         check_count("predict's batch_size", batch_size, 1)
         batch_size = min(batch_size, len(inputs))
         predict = self._trainer.programs.predict
-        self._check_shape(inputs[:batch_size], trained_on.shape[1:])
+        try:
+            given = jax.eval_shape(predict, self.state, inputs[:batch_size])
+        # Any exception: the model's own, for a shape that it does not take.
+        except Exception as error:
+            if inputs.shape[1:] == trained_on.shape[1:]:
+                raise
+            expected = ", ".join(map(str, ("examples", *trained_on.shape[1:])))
+            raise ConfigError(
+                f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs[:batch_size].shape)} "
+                f"({(str(error).strip().splitlines() or [''])[0]})."
+            ) from error
+        shapes = [list(leaf.shape) for leaf in jax.tree.leaves(given)]
+        if not shapes or any(shape[:1] != [batch_size] for shape in shapes):
+            raise ConfigError(
+                f"the task's predict gave {f'arrays {shapes}' if shapes else 'nothing'} for {batch_size} examples: "
+                "return arrays [examples, ...]."
+            )
         padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
         outputs = [
             jax.device_get(predict(self.state, padded[start : start + batch_size]))
             for start in range(0, len(padded), batch_size)
         ]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(inputs)], *outputs)
-
-    def _check_shape(self, inputs: np.ndarray, trained_on: tuple[int, ...]) -> None:
-        """Confirms that the model takes examples of this shape, and gives an output for each."""
-        try:
-            outputs = jax.eval_shape(self._trainer.programs.predict, self.state, inputs)
-        # A model refuses as it likes.
-        except Exception as error:
-            if inputs.shape[1:] == trained_on:
-                raise
-            expected = ", ".join(map(str, ("examples", *trained_on)))
-            raise ConfigError(
-                f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs.shape)} "
-                f"({(str(error).strip().splitlines() or [''])[0]})."
-            ) from error
-        shapes = [list(leaf.shape) for leaf in jax.tree.leaves(outputs)]
-        if not shapes or any(shape[:1] != [len(inputs)] for shape in shapes):
-            given = f"arrays {shapes}" if shapes else "nothing"
-            raise ConfigError(
-                f"the task's predict gave {given} for {len(inputs)} examples: return arrays [examples, ...]."
-            )
 
     def best_state(self) -> TrainState:
         """The state of the best checkpoint by the monitored metric; the newest where none was measured.

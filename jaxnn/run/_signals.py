@@ -96,14 +96,14 @@ class Interruption:
             self._finishes, self._breaks_off = before
             self._over = self._finishes is None
 
-    def wish(self, text: str) -> None:
+    def ask_to_stop(self, text: str) -> None:
         """Asks to stop as a first signal does, since standard output is closed; ``text`` goes to standard error."""
         self.signum = self.signum or signal.SIGPIPE
         drop_output()
         _say(text)
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Python's handler, in the main thread: raises KeyboardInterrupt unless the signal is a wish."""
+        """Python's handler, in the main thread: raises KeyboardInterrupt if everything is to end at once."""
         late = time.monotonic() + TAKEN_SECONDS
         while self._taken == self._handled and time.monotonic() < late:
             time.sleep(1e-4)
@@ -150,27 +150,25 @@ class Interruption:
                 self._take(number)
 
     def _take(self, signum: int) -> None:
+        answer = None
         if self._repeated:
             self._repeated -= 1
-            self._taken += 1
-            return
-        if self._over and self._finishes is None and not self.at_once:  # what there was to stop is done and saved
-            self._taken += 1
-            return
-        wish = self.signum is None and self._finishes is not None
-        if wish:
+        elif self._over and self._finishes is None and not self.at_once:
+            pass  # everything that could be stopped is done and saved
+        elif self.signum is None and self._finishes is not None:
             self.signum = signum
+            answer = f"stopping after {self._finishes} …; press Ctrl-C again to stop at once"
         elif self.at_once and self.farewell:
             self._leave()
         else:
             self.ended_by = signum
             self._deadline = time.monotonic() + GRACE_SECONDS if self.farewell else math.inf
         self._taken += 1
-        if wish:
-            _say(f"stopping after {self._finishes} …; press Ctrl-C again to stop at once")
+        if answer is not None:
+            _say(answer)
 
     def _leave(self) -> NoReturn:
-        """Ends the process where it stands: C++ code cannot be interrupted, and a record is whole at any time."""
+        """Ends the process at once: C++ code cannot be interrupted, and a record is complete at any time."""
         assert self.farewell is not None
         status, text = self.farewell.after(self)
         _say(text)

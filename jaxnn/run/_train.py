@@ -79,7 +79,8 @@ def train(
 def _task_for(model: Any, splits: Splits) -> Task:
     targets = splits.train.targets
     if not jnp.issubdtype(targets.dtype, jnp.integer):
-        if _are_one_hot(np.asarray(targets)):
+        rows = np.asarray(targets)
+        if rows.ndim == 2 and rows.shape[1] > 1 and np.isin(rows, (0, 1)).all() and (rows.sum(axis=1) == 1).all():
             raise ConfigError(
                 f"the targets {list(targets.shape)} are one-hot rows of floats: pass targets.argmax(axis=-1) to "
                 "classify, or jn.tasks.regression(model) in place of the model to regress."
@@ -91,10 +92,3 @@ def _task_for(model: Any, splits: Splits) -> Task:
             "give a task in place of the model."
         )
     return tasks.classification(model)
-
-
-def _are_one_hot(targets: np.ndarray) -> bool:
-    """Whether all of ``targets [examples, classes]`` are rows with a single 1, and zeros."""
-    if targets.ndim != 2 or targets.shape[1] < 2:
-        return False
-    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(axis=1) == 1).all())

@@ -34,7 +34,7 @@ NOT_WATCHED = ("caller", None)
 
 
 class Watch:
-    """The stalls of a run, noticed by checking now and then; arguments as of `watching`."""
+    """The stalls of a run, noticed by checking now and then; ``reports`` is how often the present one was reported."""
 
     def __init__(self, clock: Clock, flight: Flight, stall_after: float) -> None:
         self._clock = clock
@@ -43,6 +43,7 @@ class Watch:
         self._done = flight.done
         self._alive_at = clock.now()
         self._wait: str | None = None
+        self.reports = 0
 
     def look(self) -> list[str]:
         """Checks whether anything completed since the last look; returns a line for each thing to report."""
@@ -53,7 +54,7 @@ class Watch:
             if self._wait is not None:
                 stalls[-1] = dataclasses.replace(stalls[-1], seconds=alive_at - self._alive_at)
                 lines.append(f"the wait {self._wait} is over, after {spoken(stalls[-1].seconds)}")
-            self._wait, self._due = None, self._stall_after
+            self._wait, self._due, self.reports = None, self._stall_after, 0
         self._alive_at, self._done = alive_at, done
         quiet = now - alive_at
         if name in NOT_WATCHED or quiet < self._stall_after:
@@ -72,13 +73,9 @@ class Watch:
                 self._wait = f"for the device to finish {steps}"
             else:
                 self._wait = f"{WAITS.get(where, f'for {where}')} (after step {done:,})"
+            self.reports += 1
             lines.append(f"nothing finished for {spoken(quiet)}: waiting {self._wait}")
         return lines
-
-    @property
-    def stalled(self) -> bool:
-        """Whether a stall that was reported is not over."""
-        return self._wait is not None
 
 
 @contextlib.contextmanager
@@ -105,17 +102,16 @@ def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -
 
 def _keep_watch(watch: Watch, over: threading.Event, seconds: float, aloud: bool) -> None:
     """Looks at intervals, and once more at the end, for what completed since."""
-    reports, running = 0, True
+    running = True
     while running:
         running = not over.wait(seconds)
         lines = watch.look()
         if lines and aloud:
-            reports = reports + 1 if watch.stalled else 0
-            # Each process waits for something of its own.
+            # Processes may wait for different things.
             who = f"process {jax.process_index()}: " if jax.process_count() > 1 else ""
             sys.stderr.write("".join(f"{who}{line}\n" for line in lines))
             sys.stderr.flush()
-            if reports == 2:
+            if watch.reports == 2:
                 # What standard error is replaced by, as in a notebook, may have no file.
                 with contextlib.suppress(io.UnsupportedOperation, AttributeError):
                     faulthandler.dump_traceback(sys.stderr)
