@@ -115,9 +115,8 @@ def near_divisor(whole: int, about: int) -> int:
     Calls that divide their window need no shorter last call, which is a program of its own; likewise windows.
     """
     about = max(1, min(about, whole))
-    divisors = (n for n in range(1, whole + 1) if whole % n == 0)
-    nearest = min(divisors, key=lambda n: abs(math.log(n / about)))
-    return nearest if about / 2 <= nearest <= about * 2 else about
+    divisors = (n for n in range(-(-about // 2), min(whole, 2 * about) + 1) if whole % n == 0)
+    return min(divisors, key=lambda n: abs(math.log(n / about)), default=about)
 
 
 @dataclasses.dataclass(frozen=True)
