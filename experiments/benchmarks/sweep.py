@@ -168,7 +168,7 @@ def make_contenders(
         "title": network.title,
         "config": dataclasses.asdict(experiment.config),
         "members": num_members,
-        "planned_width": getattr(planned.choice, "size", 1),
+        "planned_width": planned.vmapped.size if planned.vmapped is not None else 1,
         "steps_per_call": planned.plan.steps_per_call,
     }
     if network.in_torch and options.torch_python is not None:

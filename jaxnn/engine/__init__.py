@@ -1,22 +1,17 @@
 """The engine: trains a population of one or more members that share one program; it prints nothing."""
 
 from jaxnn.engine._checks import check_data as check_data
-from jaxnn.engine._checks import check_monitor as check_monitor
 from jaxnn.engine._checks import check_parts as check_parts
 from jaxnn.engine._compiler import Programs as Programs
-from jaxnn.engine._feed import DeviceFeed as DeviceFeed
 from jaxnn.engine._feed import make_feed as make_feed
 from jaxnn.engine._loop import WindowReport as WindowReport
 from jaxnn.engine._loop import train as train
 from jaxnn.engine._options import RunOptions as RunOptions
-from jaxnn.engine._options import StoppingRule as StoppingRule
 from jaxnn.engine._options import check_choice as check_choice
 from jaxnn.engine._options import check_config as check_config
 from jaxnn.engine._options import check_count as check_count
-from jaxnn.engine._options import check_devices as check_devices
 from jaxnn.engine._options import closing_writers as closing_writers
 from jaxnn.engine._options import make_plan as make_plan
-from jaxnn.engine._options import metric_writer as metric_writer
 from jaxnn.engine._options import more_is_better as more_is_better
 from jaxnn.engine._options import recorded_options as recorded_options
 from jaxnn.engine._options import resolve_cadences as resolve_cadences
@@ -36,9 +31,7 @@ from jaxnn.engine._states import Shape as Shape
 from jaxnn.engine._states import arrange as arrange
 from jaxnn.engine._states import host_shapes as host_shapes
 from jaxnn.engine._states import member_state as member_state
-from jaxnn.engine._store import Store as Store
 from jaxnn.engine._trainer import RUNNING as RUNNING
-from jaxnn.engine._trainer import WAITING as WAITING
 from jaxnn.engine._trainer import MemberLog as MemberLog
 from jaxnn.engine._trainer import Trainer as Trainer
 from jaxnn.engine._trainer import evaluations_since_best as evaluations_since_best
@@ -46,7 +39,6 @@ from jaxnn.engine._tuning import CALL_SECONDS as CALL_SECONDS
 from jaxnn.engine._tuning import ENOUGH_STEPS as ENOUGH_STEPS
 from jaxnn.engine._tuning import MEMORY_SHARE as MEMORY_SHARE
 from jaxnn.engine._tuning import PROBE_SECONDS as PROBE_SECONDS
-from jaxnn.engine._tuning import Choice as Choice
 from jaxnn.engine._tuning import Trial as Trial
 from jaxnn.engine._tuning import VmapPlan as VmapPlan
 from jaxnn.engine._tuning import seconds_per_step as seconds_per_step

@@ -29,7 +29,6 @@ from jaxnn.types import (
     Splits,
     Task,
     TrainState,
-    suggest,
 )
 
 # What rounding may make of a forward pass in float32, in units of the result: sums in another order, layer after layer.
@@ -55,39 +54,16 @@ def check_parts(experiment: Experiment[Any]) -> None:
         raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
 
 
-def check_patience(patience: int | None, held_out: str | None) -> None:
-    """Raises ConfigError where members or runs are to stop early and no split says when."""
-    if patience is not None and held_out is None:
-        raise ConfigError("patience needs held-out data: give the data a validation or test split.")
-
-
-def check_monitor(monitor: str, known: Iterable[str]) -> None:
-    """Raises ConfigError unless ``monitor`` is among the metrics that are ``known``."""
-    known = list(known)
-    if monitor not in known:
-        raise ConfigError(f"monitor is {monitor!r}, no metric of this task: {suggest(monitor, known)}.")
-
-
-def check_examples(programs: Programs, splits: Splits) -> None:
-    """Lets the task check the data of all splits against its model; raises what `Task.check` raises."""
-    task, shapes = programs.spec.experiment.task(programs.spec.experiment.config), programs.shapes
-    task.check(shapes.params, shapes.model_state, programs.batch, splits)
-
-
 def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:
     """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
 
-    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch.
-
-    Args:
-        programs: those of the run.
-        source: the split that the examples are taken from.
-        make_state: gives any state; called if there is something to check.
+    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch of
+    ``source`` with the state that ``make_state`` gives.
 
     Raises:
         ConfigError: a sum or the count stays as it is, as that of a mean does.
     """
-    task, layout = programs.spec.experiment.task(programs.spec.experiment.config), programs.layout
+    task, layout = programs.task, programs.layout
     size = programs.eval_batch_size
     if getattr(task.evaluate, "__module__", "").startswith("jaxnn.") or size % 2:
         return
@@ -107,12 +83,12 @@ def check_sums(programs: Programs, source: Source, make_state: Callable[[], Trai
         }
     program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks[0], **jit)
     once, twice = (jax.device_get(program(state, examples, mask)) for mask in masks)
-    if not np.any(twice["count"]):  # such as labels that are all ignored: it says nothing of the sums
+    if not np.any(twice["count"]):  # such as labels that are all ignored
         return
     if _stays(once["count"], twice["count"]):
         raise ConfigError(
             f"the count of the task's evaluate is {once['count']:g} for {size // 2} examples, and {twice['count']:g} "
-            "when each stands twice in the batch: sum the mask, batch.mask.sum()."
+            "when each is twice in the batch: sum the mask, batch.mask.sum()."
         )
     for name in (name for name in once if name != "count" and _stays(once[name], twice[name])):
         raise ConfigError(
@@ -136,12 +112,12 @@ class _Outcome(NamedTuple):
     evaluation: Metrics
 
 
-def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
+def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
     """Confirms that a task gives the same under `pmap`, where each device sees its rows alone, as of the whole batch.
 
-    What a task does cannot be read off it, so its loss and its evaluation of the first batches are computed both ways.
-    Random numbers that would repeat are looked for in the traced program: means over many of them hardly show it.
-    Costs a compilation of the forward pass; nothing under other strategies.
+    Its loss and its evaluation of the first batches are computed both ways. Random numbers that would repeat are
+    searched for in the traced program: means over many of them hardly show it. Costs a compilation of the forward
+    pass; nothing under other strategies.
 
     Raises:
         ConfigError: the task draws random numbers of its own, as Flax's own Dropout does, or couples the examples of a
@@ -151,7 +127,7 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
     if layout.axis_name is None or layout.data_size == 1:
         return
     seed = programs.spec.experiment.config.seed
-    whole, parts = _make_whole_and_parts(programs.spec.experiment, layout, evaluated=splits.held_out is not None)
+    whole, parts = _make_whole_and_parts(programs.task, layout, evaluated=splits.held_out is not None)
     examples = feed.sample(COMPARED_BATCHES)
 
     def compare(state: TrainState, examples: Examples) -> _Outcome:
@@ -182,18 +158,15 @@ def check_alike_on_devices(programs: Programs, splits: Splits) -> None:
     allowed = max(LEAST_DIFFERENCE, *(4 * rounding for rounding in _roundings(traced)))
     for path, difference in jax.tree.leaves_with_path(jax.device_get(program(programs.init(), examples))):
         if not difference <= allowed:
-            told = jax.tree_util.keystr(path, simple=True, separator="/")
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ConfigError(
-                f"{told} would be off by {difference:.2g} of it under pmap, where each device sees its rows alone, "
+                f"{name} would be off by {difference:.2g} of it under pmap, where each device sees its rows alone, "
                 f"because the task couples the examples of a batch: {INSTEAD}."
             )
 
 
-def _make_whole_and_parts(
-    experiment: Experiment[Any], layout: Layout, *, evaluated: bool
-) -> tuple[Callable[..., _Outcome], ...]:
+def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tuple[Callable[..., _Outcome], ...]:
     """What the task makes of a batch, and what each device makes of it with its rows alone, ``[devices, ...]``."""
-    task = experiment.task(experiment.config)
 
     def outcome(axis_name: str | None, state: TrainState, batch: Batch) -> _Outcome:
         # As in a run, it is known while tracing that nothing is padding.
@@ -216,14 +189,14 @@ def _make_whole_and_parts(
 
 
 def _moved(params: Params, key: jax.Array) -> Params:
-    """``params`` a little aside: a layer that begins with zeros would hide what comes before it."""
+    """``params`` with some noise: a layer of zeros would hide what comes before it."""
 
     def moved(leaf: jax.Array) -> jax.Array:
         floats = jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf + jax.random.uniform(key, leaf.shape, leaf.dtype, -0.05, 0.05) if floats else leaf
 
-    aside: Params = jax.tree.map(moved, params)
-    return aside
+    noisy: Params = jax.tree.map(moved, params)
+    return noisy
 
 
 def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:
@@ -234,7 +207,7 @@ def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:
 
 
 def _draws(found: Iterable[tuple[Any, str]]) -> Counter[str]:
-    """What a program draws: the shapes of its random numbers and keys, each as often as it stands there."""
+    """What a program draws: the shapes of its random numbers and keys, with the number of each."""
     drawn = (one for one, _ in found if one.primitive.name.startswith(("random_", "rng_")))
     return Counter(f"{list(one.outvars[0].aval.shape)}" for one in drawn)
 

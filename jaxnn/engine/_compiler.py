@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -17,16 +18,14 @@ from jaxnn.engine._pure import (
     GroupSpec,
     make_evaluate,
     make_init,
-    make_names,
     make_population_evaluate,
     make_population_init,
     make_population_train,
-    make_predict,
     make_step,
     make_train,
-    population_shardings,
+    population_specs,
 )
-from jaxnn.engine._states import MEMBERS, HostStates, Population, Shape, host_shapes, lay_out, to_host
+from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
 from jaxnn.observe import (
@@ -45,21 +44,19 @@ from jaxnn.observe import (
 )
 from jaxnn.parallel import Layout, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
-from jaxnn.steps import Totals, make_evaluate_step
+from jaxnn.steps import Totals, make_evaluate_step, make_predict_step
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
 
-# States are made at most this many at a time: one after another, whatever their number.
+# Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
-
-type Evaluator = Callable[[Any], dict[str, np.ndarray]]
 
 
 @dataclasses.dataclass
 class Programs:
     """What has been compiled so far for a population.
 
-    A shape of None stands for one member alone, without the axes of a population.
+    A shape of None means one member alone, without the axes of a population.
 
     Attributes:
         spec: what is compiled.
@@ -96,7 +93,9 @@ class Programs:
             self.shapes = jax.eval_shape(make_init(self.spec.experiment, self.source), self.first_examples)
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
-                named = jax.eval_shape(make_names(self.spec.experiment, self.source), self.first_examples)
+                # Parameters as the task makes them still name their mesh axes.
+                init, key = self.task.init, jax.random.key(0)
+                named = jax.eval_shape(lambda rows: init(key, self.source.as_batch(rows))[0], self.first_examples)
                 self.shardings = self.layout.state_shardings(self.shapes, partition_specs(named))
             self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._like)[1])
 
@@ -116,13 +115,9 @@ class Programs:
         return self.spec.experiment.task(self.spec.experiment.config)
 
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
-        """Compiles in parallel threads what a start needs: initial states, training calls, an evaluation.
+        """Compiles in parallel threads what a start needs: initial states, calls of ``lengths`` steps, an evaluation.
 
-        Args:
-            shape: that of the population.
-            lengths: the numbers of steps of the calls.
-            split: what is evaluated, or None.
-            cause: the reason for the training calls, for the ledger.
+        ``cause`` is the reason for the calls, for the ledger.
         """
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
         keys += [("evaluate", shape, split)] if split is not None else []
@@ -145,7 +140,12 @@ class Programs:
     @functools.cached_property
     def initial(self) -> HostStates:
         """The states of all members before the first step, on the host; made a few at a time by one program."""
-        self._check_host()
+        needed, free = 2 * self.num_members * self.member_bytes, available_bytes(jax.local_devices(backend="cpu")[0])
+        if free is not None and needed > free:
+            raise TrainingError(
+                f"the states of {self.num_members} members take {format_bytes(needed)} of the host's memory while they "
+                f"are made, and {format_bytes(free)} are free: sweep fewer at a time, as with shard='1/4'."
+            )
         count, init = self._init_count, self._program(("initialise", False), "start")
         parts = []
         for first in range(0, self.num_members, count):
@@ -157,29 +157,30 @@ class Programs:
 
     def train(self, shape: Shape | None, num_steps: int, cause: str) -> TrainProgram:
         """The program of ``num_steps`` training steps, compiled if it was not yet."""
-        program: TrainProgram = self._program(("train", shape, num_steps), cause)
-        return program
+        return self._program(("train", shape, num_steps), cause)  # type: ignore[no-any-return]
 
     def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
         """The memory that a call takes on each device and frees again."""
         return temporary_bytes(self._compiled["train", shape, num_steps])
 
-    def evaluator(self, shape: Shape | None, split: str) -> Evaluator:
-        """A function from a state, or population, to the exact mean of each metric over a split: ``[*shape, ...]``."""
+    def evaluate(self, shape: Shape | None, split: str, state: Any) -> dict[str, np.ndarray]:
+        """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``."""
         pieces, program = self._pieces_of(split), self._program(("evaluate", shape, split), "start")
-
-        def evaluate(state: Any) -> dict[str, np.ndarray]:
-            sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
-            # Chunks without a living member are not computed: zero of zero examples.
-            with np.errstate(invalid="ignore"):
-                return mean_metrics(sums, axis=0 if shape is None else 2)
-
-        return evaluate
+        sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
+        # Chunks without a living member are not computed: zero of zero examples.
+        with np.errstate(invalid="ignore"):
+            return mean_metrics(sums, axis=0 if shape is None else 2)
 
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
         """The model's outputs for a batch of inputs, compiled once per shape."""
-        return jax.jit(make_predict(self.spec.experiment, self.source))
+        step = make_predict_step(self.task)
+
+        def predict(state: TrainState, inputs: Any) -> Any:
+            rows = jnp.arange(inputs.shape[0])
+            return step(state, self.source.gather(Examples(inputs, rows), rows).inputs)
+
+        return jax.jit(predict)
 
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""
@@ -191,29 +192,42 @@ class Programs:
         if shape is None:
             return self.shapes
 
-        def stacked(leaf: Any) -> jax.ShapeDtypeStruct:
-            weak = getattr(leaf, "weak_type", False)
-            return jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype, weak_type=weak)
+        def stacked(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((*shape, *leaf.shape), leaf.dtype, weak_type=leaf.weak_type)
 
-        values = {name: stacked(jax.eval_shape(lambda rows: rows[0], value)) for name, value in self.values.items()}
-        scalar = jax.ShapeDtypeStruct((), np.int32)
-        alive, bad_step = jax.ShapeDtypeStruct(shape, np.bool_), jax.ShapeDtypeStruct(shape, np.int32)
-        return Population(scalar, jax.tree.map(stacked, self.shapes), values, alive, bad_step, scalar)  # type: ignore[arg-type]
+        first = jax.eval_shape(lambda values: {name: value[0] for name, value in values.items()}, self.values)
+        members, values = jax.tree.map(stacked, (self.shapes, first))
+        step, alive = jax.ShapeDtypeStruct((), np.int32), jax.ShapeDtypeStruct((), np.bool_)
+        return Population(step, members, values, stacked(alive), stacked(step), step)  # type: ignore[arg-type]
 
     def lay_out(self, host: HostStates, slots: np.ndarray, alive: np.ndarray, step: int) -> Population:
-        """The members of ``slots`` on the devices, see `lay_out`."""
-        sharding = self.sharding(Shape(*slots.shape))
-        return lay_out(host, self.shapes, self.values, slots, alive, step, sharding)
+        """The members of ``slots [chunks, lanes]`` on the devices, those that are ``alive [members]`` after ``step``.
 
-    def host_shapes(self) -> HostStates:
-        """The members' states on the host without their arrays, to read saved ones into."""
-        return host_shapes(self.shapes, self.num_members)
+        An empty lane computes what the first member does, and is not alive.
+        """
+        rows = np.where(slots == EMPTY, slots.flat[0], slots)
+        living = alive[rows] & (slots != EMPTY)
+        population = Population(
+            step=np.int32(step),
+            members=with_keys(jax.tree.map(lambda leaf: leaf[rows], host.states), self.shapes),
+            # As weakly typed as before, which NumPy's arrays cannot be.
+            values={name: jnp.asarray(value)[rows] for name, value in self.values.items()},
+            alive=living,
+            bad_step=host.bad_step[rows],
+            num_chunks=np.int32(living.any(axis=1).sum()),
+        )
+        sharding = self.sharding(Shape(*slots.shape))
+        if sharding is None:
+            return jax.device_put(population)  # type: ignore[no-any-return]
+        return Population(*(jax.device_put(part, where) for part, where in zip(population, sharding, strict=True)))
 
     def sharding(self, shape: Shape | None) -> Any:
         """The shardings of a state, or of a population; None on one device."""
         if shape is None or self.layout.mesh is None:
             return self.shardings
-        return population_shardings(self.layout.mesh, self.shardings)
+        mesh = self.layout.mesh
+        members = jax.tree.map(lambda one: PartitionSpec(None, MEMBERS, *one.spec), self.shardings)
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), population_specs()._replace(members=members))
 
     @functools.cached_property
     def member_bytes(self) -> int:
@@ -237,7 +251,7 @@ class Programs:
         batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
         evaluation = None
         if self.splits.held_out:
-            # Derived metrics are plain Python, whose text says little of what it does.
+            # Derived metrics are plain Python: compared by the numbers that they give.
             derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
             program = program_fingerprint(self._evaluate, self.shapes, self.batch)
             evaluation = text_fingerprint(f"{program} {derived}")
@@ -298,7 +312,8 @@ class Programs:
         return self._compiled[key]
 
     def _lower(self, key: tuple[Any, ...], cause: str) -> Lowered:
-        """Traces and lowers what ``key`` stands for."""
+        """Traces and lowers the program of ``key``."""
+        jit: dict[str, Any] = {}
         match key:
             case ("initialise", True):
                 # Its arrays are created where they are placed: the whole state is never on one device.
@@ -311,32 +326,24 @@ class Programs:
                 init, name = make_population_init(self.spec, count), f"initialise {count} members"
                 return lower_ahead(init, name, "start", values, self.first_examples, **for_one_call())
             case ("train", shape, num_steps):
-                return self._lower_train(shape, num_steps, cause)
+                name = f"train {num_steps} step{'s' if num_steps > 1 else ''}{_of_members(shape)}"
+                make = make_train if shape is None else make_population_train
+                examples = self.spec.feed.sample(num_steps)
+                if (state := self.sharding(shape)) is not None:
+                    spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
+                    totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
+                    jit = {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
+                arguments = self.abstract(shape), self.zeros(shape), examples
+                return lower_ahead(make(self.spec, num_steps), name, cause, *arguments, donate_argnums=0, **jit)
             case (_, shape, split):
-                return self._lower_evaluate(shape, split)
+                source, piece = self.splits.named()[split], next(self._pieces_of(split)())
+                if (state := self.sharding(shape)) is not None:
+                    jit = {"in_shardings": (state, *shardings_of(piece))}
+                    jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
+                evaluate = (make_evaluate if shape is None else make_population_evaluate)(self.spec, source)
+                name = f"evaluate {split}{_of_members(shape)}"
+                return lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, **jit)
         raise AssertionError(key)
-
-    def _lower_train(self, shape: Shape | None, num_steps: int, cause: str) -> Lowered:
-        steps = f"{num_steps} step{'s' if num_steps > 1 else ''}"
-        make = make_train if shape is None else make_population_train
-        examples = self.spec.feed.sample(num_steps)
-        jit: dict[str, Any] = {"donate_argnums": 0}
-        if (state := self.sharding(shape)) is not None:
-            spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
-            totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
-            jit |= {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
-        arguments = self.abstract(shape), self.zeros(shape), examples
-        name = f"train {steps}{_of_members(shape)}"
-        return lower_ahead(make(self.spec, num_steps), name, cause, *arguments, **jit)
-
-    def _lower_evaluate(self, shape: Shape | None, split: str) -> Lowered:
-        source, piece, jit = self.splits.named()[split], next(self._pieces_of(split)()), dict[str, Any]()
-        if (state := self.sharding(shape)) is not None:
-            jit = {"in_shardings": (state, *shardings_of(piece))}
-            jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
-        make = make_evaluate if shape is None else make_population_evaluate
-        name = f"evaluate {split}{_of_members(shape)}"
-        return lower_ahead(make(self.spec, source), name, "start", self.abstract(shape), *piece, **jit)
 
     @property
     def _init_count(self) -> int:
@@ -347,7 +354,7 @@ class Programs:
 
     @functools.cached_property
     def _like(self) -> Examples:
-        """The shapes of a batch's examples, without shardings: a trace tells devices apart."""
+        """The shapes of a batch's examples, without shardings, on which a trace depends."""
         shapes: Examples = jax.tree.map(lambda rows: jax.ShapeDtypeStruct(rows.shape, rows.dtype), self.first_examples)
         return shapes
 
@@ -360,15 +367,6 @@ class Programs:
     @functools.cached_property
     def _evaluate(self) -> Any:
         return jax.jit(make_evaluate_step(self.task))
-
-    def _check_host(self) -> None:
-        """Raises TrainingError if the host has no room for the states of all members, and again as they are made."""
-        needed, free = 2 * self.num_members * self.member_bytes, available_bytes(jax.local_devices(backend="cpu")[0])
-        if free is not None and needed > free:
-            raise TrainingError(
-                f"the states of {self.num_members} members take {format_bytes(needed)} of the host's memory while they "
-                f"are made, and {format_bytes(free)} are free: sweep fewer at a time, as with shard='1/4'."
-            )
 
     def _pieces_of(self, split: str) -> Callable[[], Iterator[Piece]]:
         if split not in self._pieces:

@@ -27,66 +27,52 @@ class DeviceFeed(NamedTuple):
     Attributes:
         resident: whether the whole split is on the device.
         prepare: ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
-        sample: ``num_steps -> Examples`` shaped like those; costs little, whatever is behind ``prepare``.
-        rows: ``(examples, seed, steps [k])`` to what a scan over the steps goes through, traced inside the program;
-            the seed may be a tracer.
-        batch: ``(examples, one of these) -> Batch``, traced too.
+        sample: ``num_steps -> Examples`` of the same shapes, at little cost.
+        batch: ``(examples, row) -> Batch``, traced inside the program; ``row`` is one of ``rows``.
+        rows: ``(examples, seed, steps [k])`` to what a scan over the steps goes through, traced too; the seed may be a
+            tracer. Default: examples ``[steps, batch, ...]`` as they are.
         close: ends what works in the background.
     """
 
     resident: bool
     prepare: Callable[[int, int], Examples]
     sample: Callable[[int], Examples]
-    rows: Callable[[Examples, Array | int, jax.Array], PyTree]
     batch: Callable[[Examples, Any], Batch]
-    close: Callable[[], None]
-
-
-def fits_on_device(*sources: Source, layout: Layout = SINGLE_DEVICE) -> bool:
-    """Whether all ``sources`` may lie together on each device of ``layout``; those of a CPU share its memory."""
-    device = layout.device
-    free = available_bytes(device)
-    needed = sum(nbytes(source.examples) for source in sources if source.examples is not None)
-    copies = layout.num_devices if device.platform == "cpu" else 1
-    return free is None or copies * needed <= RESIDENT_SHARE * free
+    rows: Callable[[Examples, Array | int, jax.Array], PyTree] = lambda examples, seed, steps: examples
+    close: Callable[[], None] = lambda: None
 
 
 def make_feed(
     splits: Splits, seed: int, batch_size: int, *, resident: bool | None = None, layout: Layout = SINGLE_DEVICE
 ) -> DeviceFeed:
-    """The feed of the training split: resident if asked for, or if not told otherwise where all splits fit.
-
-    Args:
-        splits: the data.
-        seed: decides the order.
-        batch_size: examples a batch.
-        resident: the run option.
-        layout: the devices.
-    """
+    """The feed of the training split in the order of ``seed``; resident by default if all splits fit on the device."""
     if splits.train.examples is None:
-        return streamed_feed(splits.train, seed, batch_size, layout)
+        return _streamed_feed(splits.train, seed, batch_size, layout)
     if resident is None:
-        resident = broadcast_from_primary(lambda: fits_on_device(*splits.named().values(), layout=layout))
-    make = resident_feed if resident else host_feed
+        # The devices of a CPU share its memory.
+        copies = layout.num_devices if layout.device.platform == "cpu" else 1
+        needed = copies * sum(nbytes(one.examples) for one in splits.named().values() if one.examples is not None)
+        free = available_bytes(layout.device)
+        resident = broadcast_from_primary(lambda: free is None or needed <= RESIDENT_SHARE * free)
+    make = _resident_feed if resident else _host_feed
     return make(splits.train, seed, batch_size, layout)
 
 
-def resident_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
-    """All examples go to every device once; a batch is gathered there."""
+def _resident_feed(source: Source, seed: int, batch_size: int, layout: Layout) -> DeviceFeed:
+    """All examples are sent to every device once; a batch is gathered there."""
     examples = layout.place(source.examples)
     return DeviceFeed(
         resident=True,
         prepare=lambda step, num_steps: examples,
         sample=lambda num_steps: examples,
-        # Whole on every device: computed in parts, they would have to be put together again.
-        rows=lambda examples, seed, steps: layout.replicate(source.order(seed, steps, batch_size)),
         batch=lambda examples, indices: source.gather(examples, indices),
-        close=_nothing,
+        # Replicated: computed in parts, they would have to be put together again.
+        rows=lambda examples, seed, steps: layout.replicate(source.order(seed, steps, batch_size)),
     )
 
 
-def host_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
-    """The host gathers the examples of a call in the order of ``seed`` and sends them while the call before runs."""
+def _host_feed(source: Source, seed: int, batch_size: int, layout: Layout) -> DeviceFeed:
+    """The host gathers the examples of a call and sends them while the call before runs."""
     own = layout.local_rows(batch_size)
 
     def prepare(step: int, num_steps: int) -> Examples:
@@ -94,10 +80,10 @@ def host_feed(source: Source, seed: int, batch_size: int, layout: Layout = SINGL
         rows = source.read(np.asarray(order)[:, own].reshape(-1))
         return _send(rows, num_steps, batch_size, layout)
 
-    return _rowwise_feed(source, prepare, lambda num_steps: prepare(0, num_steps), _nothing)
+    return DeviceFeed(False, prepare, lambda num_steps: prepare(0, num_steps), lambda _, rows: source.as_batch(rows))
 
 
-def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SINGLE_DEVICE) -> DeviceFeed:
+def _streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout) -> DeviceFeed:
     """What the source reads, decodes and augments elsewhere is sent while the call before runs."""
     own = layout.local_rows(batch_size)
     batches: Iterator[Examples] = iter(())
@@ -116,32 +102,15 @@ def streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout = SING
             batches = source.batches(seed, step, batch_size, own)
         steps = [next(batches) for _ in range(num_steps)]
         next_step = step + num_steps
-        rows = Examples(*(np.concatenate(arrays) for arrays in zip(*steps, strict=True)))
-        return _send(rows, num_steps, batch_size, layout)
+        return _send(jax.tree.map(lambda *arrays: np.concatenate(arrays), *steps), num_steps, batch_size, layout)
 
     def sample(num_steps: int) -> Examples:
         rows = source.read(np.arange(own.start, own.stop))
-        tiled = Examples(*(np.concatenate([array] * num_steps) for array in rows))
-        return _send(tiled, num_steps, batch_size, layout)
+        return _send(
+            jax.tree.map(lambda array: np.concatenate([array] * num_steps), rows), num_steps, batch_size, layout
+        )
 
-    return _rowwise_feed(source, prepare, sample, close)
-
-
-def _rowwise_feed(
-    source: Source,
-    prepare: Callable[[int, int], Examples],
-    sample: Callable[[int], Examples],
-    close: Callable[[], None],
-) -> DeviceFeed:
-    """Of examples ``[steps, batch, ...]``: a scan goes through them as they come."""
-    return DeviceFeed(
-        resident=False,
-        prepare=prepare,
-        sample=sample,
-        rows=lambda examples, seed, steps: examples,
-        batch=lambda examples, rows: source.as_batch(rows),
-        close=close,
-    )
+    return DeviceFeed(False, prepare, sample, lambda _, rows: source.as_batch(rows), close=close)
 
 
 def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Examples:
@@ -150,18 +119,10 @@ def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Ex
     return Examples(*layout.place_batch(tuple(stacked), batch_size))
 
 
-def _nothing() -> None:
-    """There is nothing in the background."""
-
-
 def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: Layout) -> Callable[[], Iterator[Piece]]:
     """A function that goes through ``source``, each example once: examples, indices and mask on the device, in pieces.
 
-    Args:
-        source: the split.
-        batch_size: examples per batch.
-        resident: whether the split is put on the device once, in one piece, or sent again each time.
-        layout: the devices.
+    A ``resident`` split is put on the device once, in one piece; others are sent again each time.
     """
     indices, mask = padded_indices(source.num_examples, batch_size)
     if resident and source.examples is not None:
@@ -186,9 +147,7 @@ def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: L
 def mean_metrics(sums: list[Metrics], axis: int) -> dict[str, np.ndarray]:
     """The exact mean of each metric over the batches of all pieces, the loss first, in float64.
 
-    Args:
-        sums: of each piece, ``[..., batches, *metric]`` with ``axis`` axes before that of the batches.
-        axis: that of the batches.
+    ``sums`` of each piece are ``[..., batches, *metric]``, with ``axis`` axes before that of the batches.
     """
     totals = {key: np.sum([np.sum(part[key], axis, np.float64) for part in sums], axis=0) for key in sums[0]}
     count = totals.pop("count")

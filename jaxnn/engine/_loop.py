@@ -42,13 +42,12 @@ class _Block:
     Attributes:
         rows: which.
         shape: how they are arranged; None for a run.
-        slots: which row is in which lane; of no axes for a run.
+        slots: which row is in which lane; without axes for a run.
         state: theirs, on the devices.
     """
 
     def __init__(self, trainer: Trainer, rows: Sequence[int], step: int) -> None:
-        self.trainer = trainer
-        self.rows = list(rows)
+        self.trainer, self.rows = trainer, list(rows)
         self.place(step)
 
     def place(self, step: int) -> None:
@@ -95,15 +94,13 @@ def train(
         step_by_step: let the device run dry at the end of every window, so that the caller may use the state.
     """
     until = trainer.plan.num_steps if until is None else until
-    if trainer.vmapped is None:
-        steps: Any = {0: int(trainer.state.step)}
-    else:
-        steps = trainer.host_states().states.step
+    steps = trainer.steps()
     # Members of one block train together: those that an interruption left behind go first.
-    todo = sorted((row for row in trainer.unfinished() if steps[row] < until), key=lambda row: (steps[row], row))
+    unfinished = [row for row, log in enumerate(trainer.logs) if log.unfinished and steps[row] < until]
+    todo = sorted(unfinished, key=lambda row: (steps[row], row))
     with trainer.clock.span("train"):
         while todo and not wants_stop():
-            step = int(steps[todo[0]])
+            step = steps[todo[0]]
             rows = [row for row in todo if steps[row] == step][: trainer.block]
             todo = [row for row in todo if row not in rows]
             for row in rows:
@@ -135,15 +132,9 @@ def _train_block(
 
     while block.rows:
         programs = {length: trainer.programs.train(block.shape, length, "start") for length in plan.call_lengths()}
+        feed, zeros = trainer.programs.spec.feed, trainer.programs.zeros(block.shape)
         for result in run_windows(
-            programs,
-            plan,
-            trainer.programs.spec.feed,
-            block.state,
-            trainer.programs.zeros(block.shape),
-            sync_after=sync_after,
-            clock=trainer.clock,
-            flight=trainer.flight,
+            programs, plan, feed, block.state, zeros, sync_after, clock=trainer.clock, flight=trainer.flight
         ):
             step = result.step
             report = _process(block, result, evaluates=plan.evaluates(step))
@@ -170,16 +161,14 @@ def _train_block(
 
 
 def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowReport:
-    """What a window that is done tells of each living member."""
+    """Evaluates a window that is done, if due, and reports and settles each living member."""
     trainer, split = block.trainer, block.trainer.splits.held_out
     means: dict[str, np.ndarray] = {}
     if result.state is not None:
         block.state = result.state
         if evaluates and split is not None:
-            # Compiled by now, unless the members were arranged again.
-            evaluate = trainer.programs.evaluator(block.shape, split)
             with trainer.clock.span("evaluation"):
-                means = evaluate(block.state)
+                means = trainer.programs.evaluate(block.shape, split, block.state)
     rate = result.num_steps / result.seconds
     speed = {
         "seconds": result.seconds,

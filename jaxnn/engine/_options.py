@@ -8,7 +8,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -121,8 +121,11 @@ class RunOptions:
                 check_count(name, value, least)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
-        check_seconds("stall_after", self.stall_after)
-        check_devices(self.devices)
+        seconds = self.stall_after
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise ConfigError(f"stall_after is {seconds!r}, and must be a number of seconds, 0 or more.")
+        if self.devices not in (None, "all"):
+            check_count("devices", self.devices, 1)
         find_strategy(self.strategy)
         if not isinstance(self.writers, tuple | list):
             raise ConfigError(f"writers is {self.writers!r}, and must be a tuple, of writers or of MODULE:NAME.")
@@ -164,18 +167,6 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
 
 
-def check_seconds(name: str, value: Any) -> None:
-    """Raises ConfigError unless ``value`` is a number of seconds, 0 or more."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ConfigError(f"{name} is {value!r}, and must be a number of seconds, 0 or more.")
-
-
-def check_devices(devices: Any) -> None:
-    """Raises ConfigError unless ``devices`` is a number of devices, ``"all"`` or None."""
-    if devices not in (None, "all"):
-        check_count("devices", devices, 1)
-
-
 def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
     """Raises ConfigError unless ``value`` is one of ``choices``."""
     if value not in choices:
@@ -183,33 +174,22 @@ def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None
 
 
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
-    """The options, of a run or of a sweep, with other values for some of them.
-
-    Args:
-        options: those to change.
-        changes: values by name.
-        config: the experiment's, whose fields may be meant.
+    """The options, of a run or of a sweep, with ``changes``: values by name.
 
     Raises:
-        ConfigError: an option that there is not; the message names those there are.
+        ConfigError: there is no such option; the message names those there are, or the field of ``config`` meant.
     """
     known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
-    for name in changes:
-        if name not in known:
-            _check_no_field(name, known, config)
-            raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
-    return dataclasses.replace(options, **changes)  # type: ignore[type-var]
-
-
-def _check_no_field(name: str, options: Iterable[str], config: Any) -> None:
-    """Raises ConfigError if ``name``, which is none of ``options``, means a field of ``config`` rather than one."""
     fields = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
-    field = nearest(name, fields)
-    if field is not None and nearest(name, [*options, *fields]) == field:
-        raise ConfigError(
-            f"there is no run option {name!r}, and {field!r} is a field of the config: set it with "
-            f"experiment.replace({field}=…)."
-        )
+    for name in (name for name in changes if name not in known):
+        field = nearest(name, fields)
+        if field is not None and nearest(name, [*known, *fields]) == field:
+            raise ConfigError(
+                f"there is no run option {name!r}, and {field!r} is a field of the config: set it with "
+                f"experiment.replace({field}=…)."
+            )
+        raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
+    return dataclasses.replace(options, **changes)  # type: ignore[type-var]
 
 
 def check_config(config: Any) -> None:
@@ -218,7 +198,7 @@ def check_config(config: Any) -> None:
     Raises:
         ConfigError: one is missing or cannot be used.
     """
-    _check_types(config)
+    _check_fields(config)
     for name, least in (("batch_size", 1), ("num_steps", 1), ("seed", 0)):
         if not hasattr(config, name):
             raise ConfigError(
@@ -229,29 +209,27 @@ def check_config(config: Any) -> None:
     for name, bits in (("seed", 32), ("num_steps", 31)):
         if (value := getattr(config, name)) >= 2**bits:
             raise ConfigError(f"{name} is {value}, and must be below 2**{bits}.")
-    _check_learning_rates(config)
 
 
-def _check_types(config: Any, prefix: str = "") -> None:
-    """Checks the fields of a dataclass that are numbers, strings, booleans or tuples, and those of dataclasses in it.
-
-    Raises:
-        ConfigError: a value is of another type, such as the string of a number; the field is named.
-    """
+def _check_fields(config: Any, prefix: str = "") -> None:
+    """Checks the values of simple types in a dataclass and those in it, and that no learning rate is negative."""
     try:
         kinds = typing.get_type_hints(type(config))
     except (NameError, TypeError):  # of a class made in a function, or with names for type checkers alone
-        return
+        kinds = {}
     for field in dataclasses.fields(config):
         value, name, kind = getattr(config, field.name), prefix + field.name, kinds.get(field.name)
         if not _fits(value, kind):
-            told = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
+            wanted = getattr(kind, "__name__", str(kind)) if typing.get_origin(kind) is None else str(kind)
             raise ConfigError(
-                f"{name} is {value!r}, of type {type(value).__name__}, and the config {type(config).__name__} says "
-                f"{told}: give it one."
+                f"{name} is {value!r}, of type {type(value).__name__}, and the config {type(config).__name__} needs "
+                f"{wanted}: give it one."
             )
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            _check_types(value, f"{name}.")
+            _check_fields(value, f"{name}.")
+        elif field.name == "learning_rate" and isinstance(value, numbers.Real) and not float(value) >= 0:
+            # It would climb the loss, and no optimizer objects.
+            raise ConfigError(f"{name} is {value!r}, and must be at least 0.")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -264,16 +242,6 @@ def _fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind not in SIMPLE
     return isinstance(value, bool) if kind is bool else isinstance(value, SIMPLE.get(kind, object))
-
-
-def _check_learning_rates(config: Any, prefix: str = "") -> None:
-    """A negative one climbs the loss, and no optimizer objects."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name, None)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            _check_learning_rates(value, f"{prefix}{field.name}.")
-        elif field.name == "learning_rate" and isinstance(value, numbers.Real) and not float(value) >= 0:
-            raise ConfigError(f"{prefix}learning_rate is {value!r}, and must be at least 0.")
 
 
 def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
@@ -330,8 +298,7 @@ def metric_writer(writer: Any) -> MetricWriter:
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
-    writer_found: MetricWriter = found
-    return writer_found
+    return found  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxnn.data import check_batch_size
-from jaxnn.engine._checks import check_alike_on_devices, check_examples, check_monitor, check_patience, check_sums
+from jaxnn.engine._checks import check_equal_on_devices, check_sums
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
 from jaxnn.engine._options import RunOptions, make_plan, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
-from jaxnn.engine._states import arrange, member_state, shape_of
+from jaxnn.engine._states import member_state
 from jaxnn.engine._trainer import MemberLog, Trainer
-from jaxnn.engine._tuning import MEMORY_SHARE, Call, Choice, VmapPlan, VmapProbe, choose_steps_per_call, plan_vmap_size
-from jaxnn.engine._windows import Plan, typical_window, with_tails
+from jaxnn.engine._tuning import Call, Choice, VmapPlan, choose_steps_per_call, plan_vmap_size
+from jaxnn.engine._windows import typical_window, with_tails
 from jaxnn.nn import platform
-from jaxnn.observe import Clock, available_bytes, describe_devices
+from jaxnn.observe import Clock, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import PARTS, jax_flags
-from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState
+from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState, suggest
 
 
 class Members(NamedTuple):
-    """What tells the members of a population from each other.
+    """How the members of a population differ, and what is known of them.
 
     Attributes:
         numbers: theirs, in the order of the rows.
@@ -62,47 +60,47 @@ def open_trainer(
     Args:
         experiment: that of the run, or of the first member.
         options: how to run; cadences may be open.
-        splits: the data.
+        splits: its data.
         layout: the devices.
-        clock: gets the time.
+        clock: measures where the time goes.
         logs: what became of the members so far, by row; default: one that is waiting.
-        members: what tells members from each other; None: a run.
-        steps_per_call: what an earlier process chose.
+        members: how members differ; None: a run.
+        steps_per_call: what an earlier process chose for a run.
 
     Raises:
-        ConfigError, DataError: what is asked for cannot be run; nothing was written.
+        ConfigError, DataError: it cannot be run; nothing was written.
         TrainingError: there is no room for it.
     """
-    config = experiment.config
+    config, given = experiment.config, members or Members((), {}, lambda values: experiment)
     options = resolve_cadences(options, config.num_steps)
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
     check_batch_size(splits.train, config.batch_size)
-    shared_seed = members.shared_seed if members is not None else None
-    seed = config.seed if shared_seed is None else shared_seed
+    seed = config.seed if given.shared_seed is None else given.shared_seed
     with clock.span("load", "loading the data"):
         feed = make_feed(splits, seed, config.batch_size, resident=options.resident, layout=layout)
-    if members is not None and not feed.resident and "seed" in members.values and shared_seed is None:
+    if given.shared_seed is not None:
+        own_rows = feed.rows
+        feed = feed._replace(rows=lambda examples, _, steps: own_rows(examples, seed, steps))
+    elif "seed" in given.values and not feed.resident:
         raise ConfigError(
             "the data are not on the device, so members cannot each see them in an order of their own: choose "
             "order='shared', or a smaller data set."
         )
-    if shared_seed is not None:
-        own_rows = feed.rows
-        feed = feed._replace(rows=lambda examples, _, steps: own_rows(examples, seed, steps))
-    member = members.member if members is not None else lambda values: experiment
-    values = members.values if members is not None else {}
-    spec = GroupSpec(experiment, member, "seed" in values, splits.train, feed, layout)
+    spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
-    programs = Programs(spec, splits, eval_batch_size, values, len(logs), clock=clock)
-    check_examples(programs, splits)
-    check_patience(options.patience, splits.held_out)
-    check_monitor(options.monitor, programs.derived if splits.held_out else programs.metrics)
-    plan = make_plan(options, config.num_steps)
-    numbers = members.numbers if members is not None else None
-    trainer = Trainer(options, splits, programs, plan, Choice(1, {}), logs, clock, numbers=numbers)
+    programs = Programs(spec, splits, eval_batch_size, given.values, len(logs), clock=clock)
+    programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, splits)
+    if options.patience is not None and splits.held_out is None:
+        raise ConfigError("patience needs an eval split: give the data a validation or test split.")
+    if options.monitor not in (known := [*(programs.derived if splits.held_out else programs.metrics)]):
+        raise ConfigError(f"monitor is {options.monitor!r}, no metric of this task: {suggest(options.monitor, known)}.")
+    plan, numbers = make_plan(options, config.num_steps), None if members is None else members.numbers
+    trainer = Trainer(options, splits, programs, plan, logs, clock, numbers)
     if process_count() > 1:
-        _check_processes(trainer)
-    check_alike_on_devices(programs, splits)
+        # Fails in each if some process computes something else, or on other data.
+        named = {text: str(trainer.fingerprint[part])[:8] for part, text in {**PARTS, "data": "the data"}.items()}
+        all_agree("code or data", named | describe_devices()["versions"] | jax_flags())
+    check_equal_on_devices(programs, splits)
     if members is None:
         _open_run(trainer, steps_per_call)
     else:
@@ -111,56 +109,45 @@ def open_trainer(
 
 
 def programs_of(experiment: Experiment[Any], splits: Splits, *, resident: bool | None = None) -> Programs:
-    """The programs of a run on one device, to be measured or looked into; nothing is compiled yet.
-
-    Args:
-        experiment: what would be run; its ``data`` is not called.
-        splits: its data.
-        resident: the run option.
-    """
+    """The programs of a run on one device, to be measured or inspected; nothing is compiled yet."""
     config = experiment.config
     feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=SINGLE_DEVICE)
     spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, SINGLE_DEVICE)
     return Programs(spec, splits, 2 * config.batch_size)
 
 
-def _check_processes(trainer: Trainer) -> None:
-    """Raises ConfigError if some process computes something else, or on other data."""
-    digests = trainer.fingerprint
-    named = {text: str(digests[part])[:8] for part, text in {**PARTS, "data": "the data"}.items()}
-    all_agree("code or data", named | describe_devices()["versions"] | jax_flags())
-
-
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     programs, plan, held_out = trainer.programs, trainer.plan, trainer.splits.held_out
-    given = trainer.options.steps_per_call or steps_per_call
-    known = with_tails(plan._replace(steps_per_call=given)).call_lengths() if given else [1]
-    programs.compile_together(None, known, held_out, "start" if given else "to measure steps per call")
-    with trainer.clock.span("measure", "measuring steps per call"):
-        trainer.choice = choose_call(programs, plan, given)
-    chosen = trainer.choice.steps_per_call
-    trainer.plan = with_tails(plan._replace(steps_per_call=chosen))
+    steps, window = trainer.options.steps_per_call or steps_per_call, min(typical_window(plan), plan.num_steps)
+    if steps is None and window > 1:
+        cause = "to measure steps per call"
+        programs.compile_together(None, [1], held_out, cause)
+        with trainer.clock.span("measure", "measuring steps per call"):
+            steps, trainer.seconds_per_step = fastest_steps(programs, make_calls(programs, cause), window)
+    steps = min(steps or 1, plan.num_steps)
+    trainer.plan = with_tails(plan._replace(steps_per_call=steps))
+    if not trainer.seconds_per_step:
+        programs.compile_together(None, trainer.plan.call_lengths(), held_out, "start")
     for length in trainer.plan.call_lengths():
-        programs.train(None, length, "start" if length == chosen else "window's end")
+        programs.train(None, length, "start" if length == steps else "window's end")
     trainer.state = programs.init()
     if held_out is not None:
         check_sums(programs, trainer.splits.named()[held_out], lambda: trainer.state)
-        programs.evaluator(None, held_out)
     trainer.placement().check(platform())
 
 
-def choose_call(programs: Programs, plan: Plan, given: int | None) -> Choice:
-    """The steps per call of a run: those given, or those that measuring finds fastest.
-
-    Args:
-        programs: what is compiled.
-        plan: where windows end.
-        given: the steps per call that are not to be measured, or None.
-    """
-    window = min(typical_window(plan), plan.num_steps)
-    if given is not None or window == 1:
-        return Choice(min(given or 1, plan.num_steps), {})
-    return fastest_steps(programs, make_calls(programs, "to measure steps per call"), window)
+def _open_population(trainer: Trainer, members: Members) -> None:
+    programs, plan, held_out = trainer.programs, trainer.plan, trainer.splits.held_out
+    vmapped = members.plan
+    if vmapped is None:
+        if held_out is not None:
+            split = trainer.splits.named()[held_out]
+            check_sums(programs, split, lambda: member_state(programs.initial, programs.shapes, 0))
+        with trainer.clock.span("measure", "measuring vmap sizes"):
+            steps = trainer.options.steps_per_call
+            vmapped = plan_vmap_size(programs, plan, members.vmap_size, steps, thorough=members.thorough)
+    trainer.vmapped = vmapped
+    trainer.plan = with_tails(plan._replace(steps_per_call=min(vmapped.steps_per_call, plan.num_steps)))
 
 
 def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> Choice:
@@ -173,9 +160,7 @@ def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:
     """From a number of steps to a call that trains a run that far, from where the call before ended.
 
-    Args:
-        programs: what is compiled.
-        cause: the reason, for the ledger.
+    The programs are compiled for ``cause``, as the ledger has it.
     """
     state: TrainState | None = None
 
@@ -192,45 +177,3 @@ def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:
         return call
 
     return make_call
-
-
-def _open_population(trainer: Trainer, members: Members) -> None:
-    programs, plan, choice, held_out = trainer.programs, trainer.plan, members.plan, trainer.splits.held_out
-    if choice is None:
-        if held_out is not None:
-            split = trainer.splits.named()[held_out]
-            check_sums(programs, split, lambda: member_state(programs.initial, programs.shapes, 0))
-        with trainer.clock.span("measure", "measuring how many members to train under one vmap"):
-            choice = _choose_vmap(programs, plan, members, trainer.options.steps_per_call)
-    trainer.choice = choice
-    trainer.plan = with_tails(plan._replace(steps_per_call=min(choice.steps_per_call, plan.num_steps)))
-
-
-def _choose_vmap(programs: Programs, plan: Plan, members: Members, steps_per_call: int | None) -> VmapPlan:
-    num_devices, device = programs.spec.num_devices, programs.layout.device
-    free = available_bytes(device)
-    if free is not None and device.platform == "cpu":
-        # The devices of a CPU share its memory.
-        free //= num_devices
-
-    def make_call(block: int, size: int, num_steps: int) -> Call:
-        shape = shape_of(block * num_devices, size, num_devices)
-        programs.compile_together(shape, [num_steps], programs.splits.held_out, "to choose the vmap size")
-        program = programs.train(shape, num_steps, "to choose the vmap size")
-        rows, alive = range(min(shape.lanes, programs.num_members)), np.ones(programs.num_members, np.bool_)
-        population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)
-
-        def call() -> object:
-            nonlocal population
-            population, totals = program(population, programs.zeros(shape), programs.spec.feed.prepare(0, num_steps))
-            return totals
-
-        return call
-
-    def taken(block: int, size: int, num_steps: int) -> int:
-        return programs.temporary_bytes(shape_of(block * num_devices, size, num_devices), num_steps)
-
-    free_bytes = None if free is None else MEMORY_SHARE * free
-    probe = VmapProbe(make_call, taken, programs.member_bytes, free_bytes, plan.num_steps, device.platform == "cpu")
-    num_members, window = -(-programs.num_members // num_devices), min(typical_window(plan), plan.num_steps)
-    return plan_vmap_size(probe, num_members, window, members.vmap_size, steps_per_call, thorough=members.thorough)

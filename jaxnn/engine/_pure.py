@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
@@ -22,7 +22,6 @@ from jaxnn.steps import (
     TrainStep,
     init_train_state,
     make_evaluate_step,
-    make_predict_step,
     make_train_step,
     scan_steps,
 )
@@ -43,7 +42,7 @@ class GroupSpec(NamedTuple):
         source: the training split.
         feed: how its examples reach the device.
         layout: the devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes
-            as a run of its own would be.
+            as its solo run would be.
     """
 
     experiment: Experiment[Any]
@@ -55,7 +54,7 @@ class GroupSpec(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """Over how many devices members are sharded: all, unless several devices share a member."""
+        """The number of devices that members are sharded over: all, unless several devices share a member."""
         return 1 if self.layout.mesh is None else self.layout.mesh.shape.get(MEMBERS, 1)
 
 
@@ -77,23 +76,12 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples
     return init
 
 
-def make_names(experiment: Experiment[Any], source: Source) -> Callable[[Examples], PyTree]:
-    """Returns a pure function from one batch's examples to parameters that still name their mesh axes."""
-    config = experiment.config
-
-    def init(examples: Examples) -> PyTree:
-        return experiment.task(config).init(jax.random.key(config.seed), source.as_batch(examples))[0]
-
-    return init
-
-
-def make_train(spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def make_train(
+    spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None
+) -> Callable[[TrainState, Totals, Examples], tuple[TrainState, Totals]]:
     """Returns a pure ``(state, totals, examples) -> (state, totals)`` that trains one member ``num_steps`` steps.
 
-    Args:
-        spec: what is trained.
-        num_steps: the steps of a call, in a ``lax.scan`` if more than one.
-        values: of the member's traced fields; default: none.
+    ``values`` are those of the member's traced fields, if it has any.
     """
     experiment, layout, feed = spec.member(values or {}), spec.layout, spec.feed
     config = experiment.config
@@ -134,17 +122,6 @@ def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | N
     return layout.wrap(evaluate)
 
 
-def make_predict(experiment: Experiment[Any], source: Source) -> Callable[[TrainState, Any], Any]:
-    """Returns a pure function from ``inputs [batch, ...]``, as the data set holds them, to the model's outputs."""
-
-    def predict(state: TrainState, inputs: Any) -> Any:
-        rows = jnp.arange(inputs.shape[0])
-        batch = source.gather(Examples(inputs, rows), rows)
-        return make_predict_step(experiment.task(experiment.config))(state, batch.inputs)
-
-    return predict
-
-
 def make_population_init(spec: GroupSpec, num_members: int) -> Callable[[Mapping[str, Array], Examples], TrainState]:
     """Returns a pure function from ``values [members]`` and one batch's examples to the states before the first step.
 
@@ -170,14 +147,24 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
 
     def train_chunk(part: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
         def one(values: Mapping[str, Array], state: TrainState, totals: Totals) -> tuple[TrainState, Totals]:
-            trained: tuple[TrainState, Totals] = make_train(spec, num_steps, values)(state, totals, examples)
-            return trained
+            return make_train(spec, num_steps, values)(state, totals, examples)
 
-        states, totals = _map_lanes(spec, part, totals, one)
+        if part.alive.shape[0] == 1:
+            states, totals = _vmap_or_squeeze(one, 1)(part.values, part.members, totals)
+        else:
+            # What all lanes share is not mapped: its batches and draws are made once.
+            key = part.members.key if spec.seeded else part.members.key[0]
+            shared = part.members._replace(step=jnp.asarray(part.step), key=key)
+            axes = TrainState(None, 0, 0, 0, 0 if spec.seeded else None)  # type: ignore[arg-type]
+            states, totals = jax.vmap(one, in_axes=(0, axes, 0), out_axes=(axes, 0))(part.values, shared, totals)
         continues = part.alive & (totals.bad_step < 0)
+
+        def kept(new: Array, old: Array) -> jax.Array:
+            return jnp.where(continues.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
         step = jnp.broadcast_to(part.step + num_steps, part.alive.shape).astype(jnp.int32)
         states = states._replace(step=step, key=part.members.key)
-        members = jax.tree.map(lambda new, old: _where(continues, new, old), states, part.members)
+        members = jax.tree.map(kept, states, part.members)
         return part._replace(members=members, bad_step=jnp.asarray(totals.bad_step)), totals
 
     def train(population: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
@@ -206,51 +193,25 @@ def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., M
         def one(values: Mapping[str, Array], state: TrainState) -> Metrics:
             return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask))
 
-        def evaluate_chunk(part: Population) -> Metrics:
-            sums: Metrics = _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
-            return sums
+        def evaluate_chunk(part: Population) -> Any:
+            return _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
 
-        def chunk(index: Array, sums: Metrics) -> Metrics:
-            updated: Metrics = _put(sums, evaluate_chunk(_take_chunk(population, index)), index)
-            return updated
+        def chunk(index: Array, sums: Any) -> Any:
+            return _put(sums, evaluate_chunk(_take_chunk(population, index)), index)
 
         shapes = jax.eval_shape(evaluate_chunk, jax.eval_shape(_take_chunk, population, 0))
         zeros = {name: jnp.zeros((population.alive.shape[0], *sums.shape), sums.dtype) for name, sums in shapes.items()}
         return _over_chunks(population, chunk, zeros)
 
-    whole = PartitionSpec()
-    specs = population_specs(), whole, whole, whole
+    replicated = PartitionSpec()
+    specs = population_specs(), replicated, replicated, replicated
     return _on_members(spec.layout.mesh, evaluate, specs, PartitionSpec(None, MEMBERS))
 
 
 def population_specs() -> Population:
     """How the parts of a population are sharded along the mesh axis ``members``."""
-    lanes, whole = PartitionSpec(None, MEMBERS), PartitionSpec()
-    return Population(whole, lanes, lanes, lanes, lanes, whole)  # type: ignore[arg-type]
-
-
-def population_shardings(mesh: Mesh, member: Any) -> Population:
-    """The shardings of a population on ``mesh``; ``member`` are those of one member's state."""
-    is_spec = lambda leaf: isinstance(leaf, PartitionSpec)  # noqa: E731
-    where = jax.tree.map(lambda spec: NamedSharding(mesh, spec), population_specs(), is_leaf=is_spec)
-    members = jax.tree.map(lambda one: NamedSharding(mesh, PartitionSpec(None, MEMBERS, *one.spec)), member)
-    placed: Population = where._replace(members=members)
-    return placed
-
-
-def _map_lanes(
-    spec: GroupSpec, part: Population, totals: Totals, one: Callable[..., tuple[TrainState, Totals]]
-) -> tuple[TrainState, Totals]:
-    """``one`` for every lane of a chunk. What all lanes share is not mapped: its batches and draws are made once."""
-    lanes = part.alive.shape[0]
-    if lanes == 1:
-        states, totals = _vmap_or_squeeze(one, 1)(part.values, part.members, totals)
-        return states, totals
-    key = part.members.key if spec.seeded else part.members.key[0]
-    shared = part.members._replace(step=jnp.asarray(part.step), key=key)
-    axes = TrainState(None, 0, 0, 0, 0 if spec.seeded else None)  # type: ignore[arg-type]
-    states, totals = jax.vmap(one, in_axes=(0, axes, 0), out_axes=(axes, 0))(part.values, shared, totals)
-    return states, totals
+    lanes, replicated = PartitionSpec(None, MEMBERS), PartitionSpec()
+    return Population(replicated, lanes, lanes, lanes, lanes, replicated)  # type: ignore[arg-type]
 
 
 def _vmap_or_squeeze(one: Callable[..., Any], lanes: int) -> Callable[..., Any]:
@@ -267,7 +228,7 @@ def _vmap_or_squeeze(one: Callable[..., Any], lanes: int) -> Callable[..., Any]:
 def _over_chunks[Carry](population: Population, chunk: Callable[[Array, Carry], Carry], carry: Carry) -> Carry:
     """``jax.lax.map`` over the chunks that hold a living member.
 
-    Written as a loop, because how many do is known only when it runs: members that stop free their chunk without a
+    Written as a loop, because their number is known only when it runs: members that stop free their chunk without a
     compilation.
     """
     if population.alive.shape[0] == 1:
@@ -289,10 +250,6 @@ def _take(tree: PyTree, index: Array | int) -> PyTree:
 
 def _put(tree: PyTree, part: PyTree, index: Array | int) -> PyTree:
     return jax.tree.map(lambda leaf, own: jax.lax.dynamic_update_index_in_dim(leaf, own, index, 0), tree, part)
-
-
-def _where(condition: Array, new: Array, old: Array) -> jax.Array:
-    return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _on_members(

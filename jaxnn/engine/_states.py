@@ -25,7 +25,7 @@ class Population(NamedTuple):
         values: the values of each traced field.
         alive: bool; False for members that are over, and for lanes that hold none.
         bad_step: int32, the first step whose loss was not finite, or -1.
-        num_chunks: ``[]`` int32: so many chunks, the first ones, hold a member that is alive.
+        num_chunks: ``[]`` int32, the number of chunks that hold a member that is alive; they are the first ones.
     """
 
     step: Array | np.int32
@@ -73,7 +73,7 @@ def host_shapes(like: TrainState, num_members: int) -> HostStates:
 
 def member_state(host: HostStates, like: TrainState, row: int) -> TrainState:
     """The state of one member, as its solo run would hold it; ``like`` are the shapes of one state."""
-    return _with_keys(jax.tree.map(lambda leaf: leaf[row], host.states), like)
+    return with_keys(jax.tree.map(lambda leaf: leaf[row], host.states), like)
 
 
 def arrange(rows: Sequence[int], shape: Shape) -> np.ndarray:
@@ -86,42 +86,6 @@ def arrange(rows: Sequence[int], shape: Shape) -> np.ndarray:
 def shape_of(num_members: int, vmap_size: int, num_devices: int) -> Shape:
     """The shape of ``num_members`` in chunks of ``vmap_size`` on each device."""
     return Shape(-(-num_members // (vmap_size * num_devices)), vmap_size * num_devices)
-
-
-def lay_out(
-    host: HostStates,
-    like: TrainState,
-    values: Mapping[str, Array],
-    slots: np.ndarray,
-    alive: np.ndarray,
-    step: int,
-    sharding: Population | None,
-) -> Population:
-    """The members of ``slots`` on the devices.
-
-    Args:
-        host: all rows.
-        like: the shapes of one state.
-        values: ``[members]`` of each traced field.
-        slots: ``[chunks, lanes]`` rows; an empty lane computes what the first member does, and is not alive.
-        alive: ``[members]`` bool.
-        step: updates done by those that are alive.
-        sharding: that of each part; None on one device.
-    """
-    rows = np.where(slots == EMPTY, slots.flat[0], slots)
-    living = alive[rows] & (slots != EMPTY)
-    population = Population(
-        step=np.int32(step),
-        members=_with_keys(jax.tree.map(lambda leaf: leaf[rows], host.states), like),
-        # As weakly typed as before, which NumPy's arrays cannot be.
-        values={name: jnp.asarray(value)[rows] for name, value in values.items()},
-        alive=living,
-        bad_step=host.bad_step[rows],
-        num_chunks=np.int32(living.any(axis=1).sum()),
-    )
-    if sharding is None:
-        return jax.device_put(population)  # type: ignore[no-any-return]
-    return Population(*(jax.device_put(part, where) for part, where in zip(population, sharding, strict=True)))
 
 
 def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> HostStates:
@@ -143,7 +107,8 @@ def _key_words(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
 
 
-def _with_keys(tree: TrainState, like: TrainState) -> TrainState:
+def with_keys(tree: TrainState, like: TrainState) -> TrainState:
+    """``tree`` with PRNG keys in place of their words, where ``like`` has keys."""
     keyed: TrainState = jax.tree.map(
         lambda leaf, model: jax.random.wrap_key_data(leaf) if _is_key(model) else leaf, tree, like
     )

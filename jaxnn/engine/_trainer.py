@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,16 +19,21 @@ import numpy as np
 
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, metric_writer, stopping_rule
-from jaxnn.engine._states import HostStates, Shape, shape_of
-from jaxnn.engine._store import Store
-from jaxnn.engine._tuning import (
-    Choice,
-    VmapPlan,
-)
+from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
+from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
 from jaxnn.observe import Clock, Placement, Window, observe_placement
 from jaxnn.parallel import broadcast_from_primary, is_primary
-from jaxnn.record import final_metrics
+from jaxnn.record import (
+    Checkpoints,
+    LogDigest,
+    Record,
+    Restored,
+    final_metrics,
+    metrics_of,
+    rewind_metrics,
+    without_member,
+)
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
 
@@ -79,13 +85,15 @@ class Trainer:
         splits: its data.
         programs: what is compiled.
         plan: where windows and calls end.
-        choice: how the steps per call were chosen, of a run; or the vmap size too, of a population.
         logs: what became of each member, by row.
         clock: where the time went.
+        numbers: those of the members, for the column ``member`` of their lines; None: a run, without it.
+        vmapped: how members are arranged; None: a run.
+        seconds_per_step: of a run, by the steps per call that were measured.
         state: the newest state that is not in flight: on the devices for a run; on the host for a population, None
             before it is made.
-        numbers: those of the members, for the column ``member`` of their lines; None: a run, without it.
-        store: where metrics and checkpoints go, or None.
+        record: the open directory that metrics go to, or None.
+        checkpoints: of this run or population in it, or None.
         flight: the calls under way, and the stalls that a watchdog saw.
         windows: the speed of each window of this process.
     """
@@ -94,14 +102,19 @@ class Trainer:
     splits: Splits
     programs: Programs
     plan: Plan
-    choice: Choice | VmapPlan
     logs: list[MemberLog]
     clock: Clock
-    state: Any = None
     numbers: tuple[int, ...] | None = None
-    store: Store | None = None
+    vmapped: VmapPlan | None = None
+    seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    state: Any = None
+    record: Record | None = None
+    checkpoints: Checkpoints | None = None
     flight: Flight = dataclasses.field(default_factory=Flight)
     windows: list[Window] = dataclasses.field(default_factory=list)
+    # The digest of the lines in the record, and when a state was saved last, on the clock of ``time.perf_counter``.
+    _reported: LogDigest = dataclasses.field(default_factory=LogDigest)
+    _saved_at: float = 0.0
 
     @property
     def experiment(self) -> Experiment[Any]:
@@ -119,11 +132,6 @@ class Trainer:
         return self.programs.fingerprint()
 
     @property
-    def vmapped(self) -> VmapPlan | None:
-        """How members are arranged; None for a run."""
-        return self.choice if isinstance(self.choice, VmapPlan) else None
-
-    @property
     def block(self) -> int:
         """The number of members that are on the devices at a time, at most."""
         plan = self.vmapped
@@ -139,16 +147,17 @@ class Trainer:
         num_devices = self.programs.spec.num_devices
         return shape_of(self.block, plan.size_for(-(-num_members // num_devices)), num_devices)
 
-    def unfinished(self) -> list[int]:
-        """The rows of the members that are still to be trained."""
-        return [row for row, log in enumerate(self.logs) if log.unfinished]
-
     def host_states(self) -> HostStates:
         """The states of a population, made if they were not yet."""
         if self.state is None:
             self.state = self.programs.initial
-        states: HostStates = self.state
-        return states
+        return self.state  # type: ignore[no-any-return]
+
+    def steps(self) -> list[int]:
+        """The number of updates that each member has done, by row."""
+        if self.vmapped is None:
+            return [int(self.state.step)]
+        return list(map(int, self.host_states().states.step))
 
     def evaluate(self, split: str, state: TrainState | None = None) -> dict[str, float]:
         """Exact metrics over a split of ``state``, by default that of a run; compiles if it was never asked for.
@@ -158,7 +167,7 @@ class Trainer:
         """
         if split not in (known := self.splits.named()):
             raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
-        means = self.programs.evaluator(None, split)(self.state if state is None else state)
+        means = self.programs.evaluate(None, split, self.state if state is None else state)
         return derived_metrics(self.programs.task, means)
 
     def placement(self) -> Placement:
@@ -171,62 +180,82 @@ class Trainer:
             trees["data"] = self.programs.spec.feed.prepare(0, 1)
         return observe_placement(**trees)
 
+    def open_store(self, record: Record, folder: Path) -> None:
+        """Keeps metrics in ``record`` and checkpoints in ``folder`` from now on."""
+        options, mode = self.options, "max" if self.options.higher_is_better else "min"
+        self.record, self._saved_at = record, time.perf_counter()
+        # All processes of a run save its state together; a population is trained by one process.
+        together = self.vmapped is None
+        self.checkpoints = Checkpoints(folder, options.keep_last, options.keep_best, self.monitored, mode, together)
+
     def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
-        """Hands what members reported, by row, to the record and to further metric writers."""
+        """Writes what members reported, by row, to the record and to further metric writers."""
         column = [{} if self.numbers is None else {"member": number} for number in self.numbers or (0,)]
         written = [column[row] | dict(line) for row, line in lines.items()]
         if not written:  # all members are over, and the device is yet to be asked for their states
             return
         with self.clock.span("record"):
-            if self.store is not None:
-                self.store.report(written)
+            if self.record is not None:
+                self._reported.add(self.record.report(*written))
             for writer in self.options.writers if is_primary() else ():
                 metric_writer(writer).write(written)
 
     def restore(
         self, where: str, check: Callable[[int | None], None] = lambda step: None
     ) -> tuple[int | None, list[str]]:
-        """Continues from the newest whole checkpoint of the store, and cuts the metrics to it.
+        """Continues from the newest whole checkpoint, and cuts the metrics to it; ``where`` names it in messages.
 
-        Args:
-            where: what is restored, for messages.
-            check: gets the step of the checkpoint, None if there is none, before anything is changed.
-
-        Returns:
-            The step of the checkpoint, None if there is none, and a description of each damage found.
+        ``check`` gets its step, None if there is none, before anything is changed. Returns this step, and a
+        description of each damage found.
 
         Raises:
             RecordError: all checkpoints are damaged, or they hold no state of this experiment.
         """
-        assert self.store is not None
+        assert self.checkpoints is not None
         plain = self.vmapped is None
-        restored = self.store.restore(self.state if plain else self.programs.host_shapes())
+        like: Any = self.state if plain else host_shapes(self.programs.shapes, len(self.logs))
+        restored: Restored[Any] | None = self.checkpoints.restore_newest(like)
         check(restored and restored.step)
-        damaged = self.store.set_aside(restored)
+        damaged, steps, diverged = [], [0] * len(self.logs), [False] * len(self.logs)
         if restored is not None:
+            damaged = [self.checkpoints.set_aside(damage) for damage in restored.damaged]
             where = f"step {restored.step}" if plain else f"the checkpoint of {where}"
-        if restored is None:
-            ends = [0] * len(self.logs)
-        elif plain:
-            self.state, ends = restored.state, [restored.step]
-        else:
-            # Copies, as rows are on the host, whatever the checkpoint returns.
-            states = self.state = jax.tree.map(np.array, restored.state)
-            # The state of a member that diverged is that before the call that went wrong; it reported nothing after.
-            ends = [
-                self.plan.num_steps if bad_step >= 0 else int(step)
-                for step, bad_step in zip(states.states.step, states.bad_step, strict=True)
-            ]
-        lines, damage = self.store.rewind(ends.__getitem__, restored, where)
+            # Copies, as rows are on the host, whichever arrays the checkpoint returns.
+            self.state = restored.state if plain else jax.tree.map(np.array, restored.state)
+            steps = self.steps()
+            diverged = diverged if plain else [bad_step >= 0 for bad_step in self.state.bad_step]
+        # The state of a member that diverged is that before the call that went wrong; it reported nothing after.
+        ends = [self.plan.num_steps if bad else step for step, bad in zip(steps, diverged, strict=True)]
+        damaged += self._rewind(ends, None if restored is None else restored.log, where)
         for row, log in enumerate(self.logs):
-            log.lines = lines[row]
             if restored is None:
                 log.status = WAITING
             elif log.status != "pruned":
-                # Of the state, since reports may be lost.
-                step = restored.step if plain else int(self.state.states.step[row])
-                self.settle(row, step, diverged=not plain and int(self.state.bad_step[row]) >= 0)
-        return restored and restored.step, damaged + damage
+                # By the step of the state, since reports may be lost.
+                self.settle(row, steps[row], diverged=diverged[row])
+        return restored and restored.step, damaged
+
+    def _rewind(self, ends: Sequence[int], noted: Mapping[str, Any] | None, where: str) -> list[str]:
+        """Cuts metrics to the lines that a checkpoint ``noted``, at most to the steps ``ends``; describes damage."""
+        assert self.record is not None
+        path, rows = self.record.path, {number: row for row, number in enumerate(self.numbers or ())}
+
+        def row_of(line: Mapping[str, Any]) -> int:
+            return rows.get(line.get("member", -1), 0)
+
+        def rewound() -> tuple[list[dict[str, Any]], str | None]:
+            # The digest stays in the process that writes.
+            lines, self._reported, damage = rewind_metrics(
+                path, lambda line: ends[row_of(line)], noted, where, self.numbers
+            )
+            return lines, damage
+
+        lines, damage = broadcast_from_primary(rewound)
+        for log in self.logs:
+            log.lines = []
+        for line in lines:
+            self.logs[row_of(line)].lines.append(without_member(line))
+        return [damage] if damage is not None else []
 
     def settle(self, row: int, step: int, *, diverged: bool) -> None:
         """Decides what has become of a member after ``step``, by its reports: a resumed run decides the same."""
@@ -245,35 +274,33 @@ class Trainer:
         if self.splits.held_out is None and not self.plan.evaluates(log.step):
             return False
         patience, rule = self.options.patience, stopping_rule(self.options.stop)
-        if patience is not None and self.evaluations_since_best(log) >= patience:
+        if patience is not None and self._since_best(log) >= patience:
             return True
         return rule is not None and bool(rule(log.lines))
 
-    def evaluations_since_best(self, log: MemberLog) -> int:
-        """The number of evaluations after the first best one (Prechelt 1998, "Early stopping")."""
-        values = log.values(self.monitored)
-        return evaluations_since_best(values, higher_is_better=self.options.higher_is_better)
+    def _since_best(self, log: MemberLog) -> int:
+        return evaluations_since_best(log.values(self.monitored), higher_is_better=self.options.higher_is_better)
 
     def save_due(self, step: int, *, ending: bool) -> bool:
         """Whether the state after ``step`` is to be saved: by its number, by the clock, as the last or as a new best.
 
-        The best is looked for if training stops when nothing improves: it would be over by the time that is known.
+        The best is saved if training stops when nothing improves: when that is known, its state is gone.
         """
-        every = self.options.checkpoint_every
-        if self.store is None or every == 0:
+        every, log = self.options.checkpoint_every, self.logs[0]
+        if self.checkpoints is None or every == 0:
             return False
         # A member of a population keeps the state from before it diverged; that of a run is of no use, finite or not.
-        if self.vmapped is None and self.logs[0].status == "diverged":
+        if self.vmapped is None and log.status == "diverged":
             return False
         if ending or self.plan.saves(step):
             return True
         if every is not None or not self.plan.evaluates(step):
             return False
-        saved_at, log = self.store.saved_at, self.logs[0]
-        best = self.vmapped is None and self.options.patience is not None
-        best = best and bool(log.values(self.monitored)) and self.evaluations_since_best(log) == 0
+        if self.vmapped is None and self.options.patience is not None and log.values(self.monitored):
+            if self._since_best(log) == 0:
+                return True
         # Clocks differ between processes, and all must save or none.
-        return best or broadcast_from_primary(lambda: time.perf_counter() - saved_at > SECONDS_BETWEEN_SAVES)
+        return broadcast_from_primary(lambda: time.perf_counter() - self._saved_at > SECONDS_BETWEEN_SAVES)
 
     def save(self, step: int) -> None:
         """Starts saving the newest state; a member with parameters that are not finite has diverged instead.
@@ -281,37 +308,32 @@ class Trainer:
         Raises:
             RecordError: the disk refused.
         """
-        if self.store is None or self.state is None:
+        if self.record is None or self.checkpoints is None or self.state is None:
             return
+        metrics: dict[str, float] = {}
         with self.clock.span("checkpoint"):
             if self.vmapped is not None:
-                self._note_bad_parameters(step)
+                for row, log in enumerate(self.logs):
+                    leaves = [leaf[row] for leaf in jax.tree.leaves(self.state.states.params)]
+                    if log.status == RUNNING and not all(np.isfinite(leaf).all() for leaf in leaves):
+                        log.status, self.state.bad_step[row] = "diverged", step
                 # Some member has done a step since the last one, so that the sum of them grows.
-                self.store.save(int(self.state.states.step.sum(dtype=np.int64)), self.state, {})
-            elif bool(_all_finite(self.state.params)):
-                newest = self.logs[0].lines[-1] if self.logs[0].lines else {"step": -1}
-                self.store.save(step, self.state, metrics_at(newest, step))
-            else:
+                step = int(self.state.states.step.sum(dtype=np.int64))
+            elif not _all_finite(self.state.params):
                 self.logs[0].status = "diverged"
                 self.logs[0].error = f"the parameters are no longer finite after step {step}"
-
-    def _note_bad_parameters(self, step: int) -> None:
-        for row, log in enumerate(self.logs):
-            params = jax.tree.map(lambda leaf, row=row: leaf[row], self.state.states.params)
-            if log.status == RUNNING and not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params)):
-                log.status, self.state.bad_step[row] = "diverged", step
+                return
+            elif self.logs[0].lines and self.logs[0].step == step:
+                metrics = metrics_of(self.logs[0].lines[-1])
+            self.checkpoints.save(step, self.state, metrics, self.record.log(self._reported))
+            self._saved_at = time.perf_counter()
 
 
 def evaluations_since_best(values: Sequence[float], *, higher_is_better: bool) -> int:
-    """The number of ``values``, oldest first, after the first best one; NaN is never best."""
+    """The number of ``values``, oldest first, after the first best one (Prechelt 1998, "Early stopping"), never NaN."""
     sign = -1.0 if higher_is_better else 1.0
     ranked = [(sign * value, index) for index, value in enumerate(values) if value == value]
     return len(values) - 1 - min(ranked)[1] if ranked else len(values)
-
-
-def metrics_at(line: Mapping[str, Any], step: int) -> dict[str, float]:
-    """The metrics of a line if it is that of ``step``, else none."""
-    return final_metrics([line]) if line["step"] == step else {}
 
 
 @jax.jit

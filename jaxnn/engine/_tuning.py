@@ -1,19 +1,22 @@
 """Sizes chosen by measuring: steps per call, members under one ``vmap``, examples per batch.
 
-One probe serves all: a compiled call, timed on this machine, with the temporary memory that XLA says it takes.
+One probe serves all: a compiled call, timed on this machine, with the temporary memory that XLA reports for it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from jaxnn.engine._windows import near_divisor
-from jaxnn.observe import format_bytes
+from jaxnn.engine._compiler import Programs
+from jaxnn.engine._states import arrange, shape_of
+from jaxnn.engine._windows import Plan, near_divisor, typical_window
+from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.types import TrainingError
 
@@ -56,12 +59,10 @@ class Choice(NamedTuple):
 
 
 def choose_steps_per_call(make_call: Callable[[int], Call], window: int, *, wary: bool = False) -> Choice:
-    """Tries calls of one step, of a few, and if those were no slower, of many.
+    """Tries calls of one step, of a few, and if those were no slower, of many; they should divide ``window``.
 
-    Args:
-        make_call: from a number of steps to a compiled call of that many steps, which returns arrays without waiting.
-        window: the number of steps that a call should divide.
-        wary: there is cause to fear that a loop is slow: it is tried with two steps first.
+    ``make_call(num_steps)`` gives a compiled call, which returns arrays without waiting. If ``wary``, as loops may be
+    slow, one of two steps is tried first.
     """
     measured = {1: seconds_per_step(make_call(1), 1)}
     probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
@@ -155,12 +156,15 @@ def widen(
     for size in sizes:
         if size <= trials[-1].size:
             continue
-        needed = expected_bytes(trials, size) + fixed_bytes
+        # Temporaries have a fixed part and one for each, extrapolated from the last two sizes compiled.
+        last, before = trials[-1], trials[-2] if len(trials) > 1 else Trial(0, 0.0, 0.0, 0)
+        each = (last.temporary_bytes - before.temporary_bytes) / (last.size - before.size)
+        needed = fixed_bytes + last.temporary_bytes + (size - last.size) * max(each, 0.0)
         if free_bytes is not None and needed > free_bytes:
             return f"{size} would take {format_bytes(needed)} of {format_bytes(free_bytes)} free: not tried"
         try:
             trials.append(attempt(size))
-        # Smaller sizes ran: whatever a larger one breaks, memory or an operation that cannot be mapped, it is not used.
+        # Smaller sizes ran: a larger one that fails, for memory or an operation that cannot be mapped, is not used.
         except Exception as error:
             full = "RESOURCE_EXHAUSTED" in str(error)
             reason = "it does not fit in memory" if full else (str(error).strip().splitlines() or [""])[0]
@@ -168,14 +172,6 @@ def widen(
         if size >= least and trials[-1].per_second * SLOWER < max(trial.per_second for trial in trials):
             return None
     return None
-
-
-def expected_bytes(trials: Sequence[Trial], size: int) -> float:
-    """Temporaries at ``size``: a fixed part and one for each, extrapolated from the last two sizes compiled."""
-    last = trials[-1]
-    before = trials[-2] if len(trials) > 1 else Trial(0, 0.0, 0.0, 0)
-    each = (last.temporary_bytes - before.temporary_bytes) / (last.size - before.size)
-    return last.temporary_bytes + (size - last.size) * max(each, 0.0)
 
 
 class VmapPlan(NamedTuple):
@@ -210,63 +206,55 @@ class VmapPlan(NamedTuple):
         return min(known, key=lambda size: (-(-num_members // size) * known[size], size))
 
 
-class VmapProbe(NamedTuple):
-    """What the planner of vmap sizes may ask for.
-
-    Attributes:
-        call: ``(block, size, num_steps) -> call``: a compiled call of one chunk of a block.
-        temporary_bytes: ``(block, size, num_steps)``: the memory that it takes and frees again.
-        member_bytes: the state of one member.
-        free_bytes: what members may take of a device; None: unknown.
-        num_steps: the steps of each member.
-        on_cpu: whether the device is a CPU.
-    """
-
-    call: Callable[[int, int, int], Call]
-    temporary_bytes: Callable[[int, int, int], int]
-    member_bytes: int
-    free_bytes: float | None
-    num_steps: int
-    on_cpu: bool
-
-
 def plan_vmap_size(
-    probe: VmapProbe, num_members: int, window: int, given: int | None, given_steps: int | None, *, thorough: bool
+    programs: Programs, plan: Plan, given: int | None, given_steps: int | None, *, thorough: bool
 ) -> VmapPlan:
-    """Chooses vmap size, steps per call, and how many members are on a device at a time.
+    """Chooses vmap size, steps per call, and the number of members that are on a device at a time.
 
     One size is compiled, a second only if the training that it may shorten takes ten times as long: on a CPU members
     one by one, whose small matrices stay in its cache, then a few together; on an accelerator many, then all.
 
-    Args:
-        probe: what is measured.
-        num_members: the number of members that a device trains.
-        window: the number of steps that a call should divide.
-        given: the size that is not to be measured, or None.
-        given_steps: the steps per call that are not to be measured, or None.
-        thorough: try sizes until they are slower, for their throughput curve.
+    A size or steps per call that are given are not measured. If ``thorough``, sizes are tried until they are slower,
+    for their throughput curve.
 
     Raises:
         TrainingError: not even one member fits.
     """
-    block, note = _fitting_block(probe, num_members)
+    num_devices, device = programs.spec.num_devices, programs.layout.device
+    num_members, window = -(-programs.num_members // num_devices), min(typical_window(plan), plan.num_steps)
+    free, on_cpu = available_bytes(device), device.platform == "cpu"
+    if free is not None:
+        # The devices of a CPU share its memory.
+        free = int(MEMORY_SHARE * (free // num_devices if on_cpu else free))
+    block, note = _fitting_block(programs.member_bytes, free, num_members)
     steps = min(given_steps or near_divisor(window, ENOUGH_STEPS), window)
     if given is not None and given_steps is not None:
         return VmapPlan(min(given, block), steps, block, (), note)
 
     def attempt(size: int) -> Trial:
-        return try_size(size, steps, probe.call(block, size, steps), probe.temporary_bytes(block, size, steps))
+        shape, cause = shape_of(block * num_devices, size, num_devices), "to choose the vmap size"
+        programs.compile_together(shape, [steps], programs.splits.held_out, cause)
+        program = programs.train(shape, steps, cause)
+        rows, alive = range(min(shape.lanes, programs.num_members)), np.ones(programs.num_members, np.bool_)
+        population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)
+
+        def call() -> object:
+            nonlocal population
+            population, totals = program(population, programs.zeros(shape), programs.spec.feed.prepare(0, steps))
+            return totals
+
+        return try_size(size, steps, call, programs.temporary_bytes(shape, steps))
 
     sizes = [*_candidates(block)]
     if given is not None:
         sizes = [min(given, block)]
     elif not thorough:
-        sizes = sizes[:2] if probe.on_cpu else sizes[-2:]
+        sizes = sizes[:2] if on_cpu else sizes[-2:]
     started = time.perf_counter()
     trials = [attempt(sizes[0])]
     cost = time.perf_counter() - started
-    if thorough or num_members * probe.num_steps / trials[0].per_second > WORTH_TRYING * cost:
-        shorter = widen(sizes, trials, attempt, 2.0 * block * probe.member_bytes, probe.free_bytes)
+    if thorough or num_members * plan.num_steps / trials[0].per_second > WORTH_TRYING * cost:
+        shorter = widen(sizes, trials, attempt, 2.0 * block * programs.member_bytes, free)
         note = "; ".join(filter(None, [note, shorter and f"vmap size {shorter}"])) or None
     best = min(trials, key=lambda trial: -(-block // trial.size) * trial.seconds)
     if given_steps is None:
@@ -288,21 +276,20 @@ def _candidates(num_members: int) -> Iterable[int]:
         last, size = balanced, size * FACTOR
 
 
-def _fitting_block(probe: VmapProbe, num_members: int) -> tuple[int, str | None]:
+def _fitting_block(member_bytes: int, free_bytes: int | None, num_members: int) -> tuple[int, str | None]:
     """How many members fit on a device with their state twice: before and after a call."""
-    if probe.free_bytes is None:
+    needed = 2 * member_bytes
+    if free_bytes is None or num_members * needed <= free_bytes:
         return num_members, None
-    fitting = int(probe.free_bytes // (2 * probe.member_bytes))
+    fitting = free_bytes // needed
     if fitting < 1:
         raise TrainingError(
-            f"not one member fits: its state takes twice {format_bytes(probe.member_bytes)}, and "
-            f"{format_bytes(probe.free_bytes)} are free: make the model smaller."
+            f"not one member fits: its state takes twice {format_bytes(member_bytes)}, and "
+            f"{format_bytes(free_bytes)} are free: make the model smaller."
         )
-    if fitting >= num_members:
-        return num_members, None
     num_blocks = -(-num_members // fitting)
     block = -(-num_members // num_blocks)
     return block, (
-        f"{num_members} members of {format_bytes(2 * probe.member_bytes)} do not fit in "
-        f"{format_bytes(probe.free_bytes)} at once: {block} at a time, in {num_blocks} rounds"
+        f"{num_members} members of {format_bytes(needed)} do not fit in {format_bytes(free_bytes)} at once: "
+        f"{block} at a time, in {num_blocks} rounds"
     )

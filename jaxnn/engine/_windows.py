@@ -23,15 +23,15 @@ from jaxnn.types import Examples
 
 type TrainProgram = Callable[[Any, Totals, Examples], tuple[Any, Totals]]
 
-# A window that calls do not divide ends in a shorter call, which is a program of its own: so many may be compiled
-# before powers of two, of which every length is a sum, come cheaper.
+# A window that calls do not divide ends in a shorter call, which is a program of its own. This many may be compiled;
+# of more, powers of two are cheaper, since every length is a sum of them.
 MOST_TAILS = 3
 
-# So many calls of a window are under way before the host waits for the window before it: enough that the device never
+# Calls of a window that are under way before the host waits for the window before it: enough that the device never
 # runs dry, and few enough that the wait ends when that window does, so that its seconds are its own.
 CALLS_AHEAD = 4
 
-# So many calls are remembered before those that are done are let go: looking whether they are costs the loop time.
+# Calls that are remembered before those that are done are released: checking whether they are costs the loop time.
 MANY_CALLS = 64
 
 
@@ -65,19 +65,19 @@ class Plan(NamedTuple):
         return min(self.num_steps, *((step // every + 1) * every for every in self.cadences))
 
     def call_length(self, step: int) -> int:
-        """How many steps the call that begins at ``step`` runs."""
+        """The number of steps of the call that starts at ``step``."""
         rest = self.window_end(step) - step
         if rest >= self.steps_per_call:
             return self.steps_per_call
         return next(length for length in (*self.tails, rest) if length <= rest)
 
     def evaluates(self, step: int) -> bool:
-        """Whether held-out data are looked at after ``step``."""
-        return step == self.num_steps or _due(step, self.eval_every)
+        """Whether the eval split is evaluated after ``step``."""
+        return step == self.num_steps or (self.eval_every > 0 and step % self.eval_every == 0)
 
     def saves(self, step: int) -> bool:
         """Whether a checkpoint is due after ``step`` by its number."""
-        return _due(step, self.checkpoint_every)
+        return self.checkpoint_every > 0 and step % self.checkpoint_every == 0
 
     def call_lengths(self) -> list[int]:
         """The different lengths of call that the run needs, longest first."""
@@ -96,42 +96,37 @@ class Plan(NamedTuple):
 
 
 def with_tails(plan: Plan) -> Plan:
-    """``plan`` with its tails: what windows leave over, or powers of two where that would be many programs."""
+    """``plan`` with its tails: what windows leave over, or powers of two if that would be many programs."""
     left_over = {window % plan.steps_per_call for window in set(plan._windows())} - {0}
     if len(left_over) > MOST_TAILS:
         left_over = {2**power for power in range(max(left_over).bit_length())}
     return plan._replace(tails=tuple(sorted(left_over, reverse=True)))
 
 
-def _due(step: int, every: int) -> bool:
-    return bool(every) and step % every == 0
-
-
 def typical_window(plan: Plan) -> int:
-    """What steps per call should divide: the length that divides all windows, or most windows' where that is tiny."""
+    """What steps per call should divide: the length that divides all windows, or most windows' if that is tiny."""
     common, shortest = math.gcd(*plan.cadences), min(plan.cadences)
     return common if 2 * common >= shortest else shortest
 
 
 def near_divisor(whole: int, about: int) -> int:
-    """The divisor of ``whole`` nearest to ``about`` by ratio, or ``about`` where none is within a factor of two.
+    """The divisor of ``whole`` nearest to ``about`` by ratio, or ``about`` if none is within a factor of two.
 
-    Calls that divide their window spare it a shorter last call, and with it a program of its own; likewise windows.
+    Calls that divide their window need no shorter last call, which is a program of its own; likewise windows.
     """
     about = max(1, min(about, whole))
-    divisors = (n for n in range(1, whole + 1) if whole % n == 0)
-    nearest = min(divisors, key=lambda n: abs(math.log(n / about)))
-    return nearest if about / 2 <= nearest <= about * 2 else about
+    divisors = (n for n in range(-(-about // 2), min(whole, 2 * about) + 1) if whole % n == 0)
+    return min(divisors, key=lambda n: abs(math.log(n / about)), default=about)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-    """A time in which nothing got done.
+    """A time in which no step completed.
 
     Attributes:
         where: what it waited for: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``.
         step: the last step that was known to be done.
-        seconds: how long, as far as was seen.
+        seconds: its length so far.
     """
 
     where: str
@@ -140,11 +135,11 @@ class Stall:
 
 
 class Flight:
-    """The calls under way: written by the thread that trains, read by the one that looks on.
+    """The calls under way: written by the thread that trains, read by the watchdog's.
 
     Attributes:
-        begun: the last step of the call that was dispatched last, or is being dispatched.
-        stalls: those that were seen, oldest first; written by the thread that looks on.
+        started: the last step of the call that was dispatched last, or is being dispatched.
+        stalls: those that were noticed, oldest first; written by the watchdog's thread.
     """
 
     def __init__(self) -> None:
@@ -167,7 +162,7 @@ class Flight:
     def done(self) -> int:
         """The last step known to be done: that of the last call whose result is there."""
         done, index = self._done, 0
-        # By index, for the other thread may add and take away meanwhile; whatever is ready is truly done.
+        # By index, for the other thread may add and remove calls meanwhile; any that is ready is done.
         with contextlib.suppress(IndexError):
             while self._calls[index][1].is_ready():
                 done, index = self._calls[index][0], index + 1
@@ -183,8 +178,8 @@ class WindowResult(NamedTuple):
         metrics: the mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of the shape of
             a population.
         bad_step: the first step whose loss was not finite, or -1; of the same shape.
-        seconds: from the end of the window before, or from where the loop went on after a pause.
-        state: the state at its end where the loop has drained, else None: it is in use by the next window.
+        seconds: from the end of the window before, or from where the loop continued after a pause.
+        state: the state at its end if nothing is in flight, else None: it is in use by the next window.
     """
 
     step: int
@@ -211,7 +206,7 @@ class InFlightWindow(NamedTuple):
     done_at: float | None = None
 
     def noticed(self) -> InFlightWindow:
-        """The window with its ``done_at``, if it is done now and nobody noticed before."""
+        """The window with its ``done_at``, if it is done now and was not noticed before."""
         done = self.done_at is None and all(total.is_ready() for total in jax.tree.leaves(self.totals))
         return self._replace(done_at=time.perf_counter()) if done else self
 
@@ -222,25 +217,17 @@ def run_windows(
     feed: DeviceFeed,
     state: Any,
     zeros: Totals,
-    *,
     sync_after: Callable[[int], bool],
+    *,
     clock: Clock,
     flight: Flight,
 ) -> Iterator[WindowResult]:
     """Trains to the end of ``plan``; yields each window once its numbers are on the host.
 
-    A window's numbers are fetched while the next one runs, unless ``sync_after(step)`` at its end: then nothing is in
-    flight while the consumer works, its ``state`` may be used, and the consumer's time is not counted.
-
-    Args:
-        programs: the compiled training programs by their number of steps.
-        plan: where windows and calls end.
-        feed: where examples come from.
-        state: where to start; its buffers are given away.
-        zeros: totals of no steps.
-        sync_after: whether to let the device run dry at the end of a window; asked once a window.
-        clock: gets ``data`` for the time spent preparing examples.
-        flight: gets the calls, for who looks on.
+    A window's numbers are fetched while the next one runs, unless ``sync_after(step)``, asked once at its end: then
+    nothing is in flight while the consumer works, its ``state`` may be used, and the consumer's time is not counted.
+    ``programs`` are the compiled calls by their number of steps, and ``zeros`` totals of no steps. The buffers of
+    ``state`` are donated.
     """
     step = int(state.step)
     flight.start(step)
@@ -271,7 +258,7 @@ def run_windows(
             current = InFlightWindow(end, end - start, totals).noticed()
             if pending is not None and (num_calls == CALLS_AHEAD or step == end):
                 if step == end:
-                    pending, current = _tell_apart(pending, current, mark)
+                    pending, current = _share_time(pending, current, mark)
                 yield close(pending, None)
                 pending = None
         pending = current
@@ -280,8 +267,8 @@ def run_windows(
             pending, mark = None, time.perf_counter()
 
 
-def _tell_apart(earlier: InFlightWindow, later: InFlightWindow, mark: float) -> tuple[InFlightWindow, InFlightWindow]:
-    """Waits for ``earlier``; where ``later`` was over too before the host looked, both share the time."""
+def _share_time(earlier: InFlightWindow, later: InFlightWindow, mark: float) -> tuple[InFlightWindow, InFlightWindow]:
+    """Waits for ``earlier``; if ``later`` was done too before the host noticed, both share the time."""
     jax.block_until_ready(earlier.totals)
     if earlier.done_at is None:
         earlier, later = earlier.noticed(), later.noticed()

@@ -34,6 +34,7 @@ from jaxnn.record._record_reader import read_facts as read_facts
 from jaxnn.record._record_reader import read_lines as read_lines
 from jaxnn.record._record_reader import read_metrics as read_metrics
 from jaxnn.record._record_reader import read_run as read_run
+from jaxnn.record._record_reader import without_member as without_member
 from jaxnn.record._run_directory import METRICS_FILE as METRICS_FILE
 from jaxnn.record._run_directory import RUN_FILE as RUN_FILE
 from jaxnn.record._run_directory import SWEEP_FILE as SWEEP_FILE

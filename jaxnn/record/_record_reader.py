@@ -155,3 +155,8 @@ def final_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
     """The metrics among what a line of ``metrics.jsonl`` holds."""
     return {name: value for name, value in line.items() if name.startswith(METRIC_PREFIXES)}
+
+
+def without_member(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a sweep's ``metrics.jsonl`` as that of a run, without the column of the member."""
+    return {name: value for name, value in line.items() if name != "member"}

@@ -7,7 +7,7 @@ import html
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxnn.observe import Clock, printable, text_table
@@ -22,11 +22,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Display:
-    """Where a run prints.
-
-    Args:
-        kind: ``none``, ``plain``, ``bar`` or ``notebook``.
-    """
+    """Where a run prints: its ``kind`` is ``none``, ``plain``, ``bar`` or ``notebook``."""
 
     def __init__(self, kind: str = "none") -> None:
         self.kind = kind
@@ -34,7 +30,7 @@ class Display:
         self._live: Any = None
         self._progress: Any = None
 
-    def say(self, text: str) -> None:
+    def say(self, text: Any) -> None:
         """Prints a line that stays, above the bar if there is one."""
         if self.kind == "bar" and self._live is not None:
             self._live.console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
@@ -50,15 +46,15 @@ class Display:
     def report(self, report: Any) -> None:
         """Shows the progress: milestones always, other reports now and then.
 
-        Args:
-            report: with ``step``, ``num_steps``, ``rates``, ``numbers`` and ``is_milestone``; its text is a line.
+        A report has ``step``, ``num_steps``, ``rates``, ``numbers`` and ``is_milestone``; its text is a line.
         """
         if self.kind == "none":
             return
         due = time.perf_counter() - self._last >= SECONDS_BETWEEN_REPORTS[self.kind]
         if report.is_milestone or due:
             self._last = time.perf_counter()
-            {"plain": self._print, "bar": self._move, "notebook": self._redraw}[self.kind](report)
+            show = {"bar": self._move, "notebook": self._redraw}.get(self.kind, self.say)
+            show(report)
 
     @contextlib.contextmanager
     def announcing(self, clock: Clock) -> Iterator[None]:
@@ -66,23 +62,14 @@ class Display:
         if self.kind == "none":
             yield
             return
-        over = threading.Event()
-        thread = threading.Thread(target=self._announce, args=(clock, over), name="stages", daemon=True)
-        thread.start()
-        try:
+        with in_background(lambda over: self._announce(clock, over), "stages"):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def close(self) -> None:
         """Takes the bar down."""
         if self.kind == "bar" and self._live is not None:
             self._live.stop()
             self._live = None
-
-    def _print(self, report: Any) -> None:
-        print(printable(report), flush=True)
 
     def _move(self, report: Any) -> None:
         from rich.console import Group
@@ -120,22 +107,19 @@ class Display:
             in_place = self.kind == "bar" and self._live is None
             due = stage is not None and clock.now() - since > (SECONDS_ON_TERMINAL if in_place else SECONDS_IN_LINES)
             if in_place and (due or shown):
-                _write(f"{CLEAR_LINE}  {stage} … {clock.now() - since:.0f} s" if due else CLEAR_LINE)
+                text = f"{CLEAR_LINE}  {stage} … {clock.now() - since:.0f} s" if due else CLEAR_LINE
+                print(text, end="", flush=True)
                 shown = due
             elif due and announced != (stage, since):
                 announced = stage, since
                 self.say(f"  {stage} …")
         if shown:
-            _write(CLEAR_LINE)
+            print(CLEAR_LINE, end="", flush=True)
 
 
 @contextlib.contextmanager
 def open_display(progress: str) -> Iterator[Display]:
-    """The display that fits where the process runs; of several processes one prints.
-
-    Args:
-        progress: the run option.
-    """
+    """The display for the run option ``progress`` that fits this process; of several processes one prints."""
     kind = progress if is_primary() else "none"
     if kind == "auto":
         kind = "notebook" if _in_notebook() else "bar" if sys.stdout.isatty() else "plain"
@@ -146,9 +130,17 @@ def open_display(progress: str) -> Iterator[Display]:
         display.close()
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+@contextlib.contextmanager
+def in_background(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """Runs ``work(over)`` in a thread during the block; it returns soon after the event ``over`` is set at the end."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _in_notebook() -> bool:

@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxnn.engine import RUNNING, RunOptions, WindowReport, train, with_changes
+from jaxnn.engine import RunOptions, train, with_changes
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
+from jaxnn.record import metrics_of
 from jaxnn.run._display import Display, open_display
-from jaxnn.run._record import Session, open_session, summarise
-from jaxnn.run._report import Report
+from jaxnn.run._record import Session, open_session
+from jaxnn.run._report import NAME_WIDTH, Report, startup_report
 from jaxnn.run._run import Run, run_of
 from jaxnn.run._signals import interruptible
-from jaxnn.run._startup import NAME_WIDTH, startup_report
 from jaxnn.run._watchdog import watching
 from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 
@@ -26,8 +26,8 @@ from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
     """Trains ``experiment``, reports where it runs and how fast, and leaves a record.
 
-    SIGINT and SIGTERM end the run after the current window, saved and ready to resume; the run says so in
-    ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
+    SIGINT and SIGTERM end the run after the current window, saved and ready to resume; its status is then
+    ``interrupted``, in ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
 
     Args:
         experiment: what to compute.
@@ -47,7 +47,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                 session = opened.enter_context(open_session(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.
                 around.enter_context(interruption.finishing("the current window"))
-                path = None if session.record is None else str(session.record.path)
+                path = None if session.trainer.record is None else str(session.trainer.record.path)
                 display.rows(startup_report(session.trainer, path, session.resumed), NAME_WIDTH)
             _watch(session, around, aloud=options.progress != "none")
             for report in _reports(session, lambda: interruption.signum is not None):
@@ -55,9 +55,9 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                     display.report(report)
                 except BrokenPipeError:
                     # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
-                    interruption.wish("standard output was closed: stopping after the current window")
+                    interruption.ask_to_stop("standard output was closed: stopping after the current window")
         display.close()
-        run = run_of(session, summarise(session))
+        run = run_of(session)
         display.rows(run.closing_rows())
         return run
 
@@ -95,16 +95,17 @@ class Iteration:
                 try:
                     yield from reports
                 except GeneratorExit:
-                    if session.status == RUNNING:
-                        session.status = "stopped early"
+                    if session.log.unfinished:
+                        session.log.status = "stopped early"
                         step = int(session.trainer.state.step)
                         if session.trainer.save_due(step, ending=True):
-                            _save(session, step)
+                            session.trainer.save(step)
+                            _check_finite(session)
                     raise
 
     @property
     def state(self) -> TrainState:
-        """The state at the end of the latest window: a copy, for the next window takes the memory of its own."""
+        """The state at the end of the latest window: a copy, since the next window takes the original's memory."""
         state: TrainState = jax.tree.map(jnp.copy, self._started().trainer.state)
         return state
 
@@ -112,7 +113,7 @@ class Iteration:
     def run(self) -> Run:
         """The run so far, or at its end."""
         session = self._started()
-        return dataclasses.replace(run_of(session, summarise(session)), state=self.state)
+        return dataclasses.replace(run_of(session), state=self.state)
 
     def _started(self) -> Session:
         if self._session is None:
@@ -131,46 +132,31 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
 
 
 def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[Report]:
-    """Trains a run to its end; its ``status`` then says how it ended.
+    """Trains a run to its end, and sets its status.
 
     Raises:
         TrainingError: the loss or the parameters are no longer finite.
     """
     trainer = session.trainer
-    if session.status != RUNNING:  # a resumed run that is over
+    if not session.log.unfinished:  # a resumed run that is over
         return
     for window in train(trainer, wants_stop, step_by_step=step_by_step):
         _check_finite(session)
-        yield _report(session, window)
-    if session.status == RUNNING:
-        done = int(trainer.state.step) >= trainer.plan.num_steps
-        session.status = "finished" if done else "interrupted"
-
-
-def _save(session: Session, step: int) -> None:
-    session.trainer.save(step)
-    _check_finite(session)
+        line = window.lines[0]
+        speed = {name: line[name] for name in ("seconds", "steps_per_second", "examples_per_second")}
+        yield Report(window.step, trainer.plan.num_steps, metrics_of(line), **speed)
+    if session.log.unfinished:
+        session.log.status = "interrupted"
 
 
 def _check_finite(session: Session) -> None:
-    log, store = session.trainer.logs[0], session.trainer.store
+    log, checkpoints = session.log, session.trainer.checkpoints
     if log.status == "diverged":
-        kept = store.latest() if store is not None else None
+        kept = max(checkpoints.steps(), default=None) if checkpoints is not None else None
         last = f"the last good checkpoint is that of step {kept}; " if kept is not None else ""
         raise TrainingError(
-            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.clipped), or look at the data."
+            f"{log.error}: {last}lower the learning rate, clip gradients (jn.optim.clipped), or inspect the data."
         )
-
-
-def _report(session: Session, window: WindowReport) -> Report:
-    line = window.lines[0]
-    speed = ("seconds", "steps_per_second", "examples_per_second")
-    return Report(
-        step=window.step,
-        num_steps=session.trainer.plan.num_steps,
-        metrics={name: value for name, value in line.items() if name not in ("step", *speed)},
-        **{name: line[name] for name in speed},
-    )
 
 
 def _watch(session: Session, around: contextlib.ExitStack, *, aloud: bool) -> None:

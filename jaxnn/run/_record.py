@@ -1,4 +1,4 @@
-"""A run and its directory: created or resumed, kept up to date, and completed whatever happens."""
+"""A run and its directory: created or resumed, kept up to date, and completed also after a failure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 from jaxnn.engine import (
     RUNNING,
-    WAITING,
+    MemberLog,
     RunOptions,
-    Store,
     Trainer,
     check_config,
     check_data,
@@ -35,11 +34,9 @@ from jaxnn.parallel import (
 )
 from jaxnn.record import (
     FOLDER,
-    Record,
     check_vacant,
     config_json,
     create_run_dir,
-    final_metrics,
     jax_flags,
     jsonable,
     new_run_dir,
@@ -49,10 +46,9 @@ from jaxnn.record import (
     script,
 )
 from jaxnn.run._display import Display
-from jaxnn.run._report import Summary
+from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
-from jaxnn.run._startup import NAME_WIDTH, device_rows
-from jaxnn.types import Experiment, RecordError, Splits, TrainingError
+from jaxnn.types import Experiment, RecordError, TrainingError
 
 
 @dataclasses.dataclass
@@ -62,47 +58,30 @@ class Session:
     Attributes:
         trainer: what trains it.
         ready_seconds: from the call of ``fit`` to the moment the first step could run.
-        record: the open run directory, or None.
         resumed: of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of
             newer checkpoints that are ``damaged``.
     """
 
     trainer: Trainer
     ready_seconds: float
-    record: Record | None = None
     resumed: dict[str, Any] | None = None
 
     @property
-    def status(self) -> str:
-        """``running``, then how the run ended."""
-        status = self.trainer.logs[0].status
-        return RUNNING if status == WAITING else status
-
-    @status.setter
-    def status(self, status: str) -> None:
-        """Sets how the run ended."""
-        self.trainer.logs[0].status = status
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        """What was reported so far, oldest first, as in ``metrics.jsonl``."""
-        return self.trainer.logs[0].lines
+    def log(self) -> MemberLog:
+        """What has become of the run: its status, and the lines that it reported."""
+        return self.trainer.logs[0]
 
     @property
     def name(self) -> str:
         """The experiment's name: that of the file its config is defined in, else that of its data."""
-        return run_name_of(self.trainer.experiment, self.trainer.splits)
+        return file_name_of(self.trainer.experiment) or self.trainer.splits.name
 
 
 @contextlib.contextmanager
 def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock, display: Display) -> Iterator[Session]:
-    """A run ready to train, with its record open; the record is completed on the way out, whatever happens.
+    """A run ready to train, with its record open; the record is completed on the way out, also after a failure.
 
-    Args:
-        experiment: what to run.
-        options: how.
-        clock: gets the time.
-        display: gets the device, as soon as JAX has opened it.
+    ``display`` shows the device as soon as JAX has opened it.
 
     Raises:
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
@@ -140,34 +119,18 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
-            session.record = record or stack.enter_context(_new_record(session))
-            trainer.store = _store(session)
-            set_resume_hint(f"resume with --resume {session.record.path}")
+            if record is None:
+                wanted = options.run_dir or new_run_dir(session.name)
+                path = broadcast_from_primary(lambda: str(create_run_dir(wanted)))
+                record = stack.enter_context(open_record(Path(path), writes=is_primary()))
+            trainer.open_store(record, record.path / FOLDER)
+            set_resume_hint(f"resume with --resume {record.path}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
             # A run that is over is loaded, not run: its record stays as it is.
-            if session.status == RUNNING:
+            if session.log.unfinished:
                 stack.enter_context(_described(session, facts))
         yield session
-
-
-def _new_record(session: Session) -> contextlib.AbstractContextManager[Record]:
-    wanted = session.trainer.options.run_dir or new_run_dir(session.name)
-    path = broadcast_from_primary(lambda: str(create_run_dir(wanted)))
-    return open_record(Path(path), writes=is_primary())
-
-
-def _store(session: Session) -> Store:
-    record, options = session.record, session.trainer.options
-    assert record is not None
-    return Store(
-        record,
-        record.path / FOLDER,
-        keep_last=options.keep_last,
-        keep_best=options.keep_best,
-        monitored=session.trainer.monitored,
-        higher_is_better=options.higher_is_better,
-    )
 
 
 def _facts(session: Session) -> dict[str, Any]:
@@ -179,8 +142,8 @@ def _facts(session: Session) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": config_json(trainer.experiment.config),
         "options": recorded_options(trainer.options),
-        "steps_per_call": trainer.choice.steps_per_call,
-        "seconds_per_step_measured": getattr(trainer.choice, "seconds_per_step", {}),
+        "steps_per_call": trainer.plan.steps_per_call,
+        "seconds_per_step_measured": trainer.seconds_per_step,
         "data": trainer.splits.name,
         "fingerprint": trainer.fingerprint,
         "precision": programs.product_dtypes,
@@ -194,43 +157,15 @@ def _facts(session: Session) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
-    record = session.record
-    assert record is not None
+    """Keeps ``run.json`` and the files beside it true, from ``facts`` at the start to how the run ended."""
+    trainer, log, refused = session.trainer, session.log, list[RecordError]()
+    record, checkpoints = trainer.record, trainer.checkpoints
+    assert record is not None and checkpoints is not None
     if session.resumed is None and record.writes:
-        # Another run may have come and gone between the first look and the lock.
+        # Another run may have used the directory between the first check and the lock.
         check_vacant(record.path, held=True)
     record.write("run.json", facts)
-    record.write("placement.json", session.trainer.placement().as_json())
-    try:
-        yield
-    finally:
-        error = sys.exception()
-        # Also if the last save of a run was broken off: its state is lost.
-        broken = error is not None and not isinstance(error, GeneratorExit)
-        if session.status == RUNNING or (broken and session.status in ("finished", "stopped early")):
-            session.status = _status_of(error, session)
-        # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
-        alone = process_count() > 1 and error is not None and not isinstance(error, TrainingError)
-        refused = _complete(session, record, facts, wait=not alone)
-        # What ended the run is what its user hears of; one who left the loop by `break` heard of nothing yet.
-        if refused is not None and (error is None or isinstance(error, GeneratorExit)):
-            raise refused
-
-
-def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: bool) -> RecordError | None:
-    """Writes what a record holds of a run that is over.
-
-    Args:
-        session: the run.
-        record: its record.
-        facts: the content of ``run.json`` from the start.
-        wait: whether to wait for other processes.
-
-    Returns:
-        The first thing that the disk refused, if it refused any. All is tried: what is small may find room.
-    """
-    store, refused = session.trainer.store, list[RecordError]()
-    assert store is not None
+    record.write("placement.json", trainer.placement().as_json())
 
     def attempt(action: Callable[[], None]) -> None:
         try:
@@ -238,27 +173,28 @@ def _complete(session: Session, record: Record, facts: dict[str, Any], *, wait: 
         except RecordError as error:
             refused.append(error)
 
-    with session.trainer.clock.span("checkpoint"):
-        attempt(lambda: store.close(wait=wait))
-    if refused:
-        session.status = "failed"
-    summary = summarise(session).as_json()
-    kept = store.kept_steps() if wait else ()
-    attempt(
-        lambda: record.write("run.json", {**facts, "status": session.status, "summary": summary, "checkpoints": kept})
-    )
-    attempt(lambda: record.write("compiles.json", session.trainer.programs.ledger.as_json()))
-    return refused[0] if refused else None
-
-
-def _status_of(error: BaseException | None, session: Session) -> str:
-    """How a run ended that did not decide so itself."""
-    if isinstance(error, KeyboardInterrupt | GeneratorExit):
-        return "interrupted"
-    if error is not None:
-        return "failed"
-    done = int(session.trainer.state.step) >= session.trainer.plan.num_steps
-    return "finished" if done else "interrupted"
+    try:
+        yield
+    finally:
+        error = sys.exception()
+        # Also if the last save of a run was broken off: its state is lost.
+        broken = error is not None and not isinstance(error, GeneratorExit)
+        if log.unfinished or (broken and log.status in ("finished", "stopped early")):
+            log.status = "failed" if isinstance(error, Exception) else "interrupted"
+        # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
+        alone = process_count() > 1 and error is not None and not isinstance(error, TrainingError)
+        with trainer.clock.span("checkpoint"):
+            attempt(lambda: checkpoints.close(wait=not alone))
+        # Whatever the disk refused, the rest is tried: what is small may find room.
+        if refused:
+            log.status = "failed"
+        kept = () if alone else checkpoints.steps()
+        ending = {"status": log.status, "summary": summarise(session).as_json(), "checkpoints": kept}
+        attempt(lambda: record.write("run.json", facts | ending))
+        attempt(lambda: record.write("compiles.json", trainer.programs.ledger.as_json()))
+        # An error that ended the run is reported in place of the disk's; leaving the loop by `break` is none.
+        if refused and (error is None or isinstance(error, GeneratorExit)):
+            raise refused[0]
 
 
 def summarise(session: Session) -> Summary:
@@ -268,9 +204,9 @@ def summarise(session: Session) -> Summary:
     seconds = {name: value for name, value in trainer.clock.seconds.items() if name != "caller"}
     totals = trainer.programs.ledger.totals()
     return Summary(
-        status=session.status,
-        step=trainer.logs[0].step,
-        metrics=final_metrics(session.lines),
+        status=session.log.status,
+        step=session.log.step,
+        metrics=session.log.final,
         throughput=throughput,
         examples_per_second=throughput and throughput.steps_per_second * trainer.experiment.config.batch_size,
         first_step_seconds={
@@ -286,15 +222,9 @@ def summarise(session: Session) -> Summary:
     )
 
 
-def run_name_of(experiment: Experiment[Any], splits: Splits) -> str:
-    """The experiment's name: that of the file its config is defined in, else that of its data."""
-    return file_name_of(experiment) or splits.name
-
-
 def file_name_of(experiment: Experiment[Any]) -> str | None:
     """The name of the file that the experiment's config is defined in; None if there is none."""
     module = type(experiment.config).__module__
     file = getattr(sys.modules.get(module), "__file__", None)
-    # The config of `jn.train` is jaxnn's own, whose file says nothing of the experiment.
-    ours = module.partition(".")[0] == __name__.partition(".")[0]
-    return Path(file).stem if file and not ours else None
+    # The config of `jn.train` is jaxnn's own, whose file is not the experiment's.
+    return Path(file).stem if file and not module.startswith("jaxnn.") else None

@@ -1,4 +1,4 @@
-"""What the loop tells: one window's report, and the summary of a run."""
+"""What is reported of a run: its startup, each window, and a summary at its end."""
 
 from __future__ import annotations
 
@@ -6,26 +6,106 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxnn.engine import Stall
-from jaxnn.observe import Throughput, format_bytes
+import jax
+
+from jaxnn.engine import Stall, Trainer
+from jaxnn.nn import platform
+from jaxnn.observe import Throughput, cpu_count, device_kind, format_bytes, missing_gpu
+from jaxnn.parallel import find_devices
 from jaxnn.run._watchdog import spoken
 
-# The share of training spent waiting for data from which on a summary says so.
-WORTH_TELLING = 0.01
+# The rows of the device and of the startup report are aligned: the longest name is "implementations".
+NAME_WIDTH = 15
+# A loop this much slower than a step alone is worth a hint.
+SLOW_LOOP = 1.5
+# A summary reports the time spent waiting for data from this share of training on.
+WORTH_REPORTING = 0.01
+
+
+def device_rows(num_used: int | None = None) -> list[tuple[str, str | None]]:
+    """Rows of name and value: the first device, the number used of those there are, CPU cores, JAX, a warning."""
+    devices = find_devices()
+    device, num_devices = devices[0], len(devices)
+    place = f"{device.platform}:{device.id} ({device_kind(device)})"
+    used = "" if num_used is None else f"{num_used} of "
+    among = f", {used}{num_devices} devices" if num_devices > 1 else ""
+    processes = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    described = f"{place}{among}{processes}; {cpu_count()} CPU cores; jax {jax.__version__}"
+    return [("device", described), ("warning", missing_gpu())]
+
+
+def startup_report(
+    trainer: Trainer, record: str | None, resumed: dict[str, Any] | None
+) -> list[tuple[str, str | None]]:
+    """Rows of name and value."""
+    steps_per_call = trainer.plan.steps_per_call
+    parameters = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(trainer.state.params)})
+    products = ", ".join(f"{count} in {dtype}" for dtype, count in trainer.programs.product_dtypes.items())
+    used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
+    tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
+    continued = None
+    if resumed is not None:
+        changed = "; ".join(resumed["changed"])
+        note = f", not bit for bit, since these changed: {changed}" if changed else ""
+        continued = "; ".join([f"after step {resumed['step']}{note}", *resumed["damaged"]])
+    return [
+        ("strategy", _strategy(trainer)),
+        *(("placement", line) for line in trainer.placement().lines()),
+        ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
+        ("implementations", ", ".join(used) or None),
+        ("steps per call", f"{steps_per_call} ({tried})" if tried else str(steps_per_call)),
+        ("hint", convolution_hint(trainer)),
+        ("record", record),
+        ("resumed", continued),
+    ]
+
+
+def convolution_hint(trainer: Trainer) -> str | None:
+    """What to change if convolutions that are not jaxnn's make loops slow, with the cost here."""
+    count, measured = trainer.programs.plain_convolutions, trainer.seconds_per_step
+    if count == 0 or platform() != "cpu":
+        return None
+    if measured:
+        alone = measured[1]
+        looped = min((seconds for steps, seconds in measured.items() if steps > 1), default=0.0)
+        cost = f"{_milliseconds(alone)} a step alone, {_milliseconds(looped)} in a loop"
+        slow = looped > SLOW_LOOP * alone
+    else:
+        cost, slow = "not measured here", trainer.plan.steps_per_call > 1
+    if not slow:
+        return None
+    subject = "1 convolution is" if count == 1 else f"{count} convolutions are"
+    return (
+        f"{subject} not jaxnn's, and slow in a loop on a CPU ({cost}): use jn.nn.Conv, which has the same parameters, "
+        "or flax.linen.Conv(…, conv_general_dilated=jn.nn.conv_general_dilated)"
+    )
+
+
+def _strategy(trainer: Trainer) -> str | None:
+    """How the run is placed on its devices; what to do if others are idle."""
+    layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
+    if layout.mesh is None:
+        idle = len(find_devices()) - 1
+        return f"1 device; --devices all would use the other {idle} too" if idle else None
+    return f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """One window: what was learnt, and how fast. All host values.
+    """One window: its metrics, and how fast it was. All host values.
 
     Attributes:
         step: updates done at its end.
         num_steps: updates the run is to do.
-        metrics: ``train_*`` are means over the window's steps; those of a held-out split, such as ``test_*``, are
-            exact over the whole split and there only where it was evaluated.
+        metrics: ``train_*`` are means over the window's steps; those of an eval split, such as ``test_*``, are exact
+            over the whole split, and present only if it was evaluated.
         seconds: wall time of the window, without evaluation, checkpoints and the caller's own work.
-        steps_per_second: updates a second.
-        examples_per_second: training examples a second.
+        steps_per_second: updates per second.
+        examples_per_second: training examples per second.
     """
 
     step: int
@@ -34,16 +114,6 @@ class Report:
     seconds: float
     steps_per_second: float
     examples_per_second: float
-
-    def line(self) -> dict[str, Any]:
-        """What ``metrics.jsonl`` holds of it."""
-        return {
-            "step": self.step,
-            **self.metrics,
-            "seconds": self.seconds,
-            "steps_per_second": self.steps_per_second,
-            "examples_per_second": self.examples_per_second,
-        }
 
     @property
     def rates(self) -> str:
@@ -57,9 +127,9 @@ class Report:
 
     @property
     def is_milestone(self) -> bool:
-        """Whether held-out data were looked at, or it is the last."""
-        held_out = any(name.startswith(("validation_", "test_")) for name in self.metrics)
-        return held_out or self.step == self.num_steps
+        """Whether the eval split was evaluated, or it is the last."""
+        evaluated = any(name.startswith(("validation_", "test_")) for name in self.metrics)
+        return evaluated or self.step == self.num_steps
 
     def __str__(self) -> str:
         return f"step {self.step:>{len(str(self.num_steps))}}/{self.num_steps}  {self.numbers}  {self.rates}"
@@ -73,14 +143,14 @@ class Summary:
         status: ``finished``, ``stopped early``, ``interrupted``, ``diverged`` or ``failed``.
         step: updates done.
         metrics: the last value of each metric.
-        throughput: steady steps per second with their spread; None if no window tells.
+        throughput: steady steps per second with their spread; None if there is no window to measure.
         examples_per_second: at that rate.
-        first_step_seconds: from the call of ``fit`` to the end of the first call, and of that
-            ``trace_seconds``, ``compile_seconds``; a mapping.
+        first_step_seconds: ``total``, from the call of ``fit`` to the moment the first step could run, and of that
+            ``trace``, ``compile`` and ``measure``.
         seconds: wall time by what it went into: load, train, data (waiting for batches), evaluation, checkpoint, …
         peak_bytes: the most memory taken, and of what.
         compilations: totals of the ledger.
-        stalls: the times in which nothing got done, as a watchdog saw them, oldest first.
+        stalls: the times in which no step completed, as a watchdog saw them, oldest first.
     """
 
     status: str
@@ -103,40 +173,28 @@ class Summary:
         """The summary as (what, value), for a terminal or a notebook."""
         rows = [(self.status, f"step {self.step}")]
         rows += [(name.replace("_", " "), f"{value:.4g}") for name, value in self.metrics.items()]
-        if self.throughput is not None and self.examples_per_second is not None:
-            rows.append(("throughput", self._throughput(self.throughput)))
-        rows.append(("time to first step", self._first_step()))
+        if (steady := self.throughput) is not None:
+            rates = (
+                f"{format_rate(steady.steps_per_second)} steps/s (median of {steady.num_windows} windows, quartiles "
+                f"±{50 * steady.spread:.0f} %), {format_rate(self.examples_per_second or 0)} examples/s"
+            )
+            rows.append(("throughput", rates))
+        parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
+        rows.append(("time to first step", f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"))
         rows.append(("time", format_split(self.seconds)))
-        if (waited := self._waited()) is not None:
-            rows.append(("waited for data", waited))
+        waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
+        if waited > 0 and (share := waited / (waited + trained)) >= WORTH_REPORTING:
+            rows.append(("waited for data", f"{waited:.2f} s, {100 * share:.0f} % of training"))
         rows.append(("peak memory", f"{format_bytes(self.peak_bytes[0])} {self.peak_bytes[1]}"))
         if hits := self.compilations["num_cache_hits"]:
             total, saved = self.compilations["num_compilations"], self.compilations["saved_seconds"]
             rows.append(("compile cache", f"{hits:.0f} of {total:.0f} programs, {saved:.1f} s saved"))
         if self.stalls:
-            rows.append(("stalled", self._stalled()))
+            places = ", ".join(dict.fromkeys(stall.where for stall in self.stalls))
+            times = "once" if len(self.stalls) == 1 else f"{len(self.stalls)} times"
+            stalled = spoken(sum(stall.seconds for stall in self.stalls))
+            rows.append(("stalled", f"{times}, {stalled} in all ({places})"))
         return rows
-
-    def _stalled(self) -> str:
-        places = ", ".join(dict.fromkeys(stall.where for stall in self.stalls))
-        times = "once" if len(self.stalls) == 1 else f"{len(self.stalls)} times"
-        return f"{times}, {spoken(sum(stall.seconds for stall in self.stalls))} in all ({places})"
-
-    def _waited(self) -> str | None:
-        """How long the steps waited for their data; None where that is not worth a word."""
-        waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
-        share = waited / (waited + trained) if waited else 0.0
-        return f"{waited:.2f} s, {100 * share:.0f} % of training" if share >= WORTH_TELLING else None
-
-    def _throughput(self, throughput: Throughput) -> str:
-        return (
-            f"{format_rate(throughput.steps_per_second)} steps/s (median of {throughput.num_windows} windows, "
-            f"quartiles ±{50 * throughput.spread:.0f} %), {format_rate(self.examples_per_second or 0)} examples/s"
-        )
-
-    def _first_step(self) -> str:
-        parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
-        return f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

@@ -1,20 +1,19 @@
-"""A run that goes on: the options it goes on with, the state it goes on from, and what is different now."""
+"""Resuming a run: its options and its state from the record, and what changed since."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
-
-import jax
 
 from jaxnn.engine import RunOptions, Trainer
 from jaxnn.parallel import choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
-from jaxnn.record import FOLDER, changed_parts, config_from_json, config_json
+from jaxnn.record import FOLDER, changed_parts, config_from_json, config_json, jsonable
 from jaxnn.types import ConfigError, Experiment, RecordError
 
-# Options that shape what a run leaves behind: a resumed run takes them from the record unless told otherwise.
+# Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
 KEPT_OPTIONS = (
     "report_every",
     "eval_every",
@@ -29,31 +28,24 @@ KEPT_OPTIONS = (
 
 
 def continued_options(experiment: Experiment[Any], options: RunOptions, before: dict[str, Any]) -> RunOptions:
-    """The options to go on with: the record's, where the caller leaves them at their defaults.
+    """The options to resume with: the record's, where the caller leaves them at their defaults.
 
-    An option at its default is not told from one that was not given: ``strategy="auto"`` keeps the record's.
+    An option at its default counts as not given: ``strategy="auto"`` keeps the record's.
 
     Raises:
         ConfigError: the experiment is not the one of the record, or the devices that the record asks for are not there.
     """
     if not options.record:
-        raise ConfigError("a resumed run goes on with its record: leave record at its default.")
-    config = config_json(experiment.config)
-    recorded = config_json(config_from_json(before["config"], experiment.config))
-    for name, value in recorded.items():
-        # More steps are a wish that can be met; anything else would be another experiment.
-        if config[name] != value and name != "num_steps":
-            raise ConfigError(
-                f"the run in {options.resume} has {name} = {value!r}, this experiment {config[name]!r}: resume it "
-                f"with experiment.replace({name}={value!r}), or start a new run."
-            )
-    given = options.explicit()
+        raise ConfigError("a resumed run continues its record: leave record at its default.")
+    path, given = options.resume, options.explicit()
+    assert path is not None
+    # A run can be continued for more steps; with anything else changed it would be another experiment.
+    check_same_config(before["config"], experiment.config, "run", path, but="num_steps")
     for name in (*KEPT_OPTIONS, "devices", "strategy", "mesh"):
         if name not in before["options"]:
-            raise RecordError(f"run.json in {options.resume} lacks the option {name!r}: the record is damaged.")
+            raise RecordError(f"run.json in {path} lacks the option {name!r}: the record is damaged.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
-    kept |= recorded_layout(before["options"], given, options.device, f"the run in {options.resume}")
-    kept |= recorded_rule(before["options"], given, f"the run in {options.resume}")
+    kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")
     return dataclasses.replace(options, **kept | given)
 
 
@@ -62,53 +54,44 @@ def restored_facts(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Continues a run from the newest whole checkpoint of its record.
 
-    Args:
-        trainer: the run, as it was before its first step.
-        before: the content of ``run.json`` as it was.
-        facts: as it would be of a new run.
-
-    Returns:
-        The new content of ``run.json``, and what is new in it of this resume.
+    ``before`` is the content of its ``run.json``, and ``facts`` that of a new run. Returns the new content, and what
+    is new in it of this resume.
 
     Raises:
         RecordError: the data are not those of the record, there is no checkpoint, none is whole, it cannot be read, or
             it is past ``num_steps``; nothing was written.
     """
-    assert trainer.store is not None
-    path = trainer.store.record.path
+    assert trainer.record is not None
+    path = trainer.record.path
     if facts["fingerprint"]["data"] != before["fingerprint"]["data"]:
         raise RecordError(
             f"the data are not those that the run in {path} was trained on: restore the data, or start a new run."
         )
-    step, damaged = trainer.restore("the run", lambda step: _check_checkpoint(trainer, before, step))
+
+    def check(step: int | None) -> None:
+        if step is None and before["options"]["checkpoint_every"] == 0:
+            raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
+        # A killed run did not note its checkpoints.
+        noted = [*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))]
+        if step is None and (saved := max(noted, default=0)) > 0:
+            raise RecordError(
+                f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from "
+                "a copy, or start a new run."
+            )
+        if step is not None and step > trainer.plan.num_steps:
+            raise RecordError(
+                f"the run in {path} has done {step} steps already, more than num_steps = {trainer.plan.num_steps}: "
+                "resume it with more, or start a new run."
+            )
+
+    step, damaged = trainer.restore("the run", check)
     changed = _changes(before, facts)
     resumed = {"step": step or 0, "time": facts["started"], "changed": changed, "damaged": damaged}
     session = {name: before[name] for name in ("command", "git", "devices", "jax_flags")}
-    kept = {name: before[name] for name in ("started", "seconds_per_step_measured")}
+    # The last two are those of a member that was exported from a sweep.
+    names = ("started", "seconds_per_step_measured", "member", "sweep")
+    kept = {name: before[name] for name in names if name in before}
     return {**facts, **kept, "resumed": [*before.get("resumed", []), resumed | {"before": session}]}, resumed
-
-
-def _check_checkpoint(trainer: Trainer, before: dict[str, Any], step: int | None) -> None:
-    """Raises RecordError unless a run can continue from the checkpoint of ``step``; None: there is none."""
-    assert trainer.store is not None
-    path = trainer.store.record.path
-    if step is None and before["options"]["checkpoint_every"] == 0:
-        raise RecordError(f"the run in {path} kept no checkpoints, so it cannot be resumed: start a new run.")
-    if step is None and (saved := _last_saved(before)) > 0:
-        raise RecordError(
-            f"the run in {path} has metrics up to step {saved} but no checkpoint: bring {path / FOLDER} back from a "
-            "copy, or start a new run."
-        )
-    if step is not None and step > trainer.plan.num_steps:
-        raise RecordError(
-            f"the run in {path} has done {step} steps already, more than num_steps = {trainer.plan.num_steps}: resume "
-            "it with more, or start a new run."
-        )
-
-
-def _last_saved(before: dict[str, Any]) -> int:
-    """The newest step that the record says there was a checkpoint of; 0 if it says nothing, as of a killed run."""
-    return max([*before.get("checkpoints", ()), *(resumed["step"] for resumed in before.get("resumed", ()))], default=0)
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
@@ -137,46 +120,48 @@ def _device(facts: dict[str, Any]) -> str:
     return ", ".join(sorted(kinds)) or platform
 
 
-def recorded_layout(
+def recorded_setup(
     recorded: Mapping[str, Any], given: Mapping[str, Any], device: str | None, where: str
 ) -> dict[str, Any]:
-    """The ``devices``, ``strategy`` and ``mesh`` of a record that is gone on with; what is given now goes before them.
+    """The ``devices``, ``strategy``, ``mesh`` and ``stop`` of a record to resume; those given now replace them.
 
-    Args:
-        recorded: the options of the record.
-        given: the options that are given now.
-        device: the kind of device to go on with; None: JAX's.
-        where: the record, for messages: ``the run in runs/…``.
+    ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``.
 
     Raises:
-        ConfigError: the devices that the record asks for are not here.
+        ConfigError: the devices that the record asks for are not here, or the stopping rule was a function, of which a
+            record holds the name alone.
     """
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
     if "devices" not in given and "mesh" not in given:
-        _check_devices(kept, found, where)
-    return kept
-
-
-def recorded_rule(recorded: Mapping[str, Any], given: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The stopping rule of a record to resume, as the option ``stop``; one that is given now takes its place.
-
-    Args:
-        recorded: the options of the record.
-        given: the options that are given now.
-        where: the record, for messages: ``the run in runs/…``.
-
-    Raises:
-        ConfigError: the rule was a function, of which a record holds the name alone.
-    """
+        try:
+            choose_devices(found, kept["devices"] if kept["mesh"] is None else _size(kept["mesh"]))
+        except ConfigError as error:
+            used = f"devices={kept['devices']}" if kept["mesh"] is None else f"mesh {kept['mesh']}"
+            reason = str(error).rstrip(".")
+            raise ConfigError(
+                f"{where} used {used}: give --devices {len(found)} to continue with what is here ({reason})."
+            ) from error
     rule = recorded.get("stop")
     if rule is None or "stop" in given:
-        return {}
+        return kept
     if ":" not in rule:
         raise ConfigError(
             f"{where} used the stopping rule {rule!r}, which a record cannot hold: pass it as stop again."
         )
-    return {"stop": rule}
+    return kept | {"stop": rule}
+
+
+def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Path, but: str | None = None) -> None:
+    """Raises ConfigError unless ``config`` is that of the run or sweep in ``path``, except for the field ``but``."""
+    now = config_json(config)
+    for name, value in config_json(config_from_json(recorded, config)).items():
+        # In JSON's types NaN is equal to itself.
+        if jsonable(now[name]) != jsonable(value) and name != but:
+            raise ConfigError(
+                f"the {kind} in {path} has {name} = {value!r}, this experiment {now[name]!r}: resume it with "
+                f"experiment.replace({name}={value!r}), or start a new {kind}."
+            )
 
 
 def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
@@ -187,7 +172,7 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
         if "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
             kept["strategy"] = RunOptions.strategy
     elif recorded["mesh"] is not None:
-        # The mesh says how many by itself, and stays where that is what is asked for.
+        # The mesh implies a number of devices, and stays if that is the one asked for.
         size = _size(recorded["mesh"])
         kept["devices"] = None
         asked = num_devices if given.get("devices") == "all" else given.get("devices", size)
@@ -196,18 +181,6 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
         elif "strategy" in given and not _fits(given["strategy"], recorded["mesh"]):
             kept |= {"mesh": None, "devices": size}
     return kept
-
-
-def _check_devices(kept: Mapping[str, Any], found: Sequence[jax.Device], where: str) -> None:
-    """Raises ConfigError unless ``found`` can be the devices of the record."""
-    try:
-        choose_devices(found, kept["devices"] if kept["mesh"] is None else _size(kept["mesh"]))
-    except ConfigError as error:
-        used = f"devices={kept['devices']}" if kept["mesh"] is None else f"mesh {kept['mesh']}"
-        reason = str(error).rstrip(".")
-        raise ConfigError(
-            f"{where} used {used}: give --devices {len(found)} to go on with what is here ({reason})."
-        ) from error
 
 
 def _size(mesh: str) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxnn.engine import Trainer, check_count
 from jaxnn.observe import html_table, text_table
 from jaxnn.record import FOLDER, Checkpoints, draw_curves
-from jaxnn.run._record import Session
+from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
 
@@ -28,7 +28,7 @@ class Run:
     Attributes:
         experiment: what was computed.
         state: the state after the last step.
-        metrics: arrays by name, a value a report, NaN where a metric was not measured at it; ``step`` among them.
+        metrics: arrays by name, one value per report, NaN if a metric was not measured at it; ``step`` among them.
         summary: how it ended and how fast it was.
         dir: the directory of its record, or None.
     """
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def monitor(self) -> str:
-        """The metric that says which evaluation is best, such as ``test_loss``."""
+        """The metric by which an evaluation is best, such as ``test_loss``."""
         return self._trainer.monitored
 
     @property
@@ -82,33 +82,29 @@ class Run:
         check_count("predict's batch_size", batch_size, 1)
         batch_size = min(batch_size, len(inputs))
         predict = self._trainer.programs.predict
-        self._check_shape(inputs[:batch_size], trained_on.shape[1:])
+        try:
+            given = jax.eval_shape(predict, self.state, inputs[:batch_size])
+        # Any exception: the model's own, for a shape that it does not take.
+        except Exception as error:
+            if inputs.shape[1:] == trained_on.shape[1:]:
+                raise
+            expected = ", ".join(map(str, ("examples", *trained_on.shape[1:])))
+            raise ConfigError(
+                f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs[:batch_size].shape)} "
+                f"({(str(error).strip().splitlines() or [''])[0]})."
+            ) from error
+        shapes = [list(leaf.shape) for leaf in jax.tree.leaves(given)]
+        if not shapes or any(shape[:1] != [batch_size] for shape in shapes):
+            raise ConfigError(
+                f"the task's predict gave {f'arrays {shapes}' if shapes else 'nothing'} for {batch_size} examples: "
+                "return arrays [examples, ...]."
+            )
         padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
         outputs = [
             jax.device_get(predict(self.state, padded[start : start + batch_size]))
             for start in range(0, len(padded), batch_size)
         ]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(inputs)], *outputs)
-
-    def _check_shape(self, inputs: np.ndarray, trained_on: tuple[int, ...]) -> None:
-        """Confirms that the model takes examples of this shape, and gives an output for each."""
-        try:
-            outputs = jax.eval_shape(self._trainer.programs.predict, self.state, inputs)
-        # A model refuses as it likes.
-        except Exception as error:
-            if inputs.shape[1:] == trained_on:
-                raise
-            expected = ", ".join(map(str, ("examples", *trained_on)))
-            raise ConfigError(
-                f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs.shape)} "
-                f"({(str(error).strip().splitlines() or [''])[0]})."
-            ) from error
-        shapes = [list(leaf.shape) for leaf in jax.tree.leaves(outputs)]
-        if not shapes or any(shape[:1] != [len(inputs)] for shape in shapes):
-            given = f"arrays {shapes}" if shapes else "nothing"
-            raise ConfigError(
-                f"the task's predict gave {given} for {len(inputs)} examples: return arrays [examples, ...]."
-            )
 
     def best_state(self) -> TrainState:
         """The state of the best checkpoint by the monitored metric; the newest where none was measured.
@@ -137,14 +133,11 @@ class Run:
         return rows
 
     def __repr__(self) -> str:
-        return text_table(self._rows())
+        return text_table(self.closing_rows())
 
     def _repr_html_(self) -> str:
         """A small table, for notebooks."""
-        return html_table(self._rows())
-
-    def _rows(self) -> list[tuple[str, str]]:
-        return [*self.summary.rows(), ("record", str(self.dir or "none"))]
+        return html_table(self.closing_rows())
 
 
 def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
@@ -166,9 +159,10 @@ def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
     return converted
 
 
-def run_of(session: Session, summary: Summary) -> Run:
-    """The run that ``session`` has become."""
-    names = dict.fromkeys(name for line in session.lines for name in line)
-    metrics = {name: np.array([line.get(name, np.nan) for line in session.lines]) for name in names}
-    path, trainer = session.record.path if session.record is not None else None, session.trainer
-    return Run(trainer.experiment, trainer.state, metrics, summary, path, trainer)
+def run_of(session: Session) -> Run:
+    """The run that ``session`` has become, so far."""
+    names = dict.fromkeys(name for line in session.log.lines for name in line)
+    metrics = {name: np.array([line.get(name, np.nan) for line in session.log.lines]) for name in names}
+    trainer = session.trainer
+    path = trainer.record.path if trainer.record is not None else None
+    return Run(trainer.experiment, trainer.state, metrics, summarise(session), path, trainer)

@@ -82,13 +82,11 @@ class Interruption:
 
     @contextlib.contextmanager
     def finishing(self, what: str, *, breaks_off: bool = False) -> Iterator[None]:
-        """Within the block the first signal is a wish; outside of it, it raises KeyboardInterrupt.
+        """Within the block the first signal asks to stop after ``what``; outside of it, it raises KeyboardInterrupt.
 
-        Args:
-            what: what is still finished after the first signal, in words.
-            breaks_off: raise KeyboardInterrupt at the first signal too, once Python code runs; ``at_once`` stays False.
+        With ``breaks_off`` it raises KeyboardInterrupt here too, once Python code runs; ``at_once`` stays False.
         """
-        if self.at_once:  # whoever called Python from C swallowed the exception
+        if self.at_once:  # the exception was swallowed by C code that called Python
             raise KeyboardInterrupt
         before = self._finishes, self._breaks_off
         self._finishes, self._breaks_off = what, breaks_off
@@ -98,14 +96,14 @@ class Interruption:
             self._finishes, self._breaks_off = before
             self._over = self._finishes is None
 
-    def wish(self, text: str) -> None:
+    def ask_to_stop(self, text: str) -> None:
         """Asks to stop as a first signal does, since standard output is closed; ``text`` goes to standard error."""
         self.signum = self.signum or signal.SIGPIPE
         drop_output()
         _say(text)
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Python's handler, in the main thread: raises KeyboardInterrupt unless the signal is a wish."""
+        """Python's handler, in the main thread: raises KeyboardInterrupt if everything is to end at once."""
         late = time.monotonic() + TAKEN_SECONDS
         while self._taken == self._handled and time.monotonic() < late:
             time.sleep(1e-4)
@@ -152,27 +150,25 @@ class Interruption:
                 self._take(number)
 
     def _take(self, signum: int) -> None:
+        answer = None
         if self._repeated:
             self._repeated -= 1
-            self._taken += 1
-            return
-        if self._over and self._finishes is None and not self.at_once:  # what there was to stop is done and saved
-            self._taken += 1
-            return
-        wish = self.signum is None and self._finishes is not None
-        if wish:
+        elif self._over and self._finishes is None and not self.at_once:
+            pass  # everything that could be stopped is done and saved
+        elif self.signum is None and self._finishes is not None:
             self.signum = signum
+            answer = f"stopping after {self._finishes} …; press Ctrl-C again to stop at once"
         elif self.at_once and self.farewell:
             self._leave()
         else:
             self.ended_by = signum
             self._deadline = time.monotonic() + GRACE_SECONDS if self.farewell else math.inf
         self._taken += 1
-        if wish:
-            _say(f"stopping after {self._finishes} …; press Ctrl-C again to stop at once")
+        if answer is not None:
+            _say(answer)
 
     def _leave(self) -> NoReturn:
-        """Ends the process where it stands: C++ code cannot be interrupted, and a record is whole at any time."""
+        """Ends the process at once: C++ code cannot be interrupted, and a record is complete at any time."""
         assert self.farewell is not None
         status, text = self.farewell.after(self)
         _say(text)
@@ -183,18 +179,16 @@ class Interruption:
 def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
     """Catches SIGINT and SIGTERM within the block, if Python allows it: in the main thread.
 
-    A block within another one shares its `Interruption`.
-
-    Args:
-        farewell: how the process ends if it is stopped at once; None: by KeyboardInterrupt alone.
+    A block within another one shares its `Interruption`. Without a ``farewell``, a process that is stopped at once
+    ends by KeyboardInterrupt alone.
     """
-    outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
-    if isinstance(outer, Interruption) and threading.current_thread() is threading.main_thread():
-        yield outer
-        return
     interruption = Interruption(farewell)
     if threading.current_thread() is not threading.main_thread():
         yield interruption
+        return
+    outer = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    if isinstance(outer, Interruption):
+        yield outer
         return
     # A signal that is ignored stays so, as that of Ctrl-C is for what a shell starts in the background.
     before = {signum: handler for signum in SIGNALS if (handler := signal.getsignal(signum)) != signal.SIG_IGN}

@@ -16,7 +16,7 @@ from jaxnn import tasks
 from jaxnn.engine import RunOptions, check_config
 from jaxnn.run._fit import fit
 from jaxnn.run._run import Run
-from jaxnn.types import ConfigError, Experiment, Source, Splits, Task
+from jaxnn.types import ConfigError, Experiment, Splits, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,10 @@ def train(
         raise ConfigError("both num_epochs and num_steps are given: give one of them.")
     check_config(TrainConfig(batch_size, 1, seed))
     if num_steps is None:
-        num_steps = _steps_of(10 if num_epochs is None else num_epochs, splits.train, batch_size)
+        epochs = 10.0 if num_epochs is None else num_epochs
+        if not isinstance(epochs, numbers.Real) or not 0 < epochs < math.inf:
+            raise ConfigError(f"num_epochs is {epochs!r}, and must be a number above 0.")
+        num_steps = max(1, round(epochs * sources.steps_per_epoch(splits.train.num_examples, batch_size)))
     task = model if isinstance(model, Task) else _task_for(model, splits)
     experiment = Experiment(
         TrainConfig(batch_size, num_steps, seed),
@@ -73,17 +76,11 @@ def train(
     return fit(experiment, options, **changes)
 
 
-def _steps_of(num_epochs: float, train: Source, batch_size: int) -> int:
-    """The updates in ``num_epochs``, at least one."""
-    if not isinstance(num_epochs, numbers.Real) or not 0 < num_epochs < math.inf:
-        raise ConfigError(f"num_epochs is {num_epochs!r}, and must be a number above 0.")
-    return max(1, round(num_epochs * sources.steps_per_epoch(train.num_examples, batch_size)))
-
-
 def _task_for(model: Any, splits: Splits) -> Task:
     targets = splits.train.targets
     if not jnp.issubdtype(targets.dtype, jnp.integer):
-        if _are_one_hot(np.asarray(targets)):
+        rows = np.asarray(targets)
+        if rows.ndim == 2 and rows.shape[1] > 1 and np.isin(rows, (0, 1)).all() and (rows.sum(axis=1) == 1).all():
             raise ConfigError(
                 f"the targets {list(targets.shape)} are one-hot rows of floats: pass targets.argmax(axis=-1) to "
                 "classify, or jn.tasks.regression(model) in place of the model to regress."
@@ -95,10 +92,3 @@ def _task_for(model: Any, splits: Splits) -> Task:
             "give a task in place of the model."
         )
     return tasks.classification(model)
-
-
-def _are_one_hot(targets: np.ndarray) -> bool:
-    """Whether all of ``targets [examples, classes]`` are rows with a single 1, and zeros."""
-    if targets.ndim != 2 or targets.shape[1] < 2:
-        return False
-    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(axis=1) == 1).all())

@@ -14,10 +14,11 @@ import jax
 
 from jaxnn.engine import Flight, Stall
 from jaxnn.observe import Clock
+from jaxnn.run._display import in_background
 
 SECONDS_BETWEEN_LOOKS = 1.0
-# So that a stall is noticed in time where the bound is short.
-LOOKS_A_BOUND = 4
+# So that a stall is noticed in time if the bound is short.
+LOOKS_PER_BOUND = 4
 # What a run waits for, by the span of its clock.
 WAITS = {
     "train": "for this process itself",
@@ -33,13 +34,7 @@ NOT_WATCHED = ("caller", None)
 
 
 class Watch:
-    """The stalls of a run, as they are seen by looking now and then.
-
-    Args:
-        clock: the run's; its open span is what is waited for.
-        flight: its calls.
-        stall_after: the seconds without a completed step that make a stall.
-    """
+    """The stalls of a run, noticed by checking now and then; ``reports`` is how often the present one was reported."""
 
     def __init__(self, clock: Clock, flight: Flight, stall_after: float) -> None:
         self._clock = clock
@@ -48,52 +43,46 @@ class Watch:
         self._done = flight.done
         self._alive_at = clock.now()
         self._wait: str | None = None
+        self.reports = 0
 
     def look(self) -> list[str]:
-        """Looks whether anything completed since the last look; returns a line for each thing to report."""
-        now, done = self._clock.now(), self._flight.done
+        """Checks whether anything completed since the last look; returns a line for each thing to report."""
+        now, done, stalls, lines = self._clock.now(), self._flight.done, self._flight.stalls, list[str]()
         name, since = self._clock.current
         alive_at = now if done != self._done else max(since, self._alive_at)
-        lines = self._goes_on(alive_at) if alive_at > self._alive_at else []
+        if alive_at > self._alive_at:
+            if self._wait is not None:
+                stalls[-1] = dataclasses.replace(stalls[-1], seconds=alive_at - self._alive_at)
+                lines.append(f"the wait {self._wait} is over, after {spoken(stalls[-1].seconds)}")
+            self._wait, self._due, self.reports = None, self._stall_after, 0
         self._alive_at, self._done = alive_at, done
         quiet = now - alive_at
         if name in NOT_WATCHED or quiet < self._stall_after:
             return lines
         where = "device" if name == "train" and done < self._flight.started else str(name)
-        self._note(Stall(where, done, quiet))
+        if self._wait is None:
+            stalls.append(Stall(where, done, quiet))
+        else:
+            stalls[-1] = Stall(where, done, quiet)
         if quiet >= self._due:
             while self._due <= quiet:
                 self._due *= 2
-            self._wait = _waits(where, done, self._flight.started)
+            if where == "device":
+                first, last = done + 1, self._flight.started
+                steps = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
+                self._wait = f"for the device to finish {steps}"
+            else:
+                self._wait = f"{WAITS.get(where, f'for {where}')} (after step {done:,})"
+            self.reports += 1
             lines.append(f"nothing finished for {spoken(quiet)}: waiting {self._wait}")
         return lines
-
-    @property
-    def stalled(self) -> bool:
-        """Whether a stall that was reported is not over."""
-        return self._wait is not None
-
-    def _goes_on(self, alive_at: float) -> list[str]:
-        """Something got done at ``alive_at``: a stall, if there was one, is over."""
-        wait, self._wait, self._due = self._wait, None, self._stall_after
-        if wait is None:
-            return []
-        stall = dataclasses.replace(self._flight.stalls[-1], seconds=alive_at - self._alive_at)
-        self._flight.stalls[-1] = stall
-        return [f"the wait {wait} is over, after {spoken(stall.seconds)}"]
-
-    def _note(self, stall: Stall) -> None:
-        if self._wait is None:
-            self._flight.stalls.append(stall)
-        else:
-            self._flight.stalls[-1] = stall
 
 
 @contextlib.contextmanager
 def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -> Iterator[None]:
     """Has a thread note the stalls of the block in ``flight``.
 
-    It looks once a second, costs the loop nothing, and sees nothing while other code holds Python's lock.
+    It checks once a second, costs the loop nothing, and notices nothing while other code holds Python's lock.
 
     Args:
         clock: the run's; its open span is what is waited for.
@@ -105,42 +94,27 @@ def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -
     if not stall_after:
         yield
         return
-    over = threading.Event()
     watch = Watch(clock, flight, stall_after)
-    seconds = min(SECONDS_BETWEEN_LOOKS, stall_after / LOOKS_A_BOUND)
-    thread = threading.Thread(target=_look_on, args=(watch, over, seconds, aloud), name="watchdog", daemon=True)
-    thread.start()
-    try:
+    seconds = min(SECONDS_BETWEEN_LOOKS, stall_after / LOOKS_PER_BOUND)
+    with in_background(lambda over: _keep_watch(watch, over, seconds, aloud), "watchdog"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
-def _look_on(watch: Watch, over: threading.Event, seconds: float, aloud: bool) -> None:
-    """Looks at intervals, and once more at the end, for what ended since."""
-    reports, running = 0, True
+def _keep_watch(watch: Watch, over: threading.Event, seconds: float, aloud: bool) -> None:
+    """Looks at intervals, and once more at the end, for what completed since."""
+    running = True
     while running:
         running = not over.wait(seconds)
         lines = watch.look()
         if lines and aloud:
-            reports = reports + 1 if watch.stalled else 0
-            # Each process waits for something of its own.
+            # Processes may wait for different things.
             who = f"process {jax.process_index()}: " if jax.process_count() > 1 else ""
             sys.stderr.write("".join(f"{who}{line}\n" for line in lines))
             sys.stderr.flush()
-            if reports == 2:
+            if watch.reports == 2:
                 # What standard error is replaced by, as in a notebook, may have no file.
                 with contextlib.suppress(io.UnsupportedOperation, AttributeError):
                     faulthandler.dump_traceback(sys.stderr)
-
-
-def _waits(where: str, done: int, begun: int) -> str:
-    """``for data (after step 1,200)``."""
-    if where == "device":
-        steps = f"step {begun:,}" if begun == done + 1 else f"steps {done + 1:,} to {begun:,}"
-        return f"for the device to finish {steps}"
-    return f"{WAITS.get(where, f'for {where}')} (after step {done:,})"
 
 
 def spoken(seconds: float) -> str:

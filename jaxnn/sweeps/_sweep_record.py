@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.engine import MemberLog, Store, Trainer, evaluations_since_best, recorded_options
+from jaxnn.engine import MemberLog, Trainer, evaluations_since_best, recorded_options
 from jaxnn.observe import describe_devices
 from jaxnn.record import (
     SWEEP_FILE,
@@ -112,12 +112,10 @@ class SweepRecord:
             run_opener=run_opener,
         )
 
-    def store(self, number: int, trainer: Trainer) -> Store | None:
-        """Where the metrics and checkpoints of a group go."""
-        if self.record is None:
-            return None
-        folder = self.record.path / GROUPS / f"{number}"
-        return Store(self.record, folder, trainer.numbers, keep_last=trainer.options.keep_last)
+    def open_store(self, number: int, trainer: Trainer) -> None:
+        """Keeps the metrics and checkpoints of a group here."""
+        if self.record is not None:
+            trainer.open_store(self.record, self.record.path / GROUPS / f"{number}")
 
 
 def new_sweep_dir(name: str) -> Path:

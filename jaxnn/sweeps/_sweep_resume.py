@@ -10,7 +10,7 @@ from typing import Any
 from jaxnn import record
 from jaxnn.engine import Trainer, Trial, VmapPlan
 from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
-from jaxnn.run import recorded_layout, recorded_rule
+from jaxnn.run import check_same_config, recorded_setup
 from jaxnn.sweeps._plan import SweepPlan
 from jaxnn.sweeps._sweep_options import SweepOptions, parse_shard
 from jaxnn.sweeps._sweep_record import SweepRecord, design_facts
@@ -71,21 +71,14 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
             )
     # A sweep that is over is loaded, on any devices.
     if before["status"] != "finished":
-        kept |= recorded_layout(before["options"], explicit, options.device, f"the sweep in {options.resume}")
-        kept |= recorded_rule(before["options"], explicit, f"the sweep in {options.resume}")
+        kept |= recorded_setup(before["options"], explicit, options.device, f"the sweep in {options.resume}")
     return dataclasses.replace(options, **kept | explicit)
 
 
 def check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
     """Confirms that ``plan`` is the sweep of the ``sweep.json`` in ``where``, or of another shard of it."""
     now = design_facts(plan)
-    config = record.jsonable(record.config_json(plan.experiment.config))
-    for name, value in before["config"].items():
-        if config.get(name) != value:
-            raise ConfigError(
-                f"the sweep in {where} has {name} = {value!r}, this experiment {config.get(name)!r}: resume it with "
-                f"experiment.replace({name}={value!r}), or start a new sweep."
-            )
+    check_same_config(before["config"], plan.experiment.config, "sweep", where)
     for name in ("points", "halving"):
         if record.jsonable(now[name]) != before[name]:
             raise ConfigError(

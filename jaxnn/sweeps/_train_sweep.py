@@ -153,9 +153,9 @@ class SweepRun:
         trainer.programs.spec.feed.close()
         for compilation in trainer.programs.ledger.compilations:
             self.compilations.append({"group": number, **dataclasses.asdict(compilation)})
-        if trainer.store is not None:
+        if trainer.checkpoints is not None:
             with self.plan.clock.span("checkpoint"):
-                trainer.store.close()
+                trainer.checkpoints.close()
 
     def _train_group(self, group: Group, share: float) -> Iterator[SweepReport]:
         plan, until = self.plan, self.plan.rung_end(group, share)
@@ -188,9 +188,9 @@ class SweepRun:
         trainer.flight = self.flight
         if number not in self._shown:
             self._shown.add(number)
-            trainer.store = self.sweep.store(number, trainer)
+            self.sweep.open_store(number, trainer)
             self.words.rows(group_rows(number, trainer, group.static, len(plan.groups)))
-            if plan.options.resume is not None and trainer.store is not None:
+            if plan.options.resume is not None and trainer.record is not None:
                 for note in _sweep_resume.restore_group(number, trainer, self.sweep):
                     self.words.say(f"  {note}")
                 self._see(group)

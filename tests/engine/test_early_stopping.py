@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.engine import Choice, MemberLog, RunOptions, Trainer, evaluations_since_best, make_plan, resolve_cadences
+from jaxnn.engine import MemberLog, RunOptions, Trainer, evaluations_since_best, make_plan, resolve_cadences
 from jaxnn.observe import Clock
 from tests import tiny
 
@@ -37,7 +37,7 @@ def settled(lines: list[dict[str, float]], **options: object) -> str:
     resolved = resolve_cadences(RunOptions(**options), 10)  # type: ignore[arg-type]
     log, plan = MemberLog("running", lines), make_plan(resolved, 10)  # type: ignore[arg-type]
     programs: object = None  # nothing is computed
-    trainer = Trainer(resolved, tiny.splits(), programs, plan, Choice(1, {}), [log], Clock())  # type: ignore[arg-type]
+    trainer = Trainer(resolved, tiny.splits(), programs, plan, [log], Clock())  # type: ignore[arg-type]
     trainer.settle(0, log.step, diverged=False)
     return log.status
 

@@ -16,7 +16,8 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from jaxnn.record import is_locked, read_metrics
+from jaxnn.record import config_json, is_locked, jsonable, read_metrics, write_json
+from jaxnn.run import check_same_config
 from jaxnn.types import ConfigError, DataError, TrainingError
 from tests import tiny
 
@@ -340,6 +341,11 @@ def test_another_config_is_refused_by_the_name_of_the_field(finished: jn.Run) ->
         tiny.fit(tiny.experiment(learning_rate=0.5), resume=finished.dir)
 
 
+def test_config_with_nan_equals_its_record() -> None:
+    config = tiny.experiment(learning_rate=float("nan")).config
+    check_same_config(jsonable(config_json(config)), config, "run", Path("there"))
+
+
 def test_other_data_are_refused_and_the_record_stays_as_it_was(finished: jn.Run) -> None:
     before = (finished.dir / "run.json").read_text(), (finished.dir / "metrics.jsonl").read_text()
     inputs, labels = tiny.points(37)
@@ -383,6 +389,14 @@ def test_a_run_that_stopped_early_is_loaded_too(tmp_path: Path) -> None:
     run = tiny.fit(experiment, resume=stopped.dir)
     assert run.summary.status == "stopped early" and int(run.state.step) == 15
     assert contents(stopped.dir) == before
+
+
+def test_resumed_member_of_a_sweep_stays_one(tmp_path: Path) -> None:
+    first = tiny.fit(tiny.experiment(num_steps=10), tmp_path / "run")
+    exported = {"member": 3, "sweep": {"vmap_size": 4}}
+    write_json(first.dir / "run.json", tiny.read(first.dir) | exported)
+    tiny.fit(tiny.experiment(), resume=first.dir)
+    assert tiny.read(first.dir).items() >= exported.items()
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpoint_every": 0}], ids=["as before", "without more checkpoints"])

@@ -14,23 +14,31 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.engine import Choice, programs_of
+from jaxnn.engine import programs_of
 from jaxnn.nn import scope
-from jaxnn.run import _startup
-from jaxnn.run._startup import convolution_hint
+from jaxnn.run import _report
+from jaxnn.run._report import convolution_hint
 from tests import tiny
+
+# The steps per call, and the seconds per step that were measured of each number.
+type Choice = tuple[int, dict[int, float]]
 
 
 def trainer(choice: Choice, num_convolutions: int = 2) -> Any:
-    return types.SimpleNamespace(choice=choice, programs=types.SimpleNamespace(plain_convolutions=num_convolutions))
+    steps_per_call, seconds_per_step = choice
+    return types.SimpleNamespace(
+        plan=types.SimpleNamespace(steps_per_call=steps_per_call),
+        seconds_per_step=seconds_per_step,
+        programs=types.SimpleNamespace(plain_convolutions=num_convolutions),
+    )
 
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_startup, "platform", lambda: "cpu")
+    monkeypatch.setattr(_report, "platform", lambda: "cpu")
 
 
-SLOW = Choice(1, {1: 0.0712, 2: 0.95})
+SLOW: Choice = (1, {1: 0.0712, 2: 0.95})
 
 
 def test_the_hint_gives_the_cost_that_was_measured_and_the_way_out() -> None:
@@ -43,17 +51,17 @@ def test_the_hint_gives_the_cost_that_was_measured_and_the_way_out() -> None:
 
 
 def test_hint_covers_long_loops_without_a_measurement() -> None:
-    assert "not measured here" in convolution_hint(trainer(Choice(16, {})))
+    assert "not measured here" in convolution_hint(trainer((16, {})))
 
 
 @pytest.mark.parametrize(
     ("choice", "num_convolutions"),
     [
         (SLOW, 0),
-        (Choice(16, {1: 0.071, 2: 0.072, 16: 0.06}), 2),
-        (Choice(1, {1: 0.071, 2: 0.1}), 2),  # 1.4 times
-        (Choice(1, {}), 2),  # single steps were asked for: no loop, no loss
-        (Choice(1, {1: 0.071}), 2),  # a window of one: likewise
+        ((16, {1: 0.071, 2: 0.072, 16: 0.06}), 2),
+        ((1, {1: 0.071, 2: 0.1}), 2),  # 1.4 times
+        ((1, {}), 2),  # single steps were asked for: no loop, no loss
+        ((1, {1: 0.071}), 2),  # a window of one: likewise
     ],
 )
 def test_no_hint_without_cause(choice: Choice, num_convolutions: int) -> None:
@@ -61,7 +69,7 @@ def test_no_hint_without_cause(choice: Choice, num_convolutions: int) -> None:
 
 
 def test_no_hint_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_startup, "platform", lambda: "gpu")
+    monkeypatch.setattr(_report, "platform", lambda: "gpu")
     assert convolution_hint(trainer(SLOW)) is None
 
 
