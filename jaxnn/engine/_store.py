@@ -79,7 +79,7 @@ class Store:
 
     def set_aside(self, restored: Restored[Any] | None) -> list[str]:
         """Moves the damaged checkpoints that are newer than ``restored`` out of the way; describes each."""
-        return [self._open().set_aside(damage) for damage in restored.damaged] if restored is not None else []
+        return [self._open().set_aside(*damage) for damage in restored.damaged] if restored is not None else []
 
     def rewind(
         self, end_of: Callable[[int], int], restored: Restored[Any] | None, where: str
@@ -128,4 +128,4 @@ class Store:
         return self._open().steps()
 
     def _open(self, **policy: Any) -> Checkpoints:
-        return Checkpoints(self.folder, together=self.numbers is None, **policy)
+        return Checkpoints(self.folder, **policy)

@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import json
 import os
-import re
 import shutil
 import sys
 import threading
@@ -36,8 +35,6 @@ UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
 SUMS_FILE = "SHA256SUMS"
 FREE_SPACE = "free disk space"
-# A line as `sha256sum` writes it: the sum, two spaces, the name.
-SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 # The first line, which `sha256sum -c` skips: damage to the list is not blamed on a file in it.
 SUMS_HEAD = "# sha256 of the lines below: "
 
@@ -76,7 +73,7 @@ def save(path: Path | str, state: PyTree) -> None:
 
     try:
         target = Path(broadcast_from_primary(make_room))
-        start_writing(target, host_copy(state), leads=is_primary())()
+        start_writing(target, host_copy(state))()
     except UNWRITABLE as error:
         reason, cure = refusal(error)
         room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
@@ -95,18 +92,6 @@ def steps_in(folder: Path) -> list[int]:
 def read_about(checkpoint: Path) -> Any:
     """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
     return json.loads((checkpoint / ABOUT_FILE).read_text())
-
-
-def step_damage(checkpoint: Path) -> str | None:
-    """What is wrong with the checkpoint of the step that ``checkpoint`` is named after; None if nothing is."""
-    if (what := find_damage(checkpoint)) is not None:
-        return what
-    try:
-        saved = read_about(checkpoint)["step"]
-    except OSError:
-        return f"its file {ABOUT_FILE} is missing"
-    # A copy of another step's checkpoint, or a link to one, is complete in itself.
-    return None if str(saved) == checkpoint.name else f"it holds the state of step {saved}"
 
 
 def preload_orbax() -> None:
@@ -128,17 +113,14 @@ def orbax_options(folder: Path) -> dict[str, Any]:
     return {"multiprocessing_options": options}
 
 
-def start_writing(
-    target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True
-) -> Callable[[], None]:
-    """Starts to write a state with its checksums to the new folder ``target``, which gets its name when it is complete.
+def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None = None) -> Callable[[], None]:
+    """Starts to write a state, of :func:`host_copy`, with its checksums to the new folder ``target``.
 
-    ``state`` is of :func:`host_copy`. Arrays of several processes are copied to the host now, so that these call it in
-    the thread that computes; the function that it returns completes the folder in any thread, without JAX. Both raise
-    OSError or ValueError if the disk refuses, and remove what was written, for others need the room.
+    Arrays of several processes are copied to the host now, in the thread that computes. The function that it returns
+    completes the folder and gives it its name, in any thread, without JAX. Both raise UNWRITABLE if the disk refuses,
+    and remove what was written, since others need the room.
 
-    ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own; of
-    the processes that write together, the one that ``leads`` names the folder.
+    ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
     """
     import orbax.checkpoint as ocp
 
@@ -151,7 +133,7 @@ def start_writing(
         try:
             yield
         except UNWRITABLE:
-            if leads:
+            if is_primary():
                 clear_unfinished(unfinished)
             raise
 
@@ -159,7 +141,7 @@ def start_writing(
         with clearing():
             # Closing waits until all processes have written.
             checkpointer.close()
-            if leads:
+            if is_primary():
                 if about is not None:
                     (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
                 write_sums(unfinished)
@@ -167,7 +149,7 @@ def start_writing(
                 sync(target.parent)
 
     with clearing():
-        if about is not None and leads:
+        if about is not None and is_primary():
             unfinished.mkdir(exist_ok=True)
         checkpointer = ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target))
         checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
@@ -250,8 +232,8 @@ def write_sums(folder: Path) -> None:
         sync(os.path.join(folder, name))
 
 
-def find_damage(folder: Path) -> str | None:
-    """What is wrong with the first file below ``folder`` that is not as it was saved; None if all are."""
+def find_damage(folder: Path, step: int | None = None) -> str | None:
+    """What is wrong with a saved state, which is that of ``step`` if it belongs to a run; None if nothing is."""
     changed = "has other bytes than were saved"
     try:
         head, _, lines = (folder / SUMS_FILE).read_text().partition("\n")
@@ -259,10 +241,9 @@ def find_damage(folder: Path) -> str | None:
         return f"its file {SUMS_FILE} is missing"
     except (OSError, ValueError):
         head = lines = ""
-    matches = [SUM_LINE.fullmatch(line) for line in lines.splitlines()]
-    sums = {match[2]: match[1] for match in matches if match is not None}
-    if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest() or len(sums) != len(matches):
+    if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest():
         return f"its file {SUMS_FILE} {changed}"
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines.splitlines())}
     there = set(files_below(folder)) - {SUMS_FILE}
     for name in sorted(sums.keys() | there):
         if name not in sums:
@@ -274,7 +255,13 @@ def find_damage(folder: Path) -> str | None:
                 return f"its file {name} {changed}"
         except OSError as error:
             return f"its file {name} cannot be read ({error.strerror or error})"
-    return None
+    if step is None:
+        return None
+    if ABOUT_FILE not in sums:
+        return f"its file {ABOUT_FILE} is missing"
+    # A copy of another step's checkpoint, or a link to one, is complete in itself.
+    saved = read_about(folder)["step"]
+    return None if saved == step else f"it holds the state of step {saved}"
 
 
 def _digest(folder: Path, name: str) -> str:
