@@ -16,7 +16,7 @@ from jaxnn.bench import find_studies, findings_table, load_study
 from jaxnn.bench import merge as merge_pages
 from jaxnn.cli._exit_status import INTERRUPTED, exit_on_user_error
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
-from jaxnn.record import age, draw_curves, final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
+from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.sweeps import best_label, count_by_status, open_sweep
 from jaxnn.sweeps import compare as compare_sides
 from jaxnn.types import ConfigError, JaxnnError, RecordError
@@ -51,7 +51,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     Args:
         directory: where to look.
     """
-    paths = sorted([*find_runs(directory), *find_sweeps(directory)], key=age)
+    paths = find_records(directory)
     if not paths:
         raise RecordError(f"no runs below {directory}: run an experiment first, or name another directory.")
     rows = []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn.parallel import broadcast_from_primary
-from jaxnn.record import Checkpoints, LogDigest, Record, Restored, rewind_metrics
+from jaxnn.record import METRICS_FILE, Checkpoints, LogDigest, Record, Restored, rewind_metrics
 from jaxnn.types import PyTree
 
 
@@ -36,9 +36,12 @@ class Store:
     keep_best: int = 0
     monitored: str = "loss"
     higher_is_better: bool = False
-    reported: LogDigest = dataclasses.field(default_factory=LogDigest)
+    reported: LogDigest = dataclasses.field(init=False)
     saved_at: float = dataclasses.field(default_factory=time.perf_counter)
     _checkpoints: Checkpoints | None = None
+
+    def __post_init__(self) -> None:
+        self.reported = LogDigest(self.record.path / METRICS_FILE)
 
     def report(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Appends what members reported to ``metrics.jsonl``."""
@@ -62,7 +65,7 @@ class Store:
                 monitor=self.monitored,
                 mode="max" if self.higher_is_better else "min",
             )
-        self._checkpoints.save(step, state, dict(metrics), self.record.log(self.reported))
+        self._checkpoints.save(step, state, dict(metrics), self.reported)
         self.saved_at = time.perf_counter()
 
     def latest(self) -> int | None:

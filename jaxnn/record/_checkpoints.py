@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jaxnn.observe import format_bytes, nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
+from jaxnn.record._metric_log import LogDigest
 from jaxnn.types import PyTree, RecordError
 
 # A run's folder of checkpoints.
@@ -34,14 +35,6 @@ REMOVED = ".removed"
 DAMAGED = "damaged"
 # The most that a checkpoint takes besides its arrays: Orbax's files about them, and the sums.
 OVERHEAD_BYTES = 128 * 1024
-
-
-class Log(NamedTuple):
-    """The first ``lines`` of the log ``file``, which a checkpoint belongs to, and their ``sha256``, in hexadecimal."""
-
-    file: Path
-    lines: int
-    sha256: str
 
 
 class Restored[State](NamedTuple):
@@ -80,7 +73,7 @@ class Checkpoints:
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending: concurrent.futures.Future[None] | None = None
 
-    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: Log | None = None) -> None:
+    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: LogDigest | None = None) -> None:
         """Starts saving ``state``, such as a `TrainState`; returns once the arrays are copied, before they are written.
 
         A step that has a checkpoint keeps the one it has. ``metrics`` are what was measured of the state, by name, and
@@ -124,7 +117,7 @@ class Checkpoints:
             if thread is not None:
                 thread.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _write(self, step: int, complete: Callable[[], None], log: Log | None) -> None:
+    def _write(self, step: int, complete: Callable[[], None], log: LogDigest | None) -> None:
         """Completes a checkpoint, then removes superfluous ones; in the thread, from copies on the host."""
         try:
             for path in (log.file, log.file.parent) if log is not None and is_primary() else ():

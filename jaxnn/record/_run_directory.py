@@ -10,9 +10,9 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -74,18 +74,67 @@ def check_name(path: Path) -> None:
         raise RecordError(f"{str(path)!r:.80} cannot be a run directory ({reason}): choose another name.") from error
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[IO[str]]:
-    """Holds the run directory ``path`` for this process, by its open lock; the system lets go if the process dies.
+class Record(NamedTuple):
+    """An open run directory and its held lock; None in all but one of the processes of a run, which write nothing.
 
-    RecordError if another process holds it, or it cannot be written.
+    All that writes raises RecordError where the disk refuses, and leaves what was there as it was.
     """
+
+    path: Path
+    lock: IO[str] | None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the directory; RecordError if it is no longer the one that was locked."""
+        if self.lock is None:
+            return False
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.path / LOCK_FILE), os.fstat(self.lock.fileno())):
+                return True
+        raise RecordError(
+            f"the run directory {self.path} was removed or renamed, or its {LOCK_FILE} deleted, while its run was "
+            "writing it: leave it where it is until the run is over."
+        )
+
+    def report(self, *lines: Mapping[str, Any]) -> list[bytes]:
+        """Appends lines to ``metrics.jsonl`` and hands them to the system at once; returns them as written."""
+        written, file = [json_line(line).encode() for line in lines], self.path / METRICS_FILE
+        if not self.writes:
+            return written
+        # Opened for each report, since resuming replaces the file. Unbuffered: a buffer that could not be written would
+        # be written again when it is closed.
+        with refusals(file), file.open("ab", buffering=0) as log:
+            before, content = log.tell(), b"".join(written)
+            try:
+                while content:
+                    content = content[log.write(content) :]
+            except OSError:
+                log.truncate(before)
+                raise
+        return written
+
+    def write(self, name: str, content: Mapping[str, Any] | list[Any]) -> None:
+        """Replaces a JSON file of the record, such as ``run.json``."""
+        if self.writes:
+            write_json(self.path / name, content)
+
+
+@contextmanager
+def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
+    """Locks the existing run directory ``path`` and opens it; the system unlocks it if the process dies.
+
+    ``writes`` is False for all but one of the processes of a run: they lock and write nothing. RecordError if another
+    process writes it, or none can.
+    """
+    if not writes:
+        yield Record(path, None)
+        return
     with refusals(path / LOCK_FILE):
         lock = (path / LOCK_FILE).open("w")
     with lock:
         if not _try_lock(lock):
             raise _busy(path)
-        yield lock
+        yield Record(path, lock)
 
 
 def is_locked(path: Path) -> bool:

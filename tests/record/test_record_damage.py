@@ -14,6 +14,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli import command as main
+from jaxnn.record import rewind_metrics
 from tests import shell, swept, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -135,6 +136,17 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_and_keeps_what_it
     (aside,) = halved.glob("metrics.damaged*")
     assert aside.read_bytes() == reported
     assert [line["step"] for line in tiny.lines(halved)] == [*range(5, 41, 5)]
+
+
+def test_lines_that_lost_their_member_are_damage(tmp_path: Path) -> None:
+    (path := tmp_path / "{sweep}").mkdir()
+    (path / "metrics.jsonl").write_text('{"step": 5, "member": 0}\n{"step": 5, "mdmber": 1}\n')
+    kept, digest, message = rewind_metrics(
+        path, lambda line: [5, 5][line["member"]], {"lines": 2, "sha256": ""}, "group 1", (0, 1)
+    )
+    assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
+    assert message is not None and "1 of 2 lines are lost" in message
+    assert message.endswith(f"the file as it was found is {path}/metrics.damaged-1.jsonl")
 
 
 # --- run.json and sweep.json ---
