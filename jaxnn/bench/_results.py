@@ -11,8 +11,17 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.bench._figures import Quantity, Row, Rows, format_ratio
-from jaxnn.bench._study import Bench, Finding, Study, find_studies, measure_group
+from jaxnn.bench._study import (
+    Bench,
+    Finding,
+    Quantity,
+    Row,
+    Rows,
+    Study,
+    find_studies,
+    format_ratio,
+    measure_group,
+)
 from jaxnn.observe import describe_devices, device_name, markdown_table
 from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json

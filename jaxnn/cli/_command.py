@@ -14,7 +14,7 @@ import tyro
 from jaxnn.bench import bench as measure
 from jaxnn.bench import find_studies, findings_table, load_study
 from jaxnn.bench import merge as merge_pages
-from jaxnn.cli._exit_status import INTERRUPTED, exit_on_user_error
+from jaxnn.cli._process import INTERRUPTED, exit_on_user_error
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.sweeps import best_label, count_by_status, open_sweep
