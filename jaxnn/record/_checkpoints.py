@@ -8,6 +8,7 @@ checksums would miss, and it deletes an old checkpoint file by file under its na
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -70,7 +71,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
     def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: LogDigest | None = None) -> None:
@@ -81,8 +82,6 @@ class Checkpoints:
         the one before it.
         """
         self.wait()
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         if not broadcast_from_primary(lambda: self._make_room(step, state)):
             return
         about = {
@@ -92,12 +91,10 @@ class Checkpoints:
         }
         copied = disk.host_copy(state._asdict())
         start = functools.partial(disk.start_writing, self.folder / str(step), copied, about)
-        try:
+        with self._refusals(step):
             # What is left of JAX's arrays is sharded over processes, and not for another thread.
             on_devices = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(copied))
             complete = start() if on_devices else lambda: start()()
-        except disk.UNWRITABLE as error:
-            raise self._refused(step, *disk.refusal(error)) from error
         self._pending = self._thread.submit(self._write, step, complete, log)
 
     def wait(self) -> None:
@@ -109,17 +106,15 @@ class Checkpoints:
 
     def close(self, *, wait: bool = True) -> None:
         """Waits, then ends the thread that saves; without ``wait`` a save under way may come to nothing."""
-        thread, self._thread = self._thread, None
         try:
             if wait:
                 self.wait()
         finally:
-            if thread is not None:
-                thread.shutdown(wait=wait, cancel_futures=not wait)
+            self._thread.shutdown(wait=wait, cancel_futures=not wait)
 
     def _write(self, step: int, complete: Callable[[], None], log: LogDigest | None) -> None:
         """Completes a checkpoint, then removes superfluous ones; in the thread, from copies on the host."""
-        try:
+        with self._refusals(step):
             for path in (log.file, log.file.parent) if log is not None and is_primary() else ():
                 disk.sync(path)
             complete()
@@ -132,37 +127,35 @@ class Checkpoints:
             for old in scores.keys() - {*sorted(scores, reverse=True)[: self.keep_last], *best}:
                 removed = (self.folder / str(old)).rename(self.folder / f"{old}{REMOVED}")
                 shutil.rmtree(removed, ignore_errors=True)
-        except disk.UNWRITABLE as error:
-            raise self._refused(step, *disk.refusal(error)) from error
 
     def _make_room(self, step: int, state: PyTree) -> bool:
         """Whether the step is to be saved; refuses what will not fit before it is written: Orbax notices halfway."""
-        try:
+        with self._refusals(step):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._refused(step, *disk.refusal(error)) from error
-        # What a process left that was killed while it wrote or removed a checkpoint.
-        for path in self.folder.iterdir():
-            if any(suffix in path.name for suffix in (disk.UNFINISHED, REMOVED)):
-                shutil.rmtree(path, ignore_errors=True)
-        needed, there = nbytes(state) + OVERHEAD_BYTES, disk.steps_in(self.folder)
-        if there:
-            # Arrays are compressed, as much as they were the last time.
-            last = self.folder / str(there[-1])
-            needed = sum(os.lstat(os.path.join(last, name)).st_blocks * 512 for name in disk.files_below(last))
-        system = os.statvfs(self.folder)
-        free = system.f_bavail * system.f_frsize
-        # No blocks: a file system that does not tell.
-        if step not in there and system.f_blocks and free < needed:
-            words = os.strerror(errno.ENOSPC)
-            about = f"{words}: it takes {format_bytes(needed)}, {format_bytes(free)} are free"
-            raise self._refused(step, about, disk.FREE_SPACE)
-        return step not in there
+            # What a process left that was killed while it wrote or removed a checkpoint.
+            for path in self.folder.iterdir():
+                if any(suffix in path.name for suffix in (disk.UNFINISHED, REMOVED)):
+                    shutil.rmtree(path, ignore_errors=True)
+            steps = disk.steps_in(self.folder)
+            if step in steps:
+                return False
+            needed = nbytes(state) + OVERHEAD_BYTES
+            if steps:
+                # Arrays are compressed, as much as they were the last time.
+                last = self.folder / str(steps[-1])
+                needed = sum(os.lstat(os.path.join(last, name)).st_blocks * 512 for name in disk.files_below(last))
+            system = os.statvfs(self.folder)
+            free = system.f_bavail * system.f_frsize
+            # No blocks: the file system does not report its size.
+            if system.f_blocks and free < needed:
+                room = f"it takes {format_bytes(needed)}, {format_bytes(free)} are free"
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {room}")
+        return True
 
-    def _refused(self, step: int, reason: str, cure: str) -> RecordError:
-        return RecordError(
-            f"the checkpoint of step {step} could not be written to {self.folder} ({reason}): {cure} or choose "
-            "another --run-dir; older checkpoints are intact."
+    def _refusals(self, step: int) -> contextlib.AbstractContextManager[None]:
+        return disk.refusals(
+            f"the checkpoint of step {step} could not be written to {self.folder}",
+            " or choose another --run-dir; older checkpoints are intact.",
         )
 
     def steps(self) -> list[int]:

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from jaxnn.record._state_files import refusal
+from jaxnn.record._state_files import refusals
 from jaxnn.types import RecordError
 
 RUN_FILE = "run.json"
@@ -33,7 +33,7 @@ def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
 def create_run_dir(path: Path) -> Path:
     """Creates ``path`` for a new run; RecordError if it holds something already, or cannot be created."""
     check_vacant(path)
-    with refusals(path):
+    with refusals(f"{path} cannot be written"):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -103,7 +103,7 @@ class Record(NamedTuple):
             return written
         # Opened for each report, since resuming replaces the file. Unbuffered: a buffer that could not be written would
         # be written again when it is closed.
-        with refusals(file), file.open("ab", buffering=0) as log:
+        with refusals(f"{file} cannot be written"), file.open("ab", buffering=0) as log:
             before, content = log.tell(), b"".join(written)
             try:
                 while content:
@@ -129,7 +129,7 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
     if not writes:
         yield Record(path, None)
         return
-    with refusals(path / LOCK_FILE):
+    with refusals(f"{path / LOCK_FILE} cannot be written"):
         lock = (path / LOCK_FILE).open("w")
     with lock:
         if not _try_lock(lock):
@@ -162,7 +162,7 @@ def _busy(path: Path) -> RecordError:
 
 def make_room(folder: Path) -> None:
     """Makes ``folder`` and tries to write there, before long computations; RecordError if the disk refuses."""
-    with refusals(folder):
+    with refusals(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -179,7 +179,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     RecordError if the disk refuses; then ``path`` is as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with refusals(path):
+    with refusals(f"{path} cannot be written"):
         try:
             with temporary.open("wb") as file:
                 file.write(content)
@@ -188,18 +188,6 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def refusals(path: Path) -> Iterator[None]:
-    """Turns an error of the system while ``path`` is written into a RecordError of one line."""
-    try:
-        yield
-    except OSError as error:
-        reason, cure = refusal(error)
-        raise RecordError(
-            f"{path} cannot be written ({reason}): {cure}; what was recorded before is intact."
-        ) from error
 
 
 def json_line(content: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
 from jaxnn.parallel import broadcast_from_primary, is_primary
-from jaxnn.types import PyTree, RecordError
+from jaxnn.types import JaxnnError, PyTree, RecordError
 
 # The folder of the arrays in a checkpoint of a run.
 ITEM = "default"
@@ -34,7 +34,6 @@ UNFINISHED = ".unfinished"
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
 SUMS_FILE = "SHA256SUMS"
-FREE_SPACE = "free disk space"
 # The first line, which `sha256sum -c` skips: damage to the list is not blamed on a file in it.
 SUMS_HEAD = "# sha256 of the lines below: "
 
@@ -59,7 +58,7 @@ def save(path: Path | str, state: PyTree) -> None:
                 f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
                 f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
             )
-    failure: BaseException | None = None
+    failure: JaxnnError | None = None
 
     def make_room() -> str:
         if target.exists():
@@ -72,13 +71,11 @@ def save(path: Path | str, state: PyTree) -> None:
             raise failure
 
     try:
-        target = Path(broadcast_from_primary(make_room))
-        start_writing(target, host_copy(state))()
-    except UNWRITABLE as error:
-        reason, cure = refusal(error)
-        room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
-        refused = RecordError(f"{target} cannot be written ({reason}): {room}choose another path.")
-        failure = error if isinstance(error, RecordError) else refused
+        with refusals(f"{target} cannot be written", ", or choose another path."):
+            target = Path(broadcast_from_primary(make_room))
+            start_writing(target, host_copy(state))()
+    except JaxnnError as error:
+        failure = error
     broadcast_from_primary(raise_failure)
     raise_failure()
 
@@ -303,11 +300,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def refusal(error: BaseException) -> tuple[str, str]:
-    """Why a file or a state could not be written, in the system's words, and what to do."""
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        if (words := os.strerror(number)) in str(error):
-            return words, FREE_SPACE
-    # TensorStore's words end in a page on how it opens files.
-    words = getattr(error, "strerror", None) or first_line(error).partition(" [tensorstore_spec=")[0]
-    return words, "check that the folder exists, may be written, and that no other process writes there"
+@contextlib.contextmanager
+def refusals(subject: str, rest: str = "; what was recorded before is intact.") -> Iterator[None]:
+    """Turns an error of the disk into a RecordError of one line: the ``subject``, why, what to do, and the ``rest``."""
+    try:
+        yield
+    except JaxnnError:
+        raise
+    except UNWRITABLE as error:
+        full = next((words for words in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)) if words in str(error)), None)
+        # TensorStore's words end in a page on how it opens files.
+        reason = getattr(error, "strerror", None) or full or first_line(error).partition(" [tensorstore_spec=")[0]
+        cure = "check that the folder exists, may be written, and that no other process writes there"
+        raise RecordError(f"{subject} ({reason}): {'free disk space' if full else cure}{rest}") from error
