@@ -20,6 +20,7 @@ from jaxnn.types import ConfigError, JaxnnError, suggest
 type Plain = bool | int | float | str | None
 """A JSON value without parts."""
 
+_MOST_ROUNDS = 50
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))
 _TIMES = ((120.0, 60.0, " min"), (1.0, 1.0, " s"), (1e-3, 1e-3, " ms"), (1e-6, 1e-6, " µs"), (0.0, 1e-9, " ns"))
 
@@ -200,7 +201,6 @@ def interleaved[Key](
     *,
     rounds: int = 5,
     precision: float | None = None,
-    most_rounds: int = 50,
 ) -> dict[Key, tuple[float, ...]]:
     """Measures all contenders once per round, starting with a different one each round; returns figures by contender.
 
@@ -210,8 +210,7 @@ def interleaved[Key](
         measures: by contender, a function that measures once and returns the figure, such as `per_call`.
         rounds: number of rounds, or the least number with ``precision``.
         precision: stop once the 95 % interval of every contender's median is within this share of the median on either
-            side; None: after ``rounds``.
-        most_rounds: stop after this many rounds, or ``rounds`` if that is more, at the latest.
+            side, or after 50 rounds; None: after ``rounds``.
     """
 
     def precise(values: list[float]) -> bool:
@@ -220,7 +219,7 @@ def interleaved[Key](
 
     figures: dict[Key, list[float]] = {key: [] for key in measures}
     order = list(measures)
-    for count in range(rounds if precision is None else max(rounds, most_rounds)):
+    for count in range(rounds if precision is None else max(rounds, _MOST_ROUNDS)):
         if count >= rounds and all(map(precise, figures.values())):
             break
         start = count % max(1, len(order))

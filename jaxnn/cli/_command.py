@@ -119,13 +119,7 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
     print(path)
 
 
-def compare(
-    a: tyro.conf.Positional[Path],
-    b: tyro.conf.Positional[Path],
-    /,
-    *,
-    metric: str | None = None,
-) -> None:
+def compare(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, metric: str | None = None) -> None:
     """Whether B is better than A: runs or sweeps, paired by their seeds.
 
     Args:

@@ -35,7 +35,7 @@ def parse_run(
     """Returns the config, the options and which process of several this is, with one value per flag.
 
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
-    command (None: those of a run), which its help tells ``about``. Raises ConfigError as `parse_values`.
+    command (None: those of a run); ``about`` is a text for its help. Raises ConfigError as `parse_values`.
     """
     config, options = experiment.config, options or RunOptions()
     _flag_fields(arguments, config, type(options), ClusterOptions)

@@ -94,7 +94,7 @@ class ClusterOptions:
     """Which process of several this is; flags of every script, the same in all of them but for --process-id."""
 
     cpu_devices: int | None = None
-    """Number of devices that the CPU simulates, to try out what several do; they share its cores."""
+    """Number of devices that the CPU simulates, to try out runs on several; they share its cores."""
     distributed: bool = False
     """Join the processes that SLURM, Open MPI, Kubernetes or Cloud TPU started together."""
     coordinator: str | None = None
@@ -117,7 +117,7 @@ class ClusterOptions:
         given = {"coordinator": self.coordinator, "num_processes": self.num_processes, "process_id": self.process_id}
         missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
         if self.distributed and len(missing) < len(given):
-            raise ConfigError(f"--distributed finds out by itself what {EXPLICIT} say: give it or them.")
+            raise ConfigError(f"--distributed detects the values of {EXPLICIT}: give either it or them.")
         if self.distributed:
             return detect_place(self.start_timeout, self.lost_after)
         if len(missing) == len(given):

@@ -31,7 +31,7 @@ from jaxnn.types import PyTree, RecordError
 
 # A run's folder of checkpoints.
 FOLDER = "checkpoints"
-# What a step's folder is named while it is removed, and where damaged ones are moved.
+# The suffix of a step's folder while it is removed, and the folder that damaged ones are moved to.
 REMOVED = ".removed"
 DAMAGED = "damaged"
 # The most that a checkpoint takes besides its arrays: Orbax's files about them, and the sums.
@@ -56,7 +56,7 @@ class Checkpoints:
     """The checkpoints of one run; close them after saving. All its processes make the same calls in the same order.
 
     Attributes:
-        folder: where they are, a folder a step; made at the first save.
+        folder: their directory, with a folder per step; created at the first save.
         keep_last: number of the newest to keep.
         keep_best: number of the best to keep in addition.
         monitor: the metric, among those given to ``save``, that ranks them.
@@ -191,7 +191,7 @@ class Checkpoints:
         )
 
     def set_aside(self, step: int, what: str) -> str:
-        """Moves the damaged checkpoint of a step to where it is not taken for one; returns the message about it."""
+        """Moves the damaged checkpoint of a step into the folder ``damaged``; returns the message about it."""
 
         def move() -> str:
             aside = self.folder / DAMAGED
@@ -209,7 +209,7 @@ class Checkpoints:
         return f"the checkpoint of step {step} is damaged, {what}, and was moved to {broadcast_from_primary(move)}"
 
     def _score(self, step: int) -> float:
-        """More is better; what was not measured is worse than everything that was."""
+        """The monitored metric so that higher is better; -inf if it was not measured."""
         try:
             value = float(disk.read_about(self.folder / str(step))["metrics"][self.monitor])
         except (OSError, ValueError, TypeError, KeyError):

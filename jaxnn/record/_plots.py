@@ -30,7 +30,7 @@ def new_figure(**arguments: Any) -> Figure:
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """One panel a metric, all splits in it, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
+    """One panel per metric with all splits, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
 
     The figure belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
@@ -46,7 +46,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
         if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
             axes.set_yscale("log")
     rates = [line["steps_per_second"] for line in lines]
-    # Windows of a millisecond end when the host wakes up: their neighbours tell the speed better than one alone.
+    # Windows of a millisecond end when the host wakes up: single ones misstate the speed.
     smooth = [median(rates[max(0, index - 2) : index + 3]) for index in range(len(rates))]
     steps = [line["step"] for line in lines]
     panels[-1].plot(steps, rates, c="lightgray")

@@ -77,7 +77,7 @@ def check_name(path: Path) -> None:
 class Record(NamedTuple):
     """An open run directory and its held lock; None in all but one of the processes of a run, which write nothing.
 
-    All that writes raises RecordError where the disk refuses, and leaves what was there as it was.
+    Its methods raise RecordError if the disk refuses, and leave the files as they were.
     """
 
     path: Path

@@ -28,9 +28,9 @@ from jaxnn.types import JaxnnError, PyTree, RecordError
 ITEM = "default"
 # The step of a checkpoint, its metrics, and how much of metrics.jsonl had been written by then.
 ABOUT_FILE = "checkpoint.json"
-# What a folder is named besides while it is written.
+# The suffix of a folder's name while it is written.
 UNFINISHED = ".unfinished"
-# What Orbax raises for a checkpoint of another tree, and where it cannot write one.
+# What Orbax raises for a checkpoint of another tree, and if it cannot write one.
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
 SUMS_FILE = "SHA256SUMS"
@@ -46,7 +46,7 @@ def save(path: Path | str, state: PyTree) -> None:
 
     Raises:
         RecordError: ``path`` exists already or cannot be written; ``state`` is one bare array or holds none, or holds
-            arrays of one process where there are several.
+            arrays of one process although there are several.
     """
     target = Path(path).absolute()
     if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
@@ -269,11 +269,10 @@ def _digest(folder: Path, name: str) -> str:
 def files_below(folder: Path) -> Iterator[str]:
     """The names, relative to ``folder``, of everything below it that is no folder."""
     # Without pathlib, which keeps every part of every path in memory (Python 3.12): each checkpoint has new names.
-    above = len(os.path.join(folder, ""))
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for name in (*files, *links):
-            yield os.path.join(place, name)[above:]
+            yield os.path.relpath(os.path.join(place, name), folder)
 
 
 def sync(path: Path | str) -> None:
@@ -286,7 +285,7 @@ def sync(path: Path | str) -> None:
 
 
 def clear_unfinished(path: Path) -> None:
-    """Removes ``path`` and what Orbax names after it while it writes."""
+    """Removes ``path`` and Orbax's temporary folders beside it."""
     # After a save that failed at its start, threads that Orbax does not wait for may still write for a moment.
     for seconds in (0.0, 0.1, 0.4):
         time.sleep(seconds)
