@@ -25,6 +25,7 @@ from jaxnn.record._record_reader import final_metrics as final_metrics
 from jaxnn.record._record_reader import find_records as find_records
 from jaxnn.record._record_reader import is_sweep as is_sweep
 from jaxnn.record._record_reader import metrics_of as metrics_of
+from jaxnn.record._record_reader import numbers as numbers
 from jaxnn.record._record_reader import read_facts as read_facts
 from jaxnn.record._record_reader import read_lines as read_lines
 from jaxnn.record._record_reader import read_metrics as read_metrics

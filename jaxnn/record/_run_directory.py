@@ -132,7 +132,7 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
     with refusals(f"{path / LOCK_FILE} cannot be written"):
         lock = (path / LOCK_FILE).open("w")
     with lock:
-        if not _try_lock(lock):
+        if not _try_lock(lock, fcntl.LOCK_EX):
             raise _busy(path)
         yield Record(path, lock)
 
@@ -141,14 +141,14 @@ def is_locked(path: Path) -> bool:
     """Whether a process is writing the run directory ``path`` now."""
     try:
         with (path / LOCK_FILE).open("r") as lock:
-            return not _try_lock(lock)
+            return not _try_lock(lock, fcntl.LOCK_SH)  # several processes may ask at the same time
     except OSError:
         return False
 
 
-def _try_lock(lock: IO[str]) -> bool:
+def _try_lock(lock: IO[str], kind: int) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
