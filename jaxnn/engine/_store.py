@@ -63,7 +63,7 @@ class Store:
                 keep_last=self.keep_last,
                 keep_best=self.keep_best,
                 monitor=self.monitored,
-                mode="max" if self.higher_is_better else "min",
+                higher_is_better=self.higher_is_better,
             )
         self._checkpoints.save(step, state, dict(metrics), self.reported)
         self.saved_at = time.perf_counter()

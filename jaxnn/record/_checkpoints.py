@@ -60,14 +60,14 @@ class Checkpoints:
         keep_last: number of the newest to keep.
         keep_best: number of the best to keep in addition.
         monitor: the metric, among those given to ``save``, that ranks them.
-        mode: ``"min"`` if less of it is better, ``"max"`` if more.
+        higher_is_better: whether more of it is better.
     """
 
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
     monitor: str = "loss"
-    mode: str = "min"
+    higher_is_better: bool = False
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
@@ -214,7 +214,7 @@ class Checkpoints:
             value = float(disk.read_about(self.folder / str(step))["metrics"][self.monitor])
         except (OSError, ValueError, TypeError, KeyError):
             return -math.inf
-        return -value if self.mode == "min" else value
+        return value if self.higher_is_better else -value
 
 
 def load(path: Path | str, like: PyTree | None = None) -> PyTree:

@@ -118,8 +118,8 @@ class Run:
         """
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
-        mode = "max" if self.higher_is_better else "min"
-        step = Checkpoints(self.dir / FOLDER, monitor=self.monitor, mode=mode).best()
+        checkpoints = Checkpoints(self.dir / FOLDER, monitor=self.monitor, higher_is_better=self.higher_is_better)
+        step = checkpoints.best()
         if step is None:
             raise RecordError(f"{self.dir / FOLDER} holds no complete checkpoint.")
         state: TrainState = load(self.dir / FOLDER / str(step), self.state)

@@ -126,13 +126,13 @@ def test_last_and_best_are_kept(tmp_path: Path) -> None:
     assert kept(tmp_path / "a", losses, keep_last=2, keep_best=1) == ([2, 4, 5], 2)
     assert kept(tmp_path / "b", losses, keep_last=1, keep_best=2) == ([2, 4, 5], 2)
     assert kept(tmp_path / "c", losses, keep_last=1, keep_best=0) == ([5], 5)
-    assert kept(tmp_path / "d", losses, keep_last=1, keep_best=1, mode="max") == ([1, 5], 1)
+    assert kept(tmp_path / "d", losses, keep_last=1, keep_best=1, higher_is_better=True) == ([1, 5], 1)
 
 
 def test_unmeasured_checkpoints_are_never_best(tmp_path: Path) -> None:
     losses = [None, 2.0, math.nan, None]
     assert kept(tmp_path / "a", losses, keep_last=1, keep_best=1) == ([2, 4], 2)
-    assert kept(tmp_path / "b", losses, keep_last=1, mode="max") == ([2, 4], 2)
+    assert kept(tmp_path / "b", losses, keep_last=1, higher_is_better=True) == ([2, 4], 2)
     assert kept(tmp_path / "c", [None, None, None], keep_last=1, keep_best=0) == ([3], 3)
 
 
