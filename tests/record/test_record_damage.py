@@ -181,6 +181,28 @@ def test_a_needed_fact_that_is_missing_or_of_another_type_is_named(
         path.write_text(text)
 
 
+@pytest.mark.parametrize(
+    "change", [{"devices": {}}, {"devices": {"devices": [1]}}, {"summary": "x"}, {"summary": {"throughput": [1]}}]
+)
+def test_parts_of_facts_that_have_another_form_are_named(
+    halved: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (halved / "run.json").write_text(json.dumps(tiny.read(halved) | change))
+    if "devices" in change:
+        assert "the record is damaged" in shell.fails(capsys, main, "show", halved)
+    else:
+        main(["runs", str(halved)])
+        assert "the record is damaged" in capsys.readouterr().out
+
+
+def test_curves_are_drawn_from_what_is_left_of_a_record(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (halved / "run.json").write_text(json.dumps({k: v for k, v in tiny.read(halved).items() if k != "data"}))
+    for content in ((halved / "metrics.jsonl").read_bytes().replace(b"steps_per_second", b"steps-per-second", 1), b""):
+        (halved / "metrics.jsonl").write_bytes(content)
+        main(["plot", str(halved)])
+        (halved / "curves.png").unlink()
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000], ids=range(5))
 def test_facts_that_are_no_mapping_are_named(halved: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (halved / "run.json").write_bytes(content)
