@@ -164,6 +164,18 @@ class Finding(NamedTuple):
     note: str = ""
     comparable: bool = True
 
+    def text(self, reference: Quantity | None = None) -> str:
+        """The figure, its speed relative to the reference if both are speeds, and the note."""
+        figure = self.quantity
+        if figure is None:
+            return self.note or "not measured"
+        text = str(figure)
+        speed = figure.unit == "s" or figure.unit.endswith("/s")
+        if speed and self.comparable and reference is not None and reference.unit == figure.unit:
+            pair = (figure.median, reference.median)[:: -1 if figure.unit == "s" else 1]
+            text += f", {format_ratio(pair[0] / pair[1])}" if all(pair) else ""
+        return f"{text}; {self.note}" if self.note else text
+
 
 @dataclasses.dataclass(frozen=True)
 class Study:
