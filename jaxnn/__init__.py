@@ -1,8 +1,11 @@
 """jaxnn: functional deep learning on JAX. An experiment is a value; transformations fill the machine."""
 
+import importlib
+import signal
+import sys
+import threading
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
-
-from jaxnn import _importing
 
 if TYPE_CHECKING:
     from jaxnn import data as data
@@ -71,11 +74,32 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'jaxnn' has no attribute {name!r}")
     module = _HOMES[name]
     if not module:
-        return _importing.import_module(f"jaxnn.{name}")
-    value = getattr(_importing.import_module(f"jaxnn{module}"), name)
+        return _import(f"jaxnn.{name}")
+    value = getattr(_import(f"jaxnn{module}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+def _import(module: str) -> ModuleType:
+    """Imports a module; SIGINT meanwhile ends a script with one line instead of pages of JAX's own imports.
+
+    What a script imports before jaxnn, which may be JAX, is out of reach. Interactive sessions keep KeyboardInterrupt.
+    """
+    interactive = hasattr(sys, "ps1") or sys.flags.interactive or "IPython" in sys.modules
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if interactive or not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return importlib.import_module(module)
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        sys.stderr.write("interrupted while importing jaxnn\n")
+        raise SystemExit(130)
+
+    signal.signal(signal.SIGINT, leave)
+    try:
+        return importlib.import_module(module)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

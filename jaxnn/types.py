@@ -45,7 +45,7 @@ USUAL_NAMES = {
 
 
 class JaxnnError(ValueError):
-    """Input that cannot be used: one sentence that says what is wrong, where, and what to do.
+    """Input that cannot be used: one line that says what is wrong, where, and what to do.
 
     Command lines print its message alone and exit with status 2; it never stands for a defect of jaxnn.
     """
@@ -64,7 +64,7 @@ class RecordError(JaxnnError):
 
 
 class TrainingError(JaxnnError):
-    """Training that cannot go on, such as a loss that is no longer finite."""
+    """Training that cannot continue, such as a loss that is no longer finite."""
 
 
 class Batch(NamedTuple):
@@ -101,14 +101,6 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
-def _as_they_are(means: dict[str, Any]) -> dict[str, Any]:
-    return means
-
-
-def _any_data(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
-    return None
-
-
 class Task(NamedTuple):
     """A model together with what it is trained for, as pure functions.
 
@@ -130,12 +122,12 @@ class Task(NamedTuple):
     loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
     evaluate: Callable[[Params, ModelState, Batch], Metrics]
     predict: Callable[[Params, ModelState, Array], Any]
-    finish: Callable[[dict[str, Any]], dict[str, Any]] = _as_they_are
-    check: Callable[[Params, ModelState, Batch, Splits], None] = _any_data
+    finish: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
+    check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
 
 
 class Examples(NamedTuple):
-    """The whole of one split: what is put on the device once and gathered from.
+    """All examples of one split: what is put on the device once and gathered from.
 
     Attributes:
         inputs: ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time.
@@ -151,7 +143,7 @@ class Source(Protocol):
 
     @property
     def examples(self) -> Examples | None:
-        """The split's arrays, on the host; None where they do not lie in memory."""
+        """The split's arrays, on the host; None if they are not in memory."""
 
     @property
     def num_examples(self) -> int:
@@ -174,10 +166,10 @@ class Source(Protocol):
         """The examples at ``indices [batch]``, ready for a model; pure, to be traced."""
 
     def transform(self, batch: Batch, key: jax.Array) -> Batch:
-        """Random augmentation of a training batch; the identity where there is none."""
+        """Random augmentation of a training batch; the identity if there is none."""
 
     def fingerprint(self, digest: Any) -> None:
-        """Feeds ``digest``, of ``hashlib``, with what tells these examples from others."""
+        """Feeds ``digest``, of ``hashlib``, with what distinguishes these examples from others."""
 
 
 class Splits(NamedTuple):
@@ -185,10 +177,10 @@ class Splits(NamedTuple):
 
     Attributes:
         train: what is trained on.
-        test: what is held out to the end, or None.
-        validation: what is looked at while training, or None: then ``test`` is.
+        test: the split for the final evaluation, or None.
+        validation: the split that is evaluated during training, or None: then ``test`` is.
         name: the data set's name, for reports.
-        class_names: one name a class for labels 0, 1, …; empty where targets are not labels.
+        class_names: one name a class for labels 0, 1, …; empty if targets are not labels.
     """
 
     train: Source
@@ -199,7 +191,7 @@ class Splits(NamedTuple):
 
     @property
     def held_out(self) -> str | None:
-        """The name of the split looked at while training: ``validation`` if there is one, else ``test``; or None."""
+        """The name of the split evaluated during training: ``validation`` if there is one, else ``test``; or None."""
         return next((name for name in ("validation", "test") if name in self.named()), None)
 
     def named(self) -> dict[str, Source]:

@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
-    {"types", "_importing"},
+    {"types"},
     {"_compat", "nn", "data", "optim", "observe"},
     {"models"},
     {"tasks"},

@@ -1,13 +1,5 @@
 """Benchmark harness: cases, an interleaved timer, statistics, and results as JSON and Markdown."""
 
-from jaxnn.bench._figures import Plain as Plain
-from jaxnn.bench._figures import Quantity as Quantity
-from jaxnn.bench._figures import Row as Row
-from jaxnn.bench._figures import Rows as Rows
-from jaxnn.bench._figures import format_ratio as format_ratio
-from jaxnn.bench._figures import median_interval as median_interval
-from jaxnn.bench._figures import quantity as quantity
-from jaxnn.bench._figures import ratios as ratios
 from jaxnn.bench._results import Machine as Machine
 from jaxnn.bench._results import Measured as Measured
 from jaxnn.bench._results import Results as Results
@@ -22,9 +14,17 @@ from jaxnn.bench._study import Bench as Bench
 from jaxnn.bench._study import Case as Case
 from jaxnn.bench._study import Finding as Finding
 from jaxnn.bench._study import NotMeasured as NotMeasured
+from jaxnn.bench._study import Plain as Plain
+from jaxnn.bench._study import Quantity as Quantity
+from jaxnn.bench._study import Row as Row
+from jaxnn.bench._study import Rows as Rows
 from jaxnn.bench._study import Study as Study
 from jaxnn.bench._study import find_studies as find_studies
+from jaxnn.bench._study import format_ratio as format_ratio
 from jaxnn.bench._study import interleaved as interleaved
 from jaxnn.bench._study import load_study as load_study
 from jaxnn.bench._study import measure_group as measure_group
+from jaxnn.bench._study import median_interval as median_interval
 from jaxnn.bench._study import per_call as per_call
+from jaxnn.bench._study import quantity as quantity
+from jaxnn.bench._study import ratios as ratios

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.bench._figures import Quantity, Row, Rows, format_ratio
-from jaxnn.bench._study import Bench, Finding, Study, find_studies, measure_group
+from jaxnn.bench._study import Bench, Finding, Row, Rows, Study, find_studies, measure_group
 from jaxnn.observe import describe_devices, device_name, markdown_table
 from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
@@ -224,19 +223,7 @@ def findings_table(study: Study, results: Results) -> tuple[list[tuple[str, ...]
     for (claim, what), known in found.items():
         article = next((one.article for one in known.values() if one.article), "–")
         reference = known[base].quantity if base in known else None
-        cells = [_cell(known.get(label), None if label == base else reference) for label in labels]
+        texts = {label: one.text(None if label == base else reference) for label, one in known.items()}
+        cells = [texts.get(label, "not measured") for label in labels]
         table.append((claim, what, article, *cells) if study.claims else (what, *cells))
     return table, ("claim", "what", "the article", *labels) if study.claims else ("what", *labels)
-
-
-def _cell(finding: Finding | None, reference: Quantity | None) -> str:
-    """A figure, its speed relative to the reference if both are speeds, and its note."""
-    if finding is None or finding.quantity is None:
-        return (finding.note if finding is not None else "") or "not measured"
-    figure = finding.quantity
-    text = str(figure)
-    speed = figure.unit == "s" or figure.unit.endswith("/s")
-    if speed and finding.comparable and reference is not None and reference.unit == figure.unit:
-        pair = (figure.median, reference.median)[:: -1 if figure.unit == "s" else 1]
-        text += f", {format_ratio(pair[0] / pair[1])}" if all(pair) else ""
-    return f"{text}; {finding.note}" if finding.note else text

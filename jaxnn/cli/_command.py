@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import tyro
 from jaxnn.bench import bench as measure
 from jaxnn.bench import find_studies, findings_table, load_study
 from jaxnn.bench import merge as merge_pages
-from jaxnn.cli._exit_status import INTERRUPTED, exit_on_user_error
+from jaxnn.cli._process import INTERRUPTED, exit_on_user_error
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
-from jaxnn.record import age, draw_curves, final_metrics, find_runs, find_sweeps, is_sweep, read_metrics, read_run
+from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.sweeps import best_label, count_by_status, open_sweep
 from jaxnn.sweeps import compare as compare_sides
 from jaxnn.types import ConfigError, JaxnnError, RecordError
@@ -51,7 +51,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     Args:
         directory: where to look.
     """
-    paths = sorted([*find_runs(directory), *find_sweeps(directory)], key=age)
+    paths = find_records(directory)
     if not paths:
         raise RecordError(f"no runs below {directory}: run an experiment first, or name another directory.")
     rows = []
@@ -67,9 +67,11 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
             else:
                 facts, lines = read_run(path), read_metrics(path)
                 step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"
-                rate = ((facts.get("summary") or {}).get("throughput") or {}).get("steps_per_second")
+                with _damage_named(path):
+                    rate = ((facts.get("summary") or {}).get("throughput") or {}).get("steps_per_second")
                 status, shown = _brief(facts["status"]), _metrics(final_metrics(lines))
-            rows.append((str(path), status, step, f"{rate:,.0f}" if rate else "", shown))
+            with _damage_named(path):
+                rows.append((str(path), status, step, f"{rate:,.0f}" if rate else "", shown))
         except JaxnnError as error:
             rows.append((str(path), "unreadable", "", "", str(error)))
     print(printable(text_table(rows, ("run", "status", "step", "steps/s", "final metrics"))))
@@ -91,8 +93,9 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
     facts = read_run(run)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")
     shown = {name: facts.get(name) for name in (*sections, "precision", "steps_per_call", "command", "resumed")}
-    shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
-    shown["versions"] = facts["devices"]["versions"]
+    with _damage_named(run):
+        shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
+        shown["versions"] = facts["devices"]["versions"]
     shown["final"] = _metrics(final_metrics(read_metrics(run)))
     for name, value in shown.items():
         if value is not None:
@@ -109,8 +112,8 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
     if is_sweep(run):
         figure, name = open_sweep(run).plot(), "sweep.png"
     else:
-        title = f"{read_run(run)['name']} · {read_run(run)['data']}"
-        figure, name = draw_curves(read_metrics(run), title), "curves.png"
+        facts = read_run(run)
+        figure, name = draw_curves(read_metrics(run), f"{facts['name']} · {facts.get('data')}"), "curves.png"
     path = out or run / name
     try:
         figure.savefig(path, dpi=120)
@@ -119,13 +122,7 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
     print(path)
 
 
-def compare(
-    a: tyro.conf.Positional[Path],
-    b: tyro.conf.Positional[Path],
-    /,
-    *,
-    metric: str | None = None,
-) -> None:
+def compare(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, metric: str | None = None) -> None:
     """Whether B is better than A: runs or sweeps, paired by their seeds.
 
     Args:
@@ -179,6 +176,15 @@ def bench(
         table = text_table(*findings_table(known[name], results))
         print(printable("\n".join([name, table, *known[name].conclude(results[name].rows)])))
     print(f"page: {out / 'results.md'}")
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Names the record at ``path`` if parts of its facts have another form than those that are written."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{path} holds facts of another form ({error!r}): the record is damaged.") from error
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:

@@ -9,14 +9,13 @@ import io
 import itertools
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxnn.cli._process_setup import ClusterOptions
+from jaxnn.cli._process import ClusterOptions
 from jaxnn.engine import RunOptions
 from jaxnn.record import config_from_json, read_run
-from jaxnn.sweeps import SweepOptions, field_names, field_value
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 
@@ -36,7 +35,7 @@ def parse_run(
     """Returns the config, the options and which process of several this is, with one value per flag.
 
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
-    command (None: those of a run), which its help tells ``about``. Raises ConfigError as `parse_values`.
+    command (None: those of a run); ``about`` is a text for its help. Raises ConfigError as `parse_values`.
     """
     config, options = experiment.config, options or RunOptions()
     _flag_fields(arguments, config, type(options), ClusterOptions)
@@ -48,6 +47,8 @@ def parse_run(
 
 def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Any, Any]:
     """Returns the values given for each field, the `Design` and the `SweepOptions`; raises as `parse_values`."""
+    from jaxnn.sweeps import SweepOptions
+
     parts = {"design": Design(), "run": SweepOptions()}
     values, form = parse_values(experiment, arguments, "sweep", "Trains a member for every point, together.", parts)
     return values, form.design, form.run
@@ -61,17 +62,16 @@ def parse_values(
     Raises:
         ConfigError: two fields would be the same flag, a flag has another name, or a word is no value of its field.
     """
-    config = experiment.config
-    flags = _flag_fields(arguments, config, Design, SweepOptions)
-    kinds = {}
-    for name in flags.values():
-        owner, _, leaf = name.rpartition(".")
-        kinds[name] = typing.get_type_hints(type(field_value(config, owner) if owner else config))[leaf]
-    fields = [(flag, _many(kinds[name], field_value(config, name)), ()) for flag, name in flags.items()]
+    flags = _flag_fields(arguments, experiment.config, *map(type, parts.values()))
+    kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
+    fields = [(flag, _many(kinds[flag], getattr(owner, flag)), ()) for flag, (_, owner) in flags.items()]
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
     form = _parse({"axes": axes(), **parts}, arguments, about, command)
-    words = {name: getattr(form.axes, flag) for flag, name in flags.items()}
-    return {name: [_value(name, kinds[name], word) for word in found] for name, found in words.items() if found}, form
+    values = {}
+    for flag, (name, _) in flags.items():
+        if words := getattr(form.axes, flag):
+            values[name] = [_value(name, kinds[flag], word) for word in words]
+    return values, form
 
 
 def given(arguments: Sequence[str], name: str) -> str | None:
@@ -85,10 +85,12 @@ def given(arguments: Sequence[str], name: str) -> str | None:
 
 def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, command: str = "") -> Any:
     """Parses the fields of several dataclasses, at their defaults, as one flat set of flags."""
-    import tyro
-
     kinds = [(name, type(default)) for name, default in parts.items()]
     form: Any = dataclasses.make_dataclass("Arguments", kinds, frozen=True)
+    if not arguments:  # a script that is started as it is does not wait for the parser
+        return form(*parts.values())
+    import tyro
+
     return tyro.cli(
         form,
         args=list(arguments),
@@ -99,21 +101,28 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
     )
 
 
-def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[str, str]:
-    """The dotted field of each flag, which is its last name; raises ConfigError for usual names such as --lr, too."""
+def _leaf_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name of each field of a config and its nested dataclasses, with the dataclass that has it."""
+    for field in (field for field in dataclasses.fields(config) if field.init):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _leaf_fields(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, config
+
+
+def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[str, tuple[str, Any]]:
+    """By flag its field, as :func:`_leaf_fields`; raises ConfigError for usual names such as --lr, too."""
     taken = {field.name for form in options for field in dataclasses.fields(form)}
-    names = list(field_names(config))
-    flags: dict[str, str] = {}
-    for name in names:
-        if any(other.startswith(f"{name}.") for other in names):
-            continue
+    flags: dict[str, tuple[str, Any]] = {}
+    for name, owner in _leaf_fields(config):
         flag = name.rpartition(".")[2]
         if flag in taken or flag in flags:
             raise ConfigError(
                 f"the config {type(config).__name__} has a field {flag!r}, which is an option's name or another "
                 f"field's: rename it, since each is a flag --{flag.replace('_', '-')}."
             )
-        flags[flag] = name
+        flags[flag] = name, owner
     for word in arguments:  # the parser answers misspelt flags
         flag = word.partition("=")[0]
         name = flag.removeprefix("--").replace("-", "_")

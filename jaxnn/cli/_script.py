@@ -7,26 +7,26 @@ import gc
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxnn.advice import Advice, AdviseOptions, BatchSizePlan, advise, plan_batch_size
-from jaxnn.cli._exit_status import INTERRUPTED, RESUMABLE, exit_on_user_error
 from jaxnn.cli._flags import given, parse_run, parse_sweep, parse_values
-from jaxnn.cli._process_setup import ClusterOptions, check_alone, enable_compile_cache, processes, use_all_cores
+from jaxnn.cli._process import (
+    INTERRUPTED,
+    RESUMABLE,
+    ClusterOptions,
+    check_alone,
+    enable_compile_cache,
+    exit_on_user_error,
+    processes,
+    use_all_cores,
+)
 from jaxnn.record import is_sweep
 from jaxnn.run import Run, fit
-from jaxnn.sweeps import (
-    Halving,
-    Points,
-    Sweep,
-    grid,
-    override,
-    recorded_points,
-    search,
-    sweep,
-    with_fields,
-)
 from jaxnn.types import ConfigError, Experiment
+
+if TYPE_CHECKING:
+    from jaxnn.advice import Advice, BatchSizePlan
+    from jaxnn.sweeps import Halving, Points, Sweep
 
 COMMANDS = ("run", "sweep", "plan", "advise")
 _ABOUT_RUN = (
@@ -84,6 +84,8 @@ def main(
         if command == "plan":
             return _plan(experiment, arguments)
         if command == "advise":
+            from jaxnn.advice import AdviseOptions, advise
+
             config, options, cluster = parse_run(experiment, arguments, AdviseOptions(), _ABOUT_ADVISE)
             with processes(cluster):
                 advice = advise(dataclasses.replace(experiment, config=config), options)
@@ -99,6 +101,8 @@ def main(
 
 def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePlan:
     """Measures batch sizes; ``arguments`` may set other fields."""
+    from jaxnn.advice import plan_batch_size
+
     values, _ = parse_values(experiment, arguments, "plan", _ABOUT_PLAN)
     sizes = values.pop("batch_size", None)
     if many := [name for name, words in values.items() if len(words) > 1]:
@@ -110,6 +114,8 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
 
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | Halving | None) -> Sweep:
     """Sweeps the points of the flags, or the script's ``own`` with what the flags give for their fields and others."""
+    from jaxnn.sweeps import Halving, grid, override, recorded_points, search, sweep
+
     use_all_cores()
     with processes(ClusterOptions(), given(arguments, "--device")):
         values, design, options = parse_sweep(experiment, arguments)
@@ -140,5 +146,7 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | 
 
 def _with_values(experiment: Experiment[Any], values: Mapping[str, list[Any]]) -> Experiment[Any]:
     """The experiment with the first value of each field."""
+    from jaxnn.sweeps import with_fields
+
     single = {name: words[0] for name, words in values.items()}
     return dataclasses.replace(experiment, config=with_fields(experiment.config, single))

@@ -25,6 +25,7 @@ from jaxnn.engine._windows import Flight, Plan
 from jaxnn.observe import Clock, Placement, Window, observe_placement
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import (
+    METRICS_FILE,
     Checkpoints,
     LogDigest,
     Record,
@@ -113,7 +114,7 @@ class Trainer:
     flight: Flight = dataclasses.field(default_factory=Flight)
     windows: list[Window] = dataclasses.field(default_factory=list)
     # The digest of the lines in the record, and when a state was saved last, on the clock of ``time.perf_counter``.
-    _reported: LogDigest = dataclasses.field(default_factory=LogDigest)
+    _reported: LogDigest = dataclasses.field(init=False)
     _saved_at: float = 0.0
 
     @property
@@ -182,11 +183,12 @@ class Trainer:
 
     def open_store(self, record: Record, folder: Path) -> None:
         """Keeps metrics in ``record`` and checkpoints in ``folder`` from now on."""
-        options, mode = self.options, "max" if self.options.higher_is_better else "min"
         self.record, self._saved_at = record, time.perf_counter()
-        # All processes of a run save its state together; a population is trained by one process.
-        together = self.vmapped is None
-        self.checkpoints = Checkpoints(folder, options.keep_last, options.keep_best, self.monitored, mode, together)
+        self._reported = LogDigest(record.path / METRICS_FILE)
+        options = self.options
+        self.checkpoints = Checkpoints(
+            folder, options.keep_last, options.keep_best, self.monitored, options.higher_is_better
+        )
 
     def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
         """Writes what members reported, by row, to the record and to further metric writers."""
@@ -218,7 +220,7 @@ class Trainer:
         check(restored and restored.step)
         damaged, steps, diverged = [], [0] * len(self.logs), [False] * len(self.logs)
         if restored is not None:
-            damaged = [self.checkpoints.set_aside(damage) for damage in restored.damaged]
+            damaged = [self.checkpoints.set_aside(*damage) for damage in restored.damaged]
             where = f"step {restored.step}" if plain else f"the checkpoint of {where}"
             # Copies, as rows are on the host, whichever arrays the checkpoint returns.
             self.state = restored.state if plain else jax.tree.map(np.array, restored.state)
@@ -325,7 +327,7 @@ class Trainer:
                 return
             elif self.logs[0].lines and self.logs[0].step == step:
                 metrics = metrics_of(self.logs[0].lines[-1])
-            self.checkpoints.save(step, self.state, metrics, self.record.log(self._reported))
+            self.checkpoints.save(step, self.state, metrics, self._reported)
             self._saved_at = time.perf_counter()
 
 

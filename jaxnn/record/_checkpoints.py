@@ -8,6 +8,7 @@ checksums would miss, and it deletes an old checkpoint file by file under its na
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -25,70 +26,55 @@ import jax.numpy as jnp
 from jaxnn.observe import format_bytes, nbytes
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.record import _state_files as disk
+from jaxnn.record._metric_log import LogDigest
 from jaxnn.types import PyTree, RecordError
 
 # A run's folder of checkpoints.
 FOLDER = "checkpoints"
-# What a step's folder is named while it is removed, and where damaged ones are moved.
+# The suffix of a step's folder while it is removed, and the folder that damaged ones are moved to.
 REMOVED = ".removed"
 DAMAGED = "damaged"
 # The most that a checkpoint takes besides its arrays: Orbax's files about them, and the sums.
 OVERHEAD_BYTES = 128 * 1024
 
 
-class Log(NamedTuple):
-    """The first ``lines`` of the log ``file``, which a checkpoint belongs to, and their ``sha256``, in hexadecimal."""
-
-    file: Path
-    lines: int
-    sha256: str
-
-
-class Damage(NamedTuple):
-    """What is wrong with the checkpoint of ``step``, as ``its file default/_METADATA is missing``."""
-
-    step: int
-    what: str
-
-
 class Restored[State](NamedTuple):
-    """The newest state that is as it was saved, and the newer checkpoints, newest first, all of them ``damaged``.
+    """The newest state that is as it was saved.
 
-    ``log`` holds the ``lines`` and ``sha256`` of the metrics that belong to the state, or is None.
+    ``log`` holds the ``lines`` and ``sha256`` of the metrics that belong to it, or is None. ``damaged`` are the newer
+    checkpoints, newest first: their step, and what is wrong, such as ``its file default/_METADATA is missing``.
     """
 
     step: int
     state: State
     log: Mapping[str, Any] | None
-    damaged: tuple[Damage, ...]
+    damaged: list[tuple[int, str]]
 
 
 @dataclasses.dataclass
 class Checkpoints:
-    """The checkpoints of one run; close them after saving.
+    """The checkpoints of one run; close them after saving. All its processes make the same calls in the same order.
 
     Attributes:
-        folder: where they are, a folder a step; made at the first save.
+        folder: their directory, with a folder per step; created at the first save.
         keep_last: number of the newest to keep.
         keep_best: number of the best to keep in addition.
         monitor: the metric, among those given to ``save``, that ranks them.
-        mode: ``"min"`` if less of it is better, ``"max"`` if more.
-        together: whether all processes save and restore together, calling the same in the same order.
+        higher_is_better: whether more of it is better.
     """
 
     folder: Path
     keep_last: int = 2
     keep_best: int = 1
     monitor: str = "loss"
-    mode: str = "min"
-    together: bool = False
+    higher_is_better: bool = False
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
         self._pending: concurrent.futures.Future[None] | None = None
 
-    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: Log | None = None) -> None:
+    def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: LogDigest | None = None) -> None:
         """Starts saving ``state``, such as a `TrainState`; returns once the arrays are copied, before they are written.
 
         A step that has a checkpoint keeps the one it has. ``metrics`` are what was measured of the state, by name, and
@@ -96,49 +82,43 @@ class Checkpoints:
         the one before it.
         """
         self.wait()
-        if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(1, "jaxnn_checkpoints")
-        if not self._on_leader(lambda: self._make_room(step, state)):
+        if not broadcast_from_primary(lambda: self._make_room(step, state)):
             return
         about = {
             "step": step,
             "metrics": {name: float(value) for name, value in metrics.items() if math.isfinite(value)},
             "log": None if log is None else {"lines": log.lines, "sha256": log.sha256},
         }
-        copied, leads = disk.host_copy(state._asdict()), not self.together or is_primary()
-        start = functools.partial(disk.start_writing, self.folder / str(step), copied, about, leads=leads)
-        try:
+        copied = disk.host_copy(state._asdict())
+        start = functools.partial(disk.start_writing, self.folder / str(step), copied, about)
+        with self._refusals(step):
             # What is left of JAX's arrays is sharded over processes, and not for another thread.
             on_devices = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(copied))
             complete = start() if on_devices else lambda: start()()
-        except disk.UNWRITABLE as error:
-            raise self._refused(step, *disk.refusal(error)) from error
-        self._pending = self._thread.submit(self._write, step, complete, log, leads)
+        self._pending = self._thread.submit(self._write, step, complete, log)
 
     def wait(self) -> None:
         """Blocks until the save under way is on the disk; RecordError, once, if the disk refused."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            self._on_leader(pending.result)
+            broadcast_from_primary(pending.result)
             pending.result()
 
     def close(self, *, wait: bool = True) -> None:
         """Waits, then ends the thread that saves; without ``wait`` a save under way may come to nothing."""
-        thread, self._thread = self._thread, None
         try:
             if wait:
                 self.wait()
         finally:
-            if thread is not None:
-                thread.shutdown(wait=wait, cancel_futures=not wait)
+            self._thread.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _write(self, step: int, complete: Callable[[], None], log: Log | None, leads: bool) -> None:
+    def _write(self, step: int, complete: Callable[[], None], log: LogDigest | None) -> None:
         """Completes a checkpoint, then removes superfluous ones; in the thread, from copies on the host."""
-        try:
-            for path in (log.file, log.file.parent) if log is not None and leads else ():
+        with self._refusals(step):
+            for path in (log.file, log.file.parent) if log is not None and is_primary() else ():
                 disk.sync(path)
             complete()
-            if not leads:
+            if not is_primary():
                 return
             # All but the newest, and the best of those that were measured; each loses its name first.
             scores = {step: self._score(step) for step in disk.steps_in(self.folder)}
@@ -147,86 +127,74 @@ class Checkpoints:
             for old in scores.keys() - {*sorted(scores, reverse=True)[: self.keep_last], *best}:
                 removed = (self.folder / str(old)).rename(self.folder / f"{old}{REMOVED}")
                 shutil.rmtree(removed, ignore_errors=True)
-        except disk.UNWRITABLE as error:
-            raise self._refused(step, *disk.refusal(error)) from error
 
     def _make_room(self, step: int, state: PyTree) -> bool:
         """Whether the step is to be saved; refuses what will not fit before it is written: Orbax notices halfway."""
-        try:
+        with self._refusals(step):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._refused(step, *disk.refusal(error)) from error
-        # What a process left that was killed while it wrote or removed a checkpoint.
-        for path in self.folder.iterdir():
-            if any(suffix in path.name for suffix in (disk.UNFINISHED, REMOVED)):
-                shutil.rmtree(path, ignore_errors=True)
-        needed, there = nbytes(state) + OVERHEAD_BYTES, disk.steps_in(self.folder)
-        if there:
-            # Arrays are compressed, as much as they were the last time.
-            last = self.folder / str(there[-1])
-            needed = sum(os.lstat(os.path.join(last, name)).st_blocks * 512 for name in disk.files_below(last))
-        system = os.statvfs(self.folder)
-        free = system.f_bavail * system.f_frsize
-        # No blocks: a file system that does not tell.
-        if step not in there and system.f_blocks and free < needed:
-            words = os.strerror(errno.ENOSPC)
-            about = f"{words}: it takes {format_bytes(needed)}, {format_bytes(free)} are free"
-            raise self._refused(step, about, disk.FREE_SPACE)
-        return step not in there
+            # What a process left that was killed while it wrote or removed a checkpoint.
+            for path in self.folder.iterdir():
+                if any(suffix in path.name for suffix in (disk.UNFINISHED, REMOVED)):
+                    shutil.rmtree(path, ignore_errors=True)
+            steps = disk.steps_in(self.folder)
+            if step in steps:
+                return False
+            needed = nbytes(state) + OVERHEAD_BYTES
+            if steps:
+                # Arrays are compressed, as much as they were the last time.
+                last = self.folder / str(steps[-1])
+                needed = sum(os.lstat(os.path.join(last, name)).st_blocks * 512 for name in disk.files_below(last))
+            system = os.statvfs(self.folder)
+            free = system.f_bavail * system.f_frsize
+            # No blocks: the file system does not report its size.
+            if system.f_blocks and free < needed:
+                room = f"it takes {format_bytes(needed)}, {format_bytes(free)} are free"
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {room}")
+        return True
 
-    def _refused(self, step: int, reason: str, cure: str) -> RecordError:
-        return RecordError(
-            f"the checkpoint of step {step} could not be written to {self.folder} ({reason}): {cure} or choose "
-            "another --run-dir; older checkpoints are intact."
+    def _refusals(self, step: int) -> contextlib.AbstractContextManager[None]:
+        return disk.refusals(
+            f"the checkpoint of step {step} could not be written to {self.folder}",
+            " or choose another --run-dir; older checkpoints are intact.",
         )
 
     def steps(self) -> list[int]:
         """The steps that have a complete checkpoint, in order; a save under way is waited for."""
         concurrent.futures.wait([self._pending] if self._pending is not None else [])
-        return self._on_leader(lambda: disk.steps_in(self.folder))
+        return broadcast_from_primary(lambda: disk.steps_in(self.folder))
 
     def best(self) -> int | None:
         """The step with the best monitored metric, the newest of equal and of unmeasured ones."""
         return max(self.steps(), key=lambda step: (self._score(step), step), default=None)
 
-    def restore[State: tuple[Any, ...]](self, step: int, like: State) -> State:
-        """The state saved at ``step``, with the shapes, dtypes and placement of the named tuple ``like``."""
-        if step not in (there := self.steps()):
-            raise RecordError(f"there is no checkpoint of step {step} in {self.folder}: there are those of {there}.")
-        if (what := disk.step_damage(self.folder / str(step))) is not None:
-            raise RecordError(
-                f"the checkpoint of step {step} in {self.folder} is damaged, {what}: bring it back from a copy, or "
-                "take another one."
-            )
-        return self._read(step, like)
-
     def restore_newest[State: tuple[Any, ...]](self, like: State) -> Restored[State] | None:
-        """The newest state that is as it was saved, None if none was saved; RecordError if all are damaged."""
+        """The newest undamaged state, placed like ``like``; None if none was saved, RecordError if all are damaged."""
 
-        def find() -> tuple[int | None, dict[str, Any] | None, list[Damage]]:
-            damaged: list[Damage] = []
+        def find() -> tuple[int | None, dict[str, Any] | None, list[tuple[int, str]]]:
+            damaged: list[tuple[int, str]] = []
             for step in reversed(disk.steps_in(self.folder)):
-                if (what := disk.step_damage(self.folder / str(step))) is None:
-                    return step, disk.read_about(self.folder / str(step))["log"], damaged
-                damaged.append(Damage(step, what))
+                checkpoint = self.folder / str(step)
+                if (what := disk.find_damage(checkpoint, step)) is None:
+                    return step, disk.read_about(checkpoint)["log"], damaged
+                damaged.append((step, what))
             return None, None, damaged
 
-        step, log, found = self._on_leader(find)
-        damaged = tuple(Damage(*one) for one in found)
+        step, log, damaged = broadcast_from_primary(find)
         if step is not None:
-            return Restored(step, self._read(step, like), log, damaged)
+            return Restored(step, _read_state(self.folder / str(step), like), log, damaged)
         if not damaged:
             return None
+        newest, what = damaged[0]
         raise RecordError(
-            f"every checkpoint in {self.folder} is damaged, that of step {damaged[0].step} since {damaged[0].what}: "
-            "bring one back from a copy, or start a new run."
+            f"every checkpoint in {self.folder} is damaged, that of step {newest} since {what}: bring one back from a "
+            "copy, or start a new run."
         )
 
-    def set_aside(self, damage: Damage) -> str:
-        """Moves a damaged checkpoint to where it is not taken for one; returns what to tell the user."""
+    def set_aside(self, step: int, what: str) -> str:
+        """Moves the damaged checkpoint of a step into the folder ``damaged``; returns the message about it."""
 
         def move() -> str:
-            aside, step = self.folder / DAMAGED, damage.step
+            aside = self.folder / DAMAGED
             names = (f"{step}-{number}" if number > 1 else f"{step}" for number in itertools.count(1))
             try:
                 aside.mkdir(exist_ok=True)
@@ -238,30 +206,15 @@ class Checkpoints:
                     f"({error.strerror or error}): move or delete it."
                 ) from error
 
-        return (
-            f"the checkpoint of step {damage.step} is damaged, {damage.what}, and was moved to {self._on_leader(move)}"
-        )
-
-    def _read[State: tuple[Any, ...]](self, step: int, like: State) -> State:
-        try:
-            return type(like)(**disk.read_tree(self.folder / str(step) / disk.ITEM, like._asdict()))  # type: ignore[attr-defined]
-        except disk.UNREADABLE as error:
-            raise RecordError(
-                f"the checkpoint of step {step} in {self.folder} cannot be read back into this experiment's "
-                f"state ({disk.first_line(error)}): was it saved with another model or optimizer?"
-            ) from error
+        return f"the checkpoint of step {step} is damaged, {what}, and was moved to {broadcast_from_primary(move)}"
 
     def _score(self, step: int) -> float:
-        """More is better; what was not measured is worse than everything that was."""
+        """The monitored metric so that higher is better; -inf if it was not measured."""
         try:
             value = float(disk.read_about(self.folder / str(step))["metrics"][self.monitor])
         except (OSError, ValueError, TypeError, KeyError):
             return -math.inf
-        return -value if self.mode == "min" else value
-
-    def _on_leader[Value](self, function: Callable[[], Value]) -> Value:
-        """What ``function`` returns or raises in the process that leads, in all of them."""
-        return broadcast_from_primary(function) if self.together else function()
+        return value if self.higher_is_better else -value
 
 
 def load(path: Path | str, like: PyTree | None = None) -> PyTree:
@@ -284,24 +237,29 @@ def load(path: Path | str, like: PyTree | None = None) -> PyTree:
         raise RecordError(f"there is no checkpoint at {target}: check the path.")
     if steps := disk.steps_in(target / FOLDER):
         target = target / FOLDER / str(steps[-1])
-    in_run = (target / disk.ABOUT_FILE).is_file()
     if not (target / disk.SUMS_FILE).is_file():
         raise RecordError(
             f"{target} does not hold a state (it has neither {disk.SUMS_FILE} nor complete {FOLDER}): give what "
             "jn.save wrote, the directory of a run, or a checkpoint in it."
         )
-    what = disk.step_damage(target) if in_run and target.name.isdecimal() else disk.find_damage(target)
-    if what is not None:
+    in_run = (target / disk.ABOUT_FILE).is_file()
+    if what := disk.find_damage(target, int(target.name) if in_run and target.name.isdecimal() else None):
         raise RecordError(f"{target} is damaged, {what}: bring it back from a copy.")
-    fields: Any = like._asdict() if in_run and isinstance(like, tuple) and hasattr(like, "_asdict") else None
-    try:
-        found = disk.read_tree(target / disk.ITEM if in_run else target, like if fields is None else fields)
-        found = found if fields is None else type(like)(**found)  # type: ignore[misc]
-    except disk.UNREADABLE as error:
-        raise RecordError(
-            f"{target} does not hold a state like the one asked for ({disk.first_line(error)}): load it with the model "
-            "and optimizer it was saved with."
-        ) from error
+    found = _read_state(target, like)
     if like is None:
         return found
     return jax.tree.map(lambda a, b: jnp.asarray(a) if isinstance(b, jax.ShapeDtypeStruct) else a, found, like)
+
+
+def _read_state(checkpoint: Path, like: PyTree) -> PyTree:
+    """A state as :func:`disk.read_tree`; a run's checkpoint has named tuples such as `TrainState` as a dict."""
+    in_run = (checkpoint / disk.ABOUT_FILE).is_file()
+    is_named = in_run and isinstance(like, tuple) and hasattr(like, "_asdict")
+    try:
+        found = disk.read_tree(checkpoint / disk.ITEM if in_run else checkpoint, like._asdict() if is_named else like)
+    except disk.UNREADABLE as error:
+        raise RecordError(
+            f"{checkpoint} does not hold a state like the one asked for ({disk.first_line(error)}): load it with the "
+            "model and optimizer it was saved with."
+        ) from error
+    return type(like)(**found) if is_named else found

@@ -6,23 +6,12 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from jaxnn.record._checkpoints import Log
 from jaxnn.record._record_reader import numbers, read_bytes
-from jaxnn.record._run_directory import (
-    LOCK_FILE,
-    METRICS_FILE,
-    json_line,
-    locked,
-    refusals,
-    write_bytes,
-    write_json,
-)
-from jaxnn.types import RecordError
+from jaxnn.record._run_directory import METRICS_FILE, write_bytes
 
 type Line = dict[str, Any]
 
@@ -46,69 +35,11 @@ class MetricWriter(Protocol):
         """Takes the lines of one report, one for each member in a sweep: ``step``, metrics and speeds by name."""
 
 
-class Record(NamedTuple):
-    """An open run directory and its held lock; None in all but one of the processes of a run, which write nothing.
-
-    All that writes raises RecordError where the disk refuses, and leaves what was there as it was.
-    """
-
-    path: Path
-    lock: IO[str] | None
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process writes the directory; RecordError if it is no longer the one that was locked."""
-        if self.lock is None:
-            return False
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(self.path / LOCK_FILE), os.fstat(self.lock.fileno())):
-                return True
-        raise RecordError(
-            f"the run directory {self.path} was removed or renamed, or its {LOCK_FILE} deleted, while its run was "
-            "writing it: leave it where it is until the run is over."
-        )
-
-    def report(self, *lines: Mapping[str, Any]) -> list[bytes]:
-        """Appends lines to ``metrics.jsonl`` and hands them to the system at once; returns them as written."""
-        written, file = [json_line(line).encode() for line in lines], self.path / METRICS_FILE
-        if not self.writes:
-            return written
-        # Opened for each report, since resuming replaces the file. Unbuffered: a buffer that could not be written would
-        # be written again when it is closed.
-        with refusals(file), file.open("ab", buffering=0) as log:
-            before, content = log.tell(), b"".join(written)
-            try:
-                while content:
-                    content = content[log.write(content) :]
-            except OSError:
-                log.truncate(before)
-                raise
-        return written
-
-    def log(self, digest: LogDigest) -> Log:
-        """The part of ``metrics.jsonl`` that belongs to a checkpoint that is saved now."""
-        return Log(self.path / METRICS_FILE, digest.lines, digest.sha256)
-
-    def write(self, name: str, content: Mapping[str, Any] | list[Any]) -> None:
-        """Replaces a JSON file of the record, such as ``run.json``."""
-        if self.writes:
-            write_json(self.path / name, content)
-
-
-@contextlib.contextmanager
-def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
-    """Locks the existing run directory ``path`` and opens it; RecordError if another process writes it, or none can.
-
-    ``writes`` is False for all but one of the processes of a run: they lock and write nothing.
-    """
-    with locked(path) if writes else contextlib.nullcontext() as lock:
-        yield Record(path, lock)
-
-
 class LogDigest:
-    """The number and the SHA-256 of consecutive ``lines``, each with its end."""
+    """The number and the SHA-256 of consecutive ``lines``, each with its end, of the log ``file``."""
 
-    def __init__(self, lines: Iterable[bytes] = ()) -> None:
+    def __init__(self, file: Path, lines: Iterable[bytes] = ()) -> None:
+        self.file = file
         self.lines = 0
         self._digest = hashlib.sha256()
         self.add(lines)
@@ -132,19 +63,19 @@ def rewind_metrics(
     where: str,
     members: Sequence[int] | None = None,
 ) -> tuple[list[Line], LogDigest, str | None]:
-    """Cuts ``metrics.jsonl`` in ``path`` to what belongs to a checkpoint; a damaged log is cut where its damage begins.
+    """Cuts ``metrics.jsonl`` in ``path`` to the lines of a checkpoint; a damaged log is cut where its damage begins.
 
-    Whatever is lost is kept in a file beside it. RecordError if the disk refuses.
+    A file beside it keeps what is lost. RecordError if the disk refuses.
 
     Args:
         path: the run directory.
-        end_of: from a line to the last step of the checkpoint that it may have.
+        end_of: from a line to the last step that belongs to the checkpoint.
         noted: the ``lines`` and the ``sha256`` that belong to the checkpoint; None if there is no checkpoint.
         where: the checkpoint, for messages.
         members: in a sweep, those whose checkpoint it is; the lines of others stay.
 
     Returns:
-        The lines that were kept, their digest, and what to tell the user if they are not those that were reported.
+        The lines that were kept, their digest, and a message if they are not those that were reported.
     """
     file = path / METRICS_FILE
     content = read_bytes(file)
@@ -152,32 +83,33 @@ def rewind_metrics(
     for raw in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
         member = None if members is None else _parsed(raw).get("member", members[0])
         (lines if members is None or member in members else others).append(raw)
-    kept, told = lines[: noted["lines"]] if noted is not None else [], None
-    digest = LogDigest(kept)
+    kept, message = lines[: noted["lines"]] if noted is not None else [], None
+    digest = LogDigest(file, kept)
     if noted is None and lines:
-        told = f"there is no checkpoint of {where}, so that it starts again; what it had reported is kept in {{}}"
+        message = f"there is no checkpoint of {where}, so that it starts again; what it had reported is kept in"
     elif noted is not None and (digest.lines, digest.sha256) != (noted["lines"], noted["sha256"]):
-        digest = LogDigest(kept := _undamaged(lines, end_of))
-        lost = noted["lines"] - digest.lines
-        loss = (
-            f"{lost} of {noted['lines']} lines are lost" if lost > 0 else "its lines are not those that were reported"
-        )
-        told = f"{file} is damaged up to {where}, {loss}; the file as it was found is {{}}"
-    if told is not None:
+        digest = LogDigest(file, kept := _undamaged(lines, end_of, members))
+        lost, loss = noted["lines"] - digest.lines, "its lines are not those that were reported"
+        if lost > 0:
+            loss = f"{lost} of {noted['lines']} lines are lost"
+        message = f"{file} is damaged up to {where}, {loss}; the file as it was found is"
+    if message is not None:
         names = (file.with_name(f"{file.stem}.damaged-{number}{file.suffix}") for number in itertools.count(1))
         write_bytes(aside := next(name for name in names if not name.exists()), content)
-        told = told.format(aside)
+        message = f"{message} {aside}"
     if (rewound := b"".join([*others, *kept])) != content:
         write_bytes(file, rewound)
-    return [numbers(json.loads(line)) for line in kept], digest, told
+    return [numbers(json.loads(line)) for line in kept], digest, message
 
 
-def _undamaged(lines: Iterable[bytes], end_of: Callable[[Line], int]) -> list[bytes]:
+def _undamaged(lines: Iterable[bytes], end_of: Callable[[Line], int], members: Sequence[int] | None) -> list[bytes]:
     """The lines up to their checkpoint, before the first that is no report, or not after its member's last."""
     kept, last = list[bytes](), dict[Any, int]()
     for raw in lines:
-        step, member = (line := _parsed(raw)).get("step"), str(line.get("member"))
-        if type(step) is not int or step <= last.get(member, 0):
+        line = _parsed(raw)
+        step, member = line.get("step"), None if members is None else line.get("member")
+        is_known = members is None or member in members
+        if type(step) is not int or not is_known or step <= last.get(member, 0):
             break
         last[member] = step
         if step <= end_of(line):

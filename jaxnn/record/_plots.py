@@ -30,7 +30,7 @@ def new_figure(**arguments: Any) -> Figure:
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """One panel a metric, all splits in it, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
+    """One panel per metric with all splits, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
 
     The figure belongs to no window; ``savefig`` it, or return it from a notebook's cell.
     """
@@ -45,18 +45,20 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
                 axes.plot(*zip(*points, strict=True), marker=marker, ms=3, c=colour, label=label)
         if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
             axes.set_yscale("log")
-    rates = [line["steps_per_second"] for line in lines]
-    # Windows of a millisecond end when the host wakes up: their neighbours tell the speed better than one alone.
+    reported = [line for line in lines if isinstance(line.get("steps_per_second"), int | float)]
+    steps, rates = [line["step"] for line in reported], [line["steps_per_second"] for line in reported]
+    # Windows of a millisecond end when the host wakes up: single ones misstate the speed.
     smooth = [median(rates[max(0, index - 2) : index + 3]) for index in range(len(rates))]
-    steps = [line["step"] for line in lines]
-    panels[-1].plot(steps, rates, c="lightgray")
-    panels[-1].plot(steps, smooth, c="tab:gray", label=f"median of five, last {smooth[-1]:,.0f}")
-    panels[-1].set_ylim(0, 1.5 * max(smooth))
+    if smooth:
+        panels[-1].plot(steps, rates, c="lightgray")
+        panels[-1].plot(steps, smooth, c="tab:gray", label=f"median of five, last {smooth[-1]:,.0f}")
+        panels[-1].set_ylim(0, 1.5 * max(smooth))
     for name, axes in zip([*names, "steps per second"], panels, strict=True):
         axes.set_title(name.replace("_", " "), fontsize="medium")
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        if axes.lines:
+            axes.legend(fontsize="small")
     if title:
         figure.suptitle(title, fontsize="medium")
     return figure

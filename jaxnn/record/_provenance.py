@@ -24,12 +24,12 @@ PARTS = {
     "batches": "the order or augmentation of the data",
     "evaluation": "the evaluation",
 }
-"""What a fingerprint tells apart besides the data, in words."""
+"""The parts of a fingerprint besides that of the data, in words."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
-    """Commit and whether the work tree around ``folder`` differs from it; None where there is no git or no commit.
+    """Commit and whether the work tree around ``folder`` differs from it; None without git or a commit.
 
     With ``tracked`` the folder must be part of the tree: a package that is installed within another's is not.
     """
@@ -48,7 +48,7 @@ def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
 
 
 def script() -> dict[str, Any]:
-    """The command that was run, and the git state of the folder its script lies in."""
+    """The command that was run, and the git state of its script's folder."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     folder = Path(main).resolve().parent if main else Path.cwd()
     return {"command": sys.argv, "git": git_state(folder)}
@@ -107,12 +107,12 @@ def _shaped(value: Any, default: Any, where: str) -> Any:
 
 
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Which programs of a fingerprint are others than before, in words."""
-    return [told for part, told in PARTS.items() if before.get(part) != now[part]]
+    """The parts of a fingerprint that differ from those before, in words."""
+    return [words for part, words in PARTS.items() if before.get(part) != now[part]]
 
 
 def data_fingerprint(splits: Splits) -> str:
-    """A digest of every example of every split, or of what tells them from others where they do not lie in memory."""
+    """A digest of every example of every split, or of what identifies them if they are not in memory."""
     digest = hashlib.blake2b(digest_size=16)
     for name, source in splits.named().items():
         digest.update(name.encode())
@@ -121,10 +121,10 @@ def data_fingerprint(splits: Splits) -> str:
 
 
 def program_fingerprint(function: Callable[..., Any], *args: Any) -> str:
-    """A digest of what ``function`` computes, the numbers it closes over among it; the same in every process.
+    """A digest of what ``function`` computes, including the numbers it closes over; the same in every process.
 
-    It is that of the traced program: a trace costs nothing where ``function`` is jitted and was traced before, and
-    lowering, which takes five times as long as this, is not needed. ``args`` may be of ``jax.ShapeDtypeStruct``.
+    It is that of the traced program: a trace costs nothing if ``function`` is jitted and was traced before, and
+    lowering would take five times as long. ``args`` may be of ``jax.ShapeDtypeStruct``.
     """
     return text_fingerprint("".join(f"{part}\n" for part in _program_parts(jax.make_jaxpr(function)(*args))))
 
@@ -135,7 +135,7 @@ def text_fingerprint(text: str) -> str:
 
 
 def _program_parts(jaxpr: Any) -> Iterator[object]:
-    """All that tells a traced program from others: operations with their settings, what goes in and what comes out."""
+    """Everything that identifies a traced program: its operations with their settings, inputs and outputs."""
     numbers: dict[Any, int] = {}
 
     def given(variables: Iterable[Any]) -> list[int | str]:
@@ -157,7 +157,7 @@ def _program_parts(jaxpr: Any) -> Iterator[object]:
                 for one in inner:
                     yield from _program_parts(one)
             else:
-                # Where a function lies in memory says nothing of it, and what it computes was traced.
+                # The address of a function differs between processes, and what it computes was traced.
                 yield name, ADDRESS.sub("", _text(value))
     yield given(jaxpr.outvars)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,16 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
         raise RecordError(f"{file} holds a line that is not JSON ({error}): delete that line.") from error
 
 
-def find_runs(folder: Path) -> Iterator[Path]:
-    """The directories at or below ``folder`` that hold a run and are in no sweep, oldest first, damaged before all."""
-    return _found(folder, lambda path: (path / RUN_FILE).is_file())
-
-
-def find_sweeps(folder: Path) -> Iterator[Path]:
-    """The directories at or below ``folder`` that hold a sweep, in the same order."""
-    return _found(folder, is_sweep)
+def find_records(folder: Path) -> list[Path]:
+    """The directories at or below ``folder`` that hold a sweep, or a run outside of sweeps; oldest first."""
+    found = []
+    for path, folders, _ in folder.walk():
+        if is_sweep(path):
+            found.append(path)
+            folders.clear()
+        elif (path / RUN_FILE).is_file():
+            found.append(path)
+    return sorted(found, key=_age)
 
 
 def is_sweep(path: Path) -> bool:
@@ -118,19 +120,8 @@ def is_sweep(path: Path) -> bool:
         return False
 
 
-def _found(folder: Path, wanted: Callable[[Path], bool]) -> Iterator[Path]:
-    """The wanted directories at or below ``folder``, those of sweeps among them but nothing that is in one."""
-    found = []
-    for path, folders, _ in folder.walk():
-        if wanted(path):
-            found.append(path)
-        if is_sweep(path):
-            folders.clear()
-    return iter(sorted(found, key=age))
-
-
-def age(path: Path) -> tuple[str, str]:
-    """What records are sorted by: when they began, or their name where that is the same or unknown."""
+def _age(path: Path) -> tuple[str, str]:
+    """When a record started, empty if it cannot be read, and its name."""
     for file in (path / RUN_FILE, path / SWEEP_FILE, *sorted(path.glob(SHARDS))):
         try:
             return str(read_facts(file, ("status", "started"))["started"]), path.name

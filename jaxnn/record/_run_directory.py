@@ -10,13 +10,13 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from jaxnn.record._state_files import refusal
+from jaxnn.record._state_files import refusals
 from jaxnn.types import RecordError
 
 RUN_FILE = "run.json"
@@ -33,7 +33,7 @@ def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
 def create_run_dir(path: Path) -> Path:
     """Creates ``path`` for a new run; RecordError if it holds something already, or cannot be created."""
     check_vacant(path)
-    with refusals(path):
+    with refusals(f"{path} cannot be written"):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -74,32 +74,81 @@ def check_name(path: Path) -> None:
         raise RecordError(f"{str(path)!r:.80} cannot be a run directory ({reason}): choose another name.") from error
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[IO[str]]:
-    """Holds the run directory ``path`` for this process, by its open lock; the system lets go if the process dies.
+class Record(NamedTuple):
+    """An open run directory and its held lock; None in all but one of the processes of a run, which write nothing.
 
-    RecordError if another process holds it, or it cannot be written.
+    Its methods raise RecordError if the disk refuses, and leave the files as they were.
     """
-    with refusals(path / LOCK_FILE):
+
+    path: Path
+    lock: IO[str] | None
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the directory; RecordError if it is no longer the one that was locked."""
+        if self.lock is None:
+            return False
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.path / LOCK_FILE), os.fstat(self.lock.fileno())):
+                return True
+        raise RecordError(
+            f"the run directory {self.path} was removed or renamed, or its {LOCK_FILE} deleted, while its run was "
+            "writing it: leave it where it is until the run is over."
+        )
+
+    def report(self, *lines: Mapping[str, Any]) -> list[bytes]:
+        """Appends lines to ``metrics.jsonl`` and hands them to the system at once; returns them as written."""
+        written, file = [json_line(line).encode() for line in lines], self.path / METRICS_FILE
+        if not self.writes:
+            return written
+        # Opened for each report, since resuming replaces the file. Unbuffered: a buffer that could not be written would
+        # be written again when it is closed.
+        with refusals(f"{file} cannot be written"), file.open("ab", buffering=0) as log:
+            before, content = log.tell(), b"".join(written)
+            try:
+                while content:
+                    content = content[log.write(content) :]
+            except OSError:
+                log.truncate(before)
+                raise
+        return written
+
+    def write(self, name: str, content: Mapping[str, Any] | list[Any]) -> None:
+        """Replaces a JSON file of the record, such as ``run.json``."""
+        if self.writes:
+            write_json(self.path / name, content)
+
+
+@contextmanager
+def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
+    """Locks the existing run directory ``path`` and opens it; the system unlocks it if the process dies.
+
+    ``writes`` is False for all but one of the processes of a run: they lock and write nothing. RecordError if another
+    process writes it, or none can.
+    """
+    if not writes:
+        yield Record(path, None)
+        return
+    with refusals(f"{path / LOCK_FILE} cannot be written"):
         lock = (path / LOCK_FILE).open("w")
     with lock:
-        if not _try_lock(lock):
+        if not _try_lock(lock, fcntl.LOCK_EX):
             raise _busy(path)
-        yield lock
+        yield Record(path, lock)
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process is writing the run directory ``path`` now."""
     try:
         with (path / LOCK_FILE).open("r") as lock:
-            return not _try_lock(lock)
+            return not _try_lock(lock, fcntl.LOCK_SH)  # several processes may ask at the same time
     except OSError:
         return False
 
 
-def _try_lock(lock: IO[str]) -> bool:
+def _try_lock(lock: IO[str], kind: int) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -113,7 +162,7 @@ def _busy(path: Path) -> RecordError:
 
 def make_room(folder: Path) -> None:
     """Makes ``folder`` and tries to write there, before long computations; RecordError if the disk refuses."""
-    with refusals(folder):
+    with refusals(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -130,7 +179,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     RecordError if the disk refuses; then ``path`` is as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with refusals(path):
+    with refusals(f"{path} cannot be written"):
         try:
             with temporary.open("wb") as file:
                 file.write(content)
@@ -139,18 +188,6 @@ def write_bytes(path: Path, content: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def refusals(path: Path) -> Iterator[None]:
-    """Turns an error of the system while ``path`` is written into a RecordError of one line."""
-    try:
-        yield
-    except OSError as error:
-        reason, cure = refusal(error)
-        raise RecordError(
-            f"{path} cannot be written ({reason}): {cure}; what was recorded before is intact."
-        ) from error
 
 
 def json_line(content: Mapping[str, Any]) -> str:

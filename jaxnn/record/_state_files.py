@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import json
 import os
-import re
 import shutil
 import sys
 import threading
@@ -23,21 +22,18 @@ import numpy as np
 
 from jaxnn._compat import configure_orbax_logging
 from jaxnn.parallel import broadcast_from_primary, is_primary
-from jaxnn.types import PyTree, RecordError
+from jaxnn.types import JaxnnError, PyTree, RecordError
 
 # The folder of the arrays in a checkpoint of a run.
 ITEM = "default"
 # The step of a checkpoint, its metrics, and how much of metrics.jsonl had been written by then.
 ABOUT_FILE = "checkpoint.json"
-# What a folder is named besides while it is written.
+# The suffix of a folder's name while it is written.
 UNFINISHED = ".unfinished"
-# What Orbax raises for a checkpoint of another tree, and where it cannot write one.
+# What Orbax raises for a checkpoint of another tree, and if it cannot write one.
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
 SUMS_FILE = "SHA256SUMS"
-FREE_SPACE = "free disk space"
-# A line as `sha256sum` writes it: the sum, two spaces, the name.
-SUM_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 # The first line, which `sha256sum -c` skips: damage to the list is not blamed on a file in it.
 SUMS_HEAD = "# sha256 of the lines below: "
 
@@ -50,7 +46,7 @@ def save(path: Path | str, state: PyTree) -> None:
 
     Raises:
         RecordError: ``path`` exists already or cannot be written; ``state`` is one bare array or holds none, or holds
-            arrays of one process where there are several.
+            arrays of one process although there are several.
     """
     target = Path(path).absolute()
     if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
@@ -62,7 +58,7 @@ def save(path: Path | str, state: PyTree) -> None:
                 f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
                 f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
             )
-    failure: BaseException | None = None
+    failure: JaxnnError | None = None
 
     def make_room() -> str:
         if target.exists():
@@ -75,13 +71,11 @@ def save(path: Path | str, state: PyTree) -> None:
             raise failure
 
     try:
-        target = Path(broadcast_from_primary(make_room))
-        start_writing(target, host_copy(state), leads=is_primary())()
-    except UNWRITABLE as error:
-        reason, cure = refusal(error)
-        room = f"{FREE_SPACE}, or " if cure == FREE_SPACE else ""
-        refused = RecordError(f"{target} cannot be written ({reason}): {room}choose another path.")
-        failure = error if isinstance(error, RecordError) else refused
+        with refusals(f"{target} cannot be written", ", or choose another path."):
+            target = Path(broadcast_from_primary(make_room))
+            start_writing(target, host_copy(state))()
+    except JaxnnError as error:
+        failure = error
     broadcast_from_primary(raise_failure)
     raise_failure()
 
@@ -95,18 +89,6 @@ def steps_in(folder: Path) -> list[int]:
 def read_about(checkpoint: Path) -> Any:
     """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
     return json.loads((checkpoint / ABOUT_FILE).read_text())
-
-
-def step_damage(checkpoint: Path) -> str | None:
-    """What is wrong with the checkpoint of the step that ``checkpoint`` is named after; None if nothing is."""
-    if (what := find_damage(checkpoint)) is not None:
-        return what
-    try:
-        saved = read_about(checkpoint)["step"]
-    except OSError:
-        return f"its file {ABOUT_FILE} is missing"
-    # A copy of another step's checkpoint, or a link to one, is complete in itself.
-    return None if str(saved) == checkpoint.name else f"it holds the state of step {saved}"
 
 
 def preload_orbax() -> None:
@@ -128,17 +110,14 @@ def orbax_options(folder: Path) -> dict[str, Any]:
     return {"multiprocessing_options": options}
 
 
-def start_writing(
-    target: Path, state: PyTree, about: Mapping[str, Any] | None = None, *, leads: bool = True
-) -> Callable[[], None]:
-    """Starts to write a state with its checksums to the new folder ``target``, which gets its name when it is complete.
+def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None = None) -> Callable[[], None]:
+    """Starts to write a state, of :func:`host_copy`, with its checksums to the new folder ``target``.
 
-    ``state`` is of :func:`host_copy`. Arrays of several processes are copied to the host now, so that these call it in
-    the thread that computes; the function that it returns completes the folder in any thread, without JAX. Both raise
-    OSError or ValueError if the disk refuses, and remove what was written, for others need the room.
+    Arrays of several processes are copied to the host now, in the thread that computes. The function that it returns
+    completes the folder and gives it its name, in any thread, without JAX. Both raise UNWRITABLE if the disk refuses,
+    and remove what was written, since others need the room.
 
-    ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own; of
-    the processes that write together, the one that ``leads`` names the folder.
+    ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
     """
     import orbax.checkpoint as ocp
 
@@ -151,7 +130,7 @@ def start_writing(
         try:
             yield
         except UNWRITABLE:
-            if leads:
+            if is_primary():
                 clear_unfinished(unfinished)
             raise
 
@@ -159,7 +138,7 @@ def start_writing(
         with clearing():
             # Closing waits until all processes have written.
             checkpointer.close()
-            if leads:
+            if is_primary():
                 if about is not None:
                     (unfinished / ABOUT_FILE).write_text(json.dumps(about) + "\n")
                 write_sums(unfinished)
@@ -167,7 +146,7 @@ def start_writing(
                 sync(target.parent)
 
     with clearing():
-        if about is not None and leads:
+        if about is not None and is_primary():
             unfinished.mkdir(exist_ok=True)
         checkpointer = ocp.StandardCheckpointer(async_options=in_order, **orbax_options(target))
         checkpointer.save(unfinished if about is None else unfinished / ITEM, state, force=True)
@@ -250,8 +229,8 @@ def write_sums(folder: Path) -> None:
         sync(os.path.join(folder, name))
 
 
-def find_damage(folder: Path) -> str | None:
-    """What is wrong with the first file below ``folder`` that is not as it was saved; None if all are."""
+def find_damage(folder: Path, step: int | None = None) -> str | None:
+    """What is wrong with a saved state, which is that of ``step`` if it belongs to a run; None if nothing is."""
     changed = "has other bytes than were saved"
     try:
         head, _, lines = (folder / SUMS_FILE).read_text().partition("\n")
@@ -259,10 +238,9 @@ def find_damage(folder: Path) -> str | None:
         return f"its file {SUMS_FILE} is missing"
     except (OSError, ValueError):
         head = lines = ""
-    matches = [SUM_LINE.fullmatch(line) for line in lines.splitlines()]
-    sums = {match[2]: match[1] for match in matches if match is not None}
-    if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest() or len(sums) != len(matches):
+    if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest():
         return f"its file {SUMS_FILE} {changed}"
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines.splitlines())}
     there = set(files_below(folder)) - {SUMS_FILE}
     for name in sorted(sums.keys() | there):
         if name not in sums:
@@ -274,7 +252,13 @@ def find_damage(folder: Path) -> str | None:
                 return f"its file {name} {changed}"
         except OSError as error:
             return f"its file {name} cannot be read ({error.strerror or error})"
-    return None
+    if step is None:
+        return None
+    if ABOUT_FILE not in sums:
+        return f"its file {ABOUT_FILE} is missing"
+    # A copy of another step's checkpoint, or a link to one, is complete in itself.
+    saved = read_about(folder)["step"]
+    return None if saved == step else f"it holds the state of step {saved}"
 
 
 def _digest(folder: Path, name: str) -> str:
@@ -285,11 +269,10 @@ def _digest(folder: Path, name: str) -> str:
 def files_below(folder: Path) -> Iterator[str]:
     """The names, relative to ``folder``, of everything below it that is no folder."""
     # Without pathlib, which keeps every part of every path in memory (Python 3.12): each checkpoint has new names.
-    above = len(os.path.join(folder, ""))
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for name in (*files, *links):
-            yield os.path.join(place, name)[above:]
+            yield os.path.relpath(os.path.join(place, name), folder)
 
 
 def sync(path: Path | str) -> None:
@@ -302,7 +285,7 @@ def sync(path: Path | str) -> None:
 
 
 def clear_unfinished(path: Path) -> None:
-    """Removes ``path`` and what Orbax names after it while it writes."""
+    """Removes ``path`` and Orbax's temporary folders beside it."""
     # After a save that failed at its start, threads that Orbax does not wait for may still write for a moment.
     for seconds in (0.0, 0.1, 0.4):
         time.sleep(seconds)
@@ -316,11 +299,16 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def refusal(error: BaseException) -> tuple[str, str]:
-    """Why a file or a state could not be written, in the system's words, and what to do."""
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        if (words := os.strerror(number)) in str(error):
-            return words, FREE_SPACE
-    # TensorStore's words end in a page on how it opens files.
-    words = getattr(error, "strerror", None) or first_line(error).partition(" [tensorstore_spec=")[0]
-    return words, "check that the folder exists, may be written, and that no other process writes there"
+@contextlib.contextmanager
+def refusals(subject: str, rest: str = "; what was recorded before is intact.") -> Iterator[None]:
+    """Turns an error of the disk into a RecordError of one line: the ``subject``, why, what to do, and the ``rest``."""
+    try:
+        yield
+    except JaxnnError:
+        raise
+    except UNWRITABLE as error:
+        full = next((words for words in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)) if words in str(error)), None)
+        # TensorStore's words end in a page on how it opens files.
+        reason = getattr(error, "strerror", None) or full or first_line(error).partition(" [tensorstore_spec=")[0]
+        cure = "check that the folder exists, may be written, and that no other process writes there"
+        raise RecordError(f"{subject} ({reason}): {'free disk space' if full else cure}{rest}") from error

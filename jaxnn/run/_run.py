@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxnn.engine import Trainer, check_count
 from jaxnn.observe import html_table, text_table
-from jaxnn.record import FOLDER, Checkpoints, draw_curves
+from jaxnn.record import FOLDER, Checkpoints, draw_curves, load
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
@@ -114,12 +114,12 @@ class Run:
         """
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
-        mode = "max" if self.higher_is_better else "min"
-        checkpoints = Checkpoints(self.dir / FOLDER, monitor=self.monitor, mode=mode)
+        checkpoints = Checkpoints(self.dir / FOLDER, monitor=self.monitor, higher_is_better=self.higher_is_better)
         step = checkpoints.best()
         if step is None:
             raise RecordError(f"{self.dir / FOLDER} holds no complete checkpoint.")
-        return checkpoints.restore(step, self.state)
+        state: TrainState = load(self.dir / FOLDER / str(step), self.state)
+        return state
 
     def plot(self) -> Figure:
         """Loss, metrics and throughput against the step, as a matplotlib figure."""

@@ -16,6 +16,7 @@ from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.record import (
     FOLDER,
+    METRICS_FILE,
     RUN_FILE,
     SWEEP_FILE,
     Checkpoints,
@@ -115,11 +116,12 @@ def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainSt
     with open_record(path) as record:
         record.write(RUN_FILE, facts)
         written = record.report(*own)
-        mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
-        with contextlib.closing(Checkpoints(path / FOLDER, monitor=sweep.monitor, mode=mode)) as checkpoints:
+        step = int(state.step)
+        checkpoints = Checkpoints(path / FOLDER, monitor=sweep.monitor, higher_is_better=sweep.higher_is_better)
+        with contextlib.closing(checkpoints):
             at: Mapping[str, Any] = next((line for line in reversed(own) if line["step"] <= step), {})
             count = sum(line["step"] <= step for line in own)
-            checkpoints.save(step, state, metrics_of(at), record.log(LogDigest(written[:count])))
+            checkpoints.save(step, state, metrics_of(at), LogDigest(path / METRICS_FILE, written[:count]))
 
 
 def _facts(facts: Mapping[str, Any], index: int, member: Member) -> dict[str, Any]:

@@ -377,7 +377,7 @@ FLAGS = ["--coordinator", "node:1", "--num-processes", "2", "--process-id", "0"]
             ["--distributed"],
             "no cluster started this process; looked for SLURM .*Open MPI.*Kubernetes.*Cloud TPU.*--coor",
         ),
-        (["--distributed", *FLAGS], "--distributed finds out by itself what --coordinator .* say: give it or them"),
+        (["--distributed", *FLAGS], "--distributed detects the values of --coordinator .*: give either it or them"),
         (FLAGS[:2], "^error: --num-processes and --process-id must be given too: --coordinator HOST:PORT"),
         (FLAGS[2:], "^error: --coordinator must be given too"),
         ([*FLAGS[:5], "2"], "^error: process_id is 2, and must be one of 0 to 1, since there are 2 processes"),

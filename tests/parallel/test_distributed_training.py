@@ -249,7 +249,8 @@ def test_what_two_processes_cannot_save_is_one_sentence_in_both(tmp_path: Path) 
     for rank, process in enumerate(done):
         assert processes.words(process.out) == [
             f"RecordError: {tmp_path}/there exists already: choose a new path, or delete it first.",
-            f"RecordError: {tmp_path}/file/state cannot be written (File exists): choose another path.",
+            f"RecordError: {tmp_path}/file/state cannot be written (File exists): check that the folder exists, may be "
+            "written, and that no other process writes there, or choose another path.",
             f"RecordError: {tmp_path}/new is to hold a.b, which is on the devices of process {rank} alone: spread it "
             "over those of all 2 processes, or save it as a NumPy array, which process 0 writes.",
             f"RecordError: {tmp_path}/late cannot be written (No space left on device): free disk space, or choose "

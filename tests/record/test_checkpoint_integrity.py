@@ -106,8 +106,8 @@ def test_newest_complete_one_is_restored_and_damaged_ones_are_moved(copy: Path) 
     restored = checkpoints.restore_newest(make_state(0))
     assert restored is not None and restored.step == 1
     assert_bitwise_equal(restored.state, make_state(1))
-    assert [damage.step for damage in restored.damaged] == [3, 2]
-    assert [checkpoints.set_aside(damage) for damage in restored.damaged] == [
+    assert [step for step, _ in restored.damaged] == [3, 2]
+    assert [checkpoints.set_aside(*damage) for damage in restored.damaged] == [
         "the checkpoint of step 3 is damaged, its file default/_METADATA has other bytes than were saved, and was "
         f"moved to {copy / 'damaged' / '3'}",
         f"the checkpoint of step 2 is damaged, its file checkpoint.json is missing, and was moved to "
@@ -120,8 +120,8 @@ def test_newest_complete_one_is_restored_and_damaged_ones_are_moved(copy: Path) 
     checkpoints.wait()
     flip(copy / "3" / "default" / "_METADATA")
     restored = checkpoints.restore_newest(make_state(0))
-    assert restored is not None and [damage.step for damage in restored.damaged] == [3]
-    assert checkpoints.set_aside(restored.damaged[0]).endswith(f"{copy / 'damaged' / '3-2'}")
+    assert restored is not None and [step for step, _ in restored.damaged] == [3]
+    assert checkpoints.set_aside(*restored.damaged[0]).endswith(f"{copy / 'damaged' / '3-2'}")
     checkpoints.close()
 
 
@@ -138,10 +138,10 @@ def test_if_all_are_damaged_nothing_is_moved(copy: Path) -> None:
 
 def test_damaged_and_absent_steps_are_refused(copy: Path) -> None:
     flip(copy / "2" / "default" / "manifest.ocdbt")
-    with pytest.raises(RecordError, match=r"step 2 in .* is damaged, its file default/manifest\.ocdbt has other bytes"):
-        Checkpoints(copy).restore(2, make_state(0))
-    with pytest.raises(RecordError, match=r"no checkpoint of step 7 in .*: there are those of \[1, 2, 3\]"):
-        Checkpoints(copy).restore(7, make_state(0))
+    with pytest.raises(RecordError, match=r"/2 is damaged, its file default/manifest\.ocdbt has other bytes"):
+        jn.load(copy / "2", make_state(0))
+    with pytest.raises(RecordError, match=r"there is no checkpoint at .*/7: check the path"):
+        jn.load(copy / "7", make_state(0))
 
 
 def test_damaged_state_is_not_loaded(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy: Path) -> Non
     checkpoints = Checkpoints(copy, keep_last=3)
     assert checkpoints.steps() == [1, 2, 3]
     restored = checkpoints.restore_newest(make_state(0))
-    assert restored is not None and restored.step == 3 and restored.damaged == ()
+    assert restored is not None and restored.step == 3 and restored.damaged == []
     with ocp.CheckpointManager(copy) as manager:
         assert manager.all_steps() == [1, 2, 3], "plain Orbax takes a remnant for a checkpoint"
     checkpoints.save(4, make_state(4), {})
@@ -248,7 +248,7 @@ def test_reading_disturbs_no_save_under_way(tmp_path: Path, monkeypatch: pytest.
     checkpoints.save(2, make_state(2), {})
     other = Checkpoints(tmp_path)
     assert other.steps() == [1] and other.best() == 1
-    assert_bitwise_equal(other.restore(1, make_state(0)), make_state(1))
+    assert_bitwise_equal(jn.load(tmp_path / "1", make_state(0)), make_state(1))
     resume.set()
     checkpoints.close()
     assert other.steps() == [1, 2] and find_damage(tmp_path / "2") is None

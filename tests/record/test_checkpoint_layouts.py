@@ -65,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_layout_reads_what_every_other_saved(saved: Path, before: str, after: str) -> None:
     like = fresh(after)
     blank = jax.tree.map(lambda leaf: leaf if _is_key(leaf) else leaf * 0, like)
-    found = Checkpoints(saved).restore(list(LAYOUTS).index(before), blank)
+    found = jn.load(saved / str(list(LAYOUTS).index(before)), blank)
     for got, wanted, place in zip(*map(jax.tree.leaves, (found, fresh(before), like)), strict=True):
         assert got.sharding.is_equivalent_to(place.sharding, got.ndim)
         got, wanted = (jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in (got, wanted))

@@ -24,11 +24,10 @@ PACKAGE = shell.ROOT / "jaxnn"
 UNPICKLERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "torch", "yaml", "msgpack"}
 # Where one is allowed, and what for.
 IMPORTS = {"importlib.import_module"}
-OWN_IMPORT = "_importing.import_module"
 EXCEPTIONS = {
     "data/_grain.py": {"cloudpickle"},  # a function of this process on its way to its own workers; no file
     # Tables of jaxnn's own names, and the MODULE:NAME that a user writes on the command line; nothing from a file.
-    **dict.fromkeys(("__init__.py", "_compat.py", "_importing.py", "bench/_study.py"), {*IMPORTS, OWN_IMPORT}),
+    **dict.fromkeys(("__init__.py", "_compat.py", "bench/_study.py"), IMPORTS),
     **dict.fromkeys(("parallel/_strategies.py", "types.py"), IMPORTS),
 }
 # Calls that run text, by name; and methods that write what an archive holds where it says.

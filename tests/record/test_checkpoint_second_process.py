@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import check_vacant, is_locked, locked
+from jaxnn.record import check_vacant, is_locked, open_record
 from jaxnn.types import RecordError
 from tests import shell, tiny
 
@@ -106,7 +106,7 @@ def test_a_sweep_that_is_going_on(tmp_path: Path) -> None:
         "    try:\n        jn.sweep(tiny.experiment(), points, progress='none', **{option: sys.argv[1]})\n"
         "    except jn.RecordError as error:\n        print(error)"
     )
-    with locked(path):
+    with open_record(path):
         said = shell.python("-c", probe, path).stdout.splitlines()
     sentence = f"another process is writing the run directory {path}: wait for it, or choose another --run-dir."
     assert said == [sentence, sentence]

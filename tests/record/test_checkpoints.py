@@ -102,8 +102,8 @@ def test_states_that_do_not_fit_are_named_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(RecordError, match="does not hold a state") as caught:
             jn.load(tmp_path / "state", like)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
-        with pytest.raises(RecordError, match="step 3 .* cannot be read back .*its (params|step|opt|model)"):
-            checkpoints.restore(3, like)
+        with pytest.raises(RecordError, match="run/3 does not hold a state .*its (params|step|opt|model)"):
+            checkpoints.restore_newest(like)
     checkpoints.close()
 
 
@@ -126,13 +126,13 @@ def test_last_and_best_are_kept(tmp_path: Path) -> None:
     assert kept(tmp_path / "a", losses, keep_last=2, keep_best=1) == ([2, 4, 5], 2)
     assert kept(tmp_path / "b", losses, keep_last=1, keep_best=2) == ([2, 4, 5], 2)
     assert kept(tmp_path / "c", losses, keep_last=1, keep_best=0) == ([5], 5)
-    assert kept(tmp_path / "d", losses, keep_last=1, keep_best=1, mode="max") == ([1, 5], 1)
+    assert kept(tmp_path / "d", losses, keep_last=1, keep_best=1, higher_is_better=True) == ([1, 5], 1)
 
 
 def test_unmeasured_checkpoints_are_never_best(tmp_path: Path) -> None:
     losses = [None, 2.0, math.nan, None]
     assert kept(tmp_path / "a", losses, keep_last=1, keep_best=1) == ([2, 4], 2)
-    assert kept(tmp_path / "b", losses, keep_last=1, mode="max") == ([2, 4], 2)
+    assert kept(tmp_path / "b", losses, keep_last=1, higher_is_better=True) == ([2, 4], 2)
     assert kept(tmp_path / "c", [None, None, None], keep_last=1, keep_best=0) == ([3], 3)
 
 
@@ -144,7 +144,7 @@ def test_newest_is_restored_with_its_bits(tmp_path: Path) -> None:
     checkpoints.close()
     reopened = Checkpoints(tmp_path / "run")
     assert reopened.steps()[-1] == 2
-    assert_equal(reopened.restore(2, make_state()), make_state(2))
+    assert_equal(jn.load(tmp_path / "run" / "2", make_state()), make_state(2))
 
 
 def test_save_is_complete_though_its_buffers_are_donated_at_once(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_save_is_complete_though_its_buffers_are_donated_at_once(tmp_path: Path)
     checkpoints.wait()
     assert checkpoints.steps() == list(range(1, 7))
     for step in checkpoints.steps():
-        for leaf in jax.tree.leaves(checkpoints.restore(step, like)):
+        for leaf in jax.tree.leaves(jn.load(tmp_path / "run" / str(step), like)):
             np.testing.assert_array_equal(leaf, np.full(leaf.shape, step, leaf.dtype))
     checkpoints.close()
 

@@ -156,9 +156,9 @@ def test_runs_are_found_oldest_first_whatever_their_names(tmp_path: Path) -> Non
     write_run(tmp_path / "b", started="2026-01-01T00:00:00+0000")
     write_run(tmp_path / "deep" / "er" / "a", started="2026-01-03T00:00:00+0000")
     write_run(tmp_path / "c", started="2026-01-02T00:00:00+0000")
-    assert [path.name for path in record.find_runs(tmp_path)] == ["b", "c", "a"]
-    assert list(record.find_runs(tmp_path / "b")) == [tmp_path / "b"]
-    assert list(record.find_runs(tmp_path / "nowhere")) == []
+    assert [path.name for path in record.find_records(tmp_path)] == ["b", "c", "a"]
+    assert record.find_records(tmp_path / "b") == [tmp_path / "b"]
+    assert record.find_records(tmp_path / "nowhere") == []
 
 
 def test_a_sweep_stands_for_the_runs_of_its_members(tmp_path: Path) -> None:
@@ -168,10 +168,9 @@ def test_a_sweep_stands_for_the_runs_of_its_members(tmp_path: Path) -> None:
     write_run(late / "shards" / "a" / "members" / "0000")
     write_json(early / "sweep.json", {"status": "finished", "started": "2026-01-01"})
     write_json(late / "shards" / "a" / "sweep.json", {"status": "finished", "started": "2026-01-02"})
-    assert list(record.find_runs(tmp_path)) == [tmp_path / "alone"]
-    assert list(record.find_sweeps(tmp_path)) == [early, late]
-    assert list(record.find_runs(early / "members")) == [early / "members" / "0000"]
-    assert list(record.find_runs(early)) == [] and list(record.find_sweeps(tmp_path / "nowhere")) == []
+    assert record.find_records(tmp_path) == [early, late, tmp_path / "alone"]
+    assert record.find_records(early) == [early]
+    assert record.find_records(early / "members") == [early / "members" / "0000"]
 
 
 def test_a_run_that_was_killed_reads_as_interrupted(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli import command as main
+from jaxnn.record import rewind_metrics
 from tests import shell, swept, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -137,6 +138,17 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_and_keeps_what_it
     assert [line["step"] for line in tiny.lines(halved)] == [*range(5, 41, 5)]
 
 
+def test_lines_that_lost_their_member_are_damage(tmp_path: Path) -> None:
+    (path := tmp_path / "{sweep}").mkdir()
+    (path / "metrics.jsonl").write_text('{"step": 5, "member": 0}\n{"step": 5, "mdmber": 1}\n')
+    kept, digest, message = rewind_metrics(
+        path, lambda line: [5, 5][line["member"]], {"lines": 2, "sha256": ""}, "group 1", (0, 1)
+    )
+    assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
+    assert message is not None and "1 of 2 lines are lost" in message
+    assert message.endswith(f"the file as it was found is {path}/metrics.damaged-1.jsonl")
+
+
 # --- run.json and sweep.json ---
 
 
@@ -167,6 +179,28 @@ def test_a_needed_fact_that_is_missing_or_of_another_type_is_named(
             main(["runs", str(tmp_path)])
             capsys.readouterr()
         path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    "change", [{"devices": {}}, {"devices": {"devices": [1]}}, {"summary": "x"}, {"summary": {"throughput": [1]}}]
+)
+def test_parts_of_facts_that_have_another_form_are_named(
+    halved: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (halved / "run.json").write_text(json.dumps(tiny.read(halved) | change))
+    if "devices" in change:
+        assert "the record is damaged" in shell.fails(capsys, main, "show", halved)
+    else:
+        main(["runs", str(halved)])
+        assert "the record is damaged" in capsys.readouterr().out
+
+
+def test_curves_are_drawn_from_what_is_left_of_a_record(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (halved / "run.json").write_text(json.dumps({k: v for k, v in tiny.read(halved).items() if k != "data"}))
+    for content in ((halved / "metrics.jsonl").read_bytes().replace(b"steps_per_second", b"steps-per-second", 1), b""):
+        (halved / "metrics.jsonl").write_bytes(content)
+        main(["plot", str(halved)])
+        (halved / "curves.png").unlink()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000], ids=range(5))

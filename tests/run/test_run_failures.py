@@ -356,7 +356,7 @@ def test_other_data_are_refused_and_the_record_stays_as_it_was(finished: jn.Run)
 
 
 def test_another_model_is_refused(finished: jn.Run) -> None:
-    with pytest.raises(jn.RecordError, match="was it saved with another model or optimizer"):
+    with pytest.raises(jn.RecordError, match="the model and optimizer it was saved with"):
         tiny.fit(tiny.experiment(optimizer=lambda config: optax.adam(0.1)), resume=finished.dir)
 
 

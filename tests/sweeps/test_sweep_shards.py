@@ -16,7 +16,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.cli import command
-from jaxnn.record import locked
+from jaxnn.record import open_record
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
 
@@ -141,7 +141,7 @@ def test_an_interrupted_shard_resumes(tmp_path: Path) -> None:
 
 def test_shards_hold_their_own_directories(tmp_path: Path) -> None:
     sweep(run_dir=tmp_path, shard="1/2")
-    with locked(tmp_path / "shards" / "1-of-2"):
+    with open_record(tmp_path / "shards" / "1-of-2"):
         assert sweep(run_dir=tmp_path, shard="2/2").status == "finished"
         with pytest.raises(jn.RecordError, match="another process is writing"):
             sweep(resume=tmp_path, shard="1/2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import signal
@@ -83,9 +82,8 @@ def test_a_diverged_member_is_frozen_and_marked(diverged: jn.Sweep) -> None:
     assert [line["step"] for line in diverged.lines if line["member"] == 1] == [5, 10]
     assert member.dir is not None
     before = tiny.fit(breaking().replace(learning_rate=0.2, bad_step=7.0, num_steps=5)).state
-    with contextlib.closing(Checkpoints(member.dir / "checkpoints")) as checkpoints:
-        assert checkpoints.steps() == [5]
-        kept = checkpoints.restore(5, before)
+    assert Checkpoints(member.dir / "checkpoints").steps() == [5]
+    kept = jn.load(member.dir, before)
     for name, value in before.params.items():
         np.testing.assert_allclose(kept.params[name], value, rtol=1e-5)
     with pytest.raises(jn.ConfigError, match="member 1 is diverged, and loading it would train it on"):

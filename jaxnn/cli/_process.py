@@ -1,22 +1,31 @@
-"""Settings of the process that must be made before JAX starts: compile cache, CPU devices, one process of several."""
+"""The process of a command: its compile cache, devices and other processes, and how it exits."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
+import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 
-from jaxnn.cli._exit_status import status_of
 from jaxnn.engine import check_count
-from jaxnn.observe import cpu_count
+from jaxnn.observe import cpu_count, printable
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.types import ConfigError
+from jaxnn.run import RESUMABLE as RESUMABLE
+from jaxnn.run import Farewell, drop_output, interruptible, leave
+from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+# Errors of the system about a path that a user gave; a missing file may be a defect.
+_UNUSABLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 # Each device has a copy of the data: more copies than this would cost more memory than cores are worth.
 MOST_DEVICES = 16
 # Bytes: thousands of small networks' programs. JAX's own limit reads the whole cache for each program that it adds,
@@ -85,7 +94,7 @@ class ClusterOptions:
     """Which process of several this is; flags of every script, the same in all of them but for --process-id."""
 
     cpu_devices: int | None = None
-    """Number of devices that the CPU simulates, to try out what several do; they share its cores."""
+    """Number of devices that the CPU simulates, to try out runs on several; they share its cores."""
     distributed: bool = False
     """Join the processes that SLURM, Open MPI, Kubernetes or Cloud TPU started together."""
     coordinator: str | None = None
@@ -108,7 +117,7 @@ class ClusterOptions:
         given = {"coordinator": self.coordinator, "num_processes": self.num_processes, "process_id": self.process_id}
         missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
         if self.distributed and len(missing) < len(given):
-            raise ConfigError(f"--distributed finds out by itself what {EXPLICIT} say: give it or them.")
+            raise ConfigError(f"--distributed detects the values of {EXPLICIT}: give either it or them.")
         if self.distributed:
             return detect_place(self.start_timeout, self.lost_after)
         if len(missing) == len(given):
@@ -151,3 +160,67 @@ def check_alone(arguments: Sequence[str], command: str) -> None:
         if (flag := word.partition("=")[0].replace("_", "-")) in flags:
             others = "split its members over machines with --shard I/N" if command == "sweep" else "leave it out"
             raise ConfigError(f"{flag} makes one run of several processes, and {command} is for one process: {others}.")
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status after ``error``, which a process that joined others sends to them."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else FAILED
+    if isinstance(error, KeyboardInterrupt):
+        return RESUMABLE  # the others lost a process, as if it had been killed
+    return BAD_INPUT if isinstance(error, JaxnnError) and not isinstance(error, TrainingError) else FAILED
+
+
+@contextlib.contextmanager
+def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = False) -> Iterator[None]:
+    """Turns errors meant for the user into one line on standard error and an exit; a defect keeps its traceback.
+
+    Args:
+        resumed: the record that the command resumes; an interruption before training leaves it as it was.
+        owns_process: whether an interruption may end the process outside of Python code, which compilers and
+            computations in C++ keep from running.
+
+    Raises:
+        SystemExit: 2 for input that cannot be used, 1 after training failed; after a signal 130, or 75 if nothing was
+            trained since ``resumed`` was saved.
+    """
+    early = INTERRUPTED, "interrupted before anything was trained"
+    if resumed is not None:
+        early = RESUMABLE, f"interrupted before the first step; to resume: --resume {resumed}"
+    at_once = "interrupted at once; what was saved before is kept, see `jaxnn runs`"
+    farewell = Farewell(*early, INTERRUPTED, at_once)
+    if owns_process:
+        atexit.register(_ignore_signals)
+    with interruptible(farewell if owns_process else None) as interruption:
+        try:
+            yield
+        except BaseException as error:
+            if interruption.at_once or isinstance(error, KeyboardInterrupt):
+                # Also if another exception replaced KeyboardInterrupt on its way through C++ code.
+                status, text = farewell.after(interruption)
+                if not isinstance(error, SystemExit):  # which has printed the reason
+                    print(printable(text, lines=False), file=sys.stderr)
+                if owns_process:
+                    leave(status)  # Python's own way waits for running computations
+                raise SystemExit(status) from None
+            if isinstance(error, BrokenPipeError):
+                drop_output()
+            unusable = isinstance(error, OSError) and error.errno in _UNUSABLE
+            if isinstance(error, JaxnnError):
+                reason = str(error)
+            elif isinstance(error, OSError) and unusable:
+                reason = f"{error.filename or 'a file'}: {error.strerror}: choose another path."
+            elif isinstance(error, BrokenPipeError):
+                reason = "standard output was closed, as by `head`."
+            elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+                reason = f"memory ran out ({error}): make the batch or the model smaller."
+            else:  # a defect, or an exit that printed its reason
+                raise
+            print(printable(f"error: {reason}", lines=False), file=sys.stderr)
+            raise SystemExit(BAD_INPUT if unusable else status_of(error)) from None
+
+
+def _ignore_signals() -> None:
+    """Keeps the status of a finished command while JAX cleans up, which takes most of a second."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
