@@ -18,7 +18,7 @@ import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn import Embed
 from jaxnn.optim import SparseRows, is_rows, lazy, value_and_grad_of, value_and_row_gradient
-from jaxnn.optim._rows import summed
+from jaxnn.optim._row_gradients import summed
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch, ConfigError, Metrics, TrainState
 
