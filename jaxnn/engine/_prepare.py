@@ -18,7 +18,7 @@ from jaxnn.engine._trainer import MemberLog, Trainer
 from jaxnn.engine._tuning import MEMORY_SHARE, Call, Choice, VmapPlan, VmapProbe, choose_steps_per_call, plan_vmap_size
 from jaxnn.engine._windows import Plan, typical_window, with_tails
 from jaxnn.nn import platform
-from jaxnn.observe import Clock, available_bytes, describe_devices
+from jaxnn.observe import Clock, available_bytes, check_placement, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import PARTS, jax_flags
 from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState
@@ -146,7 +146,7 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     if held_out is not None:
         check_sums(programs, trainer.splits.named()[held_out], lambda: trainer.state)
         programs.evaluator(None, held_out)
-    trainer.placement().check(platform())
+    check_placement(trainer.placement(), platform())
 
 
 def choose_call(programs: Programs, plan: Plan, given: int | None) -> Choice:

@@ -102,13 +102,6 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
     return Lowered(lowered, name, cause, traced_at - started, time.perf_counter() - traced_at)
 
 
-def compile_ahead(
-    function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any
-) -> tuple[jax.stages.Compiled, Compilation]:
-    """Compiles ``function`` as `lower_ahead` and `Lowered.compile` do; returns the executable and its entry."""
-    return lower_ahead(function, name, cause, *args, **jit_options).compile()
-
-
 def temporary_bytes(compiled: Any) -> int:
     """Memory that each call allocates and frees, besides its arguments and results; 0 where XLA does not report it."""
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)

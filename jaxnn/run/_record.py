@@ -200,7 +200,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         # Another run may have come and gone between the first look and the lock.
         check_vacant(record.path, held=True)
     record.write("run.json", facts)
-    record.write("placement.json", session.trainer.placement().as_json())
+    record.write("placement.json", {tree.name: dataclasses.asdict(tree) for tree in session.trainer.placement()})
     try:
         yield
     finally:

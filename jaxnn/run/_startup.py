@@ -41,7 +41,7 @@ def startup_report(
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in choice.seconds_per_step.items())
     return [
         ("strategy", _strategy(trainer)),
-        *(("placement", line) for line in trainer.placement().lines()),
+        *(("placement", str(tree)) for tree in trainer.placement()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
         ("implementations", ", ".join(used) or None),
         ("steps per call", f"{choice.steps_per_call} ({tried})" if tried else str(choice.steps_per_call)),
