@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
@@ -112,27 +113,11 @@ def value_and_grad_of(
 
     Args:
         optimizer: any Optax optimizer.
-        axis_name: the mapped axis that batches are split over (`tasks.averaged_over`), whose rows are put together.
+        axis_name: the mapped axis that batches are split over (`tasks.averaged_over`); every device gets all rows.
     """
     if not isinstance(optimizer, LazyTransformation):
         return jax.value_and_grad
-
-    def gathered(leaf: PyTree) -> PyTree:
-        if axis_name is None or not is_rows(leaf):
-            return leaf
-        rows = jax.lax.all_gather(leaf, axis_name, tiled=True)
-        return rows._replace(values=rows.values / jax.lax.axis_size(axis_name))
-
-    def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-        graded = value_and_row_gradient(function, optimizer.is_table, has_aux=has_aux)
-
-        def compute(*args: Any) -> Any:
-            value, gradient = graded(*args)
-            return value, jax.tree.map(gathered, gradient, is_leaf=is_rows)
-
-        return compute
-
-    return value_and_grad
+    return functools.partial(value_and_row_gradient, is_table=optimizer.is_table, axis_name=axis_name)
 
 
 class _Selection(NamedTuple):

@@ -83,15 +83,16 @@ def path_name(path: Path) -> str:
 
 
 def value_and_row_gradient(
-    loss: Callable[..., Any], is_table: Callable[[Path], bool], has_aux: bool = False
+    loss: Callable[..., Any], is_table: Callable[[Path], bool], has_aux: bool = False, axis_name: str | None = None
 ) -> Callable[..., tuple[Any, Params]]:
     """As ``jax.value_and_grad(loss, has_aux=has_aux)``, with ``SparseRows`` for the gradients of tables.
 
     ``loss`` is traced to a program first, in which each lookup of rows (``table[ids]``, ``jnp.take(table, ids,
     axis=0)``, any ``Embed``) is differentiated by what it gave instead of by the table. Where a function with a custom
     derivative takes a table, its own rule is not used. ``is_table`` says of a path in ``params``, the first argument,
-    whether there is one. Raises `ConfigError` for a table that is used otherwise, or inside a loop, a branch or
-    ``jax.checkpoint``.
+    whether there is one. Over ``axis_name``, a mapped axis that batches are split over, the rows of all devices are
+    gathered, their values divided by the number of devices. Raises `ConfigError` for a table that is used otherwise, or
+    inside a loop, a branch or ``jax.checkpoint``.
     """
 
     def value_and_gradient(params: Params, *args: Any) -> tuple[Any, Params]:
@@ -129,10 +130,14 @@ def value_and_row_gradient(
             if isinstance(leaf, _Table):
                 features, dtype = leaf.value.shape[1:], leaf.value.dtype
                 values = [gradient.reshape(-1, *features).astype(dtype) for gradient in by_lookup[leaf.name]]
-                gradients[place] = SparseRows(
+                found = SparseRows(
                     jnp.concatenate([jnp.zeros(0, jnp.int32), *ids[leaf.name]]),
                     jnp.concatenate([jnp.zeros((0, *features), dtype), *values]),
                 )
+                if axis_name is not None:
+                    found = jax.lax.all_gather(found, axis_name, tiled=True)
+                    found = found._replace(values=found.values / jax.lax.axis_size(axis_name))
+                gradients[place] = found
         return given, jax.tree.unflatten(structure, gradients)
 
     return value_and_gradient
