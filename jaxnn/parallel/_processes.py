@@ -1,12 +1,7 @@
 """Runs of several processes: how they start together, what they decide together, and how they end together.
 
-`joined` calls the roll over one TCP connection per process to process 0, then starts JAX's own distributed runtime,
-which goes over the same port. Afterwards ``jax.devices()`` are those of all processes. The connections stay: a process
-that dies is noticed at once, and every other one ends with an error message and a status that say: resume later.
-
-Decisions go through the key-value store of JAX's coordination service. No device takes part, so nothing there waits for
-one. Every process calls these functions in the same order: a counter gives each call its own keys. In a single process
-each is a no-op.
+Decisions go through the key-value store of JAX's coordination service, so that none waits for a device. Every process
+calls these functions in the same order: a counter gives each call its own keys. In a single process each is a no-op.
 """
 
 from __future__ import annotations
@@ -44,7 +39,6 @@ PRIMARY_SECONDS = 3600.0
 BARRIER_SECONDS = 300.0
 ERRORS = {kind.__name__: kind for kind in JaxnnError.__subclasses__()}
 
-# All processes count in the same way, so that each call has keys of its own, in this run and in the next.
 _calls = itertools.count()
 
 
