@@ -32,13 +32,13 @@ LEAST_HEARTBEAT_SECONDS = 100
 # A process that shuts down has met all others just before.
 SHUTDOWN_SECONDS = 30
 
-# JAX's distributed runtime is one for the whole process, and so is this.
-_link: Link | None = None
 # How long process 0 may take for what all wait for: it may have data to load.
 PRIMARY_SECONDS = 3600.0
 BARRIER_SECONDS = 300.0
 ERRORS = {kind.__name__: kind for kind in JaxnnError.__subclasses__()}
 
+# JAX's distributed runtime is one for the whole process, and so are these.
+_link: Link | None = None
 _calls = itertools.count()
 
 
