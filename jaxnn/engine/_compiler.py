@@ -33,7 +33,6 @@ from jaxnn.observe import (
     Ledger,
     Lowered,
     available_bytes,
-    compile_ahead,
     format_bytes,
     implementations,
     lower_ahead,
@@ -298,9 +297,9 @@ class Programs:
         return batch
 
     def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
-        """Compiles ``function`` as `compile_ahead` does, on the clock and in the ledger."""
+        """Compiles ``function`` as `lower_ahead` does, on the clock and in the ledger."""
         with self.clock.span("compile", f"compiling the program to {name}"):
-            program, entry = compile_ahead(function, name, cause, *arguments, **jit)
+            program, entry = lower_ahead(function, name, cause, *arguments, **jit).compile()
         self.ledger.compilations.append(entry)
         return program
 

@@ -171,7 +171,7 @@ class Trainer:
         means = self.programs.evaluate(None, split, self.state if state is None else state)
         return derived_metrics(self.programs.task, means)
 
-    def placement(self) -> Placement:
+    def placement(self) -> list[Placement]:
         """Where the parts of a run are stored now."""
         trees: dict[str, Any] = {"parameters": self.state.params}
         if self.state.model_state:

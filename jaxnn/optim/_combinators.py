@@ -73,7 +73,7 @@ def averaged(
 
     Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is their uniform
     average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
-    ``evaluation_params``. Costs one copy of the parameters. Put it around whatever else changes the updates; around
+    ``evaluation_params``. Costs one copy of the parameters. Put it around all else that changes the updates; around
     ``accumulated`` it averages at each micro-batch, within at each update.
     ``decay`` is 0…1. ``debias=False`` starts from the initial parameters, as if they had always been there, so that
     they weigh ``decay**updates``. An ``update`` without parameters raises `ConfigError`.

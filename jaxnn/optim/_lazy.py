@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnn.optim._combinators import AveragedState
-from jaxnn.optim._row_gradients import Path, path_name, value_and_row_gradient
-from jaxnn.optim._rows import SparseRows, is_rows, put_rows, summed, take_rows
+from jaxnn.optim._row_gradients import Path, SparseRows, is_rows, path_name, summed, value_and_row_gradient
 from jaxnn.types import ConfigError, Params, PyTree, suggest
 
 
@@ -57,12 +56,12 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
     names = (tables,) if isinstance(tables, str) else tuple(tables)
 
     def is_table(path: Path) -> bool:
-        return any(f"/{path_name(path)}".endswith(f"/{name}") for name in names)
+        return any(_is_called(path_name(path), name) for name in names)
 
     def init(params: optax.Params) -> optax.OptState:
         known = [path_name(path) for path, _ in jax.tree.leaves_with_path(params)]
         for name in names:
-            if not any(f"/{path}".endswith(f"/{name}") for path in known):
+            if not any(_is_called(path, name) for path in known):
                 raise ConfigError(f"lazy: no parameter is called {name!r}: {suggest(name, known)}.")
         state = inner.init(params)
         _check_state(params, state, is_table)
@@ -73,18 +72,30 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
     ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
             raise ConfigError("lazy: update needs the parameters: pass them as params.")
-        tables = _select(params, updates, is_table)
-        gradient = tables.map(lambda table, _: table.gradient, updates)
-        if "grad" in extra_args:
-            extra_args |= {"grad": gradient, "value_fn": refuse}
-        rows, state_rows = (tables.map(lambda table, leaf: table.take(leaf), tree) for tree in (params, state))
-        steps, state_rows = inner.update(gradient, state_rows, rows, **extra_args)
-        state = tables.map(lambda table, leaf, new: table.put(leaf, new), state, state_rows)
-        return tables.map(lambda table, step: table.update(step), steps), state
+        leaves, gradients = jax.tree.leaves_with_path(params), jax.tree.leaves(updates, is_leaf=is_rows)
+        paths = {path for path, _ in leaves}
+        selected = {
+            path: _select(gradient, len(table))
+            for (path, table), gradient in zip(leaves, gradients, strict=True)
+            if is_table(path)
+        }
 
-    def refuse(params: Params) -> jax.Array:
-        told = "the optimizer looks for a step size itself, for which it needs every row"
-        raise ConfigError(f"lazy: {told}: take another.")
+        def on_tables(apply: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
+            """``apply`` to leaves of tables and their selections; elsewhere the last tree's leaf."""
+
+            def on_leaf(path: Path, *leaves: Any) -> Any:
+                rows = selected.get(_owner(path, paths))
+                return leaves[-1] if rows is None else apply(rows, *leaves)
+
+            return jax.tree.map_with_path(on_leaf, tree, *rest, is_leaf=is_rows)
+
+        gradient = on_tables(lambda rows, _: rows.gradient, updates)
+        if "grad" in extra_args:
+            extra_args |= {"grad": gradient, "value_fn": _refuse_line_search}
+        some_params, some_state = (on_tables(lambda rows, leaf: rows.take(leaf), tree) for tree in (params, state))
+        steps, some_state = inner.update(gradient, some_state, some_params, **extra_args)
+        state = on_tables(lambda rows, leaf, new: rows.put(leaf, new), state, some_state)
+        return on_tables(lambda rows, step: rows.update(step), steps), state
 
     transformation = LazyTransformation(init, update)
     transformation.is_table = is_table
@@ -102,29 +113,11 @@ def value_and_grad_of(
 
     Args:
         optimizer: any Optax optimizer.
-        axis_name: the mapped axis that batches are split over (`tasks.averaged_over`), whose rows are put together.
+        axis_name: the mapped axis that batches are split over (`tasks.averaged_over`); every device gets all rows.
     """
     if not isinstance(optimizer, LazyTransformation):
         return jax.value_and_grad
-    if axis_name is None:
-        return functools.partial(value_and_row_gradient, is_table=optimizer.is_table)
-
-    def gathered(leaf: PyTree) -> PyTree:
-        if not is_rows(leaf):
-            return leaf
-        rows = jax.lax.all_gather(leaf, axis_name, tiled=True)
-        return rows._replace(values=rows.values / jax.lax.axis_size(axis_name))
-
-    def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-        graded = value_and_row_gradient(function, optimizer.is_table, has_aux=has_aux)
-
-        def compute(*args: Any) -> Any:
-            value, gradient = graded(*args)
-            return value, jax.tree.map(gathered, gradient, is_leaf=is_rows)
-
-        return compute
-
-    return value_and_grad
+    return functools.partial(value_and_row_gradient, is_table=optimizer.is_table, axis_name=axis_name)
 
 
 class _Selection(NamedTuple):
@@ -136,52 +129,29 @@ class _Selection(NamedTuple):
     update: Callable[[jax.Array], SparseRows | jax.Array]  # the table's update, from theirs
 
 
-class _Tables(NamedTuple):
-    """The selection for each table, and the paths of all parameters."""
-
-    selections: dict[Path, _Selection]
-    paths: frozenset[Path]
-
-    def map(self, apply: Callable[..., Any], tree: PyTree, *rest: PyTree) -> PyTree:
-        """``apply`` where a leaf belongs to a table; elsewhere the last tree's leaf."""
-
-        def on_leaf(path: Path, *leaves: Any) -> Any:
-            owner = _owner(path, self.paths)
-            return apply(self.selections[owner], *leaves) if owner in self.selections else leaves[-1]
-
-        return jax.tree.map_with_path(on_leaf, tree, *rest, is_leaf=is_rows)
-
-
-def _select(params: Params, updates: PyTree, is_table: Callable[[Path], bool]) -> _Tables:
-    leaves = jax.tree.leaves_with_path(params)
-    gradients = jax.tree.leaves(updates, is_leaf=is_rows)
-    selections = {
-        path: _selection(gradient, len(table))
-        for (path, table), gradient in zip(leaves, gradients, strict=True)
-        if is_table(path)
-    }
-    return _Tables(selections, frozenset(path for path, _ in leaves))
-
-
-def _selection(gradient: SparseRows | jax.Array, num_rows: int) -> _Selection:
-    if not isinstance(gradient, SparseRows):
-        counts = jnp.any(gradient != 0, axis=tuple(range(1, gradient.ndim)), keepdims=True)
+def _select(gradient: SparseRows | jax.Array, num_rows: int) -> _Selection:
+    if isinstance(gradient, SparseRows):
+        ids, values = summed(gradient, num_rows)
         return _Selection(
-            gradient,
-            lambda leaf: leaf,
-            lambda leaf, new: jnp.where(counts, new, leaf),
-            lambda step: jnp.where(counts, step, 0),
+            values,
+            lambda leaf: leaf.at[ids].get(mode="fill", fill_value=0, unique_indices=True),
+            lambda leaf, new: leaf.at[ids].set(new.astype(leaf.dtype), mode="drop", unique_indices=True),
+            lambda step: SparseRows(ids, step),
         )
-    ids, values = summed(gradient, num_rows)
+    counts = jnp.any(gradient != 0, axis=tuple(range(1, gradient.ndim)), keepdims=True)
     return _Selection(
-        values,
-        lambda leaf: take_rows(leaf, ids),
-        lambda leaf, new: put_rows(leaf, ids, new),
-        lambda step: SparseRows(ids, step),
+        gradient,
+        lambda leaf: leaf,
+        lambda leaf, new: jnp.where(counts, new, leaf),
+        lambda step: jnp.where(counts, step, 0),
     )
 
 
-def _owner(path: Path, paths: frozenset[Path]) -> Path:
+def _is_called(path: str, name: str) -> bool:
+    return f"/{path}".endswith(f"/{name}")
+
+
+def _owner(path: Path, paths: Container[Path]) -> Path:
     """The parameter to which a leaf of an optimizer's state belongs: the longest end of its path that is one's."""
     ends = (path[start:] for start in range(len(path)))
     return next((end for end in ends if end in paths), ())
@@ -197,9 +167,13 @@ def _check_state(params: Params, state: optax.OptState, is_table: Callable[[Path
             )
     tables = dict(jax.tree.leaves_with_path(params))
     for path, leaf in jax.tree.leaves_with_path(state):
-        owner = _owner(path, frozenset(tables))
+        owner = _owner(path, tables)
         if owner and is_table(owner) and leaf.shape != tables[owner].shape:
             raise ConfigError(
                 f"lazy: the optimizer keeps {list(leaf.shape)} for the table {path_name(owner)!r} "
                 f"{list(tables[owner].shape)}, so it does not work element by element: take another, as optax.adam."
             )
+
+
+def _refuse_line_search(params: Params) -> jax.Array:
+    raise ConfigError("lazy: the optimizer looks for a step size itself, for which it needs every row: take another.")

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.extend import core
 
-from jaxnn.optim._rows import SparseRows
-from jaxnn.types import ConfigError, Params
+from jaxnn.types import ConfigError, Params, PyTree
 
 type Path = tuple[Any, ...]
+# Of each lookup, by the name of its table.
+type ByTable = dict[str, list[Any]]
 # What is done with a lookup: (table, rows it gave, their numbers, one past the last for none) -> rows.
 type Tap = Callable[["_Table", jax.Array, jax.Array], jax.Array]
 
@@ -26,12 +28,53 @@ _WRAPPED = {
 }
 
 
-class _Table(NamedTuple):
-    """A table on its way through a program, with the dtypes it was cast to."""
+class SparseRows(NamedTuple):
+    """A gradient or an update of a table by its rows.
 
-    name: str
-    value: jax.Array
-    dtypes: tuple[Any, ...] = ()
+    Attributes:
+        ids: ``[n]`` int32, which rows; the same may come more than once, and counts as the sum. One beyond the
+            table's last row does not count.
+        values: ``[n, ...]`` what there is for each.
+    """
+
+    ids: jax.Array
+    values: jax.Array
+
+
+def is_rows(node: Any) -> bool:
+    """Whether ``node`` is ``SparseRows``: a leaf of gradients and updates, for ``jax.tree.map``'s ``is_leaf``."""
+    return isinstance(node, SparseRows)
+
+
+def summed(rows: SparseRows, num_rows: int) -> SparseRows:
+    """The same with each id once: values of equal ids are summed, and what sums to zero gets an id beyond the table.
+
+    Costs a sort of the ids, or where there are more of them than rows, an array of ``num_rows`` values. Gives at most
+    ``num_rows`` rows, their ids distinct; zeros for ids beyond the table.
+    """
+    if len(rows.ids) >= num_rows:
+        ids = jnp.arange(num_rows, dtype=jnp.int32)
+        values = jax.ops.segment_sum(rows.values, rows.ids, num_rows)
+    else:
+        ids, slots = jnp.unique(rows.ids, return_inverse=True, size=len(rows.ids), fill_value=num_rows)
+        values = jax.ops.segment_sum(rows.values, slots, len(ids))
+    axes = tuple(range(1, values.ndim))
+    # A comparison that is true of NaN too: it must not be lost.
+    counts = jnp.any(values != 0, axis=axes, keepdims=True) & (ids < num_rows).reshape(-1, *[1 for _ in axes])
+    beyond = num_rows + jnp.arange(len(ids), dtype=jnp.int32)
+    return SparseRows(jnp.where(counts.reshape(-1), ids, beyond), jnp.where(counts, values, 0))
+
+
+def apply_updates(params: Params, updates: PyTree) -> Params:
+    """``optax.apply_updates``, where an update may be ``SparseRows`` with distinct ids: only these rows are touched."""
+
+    def apply(update: Any, param: jax.Array) -> Any:
+        if not is_rows(update):
+            return optax.apply_updates(param, update)
+        return param.at[update.ids].add(update.values.astype(param.dtype), mode="drop", unique_indices=True)
+
+    updated: Params = jax.tree.map(apply, updates, params, is_leaf=lambda node: node is None or is_rows(node))
+    return updated
 
 
 def path_name(path: Path) -> str:
@@ -40,15 +83,16 @@ def path_name(path: Path) -> str:
 
 
 def value_and_row_gradient(
-    loss: Callable[..., Any], is_table: Callable[[Path], bool], has_aux: bool = False
+    loss: Callable[..., Any], is_table: Callable[[Path], bool], has_aux: bool = False, axis_name: str | None = None
 ) -> Callable[..., tuple[Any, Params]]:
     """As ``jax.value_and_grad(loss, has_aux=has_aux)``, with ``SparseRows`` for the gradients of tables.
 
     ``loss`` is traced to a program first, in which each lookup of rows (``table[ids]``, ``jnp.take(table, ids,
     axis=0)``, any ``Embed``) is differentiated by what it gave instead of by the table. Where a function with a custom
     derivative takes a table, its own rule is not used. ``is_table`` says of a path in ``params``, the first argument,
-    whether there is one. Raises `ConfigError` for a table that is used otherwise, or inside a loop, a branch or
-    ``jax.checkpoint``.
+    whether there is one. Over ``axis_name``, a mapped axis that batches are split over, the rows of all devices are
+    gathered, their values divided by the number of devices. Raises `ConfigError` for a table that is used otherwise, or
+    inside a loop, a branch or ``jax.checkpoint``.
     """
 
     def value_and_gradient(params: Params, *args: Any) -> tuple[Any, Params]:
@@ -57,7 +101,16 @@ def value_and_row_gradient(
         inputs = [_Table(path_name(path), leaf) if is_table(path) else leaf for path, leaf in leaves]
         dense = [None if isinstance(leaf, _Table) else leaf for leaf in inputs]
 
-        def run(dense: list[Any], tap: Tap) -> Any:
+        def run(dense: list[Any], zeros: ByTable | None) -> tuple[jax.Array, tuple[Any, ByTable, ByTable]]:
+            """The loss with ``zeros`` added to the rows of each lookup; also what it gave, and all ids and rows."""
+            ids: ByTable = {leaf.name: [] for leaf in inputs if isinstance(leaf, _Table)}
+            rows: ByTable = {name: [] for name in ids}
+
+            def tap(table: _Table, looked_up: jax.Array, numbers: jax.Array) -> jax.Array:
+                ids[table.name].append(numbers)
+                rows[table.name].append(looked_up)
+                return looked_up + zeros[table.name][len(rows[table.name]) - 1] if zeros else looked_up
+
             values = [given if leaf is None else leaf for given, leaf in zip(inputs, dense, strict=True)]
             outs = _run(program, [*values, *jax.tree.leaves(args)], tap)
             for out in outs:
@@ -66,37 +119,36 @@ def value_and_row_gradient(
                         f"the table {out.name!r} has no gradient by rows, because the loss gives it back: leave it out "
                         "of the tables of optim.lazy."
                     )
-            return jax.tree.unflatten(jax.tree.structure(outputs), outs)
+            given = jax.tree.unflatten(jax.tree.structure(outputs), outs)
+            return given[0] if has_aux else given, (given, ids, rows)
 
-        names, shapes = [], []
-
-        def note(table: _Table, rows: jax.Array, numbers: jax.Array) -> jax.Array:
-            names.append(table.name)
-            shapes.append(jax.ShapeDtypeStruct(rows.shape, rows.dtype))
-            return rows
-
-        def tapped(dense: list[Any], taps: list[jax.Array]) -> tuple[jax.Array, tuple[Any, list[jax.Array]]]:
-            ids, zeros = [], iter(taps)
-
-            def tap(table: _Table, rows: jax.Array, numbers: jax.Array) -> jax.Array:
-                ids.append(numbers)
-                return rows + next(zeros)
-
-            given = run(dense, tap)
-            return given[0] if has_aux else given, (given, ids)
-
-        jax.eval_shape(lambda dense: run(dense, note), dense)
-        graded = jax.value_and_grad(tapped, (0, 1), has_aux=True)
-        taps = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
-        (_, (given, ids)), (gradients, by_lookup) = graded(dense, taps)
-        lookups = list(zip(names, ids, by_lookup, strict=True))
-        gradients = [
-            _rows_of(leaf, lookups) if isinstance(leaf, _Table) else gradient
-            for leaf, gradient in zip(inputs, gradients, strict=True)
-        ]
+        _, (_, _, rows) = jax.eval_shape(run, dense, None)
+        zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), rows)
+        graded = jax.value_and_grad(run, (0, 1), has_aux=True)
+        (_, (given, ids, _)), (gradients, by_lookup) = graded(dense, zeros)
+        for place, leaf in enumerate(inputs):
+            if isinstance(leaf, _Table):
+                features, dtype = leaf.value.shape[1:], leaf.value.dtype
+                values = [gradient.reshape(-1, *features).astype(dtype) for gradient in by_lookup[leaf.name]]
+                found = SparseRows(
+                    jnp.concatenate([jnp.zeros(0, jnp.int32), *ids[leaf.name]]),
+                    jnp.concatenate([jnp.zeros((0, *features), dtype), *values]),
+                )
+                if axis_name is not None:
+                    found = jax.lax.all_gather(found, axis_name, tiled=True)
+                    found = found._replace(values=found.values / jax.lax.axis_size(axis_name))
+                gradients[place] = found
         return given, jax.tree.unflatten(structure, gradients)
 
     return value_and_gradient
+
+
+class _Table(NamedTuple):
+    """A table on its way through a program, with the dtypes it was cast to."""
+
+    name: str
+    value: jax.Array
+    dtypes: tuple[Any, ...] = ()
 
 
 def _run(program: Any, args: list[Any], tap: Tap) -> list[Any]:
@@ -159,13 +211,3 @@ def _evaluate(program: Any, equation: Any, given: list[Any]) -> dict[Any, Any]:
     alone = program.jaxpr.replace(constvars=(), invars=list(inputs), outvars=outvars, eqns=[equation])
     outs = core.jaxpr_as_fun(core.ClosedJaxpr(alone, ()))(*inputs.values())
     return dict(zip(outvars, outs, strict=True))
-
-
-def _rows_of(table: _Table, lookups: list[tuple[str, jax.Array, jax.Array]]) -> SparseRows:
-    features, dtype = table.value.shape[1:], table.value.dtype
-    mine = [(ids, gradient) for name, ids, gradient in lookups if name == table.name]
-    values = [gradient.reshape(-1, *features).astype(dtype) for _, gradient in mine]
-    return SparseRows(
-        jnp.concatenate([jnp.zeros(0, jnp.int32), *(ids for ids, _ in mine)]),
-        jnp.concatenate([jnp.zeros((0, *features), dtype), *values]),
-    )

@@ -1,11 +1,6 @@
 """Devices, meshes and strategies: one program on many devices, in one process or several."""
 
-from jaxnn.parallel._agreement import StopVote as StopVote
-from jaxnn.parallel._agreement import all_agree as all_agree
-from jaxnn.parallel._agreement import barrier as barrier
-from jaxnn.parallel._agreement import broadcast_from_primary as broadcast_from_primary
 from jaxnn.parallel._devices import DATA as DATA
-from jaxnn.parallel._devices import PLATFORMS as PLATFORMS
 from jaxnn.parallel._devices import check_divides as check_divides
 from jaxnn.parallel._devices import choose_devices as choose_devices
 from jaxnn.parallel._devices import computing_on as computing_on
@@ -24,6 +19,10 @@ from jaxnn.parallel._place import Place as Place
 from jaxnn.parallel._place import detect_place as detect_place
 from jaxnn.parallel._place import is_primary as is_primary
 from jaxnn.parallel._place import process_count as process_count
+from jaxnn.parallel._processes import StopVote as StopVote
+from jaxnn.parallel._processes import all_agree as all_agree
+from jaxnn.parallel._processes import barrier as barrier
+from jaxnn.parallel._processes import broadcast_from_primary as broadcast_from_primary
 from jaxnn.parallel._processes import joined as joined
 from jaxnn.parallel._processes import set_resume_hint as set_resume_hint
 from jaxnn.parallel._strategies import STRATEGIES as STRATEGIES

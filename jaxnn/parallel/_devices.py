@@ -93,12 +93,9 @@ def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int |
 
 def computing_on(platform: str | None) -> contextlib.AbstractContextManager[object]:
     """Within the block, what names no device runs on ``platform``; None: where it does anyway."""
-    if platform is None:
+    if platform is None or platform == find_devices()[0].platform:
         return contextlib.nullcontext()
-    device = find_devices(platform)[0]
-    if platform == find_devices()[0].platform:
-        return contextlib.nullcontext()
-    context: contextlib.AbstractContextManager[object] = jax.default_device(device)
+    context: contextlib.AbstractContextManager[object] = jax.default_device(find_devices(platform)[0])
     return context
 
 

@@ -22,7 +22,7 @@ class Layout(NamedTuple):
     Attributes:
         strategy: how the state, batches and programs are distributed; one that chooses another is to be resolved.
         mesh: the devices; None for one device, where the strategy does nothing.
-        data_axes: mesh axes that something is split over whatever the model names.
+        data_axes: mesh axes that data are split over; the model need not name them.
     """
 
     strategy: Strategy = STRATEGIES["data"]
@@ -113,19 +113,19 @@ class Layout(NamedTuple):
         if self.mesh is None:
             return None
         shardings: Any = self.strategy.shard_state(self.mesh, shapes, specs)
-        told = f"shard_state of strategy {self.strategy.name}"
+        source = f"shard_state of strategy {self.strategy.name}"
         expected: Any = jax.tree.structure(shapes)
         if jax.tree.structure(shardings) != expected:
-            raise ConfigError(f"{told} must return a tree like the state's, with a sharding for each of its arrays.")
+            raise ConfigError(f"{source} must return a tree like the state's, with a sharding for each of its arrays.")
         used = {*self.data_axes, *spec_axes(self.batch_spec)}
         for (path, leaf), sharding in zip(jax.tree.leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True):
             where = f"for {jax.tree_util.keystr(path, simple=True, separator='/')} {list(leaf.shape)}"
             if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
-                raise ConfigError(f"{told} returned {sharding!r} {where}: return a NamedSharding on the mesh it got.")
+                raise ConfigError(f"{source} returned {sharding!r} {where}: return a NamedSharding on the mesh it got.")
             try:
                 sharding.shard_shape(leaf.shape)
             except ValueError as error:
-                raise ConfigError(f"{told} returned {sharding.spec} {where}, which does not fit: {error}") from error
+                raise ConfigError(f"{source} returned {sharding.spec} {where}, which does not fit: {error}") from error
             used |= set(spec_axes(sharding.spec))
         for axis, size in self.mesh.shape.items():
             # Devices along it would all do the same.

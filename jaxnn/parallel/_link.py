@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxnn.observe import printable
 from jaxnn.parallel._place import Place, interfaces
 from jaxnn.types import ConfigError, TrainingError
 
@@ -42,7 +43,7 @@ MOST_GREETINGS = 128
 LINE_BYTES = 2**14
 PRINTED_CHARACTERS = 500
 CHUNK_BYTES = 2**16
-RESUME_HINT = "what was saved before is intact: go on with --resume and the directory of the run"
+RESUME_HINT = "what was saved before is intact: resume with --resume and the directory of the run"
 
 type Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -71,7 +72,7 @@ class Link:
         self._server: asyncio.Server | None = None
         self._started = self._leaving = False
         self._left: set[int] = set()
-        self._greetings = 0
+        self._greetings = asyncio.Semaphore(MOST_GREETINGS)
         self._ending: Ending | None = None
         self._heard, self._spoken = threading.Event(), threading.Lock()
         self._loop = asyncio.new_event_loop()
@@ -174,15 +175,12 @@ class Link:
         """A connection from its first line to its end."""
         # A connection may break at any time. Python 3.12.1 reports each that is cut off at the end.
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
-            if self._greetings >= MOST_GREETINGS:
+            if self._greetings.locked():
                 return
-            self._greetings += 1
-            try:
+            async with self._greetings:
                 nonce = secrets.token_hex(16)
                 send(writer, "nonce", nonce=nonce)
                 hello = await receive(reader, GREETING_SECONDS)
-            finally:
-                self._greetings -= 1
             given = str(hello.pop("proof", "")).encode(errors="replace")
             if not hmac.compare_digest(given, proof(nonce, hello).encode()):
                 return
@@ -373,9 +371,8 @@ def proof(nonce: str, message: dict[str, Any]) -> str:
 
 
 def clean(text: object) -> str:
-    """What another process sent, on one line and without characters that a terminal obeys."""
-    line = " ".join(str(text)[:PRINTED_CHARACTERS].split())
-    return "".join(character if character.isprintable() else "?" for character in line)
+    """What another process sent, shortened, on one line and without characters that a terminal obeys."""
+    return printable(" ".join(str(text)[:PRINTED_CHARACTERS].split()), lines=False)
 
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: Connection) -> None:

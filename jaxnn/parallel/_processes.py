@@ -1,23 +1,25 @@
-"""Runs of several processes: how they start together and end together.
+"""Runs of several processes: how they start together, what they decide together, and how they end together.
 
-`joined` calls the roll over one TCP connection per process to process 0, then starts JAX's own distributed runtime,
-which goes over the same port. Afterwards ``jax.devices()`` are those of all processes. The connections stay: a process
-that dies is noticed at once, and every other one ends with an error message and a status that say: resume later.
+Decisions go through the key-value store of JAX's coordination service, so that none waits for a device. Every process
+calls these functions in the same order: a counter gives each call its own keys. In a single process each is a no-op.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 
-from jaxnn.parallel._agreement import barrier
+from jaxnn._compat import coordination_client
 from jaxnn.parallel._link import LOST, Link, clean
-from jaxnn.parallel._place import Place, set_place
+from jaxnn.parallel._place import Place, process_count, process_id, set_place
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 # An error may be the first sign of another process's end, whose connection closes at about the same time.
@@ -30,8 +32,14 @@ LEAST_HEARTBEAT_SECONDS = 100
 # A process that shuts down has met all others just before.
 SHUTDOWN_SECONDS = 30
 
-# JAX's distributed runtime is one for the whole process, and so is this.
+# How long process 0 may take for what all wait for: it may have data to load.
+PRIMARY_SECONDS = 3600.0
+BARRIER_SECONDS = 300.0
+ERRORS = {kind.__name__: kind for kind in JaxnnError.__subclasses__()}
+
+# JAX's distributed runtime is one for the whole process, and so are these.
 _link: Link | None = None
+_calls = itertools.count()
 
 
 @contextlib.contextmanager
@@ -76,8 +84,8 @@ def joined(place: Place, status_of: Callable[[BaseException], int] = lambda erro
         ending = link.ending(0.0 if own else NOTICE_SECONDS)
         if ending is None or (own and ending.status != LOST):
             status = status_of(error)
-            told = "it was interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            link.fail(status, (isinstance(error, JaxnnError) and clean(error).rstrip(".")) or told)
+            reason = "it was interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            link.fail(status, (isinstance(error, JaxnnError) and clean(error).rstrip(".")) or reason)
             _leave_alone(status)
             raise
         link.say(ending)
@@ -138,3 +146,114 @@ def _leave_alone(status: int) -> None:
 
     # What is registered last is called first.
     atexit.register(leave)
+
+
+def barrier(name: str, seconds: float = BARRIER_SECONDS) -> None:
+    """Waits ``seconds`` at most until every process is here, for what ``name`` says.
+
+    Raises:
+        TrainingError: some did not come in time, or are lost; they are named.
+    """
+    all_agree(name, {}, seconds)
+
+
+def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float = PRIMARY_SECONDS) -> Value:
+    """The value of ``function``, called by process 0 alone.
+
+    It is a value of JSON; a tuple arrives as a list, in process 0 too. The others wait ``seconds`` at most.
+
+    Raises:
+        JaxnnError: the one that ``function`` raised, in every process.
+        TrainingError: process 0 failed in another way, or is not done in time.
+    """
+    if process_count() == 1:
+        return function()
+    key, sent = _key("primary"), ""
+    if process_id() == 0:
+        try:
+            sent = json.dumps({"value": function()})
+        except BaseException as error:
+            kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), None)
+            failed = f"process 0 failed ({type(error).__name__}: {error}): look at what it says."
+            sent = json.dumps({"error": kind or TrainingError.__name__, "message": str(error) if kind else failed})
+            raise
+        finally:
+            coordination_client().key_value_set(key, sent)
+    else:
+        try:
+            sent = coordination_client().blocking_key_value_get(key, max(1, round(1000 * seconds)))
+        except RuntimeError as error:
+            raise TrainingError(
+                f"process {process_id()} waited {seconds:g} s for process 0, in vain: look at what that says."
+            ) from error
+    found = json.loads(sent)
+    if "error" in found:
+        raise ERRORS[found["error"]](clean(found["message"]))
+    value: Value = found["value"]
+    return value
+
+
+def all_agree(what: str, value: Mapping[str, Any], seconds: float = BARRIER_SECONDS) -> None:
+    """Checks that every process was started with the same ``value``, of JSON by name; ``what`` it is is for errors.
+
+    Raises:
+        ConfigError: some differ from process 0; the first that does and the names are given.
+        TrainingError: some did not come in time.
+    """
+    if process_count() == 1:
+        return
+    key, rank, client = _key(what), process_id(), coordination_client()
+    client.key_value_set(f"{key}/{rank}", json.dumps(value, sort_keys=True))
+    try:
+        client.wait_at_barrier(key, max(1, round(1000 * seconds)))
+    except RuntimeError as error:
+        missing = sorted(set(range(process_count())) - set(_values(key)))
+        several = len(missing) > 1
+        raise TrainingError(
+            f"process {rank} waited {seconds:g} s for all ({what}), and process{'es' * several} "
+            f"{', '.join(map(str, missing))} did not come: look at what {'they say' if several else 'it says'}."
+            if missing
+            else f"process {rank} came too late ({what}): the others waited {seconds:g} s for it."
+        ) from error
+    values = {rank: json.loads(text) for rank, text in _values(key).items()}
+    for rank, theirs in sorted(values.items()):
+        names = sorted(name for name in {*values[0], *theirs} if values[0].get(name) != theirs.get(name))
+        if names:
+            listed = "; ".join(
+                f"{name} is {theirs.get(name)!r}, and {values[0].get(name)!r} in process 0" for name in names
+            )
+            raise ConfigError(f"process {rank} was started with another {what} ({listed}): start all alike.")
+
+
+class StopVote:
+    """At which window all processes of a run stop, when one of them is asked to.
+
+    Collectives bind the windows of all processes together: a process that polls at window ``w`` has seen the results of
+    window ``w - 1``, so every other has started that. No process is more than a window ahead of another, and a wish at
+    ``w``, before ``w + 1`` starts, is known to all at ``w + 2`` at the latest. There they stop.
+    """
+
+    def __init__(self) -> None:
+        self._key = _key("stop") if process_count() > 1 else ""
+        self._asked = False
+
+    def poll(self, window: int, wish: bool) -> bool:
+        """Whether all stop at the end of ``window``; ``wish``: whether this process was asked to.
+
+        Asked once for each window, in order from 0, before the next one starts; costs one question to the store.
+        """
+        if not self._key:
+            return wish
+        if wish and not self._asked:
+            self._asked = True
+            coordination_client().key_value_set(f"{self._key}/{process_id()}", str(window + 2))
+        return any(int(stop) <= window for stop in _values(self._key).values())
+
+
+def _values(key: str) -> dict[int, str]:
+    """What each process stored under ``key``, by its rank."""
+    return {int(name.rpartition("/")[2]): value for name, value in coordination_client().key_value_dir_get(key)}
+
+
+def _key(name: str) -> str:
+    return f"jaxnn/{next(_calls)}/{name}"

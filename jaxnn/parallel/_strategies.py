@@ -11,8 +11,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxnn.observe import available_bytes, nbytes
-from jaxnn.parallel._agreement import broadcast_from_primary
 from jaxnn.parallel._devices import DATA
+from jaxnn.parallel._processes import broadcast_from_primary
 from jaxnn.types import ConfigError, PyTree, TrainState, named_object, suggest
 
 # A smaller array is kept replicated: it takes next to nothing, and gathering it costs as much time as a larger one.

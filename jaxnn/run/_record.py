@@ -165,7 +165,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         # Another run may have used the directory between the first check and the lock.
         check_vacant(record.path, held=True)
     record.write("run.json", facts)
-    record.write("placement.json", trainer.placement().as_json())
+    record.write("placement.json", {tree.name: dataclasses.asdict(tree) for tree in trainer.placement()})
 
     def attempt(action: Callable[[], None]) -> None:
         try:

@@ -50,7 +50,7 @@ def startup_report(
         continued = "; ".join([f"after step {resumed['step']}{note}", *resumed["damaged"]])
     return [
         ("strategy", _strategy(trainer)),
-        *(("placement", line) for line in trainer.placement().lines()),
+        *(("placement", str(tree)) for tree in trainer.placement()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
         ("implementations", ", ".join(used) or None),
         ("steps per call", f"{steps_per_call} ({tried})" if tried else str(steps_per_call)),

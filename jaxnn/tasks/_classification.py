@@ -1,18 +1,21 @@
-"""Classification: cross-entropy against integer labels, with accuracy; of many classes, or of two by one logit."""
+"""Cross-entropy against integers, with accuracy: labels of many classes, of two by one logit, and next tokens."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxnn.nn import Policy, cross_entropy
+from jaxnn.nn import Policy, cross_entropy, mean_over_batch_axis, widened
+from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data, check_targets, last_axis
 from jaxnn.tasks._supervised import supervised
-from jaxnn.types import Array, ConfigError, ModelState, Params, Task
+from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
 _OTHER_TARGETS = "pass one label an example, of one-hot rows their argmax(axis=-1), or use tasks.regression"
 
@@ -24,7 +27,7 @@ def classification(
     auxiliary_weight: float | jax.Array | None = None,
     policy: Policy | None = None,
 ) -> Task:
-    """Trains ``model`` to tell classes apart.
+    """Trains ``model`` to classify.
 
     Metrics are ``loss``, the cross-entropy in nats, and ``accuracy``, a fraction. The training loss is smoothed and
     has the auxiliary terms, the evaluated one does not, so that runs with different smoothing compare.
@@ -89,8 +92,9 @@ def _checked_logits(logits: Any, labels: Array) -> tuple[jax.Array, jax.Array]:
     """Logits ``[batch, classes]`` and labels ``[batch]``; ConfigError unless they are such."""
     wanted = "classification needs a model whose outputs are logits [batch, classes], not"
     if isinstance(logits, tuple):
-        told = "give auxiliary_weight if those after the first are auxiliary logits"
-        raise ConfigError(f"{wanted} a tuple of {len(logits)}: {told}.")
+        raise ConfigError(
+            f"{wanted} a tuple of {len(logits)}: give auxiliary_weight if those after the first are auxiliary logits."
+        )
     check_targets("classification", labels, "[batch]", _OTHER_TARGETS)
     if logits.ndim != 2 or logits.shape[0] != labels.shape[0]:
         raise ConfigError(f"{wanted} {list(logits.shape)} for {labels.shape[0]} labels.")
@@ -105,7 +109,7 @@ def _checked_logits(logits: Any, labels: Array) -> tuple[jax.Array, jax.Array]:
 def binary_classification(
     model: Any, *, label_smoothing: float | jax.Array = 0.0, policy: Policy | None = None
 ) -> Task:
-    """Trains ``model`` to tell two classes apart by one logit: what Keras calls one sigmoid and binary cross-entropy.
+    """Trains ``model`` to classify two classes by one logit: what Keras calls one sigmoid and binary cross-entropy.
 
     The logit is that of class 1: its sigmoid is the probability of 1, and above 0 it predicts 1; ``predict`` gives it,
     ``[batch]``. Metrics are ``loss``, the cross-entropy in nats, and ``accuracy``, a fraction. The training loss is
@@ -160,3 +164,68 @@ def _one_logit(outputs: Any) -> jax.Array:
             "layer, or use tasks.classification."
         )
     return jnp.reshape(outputs, shape[:1])
+
+
+def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) -> Task:
+    """Trains ``model`` to predict, at each position of a sequence, the token that comes next.
+
+    Metrics are means over tokens: ``loss``, the cross-entropy in nats, ``bits_per_token``, the same in bits (of a
+    model of characters: bits per character), and ``accuracy``, the share of tokens that had the largest logit. Of an
+    evaluated split there is the ``perplexity`` too, ``exp(loss)`` of its mean loss; it is no mean of batches.
+
+    Args:
+        model: outputs logits ``[batch, time, vocabulary]`` for targets ``[batch, time]`` of integers.
+        ignore: a target that does not count, such as what pads a sequence.
+        policy: the precision to compute in.
+
+    Raises:
+        ConfigError: when traced, outputs and targets that do not fit together.
+    """
+
+    def checked(logits: Array, targets: Array) -> jax.Array:
+        """The targets, as int32 or wider."""
+        advice = "pass the inputs shifted by one token, or use tasks.classification"
+        check_targets("next_token", targets, "[batch, time]", advice)
+        if logits.ndim != 3 or logits.shape[:2] != targets.shape:
+            raise ConfigError(
+                "next_token needs a model whose outputs are logits [batch, time, vocabulary], not "
+                f"{list(logits.shape)} for targets {list(targets.shape)}."
+            )
+        return widened(jnp.asarray(targets))
+
+    def nats(logits: Array, targets: Array) -> jax.Array:
+        targets = checked(logits, targets)
+        counts = targets != ignore
+        each = cross_entropy(jnp.asarray(logits), jnp.where(counts, targets, 0))
+        return jnp.sum(jnp.where(counts, each, 0), axis=1)
+
+    def correct(logits: Array, targets: Array) -> jax.Array:
+        targets = checked(logits, targets)
+        right = (jnp.argmax(logits, axis=-1) == targets) & (targets != ignore)
+        return jnp.sum(right, axis=1).astype(jnp.float32)
+
+    def count(logits: Array, targets: Array) -> jax.Array:
+        return jnp.sum(checked(logits, targets) != ignore, axis=1).astype(jnp.float32)
+
+    # Measures of an example are sums over its tokens.
+    task = supervised(model, nats, {"loss": nats, "accuracy": correct, "tokens": count}, policy)
+
+    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
+        total, (model_state, totals) = task.loss(params, model_state, batch, key)
+        # Devices that share a batch hold different numbers of tokens: divided by their mean, the mean of the devices'
+        # results is that of the batch.
+        tokens = mean_over_batch_axis(totals["tokens"])
+        tokens = jnp.where(tokens > 0, tokens, 1)
+        loss = total / tokens
+        return loss, (model_state, {"bits_per_token": loss / math.log(2), "accuracy": totals["accuracy"] / tokens})
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        sums = task.evaluate(params, model_state, batch)
+        bits = sums["loss"] / math.log(2)
+        return {"loss": sums["loss"], "bits_per_token": bits, "accuracy": sums["accuracy"], "count": sums["tokens"]}
+
+    def finish(means: dict[str, Any]) -> dict[str, Any]:
+        return {**means, "perplexity": np.exp(means["loss"])}
+
+    check = check_data(task.predict, last_axis, ignore)
+    return task._replace(loss=loss, evaluate=evaluate, finish=finish, check=check)

@@ -34,7 +34,13 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
     if axis_name is None:
         return task
     task, mean = checked(task), partial(jax.lax.pmean, axis_name=axis_name)
-    own: Callable[[Any], Any] = partial(_own_copy, axis_name=axis_name)
+
+    def own(leaf: jax.Array) -> jax.Array:
+        # `jax.shard_map` sums gradients of what all devices share, unless ``check_vma=False``.
+        manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
+        shared = manual and axis_name not in jax.typeof(leaf).mat.varying
+        copied: jax.Array = jax.lax.pcast(leaf, axis_name, to="varying") if shared else leaf
+        return copied
 
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
         with batch_split_over(axis_name):
@@ -55,14 +61,6 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
     function.defvjp(lambda x: (forward(x), None), lambda _, gradient: (backward(gradient),))
     made: jax.Array = function(x)
     return made
-
-
-def _own_copy(leaf: jax.Array, axis_name: str) -> jax.Array:
-    """``leaf`` as each device's own: `jax.shard_map` sums gradients of what all share, unless ``check_vma=False``."""
-    manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
-    shared = manual and axis_name not in jax.typeof(leaf).mat.varying
-    copied: jax.Array = jax.lax.pcast(leaf, axis_name, to="varying") if shared else leaf
-    return copied
 
 
 def checked_batch(batch: Batch) -> None:
@@ -123,14 +121,14 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
     """
     try:
         values: Any = task.finish(means)
-    # The user's own code: whatever it raises, only the user can change it.
+    # The user's own code: any error that it raises, only the user can fix.
     except Exception as error:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
-        told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         # A key that is not there is another mistake than a number that cannot be taken.
         if isinstance(error, ArithmeticError | ValueError):
-            told += "; let it take any numbers, as NumPy's functions do"
-        raise ConfigError(f"the task's finish failed on {what}of {given}: {told}.") from error
+            reason += "; let it take any numbers, as NumPy's functions do"
+        raise ConfigError(f"the task's finish failed on {what}of {given}: {reason}.") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"the task's finish gave a {type(values).__name__}: return a dict of numbers from finish.")
     return {str(name): _number(name, value) for name, value in values.items()}
@@ -149,15 +147,14 @@ def _check_state(before: ModelState, after: Any) -> None:
     """Raises ConfigError unless the model state that a loss returns is made like the one it got."""
 
     def made(tree: Any) -> dict[str, str]:
-        leaves = {jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in jax.tree.leaves_with_path(tree)}
-        dtypes = {name: getattr(x, "dtype", None) or jnp.result_type(x) for name, x in leaves.items()}
-        return {name: f"{dtypes[name]} {list(jnp.shape(x))}" for name, x in leaves.items()}
+        named = ((jax.tree_util.keystr(at, simple=True, separator="/"), x) for at, x in jax.tree.leaves_with_path(tree))
+        return {name: f"{jax.typeof(x).dtype} {list(jnp.shape(x))}" for name, x in named}
 
     old, new = made(before), made(after)
-    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
+    structures: set[Any] = {jax.tree.structure(before), jax.tree.structure(after)}
     if name := next((name for name in [*old, *new] if old.get(name) != new.get(name)), None):
         difference = f"{name} is {new.get(name, 'not there')} instead of {old.get(name, 'nothing')}"
-    elif structures[0] != structures[1] or old != new:
+    elif len(structures) > 1:
         difference = f"it is {_described(after)} instead of {_described(before)}"
     else:
         return

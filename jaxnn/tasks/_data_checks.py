@@ -72,7 +72,7 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
             # Some of jaxnn's models look their tokens up in no table, but as vectors with a single 1.
             if isinstance(module, linen.Embed) or type(module).__module__.startswith("jaxnn.models."):
                 size = getattr(module, "num_embeddings", getattr(module, "vocabulary_size", 0))
-            # A table of one row gives that row whatever the id.
+            # A table of one row gives that row for any id.
             if size > 1 and context.method_name == "__call__" and arguments and arguments[0].size == inputs.size:
                 tables.append(("/".join(module.path) or type(module).__name__, size))
                 looked_up.append(arguments[0])

@@ -66,7 +66,7 @@ def as_model(model: Any, policy: Policy | None = None) -> Model:
     def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
         params, inputs = policy.cast_to_compute((params, inputs))
         outputs, updated = plain.apply(params, model_state, inputs, key)
-        # Statistics keep the dtype they have, whatever precision they were computed in.
+        # Statistics keep their dtype, also if they were computed in another precision.
         updated = jax.tree.map(lambda new, old: new.astype(old.dtype), updated, model_state)
         return policy.cast_to_outputs(outputs), updated
 
@@ -132,7 +132,7 @@ def supervised(
         functions: Mapping[str, PerExample], params: Params, state: ModelState, batch: Batch, key: jax.Array | None
     ) -> tuple[dict[str, jax.Array], ModelState]:
         if not is_full(batch.mask):
-            # Whatever padding held, it is zeros: a NaN there would reach the gradient as ``0 * NaN``.
+            # Padding is replaced by zeros: a NaN there would reach the gradient as ``0 * NaN``.
             inputs, targets = (_where(batch.mask, rows) for rows in batch[:2])
             batch = Batch(inputs, targets, batch.mask)
         with rows_masked(batch.mask):

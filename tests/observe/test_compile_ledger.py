@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.observe import Compilation, Ledger, compile_ahead
+from jaxnn.observe import Compilation, Ledger, lower_ahead
 
 PROBE = """
 import sys, json, dataclasses, jax, jax.numpy as jnp
-from jaxnn.observe import compile_ahead
+from jaxnn.observe import lower_ahead
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
-print(json.dumps(dataclasses.asdict(compile_ahead(lambda x: x @ x, "square", "test", x)[1])))
+print(json.dumps(dataclasses.asdict(lower_ahead(lambda x: x @ x, "square", "test", x).compile()[1])))
 """
 
 
@@ -27,7 +27,7 @@ def test_the_executable_computes_what_the_function_does() -> None:
         return x**exponent
 
     x = jnp.arange(3.0)
-    compiled, entry = compile_ahead(power, "power", "first call", x, 3, static_argnums=1)
+    compiled, entry = lower_ahead(power, "power", "first call", x, 3, static_argnums=1).compile()
     np.testing.assert_array_equal(compiled(x), [0.0, 1.0, 8.0])
     assert (entry.name, entry.cause) == ("power", "first call")
     assert min(entry.trace_seconds, entry.lower_seconds, entry.compile_seconds) > 0
@@ -36,7 +36,7 @@ def test_the_executable_computes_what_the_function_does() -> None:
 
 def test_arguments_are_donated() -> None:
     x = jnp.arange(3.0)
-    compiled, _ = compile_ahead(lambda x: x + 1, "add", "test", x, donate_argnums=0)
+    compiled, _ = lower_ahead(lambda x: x + 1, "add", "test", x, donate_argnums=0).compile()
     compiled(x)
     assert x.is_deleted()
 
@@ -70,7 +70,7 @@ def test_a_hit_of_this_thread_counts_with_what_it_saved(monkeypatch) -> None:
     # A retrieval slower than the compilation saved nothing; it did not save less than nothing.
     for found, expected in (([], (False, 0.0)), ([2.0], (True, 2.0)), ([-0.5], (True, 0.0))):
         reported[:] = found
-        entry = compile_ahead(lambda x: x, "identity", "test", 1.0)[1]
+        entry = lower_ahead(lambda x: x, "identity", "test", 1.0).compile()[1]
         assert (entry.cache_hit, entry.saved_seconds) == expected
 
 
@@ -89,9 +89,9 @@ def test_no_listener_stays_behind(monkeypatch, fails: bool) -> None:
     if fails:
         monkeypatch.setattr(jax.stages.Lowered, "compile", compile_badly)
         with pytest.raises(RuntimeError, match="out of memory"):
-            compile_ahead(lambda x: x, "identity", "test", 1.0)
+            lower_ahead(lambda x: x, "identity", "test", 1.0).compile()
     else:
-        compile_ahead(lambda x: x, "identity", "test", 1.0)
+        lower_ahead(lambda x: x, "identity", "test", 1.0).compile()
     assert not heard
 
 

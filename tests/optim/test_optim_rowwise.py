@@ -18,7 +18,7 @@ import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn import Embed
 from jaxnn.optim import SparseRows, is_rows, lazy, value_and_grad_of, value_and_row_gradient
-from jaxnn.optim._rows import summed
+from jaxnn.optim._row_gradients import summed
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch, ConfigError, Metrics, TrainState
 
@@ -440,3 +440,18 @@ def test_value_and_grad_of_an_optimizer(has_aux: bool) -> None:
         each.update(slope, each.init(params), params) for each, slope in ((optimizer, gradient), (plain, dense))
     )
     assert_close(optim.apply_updates(params, updates), optax.apply_updates(params, expected))
+
+
+def test_rows_of_devices_that_share_a_batch_are_gathered() -> None:
+    optimizer, params = lazy(optax.adam(0.1), "table"), {"table": jnp.arange(10.0).reshape(5, 2)}
+
+    def updated(ids: jax.Array, axis_name: str | None = None) -> Any:
+        gradient = value_and_grad_of(optimizer, axis_name)(lambda params: jnp.mean(params["table"][ids] ** 2))(params)[
+            1
+        ]
+        return optim.apply_updates(params, optimizer.update(gradient, optimizer.init(params), params)[0])
+
+    ids, mesh = jnp.array([1, 3, 3, 0]), jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": jax.P("data"), "out_specs": jax.P()}
+    shared = jax.shard_map(lambda ids: updated(ids, "data"), mesh=mesh, **specs, check_vma=False)
+    assert_close(jax.jit(shared)(ids), updated(ids))

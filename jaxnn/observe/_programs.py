@@ -1,14 +1,22 @@
-"""Ledger of compilations: what was compiled, why, how long it took, what the persistent cache saved."""
+"""Programs: what was compiled, why and how long it took, and what a traced one contains."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend import core
+
+# The last two are those of nn.Dense and nn.Conv.
+_PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general", "dense_product", "channels_last_convolution"
+# The named scopes in which `jaxnn.nn` traces its implementations; a test compares the two.
+_SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +110,58 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
     return Lowered(lowered, name, cause, traced_at - started, time.perf_counter() - traced_at)
 
 
-def compile_ahead(
-    function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any
-) -> tuple[jax.stages.Compiled, Compilation]:
-    """Compiles ``function`` as `lower_ahead` and `Lowered.compile` do; returns the executable and its entry."""
-    return lower_ahead(function, name, cause, *args, **jit_options).compile()
-
-
 def temporary_bytes(compiled: Any) -> int:
     """Memory that each call allocates and frees, besides its arguments and results; 0 where XLA does not report it."""
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
+
+
+def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
+    """The equations of ``jaxpr`` and of all jaxprs within it, each once as written, with their named scopes.
+
+    Scopes have the outermost first, ``jvp(Model)/Conv_0``; ``scopes`` are around all of it. Equations made by a
+    transformation have scopes in ``jvp(…)``, ``transpose(…)`` and so on.
+    """
+    for equation in jaxpr.eqns:
+        # Within a jit or a scan, names start again.
+        within = f"{scopes}/{equation.source_info.name_stack}"
+        yield equation, within
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from equations(inner, within)
+
+
+def implementations(function: Callable[..., Any], *args: Any) -> dict[str, list[str]]:
+    """The implementations of each operation of ``jaxnn.nn`` that ``function`` uses, in order of appearance.
+
+    ``{"convolution": ["canonical"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments, or
+    ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if ``function`` is jitted and was traced before.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for _, scopes in equations(jax.make_jaxpr(function)(*args)):
+        for operation, name in _SCOPE.findall(scopes):
+            found.setdefault(operation, {})[name] = None
+    return {operation: list(names) for operation, names in found.items()}
+
+
+def plain_convolutions(function: Callable[..., Any], *args: Any) -> int:
+    """Number of convolutions in ``function`` that are not a jaxnn layer's, without those of gradients.
+
+    Takes the arguments of `implementations` and costs the same.
+    """
+    return sum(
+        equation.primitive.name == "conv_general_dilated" and "transpose(" not in scopes and not _SCOPE.search(scopes)
+        for equation, scopes in equations(jax.make_jaxpr(function)(*args))
+    )
+
+
+def product_dtypes(function: Callable[..., Any], *args: Any) -> dict[str, int]:
+    """Number of matrix products and convolutions of ``function`` by the dtype of their inputs, most frequent first.
+
+    A product of unequal dtypes is named ``"bfloat16*float32"``. Products are counted as written: one in the body of a
+    ``scan`` once, one in each branch of a ``cond``. Takes the arguments of `implementations` and costs the same.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for equation, _ in equations(jax.make_jaxpr(function)(*args)):
+        if equation.primitive.name in _PRODUCTS:
+            left, right = (str(operand.aval.dtype) for operand in equation.invars[:2])
+            counts[left if left == right else f"{left}*{right}"] += 1
+    return dict(counts.most_common())

@@ -1,19 +1,22 @@
-"""The devices JAX computes on, why a GPU is not among them, and which of them hold the arrays of a run."""
+"""The devices JAX computes on, why a GPU is not among them, their memory, and which of them hold a run's arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import math
 import operator
 import os
 import pathlib
 import platform
-from collections.abc import Mapping
+import resource
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxnn.observe._memory import format_bytes, leaf_nbytes, nbytes
 from jaxnn.types import ConfigError, PyTree, TrainingError
 
 # Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
@@ -106,8 +109,65 @@ def device_name(device: jax.Device) -> str:
     return f"{device.platform.upper()}, {device_kind(device)}{counted}"
 
 
+def nbytes(tree: PyTree) -> int:
+    """Bytes of all leaves: arrays, PRNG keys, ``jax.ShapeDtypeStruct`` or Python numbers.
+
+    An array that is sharded or replicated over several devices counts once, at its logical size.
+    """
+    return sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def leaf_nbytes(leaf: PyTree, shape: tuple[int, ...] | None = None) -> int:
+    """Bytes of one leaf, or of a part of it that has ``shape``."""
+    if not hasattr(leaf, "dtype"):
+        leaf = np.asarray(leaf)
+    return math.prod(leaf.shape if shape is None else shape) * int(leaf.dtype.itemsize)
+
+
+def peak_memory_bytes() -> tuple[int, str]:
+    """Peak of memory so far, and a phrase that names it.
+
+    It is that of the fullest local device if devices count it (GPU, TPU), else the resident memory of this process.
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peaks = [
+        (stats["peak_bytes_in_use"], f"in use on {device}")
+        for device in jax.local_devices()
+        if "peak_bytes_in_use" in (stats := device.memory_stats() or {})
+    ]
+    return max(peaks) if peaks else (peak, "resident in the process")
+
+
+def available_bytes(device: jax.Device) -> int | None:
+    """Bytes that can still be allocated on ``device``; None: unknown.
+
+    For a CPU the host's available memory, or less if the address space of this process or its container is limited.
+    """
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    if device.platform != "cpu":
+        return None
+    known = [left for left in (_free_on_host(), _left_in_container()) if left is not None]
+    # Beyond a limit on the address space XLA does not fail but waits forever: its threads cannot allocate.
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    taken = pathlib.Path("/proc/self/statm")
+    if limit != resource.RLIM_INFINITY and taken.exists():
+        known.append(limit - int(taken.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE"))
+    return max(0, min(known)) if known else None
+
+
+def format_bytes(num_bytes: float) -> str:
+    """``512 B``, ``1.5 KiB``, ``2.0 MiB``, up to TiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if round(num_bytes, 1) < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
 @dataclasses.dataclass(frozen=True)
-class TreePlacement:
+class Placement:
     """Where the leaves of one pytree are stored.
 
     Attributes:
@@ -125,7 +185,7 @@ class TreePlacement:
     device_bytes: Mapping[str, int]
     first_leaf: Mapping[str, str]
 
-    def line(self) -> str:
+    def __str__(self) -> str:
         """``parameters: 4 leaves, 1.5 MiB on gpu:0 (committed)``; on several devices also the bytes of the fullest."""
         where = ", ".join(self.device_bytes) or "no device"
         leaves = f"{self.num_leaves} {'leaf' if self.num_leaves == 1 else 'leaves'}"
@@ -135,36 +195,22 @@ class TreePlacement:
         return f"{self.name}: {leaves}, {format_bytes(self.num_bytes)} on {where}{committed}{each}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """Where the pytrees of a run are stored: one entry per pytree, in the order given."""
-
-    trees: tuple[TreePlacement, ...]
-
-    def check(self, platform: str) -> None:
-        """Raises TrainingError, which names the first leaf that is not on ``platform``, such as ``"gpu"``."""
-        for tree in self.trees:
-            for found, leaf in tree.first_leaf.items():
-                if found != platform:
-                    raise TrainingError(
-                        f"{tree.name}{leaf} sits on {found}, not on {platform} where the run is "
-                        "to compute: move it there with jax.device_put."
-                    )
-
-    def lines(self) -> list[str]:
-        """One readable line per pytree."""
-        return [tree.line() for tree in self.trees]
-
-    def as_json(self) -> dict[str, Any]:
-        """Content of ``placement.json``: each pytree's entry by its name."""
-        return {tree.name: dataclasses.asdict(tree) for tree in self.trees}
+def check_placement(placements: Iterable[Placement], platform: str) -> None:
+    """Raises TrainingError, which names the first leaf that is not on ``platform``, such as ``"gpu"``."""
+    for tree in placements:
+        for found, leaf in tree.first_leaf.items():
+            if found != platform:
+                raise TrainingError(
+                    f"{tree.name}{leaf} is on {found}, not on {platform} where the run is to compute: move it there "
+                    "with jax.device_put."
+                )
 
 
-def observe_placement(**trees: PyTree) -> Placement:
+def observe_placement(**trees: PyTree) -> list[Placement]:
     """Reads from the arrays where each pytree is stored, ``parameters=state.params``; moves and waits for nothing."""
     observed = []
     for name, tree in trees.items():
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        leaves = jax.tree.leaves_with_path(tree)
         device_bytes: dict[str, int] = {}
         first_leaf: dict[str, str] = {}
         for path, leaf in leaves:
@@ -178,8 +224,30 @@ def observe_placement(**trees: PyTree) -> Placement:
                 first_leaf.setdefault(device.partition(":")[0], jax.tree_util.keystr(path))
         committed = sum(getattr(leaf, "committed", False) for _, leaf in leaves)
         shown = name.replace("_", " ")
-        observed.append(TreePlacement(shown, len(leaves), committed, nbytes(tree), device_bytes, first_leaf))
-    return Placement(tuple(observed))
+        observed.append(Placement(shown, len(leaves), committed, nbytes(tree), device_bytes, first_leaf))
+    return observed
+
+
+def _free_on_host() -> int | None:
+    meminfo = pathlib.Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return None
+
+
+def _left_in_container() -> int | None:
+    """What the limit of a container (cgroup v2) leaves; cached files in it can be dropped."""
+    folder = pathlib.Path("/sys/fs/cgroup")
+    try:
+        limit, taken = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return None
+    return None if limit == "max" else int(limit) - taken + int(counts.get("inactive_file", 0))
 
 
 def _version(package: str) -> str | None:
