@@ -36,9 +36,7 @@ class MLP(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        self.features = positive_ints("MLP: features", self.features, "(512, 10)")
-        if not self.features:
-            raise ConfigError("MLP: features is empty: give at least the outputs, such as (10,).")
+        self.features = positive_ints("MLP: features", self.features, "(512, 10)", at_least=1)
         check_rate(self.dropout)
         super().__post_init__()
 
@@ -126,38 +124,27 @@ class CNN(linen.Module):
             ConfigError: images too small for the blocks.
         """
         check_images("CNN", x)
-        _check_size(self, x.shape)
-        for block, pooling in zip(self.blocks, _for_each(self.pooling, len(self.blocks)), strict=True):
+        height, width = x.shape[1:3]
+        count = len(self.blocks)
+        use_bias = not self.batch_norm  # the norm subtracts any bias again
+        for number, (block, pooling) in enumerate(zip(self.blocks, _for_each(self.pooling, count), strict=True), 1):
             for channels, padding in zip(block, _for_each(self.padding, len(block)), strict=True):
-                x = self._convolve(x, channels, padding, train)
+                x = Conv(channels, self.kernel_size, padding=padding, use_bias=use_bias)(x)
+                if self.batch_norm:
+                    x = BatchNorm(use_running_average=not train, momentum=0.9)(x)
+                x = self.activation(x)
             x = pooling(x, self.pool, self.pool_strides or self.pool)
+            if 0 in x.shape[1:3]:
+                raise ConfigError(
+                    f"CNN: images of {height}x{width} are too small, nothing is left after block {number} of {count}: "
+                    "use fewer blocks or smaller windows."
+                )
             x = Dropout(self.dropout)(x, train=train)
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        for width in self.dense:
-            x = self.activation(Dense(width)(x))
+        for units in self.dense:
+            x = self.activation(Dense(units)(x))
             x = Dropout(self.dropout if self.dense_dropout is None else self.dense_dropout)(x, train=train)
         return Dense(self.num_classes)(x)
-
-    def _convolve(self, x: jax.Array, channels: int, padding: str, train: bool) -> jax.Array:
-        use_bias = not self.batch_norm  # the norm subtracts any bias again
-        x = Conv(channels, self.kernel_size, padding=padding, use_bias=use_bias)(x)
-        if self.batch_norm:
-            x = BatchNorm(use_running_average=not train, momentum=0.9)(x)
-        return self.activation(x)
-
-
-def _check_size(cnn: CNN, shape: tuple[int, ...]) -> None:
-    sizes = shape[1:3]
-    for number, block in enumerate(cnn.blocks, start=1):
-        shrinking = _for_each(cnn.padding, len(block)).count("VALID")
-        sizes = tuple(size - shrinking * (kernel - 1) for size, kernel in zip(sizes, cnn.kernel_size, strict=True))
-        steps = cnn.pool_strides or cnn.pool
-        sizes = tuple((size - pool) // step + 1 for size, pool, step in zip(sizes, cnn.pool, steps, strict=True))
-        if min(sizes) < 1:
-            raise ConfigError(
-                f"CNN: images of {shape[1]}x{shape[2]} are too small, nothing is left after block "
-                f"{number} of {len(cnn.blocks)}: use fewer blocks or smaller windows."
-            )
 
 
 def _checked_blocks(blocks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:

@@ -1,9 +1,4 @@
-"""What layers are given: sizes, ids, dtypes, and the implementation to compute with.
-
-An operation with several implementations takes ``implementation=None``: None is the first of `PREFERRED` that can do
-what is asked, a name or a function overrides it. What was taken is a named scope in the traced program, so that a
-report shows what it observes there.
-"""
+"""Arguments of layers: sizes, ids, dtypes, and the choice of an implementation, which a named scope reports."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ from jax.typing import ArrayLike
 
 from jaxnn.types import ConfigError, PyTree, suggest
 
-SCOPE = "jaxnn"
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -41,10 +35,9 @@ def platform() -> str:
 
 
 def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
-    """The implementation of ``operation`` to trace: the one ``given``, or for None the first that can be used here.
+    """The implementation ``given``, or for None the first of `PREFERRED` without an obstacle.
 
-    ``obstacles`` has for each implementation that cannot do what is asked why not; None or absent: it can. It raises
-    ConfigError if the one given is unknown or cannot do it, or none can.
+    ``obstacles`` maps an implementation to the reason why it cannot be used here, or None.
     """
     preferred = PREFERRED[operation]
     if given is None:
@@ -64,7 +57,7 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
 def scope(operation: str, chosen: str | Callable[..., Any]) -> Any:
     """The context in which an implementation is traced: its operations carry ``jaxnn.operation.name``."""
     name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "function").strip("<>")
-    return jax.named_scope(f"{SCOPE}.{operation}.{name}")
+    return jax.named_scope(f"jaxnn.{operation}.{name}")
 
 
 def positive_int(name: str, value: Any) -> int:
@@ -74,10 +67,12 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
-def positive_ints(name: str, values: Any, example: str) -> tuple[int, ...]:
-    """As `positive_int` for a sequence, which may be empty; ``example`` shows a good one."""
+def positive_ints(name: str, values: Any, example: str, *, at_least: int = 0) -> tuple[int, ...]:
+    """As `positive_int` for a sequence of ``at_least`` this many; ``example`` shows a good one."""
     if not isinstance(values, Sequence) or not all(map(_is_count, values)):
         raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
+    if len(values) < at_least:
+        raise ConfigError(f"{name} is empty: give at least {at_least}, as {example}.")
     return tuple(map(int, values))
 
 
