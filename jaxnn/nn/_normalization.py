@@ -1,13 +1,8 @@
-"""Normalisation layers as Flax's, with backward passes that read the inputs as few times as can be.
-
-Automatic differentiation sums a cotangent over the inputs once for each of mean, variance, gain and bias. By hand two
-sums do. Whatever is of the size of the statistics (epsilon, square roots, gains) stays with automatic differentiation.
-"""
+"""Normalisation layers as Flax's, with backward passes of two sums over the inputs instead of four."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, cast
 
 import jax
@@ -20,7 +15,6 @@ from jaxnn.nn._device_axes import batch_axis, batch_mask, mean_over_batch_axis, 
 from jaxnn.nn._layer_arguments import choose, scope
 from jaxnn.types import ConfigError
 
-_OPERATION = "normalization"
 RMSNorm = linen.RMSNorm
 
 
@@ -41,7 +35,7 @@ class LayerNorm(linen.LayerNorm):
         if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
             return cast(jax.Array, super().__call__(x, mask=mask))
         wide = _wide_dtype(self, x)
-        mean, variance = _moments(x, (x.ndim - 1,), wide)
+        mean, variance = _moments((x.ndim - 1,), wide, x, None)
         rows = (x.astype(wide) - mean) * jax.lax.rsqrt(variance + self.epsilon)
         broad = (1,) * (x.ndim - 1) + x.shape[-1:]
         return _scaled(self, rows, jnp.zeros(broad, wide), jnp.ones(broad, wide), x.dtype)
@@ -80,11 +74,11 @@ class BatchNorm(linen.BatchNorm):
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         split = None if batch_axis() is None or running else "each device holds a part of the batch, as under pmap"
-        chosen = choose(_OPERATION, self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
+        chosen = choose("normalization", self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
         rows = None if running or mask is not None else _rows_that_count(x)
-        with scope(_OPERATION, chosen):
+        with scope("normalization", chosen):
             if chosen == "analytic":
                 return _normalized(self, x, rows)
             # Of no elements at all Flax would give NaN.
@@ -122,7 +116,14 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.
     channels = x.shape[-1:]
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
-    mean, variance = _batch_moments(x, _wide_dtype(module, x), rows)
+    x, rows = varying_alike(x, rows)
+    wide = _wide_dtype(module, x)
+    mean, variance = _moments(tuple(range(x.ndim - 1)), wide, x, rows)
+    if batch_axis() is not None:
+        # A device's weight is its share of the rows that count: 1 on average.
+        weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=wide)), 1e-9)
+        own_mean, mean = mean, mean_over_batch_axis(weight * mean)
+        variance = mean_over_batch_axis(weight * (variance + jnp.square(own_mean - mean)))
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
@@ -141,33 +142,7 @@ def _scaled(module: Any, x: jax.Array, mean: jax.Array, factor: jax.Array, given
     factor = factor if gain is None else factor * gain.astype(wide).reshape(mean.shape)
     offset = (jnp.zeros(channels, wide) if bias is None else bias.astype(wide)).reshape(mean.shape)
     dtype = linen.dtypes.canonicalize_dtype(jnp.zeros((), given), gain, bias, dtype=module.dtype)
-    return _scale_channels(*varying_alike(x, mean, factor, offset)).astype(dtype)
-
-
-def _batch_moments(x: jax.Array, dtype: DTypeLike, rows: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance ``[1, ..., channels]`` of the whole batch, the rows on other devices too."""
-    x, rows = varying_alike(x, rows)
-    own_mean, own_variance = _moments(x, tuple(range(x.ndim - 1)), dtype, rows)
-    if batch_axis() is None:
-        return own_mean, own_variance
-    # A device weighs as much as it has rows that count: 1 on average.
-    weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=dtype)), 1e-9)
-    mean = mean_over_batch_axis(weight * own_mean)
-    return mean, mean_over_batch_axis(weight * (own_variance + jnp.square(own_mean - mean)))
-
-
-@partial(custom_vjp, nondiff_argnums=(1, 2))
-def _moments(
-    x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over ``axes``, kept with size 1, in two passes: exact also where the mean is large.
-
-    Where ``rows [rows, 1, ..., 1]`` bool are given, those along the first axis, one of ``axes``, that are True count;
-    if none is, both moments are 0.
-    """
-    wide = x.astype(dtype)
-    mean = _mean(wide, axes, rows)
-    return mean, _mean(jnp.square(wide - mean), axes, rows)
+    return _scale_channels(x, mean, factor, offset).astype(dtype)
 
 
 def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax.Array:
@@ -178,9 +153,15 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
     return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
 
 
-def _moments_forward(x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None) -> tuple[Any, Any]:
-    moments = _moments(x, axes, dtype, rows)
-    return moments, (x, moments[0], rows)
+def _moments_forward(axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None) -> tuple[Any, Any]:
+    """Mean and variance over ``axes``, kept with size 1, in two passes: exact also if the mean is large.
+
+    If ``rows [rows, 1, ..., 1]`` bool are given, those along the first axis, one of ``axes``, that are True count;
+    if none is, both moments are 0.
+    """
+    wide = x.astype(dtype)
+    mean = _mean(wide, axes, rows)
+    return (mean, _mean(jnp.square(wide - mean), axes, rows)), (x, mean, rows)
 
 
 def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotangents: Any) -> tuple[jax.Array, None]:
@@ -195,6 +176,7 @@ def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotang
     return grad.astype(x.dtype), None
 
 
+_moments = custom_vjp(lambda *arguments: _moments_forward(*arguments)[0], num_static=2)
 _moments.defvjp(_moments_forward, _moments_backward)
 
 
