@@ -1,8 +1,4 @@
-"""What a layer knows of the batch and the devices beyond its inputs: set while a loss or a model is traced.
-
-Under ``jit`` with shardings a layer sees the whole batch. Where each device computes with its own rows, as under
-``jax.pmap``, batch statistics are averaged over the devices, and random draws are this device's part of all draws.
-"""
+"""The batch's mapped axis and mask, set while a loss or a model is traced, and the mesh axes of parameters."""
 
 from __future__ import annotations
 
@@ -25,11 +21,8 @@ _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
 
 partitioned = with_partitioning
 """``partitioned(initializer, (None, "model"))``: the parameter's second axis is split over the mesh axis ``model``."""
-
-
-def unboxed(tree: PyTree) -> PyTree:
-    """``tree`` with plain arrays in place of the boxes that hold an array and the names of its axes."""
-    return meta.unbox(tree)
+unboxed = meta.unbox
+"""``unboxed(tree)``: plain arrays in place of the boxes that hold an array and the names of its axes."""
 
 
 def partition_specs(tree: PyTree) -> PyTree:
@@ -43,7 +36,10 @@ def partition_specs(tree: PyTree) -> PyTree:
 
 @contextlib.contextmanager
 def batch_split_over(axis_name: str | None) -> Iterator[None]:
-    """Within the block, which is traced, batches are this device's rows of those split over ``axis_name``."""
+    """Within the traced block, batches are this device's rows of a batch sharded over ``axis_name``, as in `pmap`.
+
+    Layers then average batch statistics over the axis, and their random draws are this device's part of all draws.
+    """
     token = _axis.set(axis_name)
     try:
         yield
@@ -52,7 +48,7 @@ def batch_split_over(axis_name: str | None) -> Iterator[None]:
 
 
 def batch_axis() -> str | None:
-    """The axis that batches are split over here; None where they are whole."""
+    """The mapped axis that batches are sharded over here; None if a layer sees the whole batch."""
     return _axis.get()
 
 
@@ -63,7 +59,7 @@ def is_full(mask: Array) -> bool:
 
 @contextlib.contextmanager
 def rows_masked(mask: Array) -> Iterator[None]:
-    """Within the block, which is traced, rows of a batch with ``mask [batch]`` 0 are padding."""
+    """Within the traced block, rows of a batch with ``mask [batch]`` 0 are padding."""
     token = _mask.set(None if is_full(mask) else mask)
     try:
         yield
@@ -84,13 +80,13 @@ def batch_mask() -> jax.Array | None:
 
 
 def mean_over_batch_axis(x: jax.Array) -> jax.Array:
-    """The mean of ``x`` over the devices that share the batch; ``x`` where it is whole."""
+    """The mean of ``x`` over the devices that share the batch; ``x`` if the batch is not sharded."""
     axis = batch_axis()
     return x if axis is None else jax.lax.pmean(x, axis)
 
 
 def rows_of_whole(draw: Callable[[tuple[int, ...]], jax.Array], shape: tuple[int, ...], batch: int = 0) -> jax.Array:
-    """``draw(shape)`` for rows of a whole batch, axis ``batch``: all of them are drawn, and this device's are taken."""
+    """This device's rows, along axis ``batch``, of ``draw`` for the whole batch."""
     axis = batch_axis()
     if axis is None or len(shape) <= batch:
         return draw(shape)
@@ -100,10 +96,7 @@ def rows_of_whole(draw: Callable[[tuple[int, ...]], jax.Array], shape: tuple[int
 
 
 def varying_alike[*Ts](*trees: *Ts) -> tuple[*Ts]:
-    """``trees`` of arrays as what varies over the same mesh axes in `jax.shard_map`, as JAX makes its operands.
-
-    For what has a derivative of its own, and what a loop carries: the gradient of what did not vary is then summed.
-    """
+    """``trees`` of arrays that all vary over the same mesh axes of `jax.shard_map`, as primitives and loops need it."""
     leaves = jax.tree.leaves(trees)
     union: frozenset[Any] = frozenset().union(*(jax.typeof(leaf).mat.varying for leaf in leaves))
 
