@@ -73,7 +73,7 @@ class ResNetBlock(linen.Module):
 
     Attributes:
         features: the channels.
-        strides: of the first convolution and of the shortcut, height and width alike.
+        strides: along height and width, of the first convolution and of the shortcut.
         project: whether ``x`` is made to fit by a 1x1 convolution, or by skipping positions and padding with zeros.
     """
 
@@ -137,7 +137,7 @@ class Bottleneck(linen.Module):
 
     Attributes:
         features: the channels of the first two convolutions; the last has four times as many.
-        strides: of the 3x3 convolution and of the projection, height and width alike.
+        strides: along height and width, of the 3x3 convolution and of the projection.
     """
 
     features: int
@@ -211,7 +211,7 @@ class InvertedResidual(linen.Module):
     Attributes:
         features: the channels it gives.
         expansion: how many times the input's channels the middle has; 1: the first convolution is left out.
-        strides: of the depthwise convolution, height and width alike; with others than 1 nothing is added.
+        strides: along height and width, of the depthwise convolution; with others than 1 nothing is added.
     """
 
     features: int

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_sizes, checked_tokens, sequence_lengths
+from jaxnn.models._model_inputs import check_sizes, checked_tokens
 from jaxnn.nn import LSTM, BatchNorm, Bidirectional, Dense, Dropout, Embed, Recurrent, check_rate, positive_ints
 from jaxnn.types import ConfigError
 
@@ -22,11 +22,12 @@ def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> 
 
 
 class BagOfTokens(linen.Module):
-    """Embeds tokens, takes their mean whatever their order, and gives the dense logits.
+    """Embeds tokens, averages them without regard to order, and gives the dense logits.
 
     Joulin, Grave, Bojanowski & Mikolov, "Bag of Tricks for Efficient Text Classification" (2016), known as
     fastText: a token may be a word or, for some of the order, an n-gram. Parameters: ``Embed_0``, ``Dense_0``.
-    Embeddings begin as theirs, uniform within ±1/``features``: those of rare n-grams hardly move: large ones are noise.
+    Embeddings are initialised as theirs, uniform within ±1/``features``: those of rare n-grams hardly
+    change in training, and large ones would be noise.
 
     Attributes:
         num_classes: how many logits.
@@ -108,12 +109,19 @@ class RecurrentClassifier(linen.Module):
         Of nothing but padding the state is 0.
         """
         tokens = checked_tokens("RecurrentClassifier", tokens)
-        # To transpose the ids is far cheaper than to transpose what they stand for.
+        ids = tokens.T  # far cheaper than to transpose their embeddings
         if self.embedding_features is None:
-            sequences = _one_hot(self, tokens.T, self.vocabulary_size)
+            params = jax.tree.leaves(self.variables.get("params", {}))
+            dtype = params[0].dtype if params else jnp.float32  # there are none yet while they are initialised
+            known = (ids >= 0) & (ids < self.vocabulary_size)  # others are NaN, as in an embedding
+            one_hot = jax.nn.one_hot(ids, self.vocabulary_size, dtype=dtype)
+            sequences = jnp.where(known[..., None], one_hot, jnp.nan)
         else:
-            sequences = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
-        seq_lengths = None if self.pad_id is None else sequence_lengths(tokens, self.pad_id)
+            sequences = Embed(self.vocabulary_size, self.embedding_features)(ids)
+        seq_lengths = None
+        if self.pad_id is not None:  # a token that is `pad_id` counts if another one follows
+            ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
+            seq_lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
         x = _last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
         return Dense(self.num_classes)(Dropout(self.dropout)(x, train=train))
 
@@ -220,17 +228,6 @@ def _check_layer(model: str, layer: Any) -> None:
     """Raises ConfigError unless ``layer`` is the class of a recurrent layer; ``model`` says for whom."""
     if not isinstance(layer, type) or not issubclass(layer, Recurrent):
         raise ConfigError(f"{model}: layer must be nn.LSTM or nn.GRU, not {layer!r}.")
-
-
-def _one_hot(module: linen.Module, tokens: jax.Array, vocabulary_size: int) -> jax.Array:
-    """Tokens ``[...]`` as vectors ``[..., vocabulary_size]`` with a single 1, in the dtype of ``module``'s parameters.
-
-    A token outside the vocabulary is NaN, as it is in an embedding.
-    """
-    params = jax.tree.leaves(module.variables.get("params", {}))
-    dtype = params[0].dtype if params else jnp.float32  # there are none yet where they are made
-    known = (tokens >= 0) & (tokens < vocabulary_size)
-    return jnp.where(known[..., None], jax.nn.one_hot(tokens, vocabulary_size, dtype=dtype), jnp.nan)
 
 
 def _last_state(
