@@ -230,11 +230,7 @@ class InvertedResidual(linen.Module):
 
 
 def _conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: int = 1, groups: int = 1) -> jax.Array:
-    """A convolution padded by half its window, and batch norm: ``Conv_n`` and ``BatchNorm_n`` of the calling module.
-
-    From ``[batch, height, width, channels]`` to ``[batch, height / strides, width / strides, features]``, rounded up;
-    ``size`` is of the window, odd; as many ``groups`` as channels are a depthwise convolution.
-    """
+    """A convolution padded by half its odd window, and batch norm: ``Conv_n``, ``BatchNorm_n`` of the caller."""
     half = size // 2
     conv = Conv(
         features,

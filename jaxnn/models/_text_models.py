@@ -237,10 +237,9 @@ def _last_state(
     bidirectional: bool = False,
     seq_lengths: jax.Array | None = None,
 ) -> jax.Array:
-    """What the layer puts out after each sequence's last step; it becomes ``LSTM_0``, say, of the calling module.
+    """The output after each sequence's last step: ``[batch, features]``, of both directions ``2 * features``.
 
-    From ``[time, batch, inputs]`` floats to ``[batch, features]`` or, of both directions, ``[batch, 2 * features]``, of
-    the same dtype; ``seq_lengths`` are ``[batch]`` integers.
+    ``sequences`` are ``[time, batch, inputs]``. The layer becomes ``LSTM_0``, for example, of the calling module.
     """
     make = partial(layer, features, dtype=sequences.dtype)
     reader = Bidirectional(make(), make()) if bidirectional else make()

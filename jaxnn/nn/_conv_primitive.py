@@ -152,7 +152,8 @@ def _depthwise(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.
 def convolve(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
     """The convolution of ``[batch, *input_size, in_features]`` and ``[*kernel_size, in_features, out_features]``."""
     inputs, kernel = varying_alike(inputs, kernel)
-    return _bind({"input": inputs, "kernel": kernel}, "output", geometry)
+    result: jax.Array = _convolution.bind(inputs, kernel, missing="output", geometry=geometry)
+    return result
 
 
 # How each of the three is computed, and its axes that one of the others shares.
@@ -166,12 +167,6 @@ _AXES = {
 
 def _given(missing: str) -> list[str]:
     return [role for role in _AXES if role != missing]
-
-
-def _bind(arrays: dict[str, Any], missing: str, geometry: Geometry) -> jax.Array:
-    operands = [arrays[role] for role in _given(missing)]
-    result: jax.Array = _convolution.bind(*operands, missing=missing, geometry=geometry)
-    return result
 
 
 def _evaluate(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
@@ -193,9 +188,11 @@ def _abstract(*operands: Any, missing: str, geometry: Geometry) -> Any:
     return operands[0].update(shape=shape, dtype=dtype, weak_type=False)
 
 
-def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str, geometry: Geometry) -> jax.Array:
+def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str, geometry: Geometry) -> Any:
     roles = _given(missing)
-    return _bind({roles[1 - wanted]: operands[1 - wanted], missing: cotangent}, roles[wanted], geometry)
+    arrays = {roles[1 - wanted]: operands[1 - wanted], missing: cotangent}
+    given = [arrays[role] for role in _given(roles[wanted])]
+    return _convolution.bind(*given, missing=roles[wanted], geometry=geometry)
 
 
 def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tuple[jax.Array, int]:
