@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxnn.nn._device_axes import varying_alike
+from jaxnn.nn._custom_vjp import varying_alike
 
 _THIN = 4  # inputs with at most this many features, such as images, are thin
 _CHUNK = 8  # examples

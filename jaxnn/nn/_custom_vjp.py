@@ -16,7 +16,17 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxnn.nn._device_axes import varying_alike
+
+def varying_alike[*Ts](*trees: *Ts) -> tuple[*Ts]:
+    """``trees`` of arrays that all vary over the same mesh axes of `jax.shard_map`, as primitives and loops need it."""
+    leaves = jax.tree.leaves(trees)
+    union: frozenset[Any] = frozenset().union(*(jax.typeof(leaf).mat.varying for leaf in leaves))
+
+    def vary(leaf: Any) -> Any:
+        axes = tuple(sorted(union - jax.typeof(leaf).mat.varying))
+        return jax.lax.pcast(leaf, axes, to="varying") if axes else leaf
+
+    return jax.tree.map(vary, trees)  # type: ignore[no-any-return]
 
 
 class custom_vjp[R]:  # noqa: N801

@@ -15,8 +15,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._device_axes import rows_of_whole
-from jaxnn.nn._layer_arguments import check_rate, widened
+from jaxnn.nn._layer_arguments import check_rate, rows_of_whole, widened
 from jaxnn.types import ConfigError
 
 _BITS = 16  # of an element: four to a block of Threefry, two words of 32

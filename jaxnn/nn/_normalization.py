@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
-from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._device_axes import batch_axis, batch_mask, mean_over_batch_axis, varying_alike
-from jaxnn.nn._layer_arguments import choose, scope
+from jaxnn.nn._custom_vjp import custom_vjp, varying_alike
+from jaxnn.nn._layer_arguments import batch_axis, batch_mask, choose, mean_over_batch_axis, scope
 from jaxnn.types import ConfigError
 
 RMSNorm = linen.RMSNorm

@@ -13,8 +13,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn.nn._dense import Dropout
-from jaxnn.nn._device_axes import unboxed
-from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope
+from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope, unboxed
 from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_hoisted
 from jaxnn.types import ConfigError, DataError
 
@@ -319,7 +318,7 @@ def _read(
 def _weights(layer: Recurrent, num_inputs: int, carry: Any) -> Weights:
     """The parameters of Flax's cell, with the gates put side by side for one matrix product."""
     if "params" not in layer.cell.variables:
-        layer.cell(carry, jnp.zeros((len(jax.tree.leaves(carry)[0]), num_inputs), layer.param_dtype))
+        layer.cell(carry, jnp.zeros((jax.tree.leaves(carry)[0].shape[0], num_inputs), layer.param_dtype))
     params = unboxed(layer.cell.variables["params"])
     of_inputs, of_state = ([params[side + gate] for gate in layer.gates] for side in "ih")
     kernel, recurrent = (jnp.concatenate([gate["kernel"] for gate in side], -1) for side in (of_inputs, of_state))
