@@ -36,7 +36,7 @@ class MLP(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        self.features = positive_ints("MLP: features", self.features, "(512, 10)", at_least=1)
+        self.features = positive_ints("MLP: features", self.features, "(512, 10)", nonempty=True)
         check_rate(self.dropout)
         super().__post_init__()
 

@@ -55,7 +55,7 @@ class ResNet(linen.Module):
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_classes", "features")
-        self.num_blocks = positive_ints("ResNet: num_blocks", self.num_blocks, "(3, 3, 3)", at_least=1)
+        self.num_blocks = positive_ints("ResNet: num_blocks", self.num_blocks, "(3, 3, 3)", nonempty=True)
         super().__post_init__()
 
     @linen.compact
@@ -118,7 +118,7 @@ class BottleneckResNet(linen.Module):
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_classes", "features")
-        self.num_blocks = positive_ints("BottleneckResNet: num_blocks", self.num_blocks, "(3, 4, 6, 3)", at_least=1)
+        self.num_blocks = positive_ints("BottleneckResNet: num_blocks", self.num_blocks, "(3, 4, 6, 3)", nonempty=True)
         super().__post_init__()
 
     @linen.compact

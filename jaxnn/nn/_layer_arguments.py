@@ -75,12 +75,12 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
-def positive_ints(name: str, values: Any, example: str, *, at_least: int = 0) -> tuple[int, ...]:
-    """As `positive_int` for a sequence of ``at_least`` this many; ``example`` shows a good one."""
+def positive_ints(name: str, values: Any, example: str, *, nonempty: bool = False) -> tuple[int, ...]:
+    """As `positive_int` for a sequence, which may be empty unless ``nonempty``; ``example`` shows a good one."""
     if not isinstance(values, Sequence) or not all(map(_is_count, values)):
         raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
-    if len(values) < at_least:
-        raise ConfigError(f"{name} is empty: give at least {at_least}, as {example}.")
+    if nonempty and not values:
+        raise ConfigError(f"{name} is empty: give at least one, as {example}.")
     return tuple(map(int, values))
 
 
