@@ -36,9 +36,7 @@ class MLP(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        self.features = positive_ints("MLP: features", self.features, "(512, 10)")
-        if not self.features:
-            raise ConfigError("MLP: features is empty: give at least the outputs, such as (10,).")
+        self.features = positive_ints("MLP: features", self.features, "(512, 10)", nonempty=True)
         check_rate(self.dropout)
         super().__post_init__()
 
@@ -106,12 +104,34 @@ class CNN(linen.Module):
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_classes")
-        self.blocks = _checked_blocks(self.blocks)
+        blocks: Any = self.blocks if isinstance(self.blocks, Sequence) else ()
+        blocks = tuple(positive_ints(f"CNN: blocks[{n}]", block, "(32,)") for n, block in enumerate(blocks))
+        if not blocks or () in blocks:
+            raise ConfigError(
+                "CNN: blocks must hold a tuple of channel counts for each block, as ((32,), (64,)), "
+                f"not {self.blocks!r}."
+            )
+        self.blocks = blocks
         self.kernel_size = _pair("CNN: kernel_size", self.kernel_size)
         self.pool = _pair("CNN: pool", self.pool)
         self.pool_strides = None if self.pool_strides is None else _pair("CNN: pool_strides", self.pool_strides)
-        self.pooling = _checked_pooling(self.pooling, len(self.blocks))
-        self.padding = _checked_padding(self.padding, self.blocks)
+        self.pooling = tuple(self.pooling) if isinstance(self.pooling, list) else self.pooling
+        poolings = _for_each(self.pooling, len(blocks))
+        if len(poolings) != len(blocks) or not all(map(callable, poolings)):
+            raise ConfigError(
+                "CNN: pooling must be nn.max_pool, nn.avg_pool or a function as they are, or a tuple of one for each "
+                f"of the {len(blocks)} blocks, not {self.pooling!r}."
+            )
+        self.padding = tuple(self.padding) if isinstance(self.padding, list) else self.padding
+        for name in _for_each(self.padding, 1):
+            if name not in _PADDINGS:
+                raise ConfigError(f"CNN: no padding {name!r}: {suggest(name, _PADDINGS)}.")
+        for number, block in enumerate(blocks):
+            if len(_for_each(self.padding, len(block))) != len(block):
+                raise ConfigError(
+                    f"CNN: padding names {len(self.padding)} convolutions and blocks[{number}] has {len(block)}: give "
+                    "one name for each convolution of a block, or one for all."
+                )
         self.dense = positive_ints("CNN: dense", self.dense, "(128,)")
         for rate in (self.dropout, self.dense_dropout):
             check_rate(0.0 if rate is None else rate)
@@ -126,77 +146,31 @@ class CNN(linen.Module):
             ConfigError: images too small for the blocks.
         """
         check_images("CNN", x)
-        _check_size(self, x.shape)
-        for block, pooling in zip(self.blocks, _for_each(self.pooling, len(self.blocks)), strict=True):
+        height, width = x.shape[1:3]
+        count = len(self.blocks)
+        use_bias = not self.batch_norm  # the norm subtracts any bias again
+        for number, (block, pooling) in enumerate(zip(self.blocks, _for_each(self.pooling, count), strict=True), 1):
             for channels, padding in zip(block, _for_each(self.padding, len(block)), strict=True):
-                x = self._convolve(x, channels, padding, train)
+                x = Conv(channels, self.kernel_size, padding=padding, use_bias=use_bias)(x)
+                if self.batch_norm:
+                    x = BatchNorm(use_running_average=not train, momentum=0.9)(x)
+                x = self.activation(x)
             x = pooling(x, self.pool, self.pool_strides or self.pool)
+            if 0 in x.shape[1:3]:
+                raise ConfigError(
+                    f"CNN: images of {height}x{width} are too small, nothing is left after block {number} of {count}: "
+                    "use fewer blocks or smaller windows."
+                )
             x = Dropout(self.dropout)(x, train=train)
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-        for width in self.dense:
-            x = self.activation(Dense(width)(x))
+        for units in self.dense:
+            x = self.activation(Dense(units)(x))
             x = Dropout(self.dropout if self.dense_dropout is None else self.dense_dropout)(x, train=train)
         return Dense(self.num_classes)(x)
-
-    def _convolve(self, x: jax.Array, channels: int, padding: str, train: bool) -> jax.Array:
-        use_bias = not self.batch_norm  # the norm subtracts any bias again
-        x = Conv(channels, self.kernel_size, padding=padding, use_bias=use_bias)(x)
-        if self.batch_norm:
-            x = BatchNorm(use_running_average=not train, momentum=0.9)(x)
-        return self.activation(x)
-
-
-def _check_size(cnn: CNN, shape: tuple[int, ...]) -> None:
-    sizes = shape[1:3]
-    for number, block in enumerate(cnn.blocks, start=1):
-        shrinking = _for_each(cnn.padding, len(block)).count("VALID")
-        sizes = tuple(size - shrinking * (kernel - 1) for size, kernel in zip(sizes, cnn.kernel_size, strict=True))
-        steps = cnn.pool_strides or cnn.pool
-        sizes = tuple((size - pool) // step + 1 for size, pool, step in zip(sizes, cnn.pool, steps, strict=True))
-        if min(sizes) < 1:
-            raise ConfigError(
-                f"CNN: images of {shape[1]}x{shape[2]} are too small, nothing is left after block "
-                f"{number} of {len(cnn.blocks)}: use fewer blocks or smaller windows."
-            )
-
-
-def _checked_blocks(blocks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
-    given = blocks if isinstance(blocks, Sequence) else ()
-    checked = tuple(positive_ints(f"CNN: blocks[{number}]", block, "(32,)") for number, block in enumerate(given))
-    if not checked or () in checked:
-        raise ConfigError(
-            f"CNN: blocks must hold a tuple of channel counts for each block, as ((32,), (64,)), not {blocks!r}."
-        )
-    return checked
 
 
 def _for_each[T](given: T | tuple[T, ...], count: int) -> tuple[T, ...]:
     return given if isinstance(given, tuple) else (given,) * count
-
-
-def _checked_pooling(pooling: Any, num_blocks: int) -> Any:
-    pooling = tuple(pooling) if isinstance(pooling, list | tuple) else pooling
-    each = _for_each(pooling, num_blocks)
-    if len(each) != num_blocks or not all(map(callable, each)):
-        raise ConfigError(
-            "CNN: pooling must be nn.max_pool, nn.avg_pool or a function as they are, or a tuple of one for each of "
-            f"the {num_blocks} blocks, not {pooling!r}."
-        )
-    return pooling
-
-
-def _checked_padding(padding: Any, blocks: tuple[tuple[int, ...], ...]) -> Any:
-    padding = tuple(padding) if isinstance(padding, list | tuple) else padding
-    for name in _for_each(padding, 1):
-        if name not in _PADDINGS:
-            raise ConfigError(f"CNN: no padding {name!r}: {suggest(name, _PADDINGS)}.")
-    for number, block in enumerate(blocks):
-        if len(_for_each(padding, len(block))) != len(block):
-            raise ConfigError(
-                f"CNN: padding names {len(padding)} convolutions and blocks[{number}] has {len(block)}: give one name "
-                "for each convolution of a block, or one for all."
-            )
-    return padding
 
 
 def _pair(name: str, values: tuple[int, int]) -> tuple[int, int]:

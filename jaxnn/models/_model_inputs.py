@@ -1,4 +1,4 @@
-"""What models take: images, token ids, sequences of states; and how many parameters a model has."""
+"""Checks of models' sizes, images and token ids; and how many parameters a model has."""
 
 from __future__ import annotations
 
@@ -50,12 +50,3 @@ def checked_tokens(model: str, tokens: jax.Array) -> jax.Array:
     raise DataError(
         f"{model} needs token ids [batch, time] of integers, not {tokens.dtype} {list(tokens.shape)}{hint}."
     )
-
-
-def sequence_lengths(tokens: jax.Array, pad_id: int) -> jax.Array:
-    """How many tokens stand before the padding at each sequence's end: ``[batch]`` int32.
-
-    Of ``tokens [batch, time]``, integers, one that is ``pad_id`` counts where another follows.
-    """
-    ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
-    return jnp.max(jnp.where(tokens == pad_id, 0, ends), axis=1, initial=0)

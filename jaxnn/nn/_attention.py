@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ from jaxnn.nn._chunked_attention import BLOCK, chunked_attention
 from jaxnn.nn._layer_arguments import choose, platform, scope
 from jaxnn.types import ConfigError
 
-_OPERATION = "attention"
 _WHOLE_BYTES = 2**23  # of scores: with more, in several blocks, blocks were measured to be faster on CPU too
 
 
@@ -36,8 +35,8 @@ def attention(
     """``softmax(query @ key * scale + bias) @ value``, as `jax.nn.dot_product_attention`.
 
     Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762). A query that sees no key, or that is beyond
-    its length, gives zeros and has no gradient, whatever computes it. What queries beyond their length, and keys and
-    values that ``lengths`` or ``mask`` hide from all queries, hold does not matter, be it NaN.
+    its length, gives zeros and has no gradient, in every implementation. The contents of queries beyond their length,
+    and of keys and values that ``lengths`` or ``mask`` hide from all queries, do not matter, be they NaN.
 
     Implementations: ``"whole"`` holds all scores; ``"chunked"`` never does, takes no bias; both compute in float32 or
     wider. ``"xla"`` is JAX's own, whose softmax is float32 for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in
@@ -67,10 +66,10 @@ def attention(
     """
     asked = _checked(_Asked(query, key, value, mask, bias, lengths, query_lengths, causal, scale))
     if not callable(implementation):
-        implementation = choose(_OPERATION, implementation, _obstacles(asked, implementation))
-    with scope(_OPERATION, implementation):
+        implementation = choose("attention", implementation, _obstacles(asked, implementation))
+    with scope("attention", implementation):
         if callable(implementation):
-            out = _by_jax(asked, implementation, bias=asked.bias, mask=_visible_keys(asked, causal=False))
+            out = _by_function(asked, implementation)
         else:
             out = _COMPUTED[implementation](asked)
         if asked.query_lengths is not None:
@@ -79,21 +78,14 @@ def attention(
 
 
 class _Asked(NamedTuple):
-    """What is asked for; once checked, its batch axes are one, and what nobody sees is zero.
+    """The arguments; `_checked` merges their batch axes into one and zeroes what no query sees."""
 
-    Attributes:
-        query: ``[batch, T, heads, head_dim]``.
-        key: ``[batch, S, key_heads, head_dim]``, as ``value``.
-        mask: ``[batch | 1, heads | 1, T | 1, S | 1]`` bool, or None; ``bias`` likewise, floats.
-        lengths: ``[batch]`` int32, of the keys, or None; ``query_lengths`` likewise.
-    """
-
-    query: jax.Array
-    key: jax.Array
+    query: jax.Array  # [batch, T, heads, head_dim]
+    key: jax.Array  # [batch, S, key_heads, head_dim], as `value`
     value: jax.Array
-    mask: jax.Array | None
+    mask: jax.Array | None  # [batch | 1, heads | 1, T | 1, S | 1], as `bias`
     bias: jax.Array | None
-    lengths: Any
+    lengths: Any  # [batch] int32 or None, as `query_lengths`
     query_lengths: Any
     causal: bool
     scale: Any
@@ -178,7 +170,7 @@ def _visible_keys(asked: _Asked, causal: bool) -> jax.Array | None:
         parts.append(_positions_below(asked.lengths, num_keys)[:, None, None, :])
     if causal:
         parts.append(jnp.tri(num_queries, num_keys, dtype=bool)[None, None])
-    return functools.reduce(jnp.logical_and, parts) if parts else None
+    return reduce(jnp.logical_and, parts) if parts else None
 
 
 def _whole(asked: _Asked) -> jax.Array:
@@ -206,8 +198,7 @@ def _chunked(asked: _Asked) -> jax.Array:
 
 
 def _xla(asked: _Asked) -> jax.Array:
-    mask = _visible_keys(asked, causal=False)
-    return _by_jax(asked, jax.nn.dot_product_attention, bias=asked.bias, mask=mask, implementation="xla")
+    return _by_function(asked, partial(jax.nn.dot_product_attention, implementation="xla"))
 
 
 def _cudnn(asked: _Asked) -> jax.Array:
@@ -218,14 +209,12 @@ def _cudnn(asked: _Asked) -> jax.Array:
     )
     # What cuDNN makes of no keys at all is not documented: let it see one, the result is set to 0 afterwards.
     lengths = None if asked.lengths is None else jnp.maximum(asked.lengths, 1)
-    options = {"key_value_seq_lengths": lengths, "implementation": "cudnn"}
-    return _by_jax(asked, jax.nn.dot_product_attention, bias=bias, mask=mask, **options)
+    compute = partial(jax.nn.dot_product_attention, implementation="cudnn", key_value_seq_lengths=lengths)
+    return _by_function(asked, compute, bias=bias, mask=mask)
 
 
-_COMPUTED = {"whole": _whole, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn}
-
-
-def _by_jax(asked: _Asked, compute: Callable[..., jax.Array], **options: Any) -> jax.Array:
+def _by_function(asked: _Asked, compute: Callable[..., jax.Array], **options: Any) -> jax.Array:
+    options = options or {"bias": asked.bias, "mask": _visible_keys(asked, causal=False)}
     # A number of NumPy is none that JAX can write into cuDNN's configuration.
     scale = float(asked.scale) if isinstance(asked.scale, numbers.Real) else asked.scale
     out = compute(asked.query, asked.key, asked.value, scale=scale, is_causal=asked.causal, **options)
@@ -233,6 +222,9 @@ def _by_jax(asked: _Asked, compute: Callable[..., jax.Array], **options: Any) ->
         return out
     # JAX gives a query that sees nothing the mean of all values.
     return jnp.where(visible.any(-1, keepdims=True).swapaxes(1, 2), out, 0)
+
+
+_COMPUTED = {"whole": _whole, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn}
 
 
 def _heads_first(asked: _Asked) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,8 +1,7 @@
-"""Attention whose scores are never all in memory: blocks of queries meet blocks of keys, one pair at a time.
+"""Attention by pairs of blocks of queries and keys, with the softmax carried as its maximum and sum.
 
-Rabe and Staats, Self-attention Does Not Need O(n²) Memory, 2021 (arXiv:2112.05682); the softmax is carried from block
-to block as its maximum and sum, and its weights are computed again in the backward pass, as in Dao et al.,
-FlashAttention, 2022 (arXiv:2205.14135). Pairs of blocks that a causal mask hides altogether are left out.
+Rabe and Staats, Self-attention Does Not Need O(n²) Memory, 2021 (arXiv:2112.05682); the backward pass computes weights
+again, as in Dao et al., FlashAttention, 2022 (arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._device_axes import varying_alike
 
 BLOCK = 256  # tokens: at head_dim 64 the blocks of a head fit into 1 MB of cache
 _LOWEST = -1e30  # below any score that counts, and finite, so that differences are
 
 
 class _Plan(NamedTuple):
-    """How the loop goes: which block of queries meets which block of keys, and what else is known while tracing."""
+    """The static arguments of the loop."""
 
-    pairs: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, int], ...]  # of a block of queries and one of keys
     block: int
     num_keys: int
     causal: bool
@@ -50,20 +48,13 @@ def chunked_attention(
     if visible is not None:
         visible = _padded(visible, 3, block)
         visible = visible if visible.shape[2] == 1 else _padded(visible, 2, block)
-    arrays = varying_alike(query, key, value, visible)
-    out = _attend(_Plan(tuple(pairs), block, num_keys, causal), *arrays)
-    return out[:, :, :num_queries]
+    return _attend(_Plan(tuple(pairs), block, num_keys, causal), query, key, value, visible)[:, :, :num_queries]
 
 
 def _padded(array: jax.Array, axis: int, block: int) -> jax.Array:
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, -array.shape[axis] % block)
     return jnp.pad(array, widths)
-
-
-@partial(custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: _Plan, query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None) -> jax.Array:
-    return _forward(plan, query, key, value, visible)[0]
 
 
 type _Three = tuple[jax.Array, jax.Array, jax.Array]
@@ -120,6 +111,7 @@ def _pushforward(plan: _Plan, kept: _Kept, tangents: tuple[jax.Array, jax.Array,
     return tangent
 
 
+_attend = custom_vjp(lambda *arguments: _forward(*arguments)[0], num_static=1)
 _attend.defvjp(_forward, _backward, _pushforward)
 
 

@@ -1,13 +1,8 @@
-"""A convolution and its gradients, each with channels last: the one form that XLA:CPU runs fast anywhere.
+"""A convolution whose gradients have channels last too: in a loop, XLA:CPU is fast in this form only (jax#12868).
 
-Elsewhere than in a program's entry, as in a loop, it does not bring convolutions into this form itself (jax#12868).
-
-Input, kernel and output of a convolution are on an equal footing in ``sum(output * conv(input, kernel))``, which is
-linear in each. Of any two of them, its derivative by the third is what the third *misses*: the output is the
-convolution, input and kernel are its gradients. The derivative of each of these is again one of the three.
-
-Likewise any two of the three share one axis that the third has not: the batch, the input or the output features.
-Members of `jax.vmap` may be laid side by side along it.
+``sum(output * conv(input, kernel))`` is linear in input, kernel and output. Its derivative by one of them is computed
+from the other two: the *missing* one. The derivative of each result is again one of the three. Any two share one axis
+that the third has not: the batch, the input or the output features.
 """
 
 from __future__ import annotations
@@ -24,22 +19,16 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxnn.nn._device_axes import varying_alike
+from jaxnn.nn._custom_vjp import varying_alike
 
-type _Windows = tuple[Any, Any, Any, Any]  # strides, padding, and the dilations of input and kernel
-
-_THIN = 4  # up to so many features, as of images, are few
+_THIN = 4  # inputs with at most this many features, such as images, are thin
 _CHUNK = 8  # examples
 _CACHED = 1_000_000  # elements of float32 that a processor's caches hold beside what else a network keeps there
 _MAX_TAPS = 128  # each is an operation in the program
 
 
 class Geometry(NamedTuple):
-    """All of a convolution but its arrays; sizes, strides, padding and dilations have one entry for each spatial axis.
-
-    Sizes are those of input and kernel not dilated or padded; ``padding`` is ``(low, high)`` of the dilated input; a
-    dilation of 1 is none; ``dtype`` is that of input and kernel, floating.
-    """
+    """All of a convolution but its arrays. Sizes are without dilation and padding; ``dtype`` is that of the inputs."""
 
     input_size: tuple[int, ...]
     kernel_size: tuple[int, ...]
@@ -115,8 +104,10 @@ def _whole_kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geome
     return jnp.moveaxis(gradient, 0, -2)
 
 
-def _convolve(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, windows: _Windows) -> jax.Array:
-    """By strides, padding and dilations of its own."""
+def _convolve(
+    inputs: jax.Array, kernel: jax.Array, geometry: Geometry, windows: tuple[Any, Any, Any, Any]
+) -> jax.Array:
+    """By ``windows``: strides, padding, and the dilations of input and kernel."""
     options = {"precision": geometry.precision, "preferred_element_type": geometry.preferred_element_type}
     return lax.conv_general_dilated(inputs, kernel, *windows, dimension_numbers=channels_last(inputs.ndim), **options)
 
@@ -159,19 +150,13 @@ def _depthwise(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.
 
 
 def convolve(inputs: jax.Array, kernel: jax.Array, geometry: Geometry) -> jax.Array:
-    """The convolution with channels last, which stays so in its gradients and under `jax.vmap`.
-
-    Members are never a grouped convolution: they share one along the batch, or along the features of thin inputs
-    that are theirs in common; otherwise one follows the other.
-
-    Takes ``inputs [batch, *input_size, in_features]`` and ``kernel [*kernel_size, in_features, out_features]`` of the
-    same dtype; gives ``[batch, *output_size, out_features]``.
-    """
+    """The convolution of ``[batch, *input_size, in_features]`` and ``[*kernel_size, in_features, out_features]``."""
     inputs, kernel = varying_alike(inputs, kernel)
-    return _bind({"input": inputs, "kernel": kernel}, "output", geometry)
+    result: jax.Array = _convolution.bind(inputs, kernel, missing="output", geometry=geometry)
+    return result
 
 
-# What each of the three is computed by, and where it has the axes that it shares with one of the others.
+# How each of the three is computed, and its axes that one of the others shares.
 _FORMS = {"input": _input_gradient, "kernel": _kernel_gradient, "output": _output}
 _AXES = {
     "input": {"batch": 0, "in_features": -1},
@@ -182,12 +167,6 @@ _AXES = {
 
 def _given(missing: str) -> list[str]:
     return [role for role in _AXES if role != missing]
-
-
-def _bind(arrays: dict[str, Any], missing: str, geometry: Geometry) -> jax.Array:
-    operands = [arrays[role] for role in _given(missing)]
-    result: jax.Array = _convolution.bind(*operands, missing=missing, geometry=geometry)
-    return result
 
 
 def _evaluate(first: jax.Array, second: jax.Array, *, missing: str, geometry: Geometry) -> jax.Array:
@@ -209,12 +188,16 @@ def _abstract(*operands: Any, missing: str, geometry: Geometry) -> Any:
     return operands[0].update(shape=shape, dtype=dtype, weak_type=False)
 
 
-def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str, geometry: Geometry) -> jax.Array:
+def _transpose(wanted: int, cotangent: jax.Array, *operands: Any, missing: str, geometry: Geometry) -> Any:
     roles = _given(missing)
-    return _bind({roles[1 - wanted]: operands[1 - wanted], missing: cotangent}, roles[wanted], geometry)
+    arrays = {roles[1 - wanted]: operands[1 - wanted], missing: cotangent}
+    given = [arrays[role] for role in _given(roles[wanted])]
+    return _convolution.bind(*given, missing=roles[wanted], geometry=geometry)
 
 
 def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tuple[jax.Array, int]:
+    # Never a grouped convolution: members share one along the batch, or along the features of thin inputs that they
+    # have in common; otherwise one follows the other.
     apply = functools.partial(_convolution.bind, missing=missing, geometry=geometry)
     if None not in dims:
         return _one_by_one(apply, operands, dims)

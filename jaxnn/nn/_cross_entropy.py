@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import numbers
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._device_axes import varying_alike
 from jaxnn.nn._layer_arguments import widened
 from jaxnn.types import ConfigError
 
@@ -43,7 +42,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLi
         raise ConfigError(f"cross_entropy: label_smoothing must be one number, 0…1, not {label_smoothing!r}.")
     is_sharp = isinstance(label_smoothing, numbers.Real) and label_smoothing == 0
     smoothing = None if is_sharp else jnp.asarray(label_smoothing, _wide(logits))
-    return _cross_entropy(*varying_alike(logits, labels, smoothing))
+    return _cross_entropy(logits, labels, smoothing)
 
 
 def _checked_labels(labels: jax.Array, expected: tuple[int, ...], name: str, scores: jax.Array) -> jax.Array:
@@ -63,11 +62,6 @@ def _wide(scores: jax.Array) -> Any:
 def _finite(highest: jax.Array) -> jax.Array:
     """``highest``, the largest logits, with 0 where they are not finite and nothing can be subtracted."""
     return jnp.where(jnp.isfinite(highest), highest, 0)
-
-
-@custom_vjp
-def _cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: jax.Array | None) -> jax.Array:
-    return _forward(logits, labels, smoothing)[0]
 
 
 def _forward(logits: jax.Array, labels: jax.Array, smoothing: jax.Array | None) -> tuple[jax.Array, Any]:
@@ -95,6 +89,7 @@ def _backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, None, ja
     return gradient.astype(logits.dtype), None, to_smoothing
 
 
+_cross_entropy = custom_vjp(lambda *arrays: _forward(*arrays)[0])
 _cross_entropy.defvjp(_forward, _backward)
 
 
@@ -148,41 +143,31 @@ def linear_cross_entropy(
         )
     if not isinstance(chunk, numbers.Integral) or chunk < 1:
         raise ConfigError(f"linear_cross_entropy: chunk must be an integer >= 1, not {chunk!r}.")
-    arrays = varying_alike(hidden.reshape(-1, features), kernel, bias, labels.reshape(-1))
-    return _linear_cross_entropy(*arrays, int(chunk)).reshape(labels.shape)
+    num_chunks = -(-kernel.shape[1] // int(chunk))
+    width = -(-kernel.shape[1] // num_chunks)  # equal for all, and as small as this many chunks allow
+    loss = _linear_cross_entropy(width, hidden.reshape(-1, features), kernel, bias, labels.reshape(-1))
+    return loss.reshape(labels.shape)
 
 
-class _Chunks(NamedTuple):
-    """Equally wide ranges of classes, as few as may be; the last may begin within the one before."""
-
-    firsts: jax.Array  # [chunks] the first class that is each chunk's own
-    width: int  # classes that each spans
-    classes: int  # in all
-
-    def part(self, array: jax.Array, first: jax.Array) -> jax.Array:
-        start = jnp.minimum(first, self.classes - self.width)
-        return jax.lax.dynamic_slice_in_dim(array, start, self.width, axis=-1)
-
-    def added(self, array: jax.Array, first: jax.Array, part: jax.Array) -> jax.Array:
-        start = jnp.minimum(first, self.classes - self.width)
-        total = self.part(array, first) + part.astype(array.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(array, total, start, axis=-1)
+# A chunk is ``width`` classes from its first on. Slices clamp their start, so the last chunk may begin within the one
+# before it: `_chunk_logits` counts each class once.
+def _part(array: jax.Array, first: jax.Array, width: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(array, first, width, axis=-1)
 
 
-def _chunks(classes: int, chunk: int) -> _Chunks:
-    count = -(-classes // chunk)
-    width = -(-classes // count)
-    return _Chunks(jnp.arange(count) * width, width, classes)
+def _add_part(array: jax.Array, first: jax.Array, part: jax.Array) -> jax.Array:
+    total = _part(array, first, part.shape[-1]) + part.astype(array.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(array, total, first, axis=-1)
 
 
 def _chunk_logits(
-    chunks: _Chunks, first: jax.Array, hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array
+    width: int, first: jax.Array, hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Logits ``[labels, width]``, ``-inf`` where another chunk counts the class; and which are the labels'."""
-    classes = chunks.part(jnp.arange(chunks.classes), first)[None]
-    logits = jnp.matmul(hidden, chunks.part(kernel, first), preferred_element_type=_wide(hidden))
+    classes = _part(jnp.arange(kernel.shape[1]), first, width)[None]
+    logits = jnp.matmul(hidden, _part(kernel, first, width), preferred_element_type=_wide(hidden))
     if bias is not None:
-        logits = logits + chunks.part(bias, first)[None]
+        logits = logits + _part(bias, first, width)[None]
     is_own = classes >= first
     return jnp.where(is_own, logits, _varying_zero(first, logits) - jnp.inf), is_own & (classes == labels[:, None])
 
@@ -193,58 +178,51 @@ def _varying_zero(first: jax.Array, logits: jax.Array) -> jax.Array:
     return (0 * first).astype(logits.dtype)
 
 
-@functools.partial(custom_vjp, nondiff_argnums=(4,))
-def _linear_cross_entropy(
-    hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array, chunk: int
-) -> jax.Array:
-    return _linear_forward(hidden, kernel, bias, labels, chunk)[0]
-
-
 def _linear_forward(
-    hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array, chunk: int
+    width: int, hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array
 ) -> tuple[jax.Array, Any]:
-    chunks = _chunks(kernel.shape[1], chunk)
+    num_classes = kernel.shape[1]
 
     def of_chunk(first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        logits, is_label = _chunk_logits(chunks, first, hidden, kernel, bias, labels)
+        logits, is_label = _chunk_logits(width, first, hidden, kernel, bias, labels)
         highest = logits.max(-1)
         total = jnp.sum(jnp.exp(logits - _finite(highest)[:, None]), axis=-1)
         return highest, total, jnp.sum(jnp.where(is_label, logits, _varying_zero(first, logits)), axis=-1)
 
-    maxima, totals, chosen = jax.lax.map(of_chunk, chunks.firsts)
+    maxima, totals, chosen = jax.lax.map(of_chunk, jnp.arange(0, num_classes, width))
     highest = _finite(maxima.max(0))
     log_sum = jnp.log(jnp.sum(totals * jnp.exp(maxima - highest[None]), axis=0))
-    is_class = (labels >= 0) & (labels < chunks.classes)
+    is_class = (labels >= 0) & (labels < num_classes)
     loss = jnp.where(is_class, log_sum - (chosen.sum(axis=0) - highest), jnp.nan)
     return loss, (hidden, kernel, bias, labels, highest, log_sum)
 
 
-def _linear_backward(chunk: int, residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+def _linear_backward(width: int, residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
     hidden, kernel, bias, labels, highest, log_sum = residuals
-    chunks = _chunks(kernel.shape[1], chunk)
     matmul = functools.partial(jnp.matmul, preferred_element_type=_wide(hidden))
 
     def add_chunk(gradients: tuple[Any, ...], first: jax.Array) -> tuple[tuple[Any, ...], None]:
         to_hidden, to_kernel, to_bias = gradients
-        logits, is_label = _chunk_logits(chunks, first, hidden, kernel, bias, labels)
+        logits, is_label = _chunk_logits(width, first, hidden, kernel, bias, labels)
         softmax = jnp.exp((logits - highest[:, None]) - log_sum[:, None])
         gradient = (softmax - is_label) * cotangent[:, None]
         if bias is not None:
-            to_bias = chunks.added(to_bias, first, gradient.sum(axis=0))
+            to_bias = _add_part(to_bias, first, gradient.sum(axis=0))
         gradient = gradient.astype(hidden.dtype)
-        to_hidden = to_hidden + matmul(gradient, chunks.part(kernel, first).T)
-        return (to_hidden, chunks.added(to_kernel, first, matmul(hidden.T, gradient)), to_bias), None
+        to_hidden = to_hidden + matmul(gradient, _part(kernel, first, width).T)
+        return (to_hidden, _add_part(to_kernel, first, matmul(hidden.T, gradient)), to_bias), None
 
     zeros = (jnp.zeros_like(hidden, _wide(hidden)), jnp.zeros_like(kernel), jax.tree.map(jnp.zeros_like, bias))
-    to_hidden, to_kernel, to_bias = jax.lax.scan(add_chunk, zeros, chunks.firsts)[0]
+    to_hidden, to_kernel, to_bias = jax.lax.scan(add_chunk, zeros, jnp.arange(0, kernel.shape[1], width))[0]
     return to_hidden.astype(hidden.dtype), to_kernel, to_bias, None
 
 
-def _linear_pushforward(chunk: int, residuals: Any, tangents: tuple[Any, ...]) -> jax.Array:
+def _linear_pushforward(width: int, residuals: Any, tangents: tuple[Any, ...]) -> jax.Array:
     *arrays, labels, _, _ = residuals
     tangent: jax.Array
-    _, tangent = jax.jvp(lambda h, k, b: _linear_forward(h, k, b, labels, chunk)[0], tuple(arrays), tangents[:3])
+    _, tangent = jax.jvp(lambda h, k, b: _linear_forward(width, h, k, b, labels)[0], tuple(arrays), tangents[:3])
     return tangent
 
 
+_linear_cross_entropy = custom_vjp(lambda *arguments: _linear_forward(*arguments)[0], num_static=1)
 _linear_cross_entropy.defvjp(_linear_forward, _linear_backward, _linear_pushforward)

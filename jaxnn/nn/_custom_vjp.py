@@ -1,9 +1,7 @@
 """`jax.custom_vjp` with forward mode: a custom backward pass that `jax.jvp` and `jax.linearize` do not refuse.
 
-A `jax.custom_jvp` whose tangent is a single linear operation. The transpose of that operation is the custom backward
-pass, so reverse mode computes and keeps exactly what it does with `jax.custom_vjp`. Forward mode evaluates the
-operation: the transpose of the backward pass, or a given pushforward. `jax.custom_derivatives.linear_call` would be
-this operation, but it has no batching rule and cannot be differentiated by its residuals.
+A `jax.custom_jvp` whose tangent is one linear operation, and the transpose of that is the custom backward pass.
+`jax.custom_derivatives.linear_call` has no batching rule and cannot be differentiated by its residuals.
 """
 
 from __future__ import annotations
@@ -19,24 +17,38 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 
+def varying_alike[*Ts](*trees: *Ts) -> tuple[*Ts]:
+    """``trees`` of arrays that all vary over the same mesh axes of `jax.shard_map`, as primitives and loops need it."""
+    leaves = jax.tree.leaves(trees)
+    union: frozenset[Any] = frozenset().union(*(jax.typeof(leaf).mat.varying for leaf in leaves))
+
+    def vary(leaf: Any) -> Any:
+        axes = tuple(sorted(union - jax.typeof(leaf).mat.varying))
+        return jax.lax.pcast(leaf, axes, to="varying") if axes else leaf
+
+    return jax.tree.map(vary, trees)  # type: ignore[no-any-return]
+
+
 class custom_vjp[R]:  # noqa: N801
     """A function with a custom backward pass, differentiable in either mode and to any order.
 
-    Use it as `jax.custom_vjp`: decorate ``f`` with it, then call ``f.defvjp(forward, backward)``.
+    Use it as `jax.custom_vjp`: decorate ``f`` with it, then call ``f.defvjp(forward, backward)``. In `jax.shard_map`
+    all operands vary over the same mesh axes: the gradient of one that did not vary is then summed.
 
     Args:
         function: takes and returns trees of arrays.
-        nondiff_argnums: positions of static, hashable arguments; ``backward`` gets them first.
+        num_static: how many of its first arguments are static, hashable values.
     """
 
-    def __init__(self, function: Callable[..., R], nondiff_argnums: Sequence[int] = ()) -> None:
+    def __init__(self, function: Callable[..., R], num_static: int = 0) -> None:
         functools.update_wrapper(self, function)
-        self._static = tuple(nondiff_argnums)
-        self._call: Any = jax.custom_jvp(function, nondiff_argnums=self._static)
+        self._num_static = num_static
+        self._call: Any = jax.custom_jvp(function, nondiff_argnums=tuple(range(num_static)))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> R:
+    def __call__(self, *args: Any) -> R:
         """Calls the function."""
-        result: R = self._call(*args, **kwargs)
+        static, operands = args[: self._num_static], args[self._num_static :]
+        result: R = self._call(*static, *varying_alike(*operands))
         return result
 
     def defvjp(
@@ -45,23 +57,16 @@ class custom_vjp[R]:  # noqa: N801
         backward: Callable[..., tuple[Any, ...]],
         pushforward: Callable[..., R] | None = None,
     ) -> None:
-        """Sets the rules.
+        """Sets the rules: ``forward`` and ``backward`` are those of `jax.custom_vjp`.
 
-        Args:
-            forward: takes the arguments of the function; returns its result and the residuals.
-            backward: ``(*static, residuals, cotangent) -> cotangents``, linear in ``cotangent``, with None for
-                arguments without floats.
-            pushforward: ``(*static, residuals, tangents) -> tangent``, for forward mode, with None for tangents of
-                arguments without floats; by default ``backward`` transposed. Give one if ``backward`` loops over
-                large intermediate values: the transposed loop would hold those of all iterations at once.
+        ``pushforward(*static, residuals, tangents) -> tangent`` is for forward mode, with None for arguments without
+        floats; by default ``backward`` is transposed. Give one if ``backward`` loops over large intermediate values:
+        the transposed loop would hold those of all iterations at once.
         """
 
         def rule(*args: Any) -> tuple[R, R]:
             *static, primals, tangents = args
-            arguments = list(primals)
-            for position, value in zip(self._static, static, strict=True):
-                arguments.insert(position, value)
-            out, residuals = forward(*arguments)
+            out, residuals = forward(*static, *primals)
             kept, kept_tree = jax.tree.flatten(residuals)
             leaves, tangents_tree = jax.tree.flatten(tangents)
             outs, out_tree = jax.tree.flatten(out)

@@ -1,9 +1,4 @@
-"""Layers of single elements and rows: dense, embedding, dropout.
-
-JAX writes the gradient of ``inputs @ kernel`` by the kernel as ``(cotangent.T @ inputs).T``. Where the batch is split
-over devices, XLA:CPU sums that product over them before it transposes it, and all that follows (an optimizer) reads
-it across the grain: twice the step of a wide network. ``inputs.T @ cotangent`` needs no transpose.
-"""
+"""Layers of single elements and rows: dense, embedding, dropout."""
 
 from __future__ import annotations
 
@@ -20,12 +15,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._device_axes import rows_of_whole, varying_alike
-from jaxnn.nn._layer_arguments import check_rate, widened
+from jaxnn.nn._layer_arguments import check_rate, rows_of_whole, widened
 from jaxnn.types import ConfigError
 
 _BITS = 16  # of an element: four to a block of Threefry, two words of 32
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def dot_general(
@@ -45,7 +38,7 @@ def dot_general(
     plain = precision is None and preferred_element_type is None and inputs.dtype == kernel.dtype
     if kernel.ndim != 2 or not plain or dimension_numbers != of_a_dense_layer:
         return lax.dot_general(inputs, kernel, dimension_numbers, precision, preferred_element_type)
-    return _dense(*varying_alike(inputs, kernel))
+    return _dense(inputs, kernel)
 
 
 class Dense(linen.Dense):
@@ -62,6 +55,8 @@ def _product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _product_backward(kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # JAX's own gradient by the kernel is (cotangent.T @ inputs).T. If the batch is sharded, XLA:CPU sums over devices
+    # before it transposes, and the optimizer reads the result across the grain: twice the step of a wide network.
     inputs, kernel = kept
     summed = tuple(range(inputs.ndim - 1))
     to_inputs = lax.dot_general(cotangent, kernel, (((inputs.ndim - 1,), (1,)), ((), ())))
@@ -96,8 +91,8 @@ class Embed(linen.Embed):
 class Dropout(linen.Module):
     """Sets each element to zero with probability ``rate``, else scales it by ``1 / (1 - rate)``.
 
-    Srivastava et al., Dropout, 2014. Unlike ``flax.linen.Dropout`` it is told ``train=`` where it is called, as
-    jaxnn's models are, and does not branch on the rate; the masks differ from Flax's. A mask is a function of the key,
+    Srivastava et al., Dropout, 2014. Unlike ``flax.linen.Dropout`` it takes ``train=`` when it is called, as
+    jaxnn's models do, and does not branch on the rate; the masks differ from Flax's. A mask is a function of the key,
     the shape and the rate alone, and a higher rate drops what a lower one drops and more. Costs 16 random bits an
     element where ``jax.random`` spends 64, from the same generator.
 
@@ -148,7 +143,7 @@ def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     blocks = (*leading, -(-width // 4))
     counter = jax.lax.iota(jnp.uint32, math.prod(blocks)).reshape(blocks)
     seed = jax.random.bits(key, (2,), jnp.uint32)
-    # Without the barrier XLA computes the whole block anew for each of its four elements.
+    # Without the barrier XLA computes the block again for each of its four elements.
     first, second = jax.lax.optimization_barrier(_threefry(seed, counter))
     halves = [half for word in (first, second) for half in (word & 0xFFFF, word >> 16)]
     return jnp.concatenate(halves, axis=-1)[..., :width].reshape(shape)
@@ -160,10 +155,11 @@ def _threefry(seed: jax.Array, counter: jax.Array) -> tuple[jax.Array, jax.Array
     Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011: what ``jax.random`` draws from by default, but
     on CPU as a loop over the rounds with the array in memory; unrolled, all of them are one pass.
     """
+    rotations = ((13, 15, 26, 6), (17, 29, 16, 24))
     keys = (seed[0], seed[1], seed[0] ^ seed[1] ^ jnp.uint32(0x1BD11BDA))
     x, y = counter + keys[0], jnp.zeros_like(counter) + keys[1]
     for group in range(5):
-        for distance in _ROTATIONS[group % 2]:
+        for distance in rotations[group % 2]:
             x = x + y
             y = ((y << distance) | (y >> (32 - distance))) ^ x
         x, y = x + keys[(group + 1) % 3], y + keys[(group + 2) % 3] + jnp.uint32(group + 1)

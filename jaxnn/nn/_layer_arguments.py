@@ -1,25 +1,25 @@
-"""What layers are given: sizes, ids, dtypes, and the implementation to compute with.
-
-An operation with several implementations takes ``implementation=None``: None is the first of `PREFERRED` that can do
-what is asked, a name or a function overrides it. What was taken is a named scope in the traced program, so that a
-report shows what it observes there.
-"""
+"""What layers are given: arguments, the implementation to trace, and the batch's mapped axis and mask."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax.core import meta
+from flax.linen import with_partitioning
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from jaxnn.types import ConfigError, PyTree, suggest
+from jaxnn.types import Array, ConfigError, PyTree, suggest
 
-SCOPE = "jaxnn"
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -30,6 +30,8 @@ PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 _DTYPES = ("float32", "bfloat16", "float16")
+_axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
+_mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
 
 
 def platform() -> str:
@@ -41,10 +43,9 @@ def platform() -> str:
 
 
 def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
-    """The implementation of ``operation`` to trace: the one ``given``, or for None the first that can be used here.
+    """The implementation ``given``, or for None the first of `PREFERRED` without an obstacle.
 
-    ``obstacles`` has for each implementation that cannot do what is asked why not; None or absent: it can. It raises
-    ConfigError if the one given is unknown or cannot do it, or none can.
+    ``obstacles`` maps an implementation to the reason why it cannot be used here, or None.
     """
     preferred = PREFERRED[operation]
     if given is None:
@@ -64,7 +65,7 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
 def scope(operation: str, chosen: str | Callable[..., Any]) -> Any:
     """The context in which an implementation is traced: its operations carry ``jaxnn.operation.name``."""
     name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "function").strip("<>")
-    return jax.named_scope(f"{SCOPE}.{operation}.{name}")
+    return jax.named_scope(f"jaxnn.{operation}.{name}")
 
 
 def positive_int(name: str, value: Any) -> int:
@@ -74,10 +75,12 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
-def positive_ints(name: str, values: Any, example: str) -> tuple[int, ...]:
-    """As `positive_int` for a sequence, which may be empty; ``example`` shows a good one."""
+def positive_ints(name: str, values: Any, example: str, *, nonempty: bool = False) -> tuple[int, ...]:
+    """As `positive_int` for a sequence, which may be empty unless ``nonempty``; ``example`` shows a good one."""
     if not isinstance(values, Sequence) or not all(map(_is_count, values)):
         raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
+    if nonempty and not values:
+        raise ConfigError(f"{name} is empty: give at least one, as {example}.")
     return tuple(map(int, values))
 
 
@@ -152,3 +155,79 @@ def _cast(tree: PyTree, dtype: str) -> PyTree:
         return leaf.astype(dtype) if floating else leaf
 
     return jax.tree.map(cast, tree)
+
+
+partitioned = with_partitioning
+"""``partitioned(initializer, (None, "model"))``: the parameter's second axis is split over the mesh axis ``model``."""
+unboxed = meta.unbox
+"""``unboxed(tree)``: plain arrays in place of the boxes that hold an array and the names of its axes."""
+
+
+def partition_specs(tree: PyTree) -> PyTree:
+    """The names of each array's axes as a ``PartitionSpec``; an empty one for an array without a box."""
+    return jax.tree.map(
+        lambda spec: spec if isinstance(spec, PartitionSpec) else PartitionSpec(),
+        meta.get_partition_spec(tree),
+        is_leaf=lambda leaf: leaf is None or isinstance(leaf, PartitionSpec),
+    )
+
+
+@contextlib.contextmanager
+def batch_split_over(axis_name: str | None) -> Iterator[None]:
+    """Within the traced block, batches are this device's rows of a batch sharded over ``axis_name``, as in `pmap`.
+
+    Layers then average batch statistics over the axis, and their random draws are this device's part of all draws.
+    """
+    token = _axis.set(axis_name)
+    try:
+        yield
+    finally:
+        _axis.reset(token)
+
+
+def batch_axis() -> str | None:
+    """The mapped axis that batches are sharded over here; None if a layer sees the whole batch."""
+    return _axis.get()
+
+
+def is_full(mask: Array) -> bool:
+    """Whether all of ``mask`` is known to be 1 while tracing: an array of NumPy, as a data source gives."""
+    return isinstance(mask, np.ndarray) and bool(np.all(mask))
+
+
+@contextlib.contextmanager
+def rows_masked(mask: Array) -> Iterator[None]:
+    """Within the traced block, rows of a batch with ``mask [batch]`` 0 are padding."""
+    token = _mask.set(None if is_full(mask) else mask)
+    try:
+        yield
+    finally:
+        _mask.reset(token)
+
+
+def batch_mask() -> jax.Array | None:
+    """Which rows of the batch count, for a model that computes anything across them, while a task traces it.
+
+    `nn.BatchNorm` asks for it itself; Flax's takes it as an argument: ``BatchNorm(…)(x, mask=counts[:, None])``.
+
+    Returns:
+        ``[batch]`` bool, False for padding (``Batch.mask`` is 0); None where all rows are known to count.
+    """
+    mask = _mask.get()
+    return None if mask is None else jnp.asarray(mask) > 0
+
+
+def mean_over_batch_axis(x: jax.Array) -> jax.Array:
+    """The mean of ``x`` over the devices that share the batch; ``x`` if the batch is not sharded."""
+    axis = batch_axis()
+    return x if axis is None else jax.lax.pmean(x, axis)
+
+
+def rows_of_whole(draw: Callable[[tuple[int, ...]], jax.Array], shape: tuple[int, ...], batch: int = 0) -> jax.Array:
+    """This device's rows, along axis ``batch``, of ``draw`` for the whole batch."""
+    axis = batch_axis()
+    if axis is None or len(shape) <= batch:
+        return draw(shape)
+    rows = shape[batch]
+    whole = draw((*shape[:batch], rows * jax.lax.axis_size(axis), *shape[batch + 1 :]))
+    return jax.lax.dynamic_slice_in_dim(whole, jax.lax.axis_index(axis) * rows, rows, batch)

@@ -1,13 +1,8 @@
-"""Normalisation layers as Flax's, with backward passes that read the inputs as few times as can be.
-
-Automatic differentiation sums a cotangent over the inputs once for each of mean, variance, gain and bias. By hand two
-sums do. Whatever is of the size of the statistics (epsilon, square roots, gains) stays with automatic differentiation.
-"""
+"""Normalisation layers as Flax's, with backward passes of two sums over the inputs instead of four."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any, cast
 
 import jax
@@ -15,12 +10,10 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
-from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._device_axes import batch_axis, batch_mask, mean_over_batch_axis, varying_alike
-from jaxnn.nn._layer_arguments import choose, scope
+from jaxnn.nn._custom_vjp import custom_vjp, varying_alike
+from jaxnn.nn._layer_arguments import batch_axis, batch_mask, choose, mean_over_batch_axis, scope
 from jaxnn.types import ConfigError
 
-_OPERATION = "normalization"
 RMSNorm = linen.RMSNorm
 
 
@@ -41,10 +34,9 @@ class LayerNorm(linen.LayerNorm):
         if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
             return cast(jax.Array, super().__call__(x, mask=mask))
         wide = _wide_dtype(self, x)
-        mean, variance = _moments(x, (x.ndim - 1,), wide)
+        mean, variance = _moments((x.ndim - 1,), wide, x, None)
         gain, bias, dtype = _gain_and_bias(self, x, wide)
-        factor = jax.lax.rsqrt(variance + self.epsilon)
-        return _scale_rows(*varying_alike(x, mean, factor, gain, bias)).astype(dtype)
+        return _scale_rows(x, mean, jax.lax.rsqrt(variance + self.epsilon), gain, bias).astype(dtype)
 
 
 class BatchNorm(linen.BatchNorm):
@@ -80,11 +72,11 @@ class BatchNorm(linen.BatchNorm):
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         split = None if batch_axis() is None or running else "each device holds a part of the batch, as under pmap"
-        chosen = choose(_OPERATION, self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
+        chosen = choose("normalization", self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
         rows = None if running or mask is not None else _rows_that_count(x)
-        with scope(_OPERATION, chosen):
+        with scope("normalization", chosen):
             if chosen == "analytic":
                 return _normalized(self, x, rows)
             # Of no elements at all Flax would give NaN.
@@ -122,14 +114,20 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.
     channels = x.shape[-1:]
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
+    x, rows = varying_alike(x, rows)
     wide = _wide_dtype(module, x)
-    mean, variance = _batch_moments(x, wide, rows)
+    mean, variance = _moments(tuple(range(x.ndim - 1)), wide, x, rows)
+    if batch_axis() is not None:
+        # A device's weight is its share of the rows that count: 1 on average.
+        weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=wide)), 1e-9)
+        own_mean, mean = mean, mean_over_batch_axis(weight * mean)
+        variance = mean_over_batch_axis(weight * (variance + jnp.square(own_mean - mean)))
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
     gain, bias, dtype = _gain_and_bias(module, x, wide)
     factor = jax.lax.rsqrt(variance + module.epsilon) * gain
-    return _scale_channels(*varying_alike(x, mean, factor, bias)).astype(dtype)
+    return _scale_channels(x, mean, factor, bias).astype(dtype)
 
 
 def _wide_dtype(module: Any, x: jax.Array) -> DTypeLike:
@@ -148,32 +146,6 @@ def _gain_and_bias(module: Any, x: jax.Array, wide: DTypeLike) -> tuple[jax.Arra
     return wide_gain, wide_bias, dtype
 
 
-def _batch_moments(x: jax.Array, dtype: DTypeLike, rows: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance ``[1, ..., channels]`` of the whole batch, the rows on other devices too."""
-    x, rows = varying_alike(x, rows)
-    own_mean, own_variance = _moments(x, tuple(range(x.ndim - 1)), dtype, rows)
-    if batch_axis() is None:
-        return own_mean, own_variance
-    # A device weighs as much as it has rows that count: 1 on average.
-    weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=dtype)), 1e-9)
-    mean = mean_over_batch_axis(weight * own_mean)
-    return mean, mean_over_batch_axis(weight * (own_variance + jnp.square(own_mean - mean)))
-
-
-@partial(custom_vjp, nondiff_argnums=(1, 2))
-def _moments(
-    x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance over ``axes``, kept with size 1, in two passes: exact also where the mean is large.
-
-    Where ``rows [rows, 1, ..., 1]`` bool are given, those along the first axis, one of ``axes``, that are True count;
-    if none is, both moments are 0.
-    """
-    wide = x.astype(dtype)
-    mean = _mean(wide, axes, rows)
-    return mean, _mean(jnp.square(wide - mean), axes, rows)
-
-
 def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax.Array:
     if rows is None:
         return wide.mean(axes, keepdims=True)
@@ -182,9 +154,15 @@ def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax
     return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
 
 
-def _moments_forward(x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike, rows: jax.Array | None) -> tuple[Any, Any]:
-    moments = _moments(x, axes, dtype, rows)
-    return moments, (x, moments[0], rows)
+def _moments_forward(axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None) -> tuple[Any, Any]:
+    """Mean and variance over ``axes``, kept with size 1, in two passes: exact also if the mean is large.
+
+    If ``rows [rows, 1, ..., 1]`` bool are given, those along the first axis, one of ``axes``, that are True count;
+    if none is, both moments are 0.
+    """
+    wide = x.astype(dtype)
+    mean = _mean(wide, axes, rows)
+    return (mean, _mean(jnp.square(wide - mean), axes, rows)), (x, mean, rows)
 
 
 def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotangents: Any) -> tuple[jax.Array, None]:
@@ -199,6 +177,7 @@ def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotang
     return grad.astype(x.dtype), None
 
 
+_moments = custom_vjp(lambda *arguments: _moments_forward(*arguments)[0], num_static=2)
 _moments.defvjp(_moments_forward, _moments_backward)
 
 

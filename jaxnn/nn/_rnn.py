@@ -13,9 +13,8 @@ from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn.nn._dense import Dropout
-from jaxnn.nn._device_axes import unboxed
-from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope
-from jaxnn.nn._rnn_kernels import Direction, Weights, cudnn_obstacle, run_layer
+from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope, unboxed
+from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_hoisted
 from jaxnn.types import ConfigError, DataError
 
 
@@ -51,7 +50,6 @@ class Recurrent(linen.Module):
 
     cell_type: ClassVar[type[linen.RNNCellBase]]
     gates: ClassVar[str]
-    num_states: ClassVar[int]
 
     def __post_init__(self) -> None:
         self.features = positive_int(f"{type(self).__name__}: features", self.features)
@@ -92,7 +90,7 @@ class Recurrent(linen.Module):
         Returns:
             The outputs, shaped as the inputs but ``features`` wide; with ``return_carry`` the state after each
             sequence's last step, ``[*batch, features]`` or a tuple of such, then the outputs. Outputs behind a
-            sequence's end mean nothing: they go on from its padding, as in Flax, or are 0, from cuDNN.
+            sequence's end mean nothing: they are computed from its padding, as in Flax, or are 0, from cuDNN.
 
         Raises:
             DataError: inputs, lengths or a state of the wrong shape or dtype.
@@ -124,7 +122,6 @@ class LSTM(Recurrent):
 
     cell_type = linen.OptimizedLSTMCell
     gates = "ifgo"
-    num_states = 2
 
 
 class GRU(Recurrent):
@@ -136,7 +133,6 @@ class GRU(Recurrent):
 
     cell_type = linen.GRUCell
     gates = "rzn"
-    num_states = 1
 
 
 def _concatenate(forward: jax.Array, backward: jax.Array) -> jax.Array:
@@ -188,7 +184,7 @@ class Bidirectional(linen.Module):
         layers = [self.forward_rnn, self.backward_rnn]
         options = [(type(x), x.features, x.dtype, x.param_dtype, x.implementation) for x in layers]
         results: list[tuple[Any, jax.Array]] = []
-        # Two layers alike are computed as one.
+        # Two layers of the same kind and size run in one call of cuDNN.
         for group in [slice(2)] if options[0] == options[1] else [slice(1), slice(1, 2)]:
             reverses = [False, True][group]
             results += _read(layers[group], inputs, carries[group], seq_lengths, time_major, reverses, keep_order=True)
@@ -205,7 +201,7 @@ class Stacked(linen.Module):
     kinds may differ, and any layer may be a `Bidirectional`. The parameters are under ``layers_0``, ``layers_1``, ….
 
     Attributes:
-        layers: `LSTM`, `GRU`, `Bidirectional`, or whatever is called as they are; the first reads the inputs.
+        layers: `LSTM`, `GRU`, `Bidirectional`, or modules with the same call; the first reads the inputs.
         dropout: ``[]`` the rate between two layers, 0…1; may be a tracer.
         time_major: whether inputs and outputs are ``[time, *batch, features]``; the layers' own is overridden.
         return_carry: whether the tuple of all layers' last states is returned too.
@@ -278,7 +274,7 @@ def _read(
     reverses: Sequence[bool],
     keep_order: bool,
 ) -> list[tuple[Any, jax.Array]]:
-    """Runs one layer, or two alike in both directions, over the same inputs: each one's state and outputs."""
+    """The state and outputs of one layer, or of two of the same kind and size, over the same inputs."""
     first, name = layers[0], type(layers[0]).__name__
     _check_sequences(name, inputs, time_major)
     batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
@@ -291,16 +287,26 @@ def _read(
                 f"not {jnp.result_type(seq_lengths)} {list(jnp.shape(seq_lengths))}."
             )
         seq_lengths = jnp.asarray(seq_lengths).reshape(-1)
-    directions = [
-        Direction(_weights(layer, inputs.shape[-1]), _flat_carry(layer, carry, batch), reverse)
-        for layer, carry, reverse in zip(layers, initial_carries, reverses, strict=True)
-    ]
-    dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, [direction[:2] for direction in directions]))]
+    directions = []
+    for layer, initial_carry in zip(layers, initial_carries, strict=True):
+        carry = _flat_carry(layer, initial_carry, batch)
+        directions.append((_weights(layer, inputs.shape[-1], carry), carry))
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, directions))]
     dtypes += [] if first.dtype is None else [first.dtype]
     obstacle = cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM alone"
     chosen = choose("recurrence", first.implementation, {"cudnn": obstacle})
+    results: list[tuple[Any, jax.Array]] = []
     with scope("recurrence", chosen):
-        results = run_layer(chosen, sequences, directions, seq_lengths, first.dtype, keep_order)
+        if chosen == "cudnn" and len(directions) == 2:
+            results = run_cudnn(sequences, directions, seq_lengths)
+        else:
+            for direction, reverse in zip(directions, reverses, strict=True):
+                turned = flip(sequences, seq_lengths) if reverse else sequences
+                if chosen == "cudnn":
+                    ((carry, outputs),) = run_cudnn(turned, [direction], seq_lengths)
+                else:
+                    carry, outputs = run_hoisted(turned, *direction, seq_lengths, first.dtype)
+                results.append((carry, flip(outputs, seq_lengths) if reverse and keep_order else outputs))
     read = []
     for carry, outputs in results:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, leaf.shape[-1]), carry)
@@ -309,11 +315,10 @@ def _read(
     return read
 
 
-def _weights(layer: Recurrent, num_inputs: int) -> Weights:
+def _weights(layer: Recurrent, num_inputs: int, carry: Any) -> Weights:
     """The parameters of Flax's cell, with the gates put side by side for one matrix product."""
     if "params" not in layer.cell.variables:
-        state, inputs = (jnp.zeros((1, width), layer.param_dtype) for width in (layer.features, num_inputs))
-        layer.cell(state if layer.num_states == 1 else (state,) * layer.num_states, inputs)
+        layer.cell(carry, jnp.zeros((jax.tree.leaves(carry)[0].shape[0], num_inputs), layer.param_dtype))
     params = unboxed(layer.cell.variables["params"])
     of_inputs, of_state = ([params[side + gate] for gate in layer.gates] for side in "ih")
     kernel, recurrent = (jnp.concatenate([gate["kernel"] for gate in side], -1) for side in (of_inputs, of_state))
@@ -324,16 +329,16 @@ def _weights(layer: Recurrent, num_inputs: int) -> Weights:
 
 
 def _flat_carry(layer: Recurrent, carry: Any, batch: tuple[int, ...]) -> Any:
-    """The initial state as ``[batch, features]``, or a tuple of such; zeros where ``carry`` is None."""
-    flat, num_states = (math.prod(batch), layer.features), layer.num_states
+    """The initial state as ``[batch, features]``, or a tuple of such; zeros if ``carry`` is None."""
+    expected = jax.eval_shape(lambda: layer.cell.initialize_carry(jax.random.key(0), (*batch, 1)))
+    states, tree = jax.tree.flatten(expected)
     if carry is None:
-        states = (jnp.zeros(flat, layer.param_dtype),) * num_states
-        return states[0] if num_states == 1 else states
-    shape = (*batch, layer.features)
-    given = (carry,) if num_states == 1 else carry
-    if not isinstance(given, list | tuple) or list(jax.tree.map(jnp.shape, given)) != [shape] * num_states:
-        wanted = f"{list(shape)}" if num_states == 1 else f"(c, h) of {list(shape)} each"
+        given = [jnp.zeros(state.shape, state.dtype) for state in states]
+    else:
+        given = jax.tree.leaves(carry)
+    if [jnp.shape(state) for state in given] != [state.shape for state in states]:
+        wanted = f"{list(states[0].shape)}" if len(states) == 1 else f"(c, h) of {list(states[0].shape)} each"
         shapes = jax.tree.map(jnp.shape, carry)
         raise DataError(f"{type(layer).__name__} needs an initial_carry {wanted}, not {shapes}.")
-    states = tuple(jnp.asarray(state).reshape(flat) for state in given)
-    return states[0] if num_states == 1 else states
+    flat = [jnp.asarray(state).reshape(math.prod(batch), layer.features) for state in given]
+    return jax.tree.unflatten(tree, flat)

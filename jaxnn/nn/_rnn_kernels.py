@@ -1,15 +1,14 @@
-"""Recurrent layers over ``[time, batch, features]``, with one matrix product to each step of a loop.
+"""Recurrences over ``[time, batch, features]``: loops with one matrix product per step, and cuDNN's LSTM.
 
-What does not depend on the step before is computed outside the loops, for all steps at once: the products with the
-inputs, the slopes of the gates, and the gradient of the recurrent kernel, one product. What is kept for the gradient
-is the gates and the memory. On NVIDIA GPUs the LSTM can be cuDNN's, through `jax.experimental.rnn`.
+The input products, the slopes of the gates and the recurrent kernel's gradient are computed outside the loops, for all
+steps at once. The residuals are the gates and the states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +20,9 @@ from jax.experimental import rnn
 from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._device_axes import varying_alike
 from jaxnn.nn._layer_arguments import platform
 
 type _Pair = tuple[jax.Array, jax.Array]
-type _Sizes = tuple[int, int, bool]  # of inputs and state, and whether there are two directions
-type _Kept = tuple[Any, ...]
 
 
 class Weights(NamedTuple):
@@ -38,62 +34,25 @@ class Weights(NamedTuple):
     recurrent_bias: jax.Array | None = None  # [features], the GRU's second bias of its last gate
 
 
-class Direction(NamedTuple):
-    """One pass over the sequences."""
-
-    weights: Weights
-    carry: Any  # the state before the first step, [batch, features] or a tuple of such, the output last
-    reverse: bool
-
-
-def run_layer(
-    chosen: str,
-    inputs: jax.Array,
-    directions: Sequence[Direction],
-    lengths: jax.Array | None,
-    dtype: DTypeLike | None,
-    keep_order: bool,
-) -> list[tuple[Any, jax.Array]]:
-    """The layer in every direction: for each the state after each sequence's last step, and the outputs.
-
-    Args:
-        chosen: ``"hoisted"`` a loop for each direction, or ``"cudnn"`` (float32 LSTMs alone).
-        inputs: ``[time, batch, inputs]`` floats; outputs are ``[time, batch, features]``.
-        directions: one, or the forward and the backward one.
-        lengths: ``[batch]`` integers; None: all are whole.
-        dtype: of the products; None: what the operands promote to.
-        keep_order: whether outputs of a reversed direction are put in the order of the inputs.
-    """
-    if chosen == "cudnn" and len(directions) == 2:
-        return _run_cudnn(inputs, directions, lengths)
-    results = []
-    for direction in directions:
-        turned = _flip(inputs, lengths) if direction.reverse else inputs
-        if chosen == "cudnn":
-            ((carry, outputs),) = _run_cudnn(turned, [direction], lengths)
-        else:
-            carry, outputs = _run_hoisted(turned, direction, lengths, dtype)
-        results.append((carry, _flip(outputs, lengths) if direction.reverse and keep_order else outputs))
-    return results
-
-
-def _run_hoisted(
-    inputs: jax.Array, direction: Direction, lengths: jax.Array | None, dtype: DTypeLike | None
+def run_hoisted(
+    inputs: jax.Array, weights: Weights, carry: Any, lengths: jax.Array | None, dtype: DTypeLike | None
 ) -> tuple[Any, jax.Array]:
-    weights = direction.weights
+    """The state after each sequence's last step, and the outputs ``[time, batch, features]``, by a loop.
+
+    ``carry`` is the state before the first step, ``[batch, features]`` or a tuple of such, the output last.
+    """
     operands = promote_dtype(inputs, weights.kernel, weights.bias, dtype=dtype)
     projected = operands[0] @ operands[1] + operands[2][None, None]
-    hidden = jax.tree.leaves(direction.carry)[-1]
+    hidden = jax.tree.leaves(carry)[-1]
     (recurrent_kernel,) = promote_dtype(
         weights.recurrent_kernel, dtype=dtype or jnp.result_type(hidden, weights.recurrent_kernel)
     )
     # As in Flax, a state of float32 stays so where the products are computed in bfloat16.
-    wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(direction.carry))
-    carry = jax.tree.map(lambda leaf: leaf.astype(wide), direction.carry)
+    wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(carry))
+    carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
     recurrence: Callable[..., tuple[Any, Any]] = _gru if biases else _lstm
-    arguments = varying_alike(projected.astype(wide), recurrent_kernel, *biases, carry)
-    states, last = recurrence(*arguments)
+    states, last = recurrence(projected.astype(wide), recurrent_kernel, *biases, carry)
     if lengths is not None:
         steps, columns, any_step = lengths - 1, jnp.arange(lengths.size), lengths[:, None] > 0
         last = jax.tree.map(lambda states, first: jnp.where(any_step, states[steps, columns], first), states, carry)
@@ -101,8 +60,8 @@ def _run_hoisted(
     return last, outputs
 
 
-def _flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
-    """Each sequence in reverse, its padding behind it as before (and itself reversed): Flax's ``flip_sequences``."""
+def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
+    """Each sequence in reverse, its padding still behind it (and itself reversed)."""
     return jnp.flip(sequences, 0) if lengths is None else _flip_ragged(sequences, lengths)
 
 
@@ -163,13 +122,13 @@ def _lstm_loop(projected: jax.Array, kernel: jax.Array, carry: _Pair, keep: Call
     return jax.lax.scan(step, carry, projected)
 
 
-def _lstm_forward(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[tuple[_Pair, _Pair], _Kept]:
+def _lstm_forward(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[tuple[_Pair, _Pair], tuple[Any, ...]]:
     last, (gates, c) = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (gates, c))
     h = jnp.split(gates, 4, axis=-1)[3] * jnp.tanh(c)
     return ((c, h), last), (gates, c, kernel, carry)
 
 
-def _lstm_backward(kept: _Kept, cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
+def _lstm_backward(kept: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
     gates, c, kernel, (first_c, first_h) = kept
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     tanh_c = jnp.tanh(c)
@@ -228,12 +187,12 @@ def _gru_loop(
 
 def _gru_forward(
     projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], _Kept]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
     last, (h, gates, n, inner) = _gru_loop(projected, kernel, bias, carry, lambda *kept: kept)
     return (h, last), (h, gates, n, inner, kernel, carry)
 
 
-def _gru_backward(kept: _Kept, cotangents: _Pair) -> tuple[jax.Array, ...]:
+def _gru_backward(kept: tuple[Any, ...], cotangents: _Pair) -> tuple[jax.Array, ...]:
     h, gates, n, inner, kernel, first = kept
     r, z = jnp.split(gates, 2, axis=-1)
     before = _delayed(first, h)
@@ -268,47 +227,36 @@ def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
     return None
 
 
-def _run_cudnn(
-    inputs: jax.Array, directions: Sequence[Direction], lengths: jax.Array | None
+def run_cudnn(
+    inputs: jax.Array, directions: Sequence[tuple[Weights, Any]], lengths: jax.Array | None
 ) -> list[tuple[Any, jax.Array]]:
-    """One layer in one direction or in both; outputs past a sequence's end are 0."""
+    """As `run_hoisted` for the weights and state of one direction or both; outputs past a sequence's end are 0."""
     num_steps, batch, num_inputs = inputs.shape
-    c, h = (jnp.stack(leaves) for leaves in zip(*(direction.carry for direction in directions), strict=True))
+    c, h = (jnp.stack(leaves) for leaves in zip(*(carry for _, carry in directions), strict=True))
     lengths = jnp.full(batch, num_steps) if lengths is None else jnp.clip(lengths, 0, num_steps)
-    sizes = (num_inputs, c.shape[-1], len(directions) == 2)
+    options = (num_inputs, c.shape[-1], 1, 0.0, len(directions) == 2, _cudnn_precision())
     # As cuDNN has them: every direction's kernels first, then every direction's two biases, whose sum counts.
-    each = [direction.weights for direction in directions]
+    each = [weights for weights, _ in directions]
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
     weights = jnp.concatenate(matrices + [part for one in each for part in (jnp.zeros_like(one.bias), one.bias)])
-    outputs, last_h, last_c = _cudnn(inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32), sizes)
+    outputs, last_h, last_c = _cudnn(options, inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32))
     by_direction = jnp.split(outputs.swapaxes(0, 1), len(directions), axis=-1)
     return [((last_c[k], last_h[k]), y) for k, y in enumerate(by_direction)]
 
 
 # jax.experimental.rnn.lstm again, with its two halves made to run under vmap, where members run one after another.
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _cudnn(x: jax.Array, h: jax.Array, c: jax.Array, weights: jax.Array, lengths: jax.Array, sizes: _Sizes) -> Any:
-    return _cudnn_forward(x, h, c, weights, lengths, sizes)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cudnn(options: tuple[Any, ...], *arrays: jax.Array) -> Any:
+    return _cudnn_forward(options, *arrays)[0]
 
 
-def _cudnn_forward(
-    x: jax.Array, h: jax.Array, c: jax.Array, weights: jax.Array, lengths: jax.Array, sizes: _Sizes
-) -> tuple[Any, Any]:
-    num_inputs, features, bidirectional = sizes
-
-    def forward(x: jax.Array, h: jax.Array, c: jax.Array, weights: jax.Array, lengths: jax.Array) -> Any:
-        return rnn.lstm_fwd(x, h, c, weights, lengths, num_inputs, features, 1, 0.0, bidirectional, _cudnn_precision())
-
-    return cast(tuple[Any, Any], sequential_vmap(forward)(x, h, c, weights, lengths))
+def _cudnn_forward(options: tuple[Any, ...], *arrays: jax.Array) -> Any:
+    return sequential_vmap(lambda *arrays: rnn.lstm_fwd(*arrays, *options))(*arrays)
 
 
-def _cudnn_backward(sizes: _Sizes, kept: Any, cotangents: Any) -> tuple[Any, ...]:
-    num_inputs, features, bidirectional = sizes
-
-    def backward(kept: Any, cotangents: Any) -> Any:
-        return rnn.lstm_bwd(num_inputs, features, 1, 0.0, bidirectional, _cudnn_precision(), kept, cotangents)[:4]
-
-    return *sequential_vmap(backward)(kept, cotangents), None
+def _cudnn_backward(options: tuple[Any, ...], kept: Any, cotangents: Any) -> tuple[Any, ...]:
+    backward: Any = partial(rnn.lstm_bwd, *options)
+    return *sequential_vmap(lambda kept, cotangents: backward(kept, cotangents)[:4])(kept, cotangents), None
 
 
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)

@@ -1,10 +1,4 @@
-"""Layers of windows: convolution and pooling as Flax's, in the form that is fast where it runs.
-
-``flax.linen`` pools by ``reduce_window``, whose gradient for the maximum, select-and-scatter, is slow on CPU and not
-deterministic on GPU. Where the strides equal the window, the windows are tiles of the padded input: a reshape and a
-reduction over the tile's axes give the same values, and a gradient that is neither. Elsewhere the maximum of a window
-is that of its columns' maxima, one strided slice for each place in the window along each axis.
-"""
+"""Convolution and pooling as Flax's, in the form that is fast on each backend."""
 
 from __future__ import annotations
 
@@ -172,6 +166,9 @@ def max_pool(
     Raises:
         ConfigError: inputs, window, strides and padding that do not fit.
     """
+    # Flax's reduce_window has select-and-scatter as its gradient, slow on CPU and not deterministic on GPU. If strides
+    # and window are equal, windows are tiles: a reshape and a reduction. Otherwise a window's maximum is that of its
+    # columns' maxima, one strided slice for each place in the window along each axis.
     pooling = _checked(inputs, window_shape, strides, padding)
     lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else int(np.iinfo(inputs.dtype).min)
     if pooling.strides == pooling.window:

@@ -1,4 +1,4 @@
-"""Recurrent networks over tokens: a classifier, a language model, and a generator of text."""
+"""Models of token sequences: a bag of embeddings, and recurrent networks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,55 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_sizes, checked_tokens, sequence_lengths
+from jaxnn.models._model_inputs import check_sizes, checked_tokens
 from jaxnn.nn import LSTM, BatchNorm, Bidirectional, Dense, Dropout, Embed, Recurrent, check_rate, positive_ints
 from jaxnn.types import ConfigError
+
+
+def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    bound = 1 / shape[-1]
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+class BagOfTokens(linen.Module):
+    """Embeds tokens, averages them without regard to order, and gives the dense logits.
+
+    Joulin, Grave, Bojanowski & Mikolov, "Bag of Tricks for Efficient Text Classification" (2016), known as
+    fastText: a token may be a word or, for some of the order, an n-gram. Parameters: ``Embed_0``, ``Dense_0``.
+    Embeddings are initialised as theirs, uniform within ±1/``features``: those of rare n-grams hardly
+    change in training, and large ones would be noise.
+
+    Attributes:
+        num_classes: how many logits.
+        vocabulary_size: how many tokens there are.
+        features: the width of an embedding.
+        pad_id: a token that does not count in the mean, wherever it stands; None: all count.
+    """
+
+    num_classes: int
+    _: dataclasses.KW_ONLY
+    vocabulary_size: int
+    features: int = 50
+    pad_id: int | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_classes", "vocabulary_size", "features")
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
+
+        Of nothing but padding the mean is 0.
+        """
+        tokens = checked_tokens("BagOfTokens", tokens)
+        embedded = Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
+        if self.pad_id is None:
+            return Dense(self.num_classes)(jnp.mean(embedded, axis=1))
+        counts = (tokens != self.pad_id)[..., None]
+        total = jnp.sum(jnp.where(counts, embedded, 0), axis=1)
+        mean = total / jnp.maximum(jnp.sum(counts, axis=1), 1).astype(total.dtype)
+        return Dense(self.num_classes)(mean)
 
 
 class RecurrentClassifier(linen.Module):
@@ -63,12 +109,19 @@ class RecurrentClassifier(linen.Module):
         Of nothing but padding the state is 0.
         """
         tokens = checked_tokens("RecurrentClassifier", tokens)
-        # To transpose the ids is far cheaper than to transpose what they stand for.
+        ids = tokens.T  # far cheaper than to transpose their embeddings
         if self.embedding_features is None:
-            sequences = _one_hot(self, tokens.T, self.vocabulary_size)
+            params = jax.tree.leaves(self.variables.get("params", {}))
+            dtype = params[0].dtype if params else jnp.float32  # there are none yet while they are initialised
+            known = (ids >= 0) & (ids < self.vocabulary_size)  # others are NaN, as in an embedding
+            one_hot = jax.nn.one_hot(ids, self.vocabulary_size, dtype=dtype)
+            sequences = jnp.where(known[..., None], one_hot, jnp.nan)
         else:
-            sequences = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
-        seq_lengths = None if self.pad_id is None else sequence_lengths(tokens, self.pad_id)
+            sequences = Embed(self.vocabulary_size, self.embedding_features)(ids)
+        seq_lengths = None
+        if self.pad_id is not None:  # a token that is `pad_id` counts if another one follows
+            ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
+            seq_lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
         x = _last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
         return Dense(self.num_classes)(Dropout(self.dropout)(x, train=train))
 
@@ -177,17 +230,6 @@ def _check_layer(model: str, layer: Any) -> None:
         raise ConfigError(f"{model}: layer must be nn.LSTM or nn.GRU, not {layer!r}.")
 
 
-def _one_hot(module: linen.Module, tokens: jax.Array, vocabulary_size: int) -> jax.Array:
-    """Tokens ``[...]`` as vectors ``[..., vocabulary_size]`` with a single 1, in the dtype of ``module``'s parameters.
-
-    A token outside the vocabulary is NaN, as it is in an embedding.
-    """
-    params = jax.tree.leaves(module.variables.get("params", {}))
-    dtype = params[0].dtype if params else jnp.float32  # there are none yet where they are made
-    known = (tokens >= 0) & (tokens < vocabulary_size)
-    return jnp.where(known[..., None], jax.nn.one_hot(tokens, vocabulary_size, dtype=dtype), jnp.nan)
-
-
 def _last_state(
     sequences: jax.Array,
     layer: type[Recurrent],
@@ -195,10 +237,9 @@ def _last_state(
     bidirectional: bool = False,
     seq_lengths: jax.Array | None = None,
 ) -> jax.Array:
-    """What the layer puts out after each sequence's last step; it becomes ``LSTM_0``, say, of the calling module.
+    """The output after each sequence's last step: ``[batch, features]``, of both directions ``2 * features``.
 
-    From ``[time, batch, inputs]`` floats to ``[batch, features]`` or, of both directions, ``[batch, 2 * features]``, of
-    the same dtype; ``seq_lengths`` are ``[batch]`` integers.
+    ``sequences`` are ``[time, batch, inputs]``. The layer becomes ``LSTM_0``, for example, of the calling module.
     """
     make = partial(layer, features, dtype=sequences.dtype)
     reader = Bidirectional(make(), make()) if bidirectional else make()

@@ -1,4 +1,4 @@
-"""Residual networks, for small images and for photographs."""
+"""Residual networks: ResNet for small images and for photographs, and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from typing import Any
 import jax
 from flax import linen
 from jax import numpy as jnp
+from jax.typing import ArrayLike
 
 from jaxnn.models._model_inputs import check_images, check_sizes
-from jaxnn.nn import BatchNorm, Conv, Dense, max_pool, positive_ints
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_ints
 from jaxnn.types import ConfigError
 
+type Stage = tuple[int, int, int, int]
+
+_STAGES: tuple[Stage, ...] = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 _WIDENING = 4  # of a bottleneck's last convolution
 
 
@@ -43,14 +55,14 @@ class ResNet(linen.Module):
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_classes", "features")
-        self.num_blocks = _checked_stages("ResNet", self.num_blocks, "(3, 3, 3)")
+        self.num_blocks = positive_ints("ResNet: num_blocks", self.num_blocks, "(3, 3, 3)", nonempty=True)
         super().__post_init__()
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("ResNet", x)
-        x = linen.relu(conv_norm(x, self.features, 3, train=train))
+        x = linen.relu(_conv_norm(x, self.features, 3, train=train))
         for features, strides in _residual_stages(self.num_blocks, self.features):
             x = ResNetBlock(features, strides, self.project)(x, train)
         return Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
@@ -61,7 +73,7 @@ class ResNetBlock(linen.Module):
 
     Attributes:
         features: the channels.
-        strides: of the first convolution and of the shortcut, height and width alike.
+        strides: along height and width, of the first convolution and of the shortcut.
         project: whether ``x`` is made to fit by a 1x1 convolution, or by skipping positions and padding with zeros.
     """
 
@@ -72,10 +84,10 @@ class ResNetBlock(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to ``[batch, height / strides, width / strides, features]``."""
-        y = linen.relu(conv_norm(x, self.features, 3, train=train, strides=self.strides))
-        y = conv_norm(y, self.features, 3, train=train)
+        y = linen.relu(_conv_norm(x, self.features, 3, train=train, strides=self.strides))
+        y = _conv_norm(y, self.features, 3, train=train)
         if x.shape != y.shape and self.project:
-            x = conv_norm(x, self.features, 1, train=train, strides=self.strides)
+            x = _conv_norm(x, self.features, 1, train=train, strides=self.strides)
         elif x.shape != y.shape:
             x = x[:, :: self.strides, :: self.strides]
             x = jnp.pad(x, [(0, 0)] * 3 + [(0, self.features - x.shape[-1])])
@@ -106,14 +118,14 @@ class BottleneckResNet(linen.Module):
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_classes", "features")
-        self.num_blocks = _checked_stages("BottleneckResNet", self.num_blocks, "(3, 4, 6, 3)")
+        self.num_blocks = positive_ints("BottleneckResNet: num_blocks", self.num_blocks, "(3, 4, 6, 3)", nonempty=True)
         super().__post_init__()
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("BottleneckResNet", x)
-        x = linen.relu(conv_norm(x, self.features, 7, train=train, strides=2))
+        x = linen.relu(_conv_norm(x, self.features, 7, train=train, strides=2))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
         for features, strides in _residual_stages(self.num_blocks, self.features):
             x = Bottleneck(features, strides)(x, train)
@@ -125,7 +137,7 @@ class Bottleneck(linen.Module):
 
     Attributes:
         features: the channels of the first two convolutions; the last has four times as many.
-        strides: of the 3x3 convolution and of the projection, height and width alike.
+        strides: along height and width, of the 3x3 convolution and of the projection.
     """
 
     features: int
@@ -134,20 +146,91 @@ class Bottleneck(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, height, width, channels]`` to ``[batch, height / strides, width / strides, 4 * features]``."""
-        y = linen.relu(conv_norm(x, self.features, 1, train=train))
-        y = linen.relu(conv_norm(y, self.features, 3, train=train, strides=self.strides))
-        y = conv_norm(y, _WIDENING * self.features, 1, train=train)
+        y = linen.relu(_conv_norm(x, self.features, 1, train=train))
+        y = linen.relu(_conv_norm(y, self.features, 3, train=train, strides=self.strides))
+        y = _conv_norm(y, _WIDENING * self.features, 1, train=train)
         if x.shape != y.shape:
-            x = conv_norm(x, _WIDENING * self.features, 1, train=train, strides=self.strides)
+            x = _conv_norm(x, _WIDENING * self.features, 1, train=train, strides=self.strides)
         return linen.relu(x + y)
 
 
-def conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: int = 1, groups: int = 1) -> jax.Array:
-    """A convolution padded by half its window, and batch norm: ``Conv_n`` and ``BatchNorm_n`` of the calling module.
+class MobileNetV2(linen.Module):
+    """A 3x3 convolution, stages of inverted residual blocks, a 1x1 convolution, the mean and the logits.
 
-    From ``[batch, height, width, channels]`` to ``[batch, height / strides, width / strides, features]``, rounded up;
-    ``size`` is of the window, odd; as many ``groups`` as channels are a depthwise convolution.
+    Sandler, Howard, Zhu, Zhmoginov & Chen, "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (2018), table 2.
+    The image is halved five times, upwards: 224x224 is usual. ``MobileNetV2()`` has torchvision's 3,504,872 parameters.
+    Parameters: ``Conv_0``, ``BatchNorm_0``, ``InvertedResidual_0``, …, ``Conv_1``, ``BatchNorm_1``, ``Dense_0``; each
+    block ``Conv_0``, the depthwise ``Conv_1``, ``Conv_2``, and ``BatchNorm_0`` to ``BatchNorm_2`` (with an expansion
+    of 1 the depthwise one is the first, ``Conv_0``).
+
+    Attributes:
+        num_classes: how many logits.
+        stages: of each its expansion, channels, number of blocks, and the strides of the first of them.
+        features: the channels of the first convolution.
+        last_features: the channels of the last convolution.
+        dropout: ``[]`` the rate before the logits, 0…1; may be a tracer; torchvision trains with 0.2.
     """
+
+    num_classes: int = 1000
+    _: dataclasses.KW_ONLY
+    stages: tuple[Stage, ...] = _STAGES
+    features: int = 32
+    last_features: int = 1280
+    dropout: ArrayLike = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_classes", "features", "last_features")
+        given: Any = self.stages if isinstance(self.stages, Sequence) else ()
+        example = _STAGES[1]
+        stages = [positive_ints(f"MobileNetV2: stages[{n}]", stage, str(example)) for n, stage in enumerate(given)]
+        if not stages or any(len(stage) != len(example) for stage in stages):
+            raise ConfigError(
+                "MobileNetV2: stages must hold the expansion, channels, number of blocks and strides of each stage, as "
+                f"({example},), not {self.stages!r}."
+            )
+        self.stages = tuple((expansion, features, blocks, strides) for expansion, features, blocks, strides in stages)
+        check_rate(self.dropout)
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
+        check_images("MobileNetV2", x)
+        x = linen.relu6(_conv_norm(x, self.features, 3, train=train, strides=2))
+        for expansion, features, num_blocks, strides in self.stages:
+            for index in range(num_blocks):
+                x = InvertedResidual(features, expansion, strides if index == 0 else 1)(x, train)
+        x = linen.relu6(_conv_norm(x, self.last_features, 1, train=train))
+        x = Dropout(self.dropout)(jnp.mean(x, axis=(1, 2)), train=train)
+        return Dense(self.num_classes)(x)
+
+
+class InvertedResidual(linen.Module):
+    """A 1x1 convolution to more channels, a depthwise 3x3 one, a 1x1 one to fewer; added to an input of that shape.
+
+    Attributes:
+        features: the channels it gives.
+        expansion: how many times the input's channels the middle has; 1: the first convolution is left out.
+        strides: along height and width, of the depthwise convolution; with others than 1 nothing is added.
+    """
+
+    features: int
+    expansion: int
+    strides: int
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, height, width, channels]`` to ``[batch, height / strides, width / strides, features]``."""
+        channels = x.shape[-1]
+        hidden = channels * self.expansion
+        y = x if self.expansion == 1 else linen.relu6(_conv_norm(x, hidden, 1, train=train))
+        y = linen.relu6(_conv_norm(y, hidden, 3, train=train, strides=self.strides, groups=hidden))
+        y = _conv_norm(y, self.features, 1, train=train)
+        return x + y if self.strides == 1 and channels == self.features else y
+
+
+def _conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: int = 1, groups: int = 1) -> jax.Array:
+    """A convolution padded by half its odd window, and batch norm: ``Conv_n``, ``BatchNorm_n`` of the caller."""
     half = size // 2
     conv = Conv(
         features,
@@ -167,11 +250,3 @@ def _residual_stages(num_blocks: Sequence[int], features: int) -> Iterator[tuple
     for stage, count in enumerate(num_blocks):
         for index in range(count):
             yield features * 2**stage, 2 if stage > 0 and index == 0 else 1
-
-
-def _checked_stages(model: str, num_blocks: Any, example: str) -> tuple[int, ...]:
-    """``num_blocks`` as a tuple; ConfigError, which names ``model``, unless it has a positive integer or more."""
-    checked = positive_ints(f"{model}: num_blocks", num_blocks, example)
-    if not checked:
-        raise ConfigError(f"{model}: num_blocks is empty: give the blocks of each stage, such as {example}.")
-    return checked
