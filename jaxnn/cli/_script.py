@@ -14,17 +14,8 @@ from jaxnn.cli._flags import given, parse_run, parse_sweep, parse_values
 from jaxnn.cli._process_setup import ClusterOptions, check_alone, enable_compile_cache, processes, use_all_cores
 from jaxnn.record import is_sweep
 from jaxnn.run import Run, fit
-from jaxnn.sweeps import (
-    Halving,
-    Points,
-    Sweep,
-    grid,
-    override,
-    recorded_points,
-    search,
-    sweep,
-    with_fields,
-)
+from jaxnn.search import Halving, Points, grid, halving, override, zipped
+from jaxnn.sweeps import Sweep, recorded_points, sweep, with_fields
 from jaxnn.types import ConfigError, Experiment
 
 COMMANDS = ("run", "sweep", "plan", "advise")
@@ -123,11 +114,11 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | 
                 raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
             experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
             if points is None:
-                points = (grid if design.combine == "grid" else search.zipped)(**many)
+                points = (grid if design.combine == "grid" else zipped)(**many)
             elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
                 points = override(points, axes)
             eta = eta if design.halving is None else design.halving
-            swept = points if eta is None else search.halving(points, eta)
+            swept = points if eta is None else halving(points, eta)
         found = sweep(experiment, swept, options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
