@@ -96,12 +96,44 @@ class SweepRecord:
             experiment=plan.experiment,
         )
 
-    def store(self, number: int, trainer: Trainer) -> Store | None:
-        """Where the metrics and checkpoints of a group are kept; None: nowhere."""
+    def open_group(self, number: int, trainer: Trainer) -> list[str]:
+        """Opens the store of a group, restores its newest undamaged checkpoint, and records how it is trained.
+
+        Returns notes on what changed since that checkpoint and what is damaged.
+        """
         if self.directory is None:
-            return None
+            return []
         folder = self.directory.path / GROUPS / f"{number}"
-        return Store(self.directory, folder, trainer.numbers, keep_last=trainer.options.keep_last)
+        trainer.store = Store(self.directory, folder, trainer.numbers, keep_last=trainer.options.keep_last)
+        notes = [] if trainer.options.resume is None else self._restore_group(number, trainer)
+        assert trainer.vmapped is not None
+        self.describe_group(
+            number,
+            vmap=trainer.vmapped._asdict() | {"trials": [trial._asdict() for trial in trainer.vmapped.trials]},
+            steps_per_call=trainer.plan.steps_per_call,
+            precision=trainer.programs.product_dtypes,
+            implementations=trainer.programs.implementations,
+            fingerprint=trainer.fingerprint,
+        )
+        return notes
+
+    def _restore_group(self, number: int, trainer: Trainer) -> list[str]:
+        facts = self.facts["groups"][number]
+        before, notes = facts.get("fingerprint"), []
+        if before is None:  # it was not started
+            return []
+        if before["data"] != trainer.fingerprint["data"]:
+            raise RecordError(
+                f"the data are not those that the sweep in {trainer.options.resume} was started with: restore the "
+                "data, or start a new sweep."
+            )
+        if changed := record.changed_parts(before, trainer.fingerprint):
+            facts["changed"] = [*facts.get("changed", []), *changed]
+            notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
+        _, damaged = trainer.restore(f"group {number + 1}")
+        if damaged:
+            self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
+        return notes + damaged
 
 
 def new_sweep_dir(name: str) -> Path:
@@ -137,18 +169,6 @@ def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> d
         "devices": describe_devices(),
         "jax_flags": record.jax_flags(),
         "summary": None,
-    }
-
-
-def group_facts(trainer: Trainer) -> dict[str, Any]:
-    """What a group computes and how its members are arranged, so that it resumes the same."""
-    assert trainer.vmapped is not None
-    return {
-        "vmap": trainer.vmapped._asdict() | {"trials": [trial._asdict() for trial in trainer.vmapped.trials]},
-        "steps_per_call": trainer.plan.steps_per_call,
-        "precision": trainer.programs.product_dtypes,
-        "implementations": trainer.programs.implementations,
-        "fingerprint": trainer.fingerprint,
     }
 
 
@@ -283,26 +303,6 @@ def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None
                 f"the {name} of the sweep in {where} are not these: resume it with those it was started with, or start "
                 "a new sweep."
             )
-
-
-def restore_group(number: int, trainer: Trainer, sweep: SweepRecord) -> list[str]:
-    """Continues a group from its newest whole checkpoint; returns notes on what changed and what is damaged."""
-    facts = sweep.facts["groups"][number]
-    before, notes = facts.get("fingerprint"), []
-    if before is None:  # it was not started
-        return []
-    if before["data"] != trainer.fingerprint["data"]:
-        raise RecordError(
-            f"the data are not those that the sweep in {trainer.options.resume} was started with: restore the data, or "
-            "start a new sweep."
-        )
-    if changed := record.changed_parts(before, trainer.fingerprint):
-        facts["changed"] = [*facts.get("changed", []), *changed]
-        notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
-    _, damaged = trainer.restore(f"group {number + 1}")
-    if damaged:
-        sweep.describe(damaged=[*sweep.facts.get("damaged", []), *damaged])
-    return notes + damaged
 
 
 def located(options: SweepOptions) -> SweepOptions:

@@ -9,7 +9,6 @@ from typing import Any
 from jaxnn.engine import Trainer
 from jaxnn.observe import cpu_count, format_bytes
 from jaxnn.parallel import find_devices
-from jaxnn.run import format_rate
 from jaxnn.sweeps._plan import SweepPlan, members_layout
 
 CORES_HINT = (
@@ -20,35 +19,17 @@ CORES_HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
-    """One window of one block of members. All host values."""
+    """One window of one block of members, as a display shows it. Steps are those of all members together."""
 
-    step: int  # updates of all members together, as num_steps
+    step: int
     num_steps: int
-    member_step: int
-    group: tuple[int, int]
-    counts: str
-    best: str
-    member_steps_per_second: float
-    evaluated: bool
-
-    @property
-    def rates(self) -> str:
-        """The throughput."""
-        return f"{format_rate(self.member_steps_per_second)} member-steps/s"
-
-    @property
-    def numbers(self) -> str:
-        """The state of the members."""
-        return f"{self.counts}{'; best ' if self.best else ''}{self.best}"
-
-    @property
-    def is_milestone(self) -> bool:
-        """Whether it should stay in sight."""
-        return self.evaluated or self.step == self.num_steps
+    title: str
+    numbers: str
+    rates: str
+    is_milestone: bool
 
     def __str__(self) -> str:
-        group = f"group {self.group[0]}/{self.group[1]}  " if self.group[1] > 1 else ""
-        return f"{group}step {self.member_step}  {self.numbers}  {self.rates}"
+        return f"{self.title}  {self.numbers}  {self.rates}"
 
 
 def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:

@@ -18,27 +18,16 @@ from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.record import Record, check_vacant, create_run_dir, open_record, preload_orbax
-from jaxnn.run import NAME_WIDTH, Display, Interruption, device_rows, interruptible, open_display, watching
+from jaxnn.run import NAME_WIDTH, Display, Interruption, device_rows, format_rate, interruptible, open_display, watching
 from jaxnn.search import Halving, Points
+from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
 from jaxnn.sweeps._members import LOST, count_by_status, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, plan_sweep
 from jaxnn.sweeps._ray import sweep_on_ray
 from jaxnn.sweeps._stored import export_members
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.sweeps._sweep_record import (
-    SweepRecord,
-    continued_options,
-    group_facts,
-    located,
-    new_sweep_dir,
-    origin_of,
-    read_before,
-    recall,
-    recorded_points,
-    restore_group,
-    sweep_facts,
-)
+from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
 from jaxnn.sweeps._sweep_report import SweepReport, group_rows, sweep_rows
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
 
@@ -72,13 +61,13 @@ def sweep(
     if points is None:
         if options.resume is None:
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
-        _, points = recorded_points(options.resume, experiment)
+        _, points = _sweep_record.recorded_points(options.resume, experiment)
     if options.executor == "ray":
         train_shard = functools.partial(sweep_here, origin=origin_of(experiment))
         return sweep_on_ray(experiment, points, options, train_shard)
     if callable(options.executor):
         return options.executor(experiment, points, options)  # type: ignore[no-any-return]
-    return sweep_here(experiment, points, located(options))
+    return sweep_here(experiment, points, _sweep_record.located(options))
 
 
 def sweep_here(
@@ -94,8 +83,8 @@ def sweep_here(
         around.enter_context(closing_writers(options))
         before = None
         if options.resume is not None:
-            before = read_before(options.resume)
-            options = continued_options(options, before)
+            before = _sweep_record.read_before(options.resume)
+            options = _sweep_record.continued_options(options, before)
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
         checked_points(experiment, points, options)
@@ -105,7 +94,7 @@ def sweep_here(
         with display.announcing(clock):
             display.rows(device_rows(), NAME_WIDTH)
             plan = plan_sweep(experiment, points, options, clock)
-            recall(plan, before)
+            _sweep_record.recall(plan, before)
             display.rows(sweep_rows(plan), NAME_WIDTH)
             origin = origin or origin_of(experiment)
             if options.plan_only:
@@ -204,14 +193,10 @@ class SweepRun:
         trainer.flight = self.flight
         if number not in self._shown:
             self._shown.add(number)
-            trainer.store = self.record.store(number, trainer)
             self.display.rows(group_rows(number, trainer, group.static, len(plan.groups)))
-            if plan.options.resume is not None and trainer.store is not None:
-                for note in restore_group(number, trainer, self.record):
-                    self.display.say(f"  {note}")
-                self._see_earlier(group)
-            if trainer.store is not None:
-                self.record.describe_group(number, **group_facts(trainer))
+            for note in self.record.open_group(number, trainer):
+                self.display.say(f"  {note}")
+            self._see_earlier(group)
         return trainer
 
     def _close(self, number: int) -> None:
@@ -244,18 +229,18 @@ class SweepRun:
             self._see(group.members[row].point, [line])
         if window.saved:
             self.record.write_members(plan)
-        best = ""
+        done, left, num_groups = plan.num_done, plan.num_left, len(plan.groups)
+        numbers = count_by_status(member.log for member in plan.members)
         if self.best is not None:
-            best = f"{self.monitored.replace('_', ' ')} {self.best[0]:.4g} ({show_point(self.best[1])})"
+            value, point = self.best
+            numbers += f"; best {self.monitored.replace('_', ' ')} {value:.4g} ({show_point(point)})"
         report = SweepReport(
-            step=(done := plan.num_done),
-            num_steps=done + plan.num_left,
-            member_step=window.step,
-            group=(group.number + 1, len(plan.groups)),
-            counts=count_by_status(member.log for member in plan.members),
-            best=best,
-            member_steps_per_second=num_updates / window.seconds,
-            evaluated=window.evaluated,
+            step=done,
+            num_steps=done + left,
+            title=f"{f'group {group.number + 1}/{num_groups}  ' if num_groups > 1 else ''}step {window.step}",
+            numbers=numbers,
+            rates=f"{format_rate(num_updates / window.seconds)} member-steps/s",
+            is_milestone=window.evaluated or left == 0,
         )
         self.display.report(report)
 
