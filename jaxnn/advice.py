@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxnn.data import check_batch_size
 from jaxnn.engine import (
@@ -40,7 +41,7 @@ FACTOR, POWERS = 4, range(-2, 6)
 NEARLY = 0.9
 # `plan_batch_size` goes up to this many times the config's own size.
 MOST = 64
-# If a call of fewer is short, its own cost would count as the steps'.
+# A short call of fewer steps would count its overhead as the steps'.
 MANY_STEPS = 256
 
 
@@ -167,7 +168,7 @@ class DeviceFigures(NamedTuple):
     Attributes:
         name: such as ``CPU, AMD EPYC, 2 cores``.
         batch_sizes: throughput at several batch sizes, in examples/s.
-        parts: where the time of a step of the config's batch size goes.
+        parts: the time of a step of the config's batch size, by part.
         members: throughput at several numbers of sweep members side by side, in member-steps/s; may be empty.
     """
 
@@ -247,10 +248,10 @@ class Advice(NamedTuple):
 
 
 def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **changes: Any) -> Advice:
-    """Measures ``experiment`` on each kind of device, and says which to use and what would fill it.
+    """Measures ``experiment`` on each kind of device, and recommends one and a batch size that fills it.
 
-    For each: throughput at several batch sizes, where the time of a step goes, throughput of several sweep members side
-    by side. Nothing is trained or written. It costs some seconds and about ten compilations a device.
+    For each: throughput at several batch sizes, the parts of a step's time, throughput of several sweep members side by
+    side. Nothing is trained or written. It costs some seconds and about ten compilations a device.
 
     Args:
         experiment: what would be run.
@@ -313,6 +314,5 @@ def _measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> St
             program = jax.jit(lambda state, inputs, targets: part(state, Batch(inputs, targets, batch.mask)))
             return try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
 
-        call, forward, gradient, step = map(seconds, parts)
-    forward, gradient, step = max(forward, call), max(gradient, forward, call), max(step, gradient, forward, call)
-    return StepParts(call, forward - call, gradient - forward, step - gradient)
+        times = np.maximum.accumulate([seconds(part) for part in parts])
+    return StepParts(*np.diff(times, prepend=0.0).tolist())

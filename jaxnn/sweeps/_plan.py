@@ -101,11 +101,6 @@ class SweepPlan:
         return int(min(num_steps, max(1, round(share * num_steps / window)) * window) if share < 1.0 else num_steps)
 
     @property
-    def num_done(self) -> int:
-        """The updates that all members together have done."""
-        return sum(member.log.step for member in self.members)
-
-    @property
     def num_left(self) -> int:
         """The updates that are left to all members together, if none stops early except by halving."""
         left, eta = 0.0, self.halving.eta if self.halving else 1

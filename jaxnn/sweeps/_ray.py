@@ -36,7 +36,7 @@ CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile
 
 
 class _Job(NamedTuple):
-    """What every worker gets: a sweep, and the settings of JAX where it was asked for."""
+    """What every worker gets: a sweep, and the settings of JAX in the process that started it."""
 
     experiment: Experiment[Any]
     points: Points | Halving
@@ -59,9 +59,11 @@ def sweep_on_ray(
         check_vacant(options.run_dir)
     # Ray sets signal handlers when it starts, so that ours come after.
     with _cluster(options) as (ray, num_workers, gpus), interruptible() as interruption:
-        own = {name: getattr(jax.config, name) for name in (*jax_flags(), *CACHE_SETTINGS) if hasattr(jax.config, name)}
+        settings = {
+            name: getattr(jax.config, name) for name in (*jax_flags(), *CACHE_SETTINGS) if hasattr(jax.config, name)
+        }
         try:
-            job = ray.put(_Job(experiment, points, options, own, train))
+            job = ray.put(_Job(experiment, points, options, settings, train))
         except TypeError as error:
             raise ConfigError(
                 f"the experiment cannot be sent to Ray's workers ({reason(error)}): make what cannot be pickled, such "
@@ -150,7 +152,7 @@ def _train_shard(job: _Job, path: str, shard: str) -> None:
 
 
 def _set_up(job: _Job) -> None:
-    """Sets JAX as where the sweep was asked for."""
+    """Sets JAX as in the process that started the sweep."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, value in job.settings.items():

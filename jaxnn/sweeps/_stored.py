@@ -203,17 +203,20 @@ def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainSt
     # A process that was killed while writing left it incomplete.
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
-    lines = [line for line in sweep.lines if line["member"] == member.index]
-    own = [{name: value for name, value in line.items() if name != "member"} for line in lines]
+    lines = [
+        {name: value for name, value in line.items() if name != "member"}
+        for line in sweep.lines
+        if line["member"] == member.index
+    ]
     with record.open_record(path) as opened:
         opened.write(record.RUN_FILE, facts)
-        written = opened.report(*own)
+        written = opened.report(*lines)
         mode, step = "max" if sweep.higher_is_better else "min", int(state.step)
         checkpoints = record.Checkpoints(path / record.FOLDER, monitor=sweep.monitor, mode=mode)
         with contextlib.closing(checkpoints):
             # Lines are in the order of their steps.
-            count = sum(line["step"] <= step for line in own)
-            metrics = record.metrics_of(own[count - 1]) if count else {}
+            count = sum(line["step"] <= step for line in lines)
+            metrics = record.metrics_of(lines[count - 1]) if count else {}
             checkpoints.save(step, state, metrics, opened.log(record.LogDigest(written[:count])))
 
 
@@ -230,7 +233,7 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
         "options": options | {"devices": None, "strategy": "auto", "mesh": None},
         "steps_per_call": group["steps_per_call"],
         "seconds_per_step_measured": {},
-        # The program of a population: one that continues alone is equal to it to rounding, and the run says so.
+        # The program of a population: a member that continues alone is equal to rounding, and the run reports so.
         "fingerprint": {
             **group["fingerprint"],
             "program": record.text_fingerprint(f"{group['fingerprint']['program']} {group['vmap']} {group['traced']}"),

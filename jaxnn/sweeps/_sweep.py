@@ -304,10 +304,9 @@ class Sweep:
         Raises:
             ConfigError: an unknown metric.
         """
-        names, members = self.metric_names(at), list(self.members)
-        if metric is not None or self.monitor in names:
-            members = self.ranked(metric, at)
-            names = tuple(sorted(names, key=lambda name: name != (metric or self.monitor)))
+        first = metric or self.monitor
+        names = sorted(self.metric_names(at), key=lambda name: name != first)
+        members = self.ranked(metric, at) if metric is not None or first in names else self.members
         errors = any(member.error for member in members[:limit])
         rows = []
         for member in members[:limit]:

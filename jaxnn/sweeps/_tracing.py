@@ -101,7 +101,7 @@ def watched(config: Any) -> tuple[Any, set[str]]:
 def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> Exception | None:
     try:
         _trace(experiment, source, names)
-    # What a tracer breaks depends on the code that meets it: an if, a format, a library's own check.
+    # The error depends on the code that meets a tracer: an if, a format, a library's check.
     except Exception as error:
         return error
     return None
@@ -137,6 +137,6 @@ def _explain(name: str, error: Exception) -> str:
     short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     place = f"{short}:{frame.lineno} ({frame.line!r})"
     return (
-        f"the field {name!r} decides what Python does at {place}, so each of its values is compiled on its own: use "
+        f"the field {name!r} decides what Python does at {place}, so each of its values is compiled separately: use "
         "jnp.where, jn.schedules or jn.nn.Dropout there to train them as one program."
     )

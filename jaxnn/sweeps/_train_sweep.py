@@ -17,7 +17,7 @@ import jax
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
-from jaxnn.record import Record, check_vacant, create_run_dir, open_record, preload_orbax
+from jaxnn.record import check_vacant, create_run_dir, open_record, preload_orbax
 from jaxnn.run import NAME_WIDTH, Display, Interruption, device_rows, format_rate, interruptible, open_display, watching
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
@@ -55,7 +55,7 @@ def sweep(
 
     Raises:
         ConfigError, DataError, RecordError: the sweep cannot start; nothing was written. A point that cannot be run is
-            no such error: its member has the status ``failed`` and says why.
+            no such error: its member has the status ``failed`` and the reason.
     """
     options = with_changes(options or SweepOptions(), changes, experiment.config)
     if points is None:
@@ -101,13 +101,12 @@ def sweep_here(
                 return _plan_only(plan, display, origin)
             # Before anything is written: what is wrong with the options is found when a group is opened.
             facts = before or sweep_facts(plan, _first_trainer(plan), origin)
-        opened: contextlib.AbstractContextManager[Record | None] = contextlib.nullcontext()
-        if options.record:
-            path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
-            opened = open_record(path)
         # From here on there is something to save, and its record to complete.
-        with interruption.finishing("the current window"), opened as directory:
-            record = SweepRecord(directory, facts)
+        with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
+            record = SweepRecord(None, facts)
+            if options.record:
+                path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
+                record.directory = opened.enter_context(open_record(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
             if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display)
@@ -117,7 +116,7 @@ def sweep_here(
             display.close()
             results = record.results(plan)
             missing = [member for member in results.members if member.final and member.dir is None]
-            if options.member_runs and missing and directory is not None:
+            if options.member_runs and missing and results.dir is not None:
                 with clock.span("record"):
                     export_members(results, missing)
                 record.write_members(plan)
@@ -143,7 +142,7 @@ class SweepRun:
             self._see_earlier(group)
 
     def train(self) -> None:
-        """Trains every group rung by rung; keeps ``sweep.json`` true: running, then how it ended, whatever happens."""
+        """Trains every group rung by rung; keeps ``sweep.json`` true: running, then how it ended, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
         started = time.perf_counter()
@@ -229,7 +228,8 @@ class SweepRun:
             self._see(group.members[row].point, [line])
         if window.saved:
             self.record.write_members(plan)
-        done, left, num_groups = plan.num_done, plan.num_left, len(plan.groups)
+        done, left = sum(member.log.step for member in plan.members), plan.num_left
+        place = f"group {group.number + 1}/{len(plan.groups)}  " if len(plan.groups) > 1 else ""
         numbers = count_by_status(member.log for member in plan.members)
         if self.best is not None:
             value, point = self.best
@@ -237,7 +237,7 @@ class SweepRun:
         report = SweepReport(
             step=done,
             num_steps=done + left,
-            title=f"{f'group {group.number + 1}/{num_groups}  ' if num_groups > 1 else ''}step {window.step}",
+            title=f"{place}step {window.step}",
             numbers=numbers,
             rates=f"{format_rate(num_updates / window.seconds)} member-steps/s",
             is_milestone=window.evaluated or left == 0,
