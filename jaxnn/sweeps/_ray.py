@@ -59,9 +59,8 @@ def sweep_on_ray(
         check_vacant(options.run_dir)
     # Ray sets signal handlers when it starts, so that ours come after.
     with _cluster(options) as (ray, num_workers, gpus), interruptible() as interruption:
-        settings = {
-            name: getattr(jax.config, name) for name in (*jax_flags(), *CACHE_SETTINGS) if hasattr(jax.config, name)
-        }
+        names = (*jax_flags(), *CACHE_SETTINGS)
+        settings = {name: getattr(jax.config, name) for name in names if hasattr(jax.config, name)}
         try:
             job = ray.put(_Job(experiment, points, options, settings, train))
         except TypeError as error:

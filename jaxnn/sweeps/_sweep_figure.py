@@ -11,16 +11,7 @@ import numpy as np
 
 from jaxnn.record import metrics_of, new_figure
 from jaxnn.search import Axis, scale_of
-from jaxnn.sweeps._members import (
-    ENOUGH,
-    SEED,
-    GroupRow,
-    count_by_status,
-    grouped,
-    show,
-    show_field,
-    spread_of,
-)
+from jaxnn.sweeps._members import ENOUGH, SEED, GroupRow, count_by_status, grouped, show, show_field, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

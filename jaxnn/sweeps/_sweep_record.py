@@ -265,16 +265,13 @@ def recall(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
     for line in recorded.lines:
         lines.setdefault(line["member"], []).append({name: value for name, value in line.items() if name != "member"})
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
-    # Those that failed are tried again, if they can be built; others are as their group's checkpoint says.
-    over = {
-        member.index: member.status
-        for member in recorded.members
-        if member.status == "pruned"
-        or (member.status in ENDED and member.status != "failed" and member.index in closed)
-    }
-    for member in plan.members:
-        if member.number in over:
-            member.log.status, member.log.lines = over[member.number], lines.get(member.number, [])
+    planned = {member.number: member for member in plan.members}
+    for member in recorded.members:
+        # Those that failed are tried again, if they can be built; others are as their group's checkpoint says.
+        done = member.index in closed and member.status in ENDED and member.status != "failed"
+        if member.index in planned and (done or member.status == "pruned"):
+            log = planned[member.index].log
+            log.status, log.lines = member.status, lines.get(member.index, [])
     options = before["options"]
     if any(options[name] != getattr(plan.options, name) for name in ("vmap_size", "steps_per_call")):
         return
