@@ -1,4 +1,4 @@
-"""What a sweep prints: before it trains, at each window, at its end."""
+"""What a sweep prints before it trains and at each window; its results print themselves."""
 
 from __future__ import annotations
 
