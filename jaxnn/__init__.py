@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxnn import nn as nn
     from jaxnn import observe as observe
     from jaxnn import optim as optim
+    from jaxnn import search as search
     from jaxnn import tasks as tasks
     from jaxnn.advice import advise as advise
     from jaxnn.advice import plan_batch_size as plan_batch_size
@@ -26,17 +27,16 @@ if TYPE_CHECKING:
     from jaxnn.run import fit as fit
     from jaxnn.run import iterate as iterate
     from jaxnn.run import train as train
+    from jaxnn.search import Points as Points
+    from jaxnn.search import grid as grid
     from jaxnn.steps import init_train_state as init_train_state
     from jaxnn.steps import make_evaluate_step as make_evaluate_step
     from jaxnn.steps import make_train_step as make_train_step
     from jaxnn.sweeps import Member as Member
-    from jaxnn.sweeps import Points as Points
     from jaxnn.sweeps import Sweep as Sweep
     from jaxnn.sweeps import SweepOptions as SweepOptions
     from jaxnn.sweeps import compare as compare
-    from jaxnn.sweeps import grid as grid
     from jaxnn.sweeps import open_sweep as open_sweep
-    from jaxnn.sweeps import search as search
     from jaxnn.sweeps import sweep as sweep
     from jaxnn.types import Batch as Batch
     from jaxnn.types import ConfigError as ConfigError
@@ -53,7 +53,7 @@ __version__ = "0.1.0"
 
 # The packages are imported when a name of theirs is first used: what a script does not use, it does not wait for.
 _NAMES = {
-    "": "data models nn observe optim tasks",
+    "": "data models nn observe optim search tasks",
     ".advice": "advise plan_batch_size",
     ".cli": "main",
     ".engine": "RunOptions",
@@ -61,8 +61,9 @@ _NAMES = {
     ".optim": "schedules",
     ".record": "load save",
     ".run": "Run fit iterate train",
+    ".search": "Points grid",
     ".steps": "init_train_state make_evaluate_step make_train_step",
-    ".sweeps": "Member Points Sweep SweepOptions compare grid open_sweep search sweep",
+    ".sweeps": "Member Sweep SweepOptions compare open_sweep sweep",
     ".types": "Batch ConfigError DataError Experiment JaxnnError RecordError Splits Task TrainingError TrainState",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
     {"types"},
-    {"_compat", "nn", "data", "optim", "observe"},
+    {"_compat", "nn", "data", "optim", "observe", "search"},
     {"models"},
     {"tasks"},
     {"steps"},

@@ -26,7 +26,8 @@ from jaxnn.types import ConfigError, Experiment
 
 if TYPE_CHECKING:
     from jaxnn.advice import Advice, BatchSizePlan
-    from jaxnn.sweeps import Halving, Points, Sweep
+    from jaxnn.search import Halving, Points
+    from jaxnn.sweeps import Sweep
 
 COMMANDS = ("run", "sweep", "plan", "advise")
 _ABOUT_RUN = (
@@ -114,7 +115,8 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
 
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | Halving | None) -> Sweep:
     """Sweeps the points of the flags, or the script's ``own`` with what the flags give for their fields and others."""
-    from jaxnn.sweeps import Halving, grid, override, recorded_points, search, sweep
+    from jaxnn.search import Halving, grid, halving, override, zipped
+    from jaxnn.sweeps import recorded_points, sweep
 
     use_all_cores()
     with processes(ClusterOptions(), given(arguments, "--device")):
@@ -133,11 +135,11 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | 
                 raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
             experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
             if points is None:
-                points = (grid if design.combine == "grid" else search.zipped)(**many)
+                points = (grid if design.combine == "grid" else zipped)(**many)
             elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
                 points = override(points, axes)
             eta = eta if design.halving is None else design.halving
-            swept = points if eta is None else search.halving(points, eta)
+            swept = points if eta is None else halving(points, eta)
         found = sweep(experiment, swept, options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)

@@ -1,4 +1,4 @@
-"""A sweep before its first step: its members, their groups, and the devices they are placed on."""
+"""Options of a sweep, and a sweep before its first step: its members, their groups, the devices they are placed on."""
 
 from __future__ import annotations
 
@@ -6,16 +6,65 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
 from jaxnn.observe import Clock
-from jaxnn.sweeps import search
-from jaxnn.sweeps._sweep_options import SweepOptions, parse_shard
-from jaxnn.sweeps.results import show_point
-from jaxnn.sweeps.search import Group, Halving, Planned, Points
+from jaxnn.search import Halving, Points
+from jaxnn.sweeps._groups import Group, Loader, Planned, plan_groups, plan_members
+from jaxnn.sweeps._tracing import traced_values, with_values
 from jaxnn.types import ConfigError, Experiment
+
+if TYPE_CHECKING:
+    type ExecutorOption = str | Callable[..., Any]
+else:  # what a command line can give
+    ExecutorOption = str
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions(engine.RunOptions):
+    """How to run a sweep; flags of every script's ``sweep`` and keyword arguments of ``jn.sweep``."""
+
+    plan_only: bool = False
+    """Show how the members would be grouped and how fast each vmap size is; train nothing."""
+    vmap_size: int | None = None
+    """Members under one vmap on a device; default: the faster of one or two that are measured."""
+    order: Literal["member", "shared"] = "member"
+    """Whether each member sees the data in the order of its own seed, as alone, or all in that of the first."""
+    member_runs: bool = False
+    """Export each member as a run directory too, with a checkpoint that jn.fit can resume."""
+    shard: str | None = None
+    """Run only part I of N of the members, written I/N, counted from 1: one per job of an array."""
+    executor: ExecutorOption = "local"
+    """local: in this process; ray: as shards on a Ray cluster; or a function of experiment, points and options."""
+    num_workers: int | None = None
+    """Number of shards that Ray runs at once; default: one per device of the cluster."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("vmap_size", "num_workers"):
+            if getattr(self, name) is not None:
+                engine.check_count(name, getattr(self, name), 1)
+        engine.check_choice("order", self.order, ("member", "shared"))
+        if not callable(self.executor):
+            engine.check_choice("executor", self.executor, ("local", "ray"))
+        strategy = parallel.find_strategy(self.strategy)
+        if strategy.axis_name is not None:
+            raise ConfigError(
+                f"strategy {strategy.name} maps its program over devices, which a sweep does with "
+                "members: choose auto, data or fsdp."
+            )
+        if self.shard is not None:
+            parse_shard(self.shard)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``"2/8"`` is ``(2, 8)``: the second of eight."""
+    part, _, number = text.partition("/")
+    if not (part.isdecimal() and number.isdecimal() and 1 <= int(part) <= int(number)):
+        raise ConfigError(f"shard is {text!r}, and must be I/N with I from 1 to N, as in 2/8: the second of eight.")
+    return int(part), int(number)
 
 
 @dataclasses.dataclass
@@ -26,12 +75,12 @@ class SweepPlan:
     points: Points  # of all members, those of other shards too
     halving: Halving | None
     options: SweepOptions
-    members: dict[int, Planned]
+    members: list[Planned]
     groups: list[Group]
-    logs: dict[int, engine.MemberLog]
-    load: search.Loader
+    unread: tuple[str, ...]  # swept fields that nothing reads
+    load: Loader
     clock: Clock
-    # By the number of a group: what an earlier process chose, and the trainers that are open.
+    # By the number of a group: the vmap sizes that are chosen, and the trainers that are open.
     vmapped: dict[int, engine.VmapPlan] = dataclasses.field(default_factory=dict)
     open: dict[int, engine.Trainer] = dataclasses.field(default_factory=dict)
 
@@ -52,17 +101,12 @@ class SweepPlan:
         return int(min(num_steps, max(1, round(share * num_steps / window)) * window) if share < 1.0 else num_steps)
 
     @property
-    def num_done(self) -> int:
-        """The updates that all members together have done."""
-        return sum(log.step for log in self.logs.values())
-
-    @property
     def num_left(self) -> int:
         """The updates that are left to all members together, if none stops early except by halving."""
         left, eta = 0.0, self.halving.eta if self.halving else 1
         for group in self.groups:
             rung_ends = [self.rung_end(group, share) for share in self.rungs]
-            for log in (self.logs[member.number] for member in group.members):
+            for log in (member.log for member in group.members):
                 ends = [end for end in rung_ends if end > log.step]
                 spans = (after - before for before, after in itertools.pairwise([log.step, *ends]))
                 left += sum(span / eta**rung for rung, span in enumerate(spans)) if log.unfinished else 0
@@ -70,7 +114,7 @@ class SweepPlan:
 
     def is_over(self, group: Group) -> bool:
         """Whether no member of a group is to be trained any further."""
-        return not any(self.logs[member.number].unfinished for member in group.members)
+        return not any(member.log.unfinished for member in group.members)
 
     def trainer(self, group: Group) -> engine.Trainer:
         """The trainer of a group, opened if it was not yet: its data loaded, its vmap size chosen."""
@@ -83,14 +127,14 @@ class SweepPlan:
                 shared_seed = int(self.points.points[0].get("seed", self.experiment.config.seed))
             members = engine.Members(
                 numbers=tuple(member.number for member in group.members),
-                values=search.traced_values([member.experiment for member in group.members], group.traced),
-                member=functools.partial(search.with_values, first),
+                values=traced_values([member.experiment for member in group.members], group.traced),
+                member=functools.partial(with_values, first),
                 shared_seed=shared_seed,
                 vmap_size=options.vmap_size,
                 thorough=options.plan_only,
                 plan=self.vmapped.get(group.number),
             )
-            logs = [self.logs[member.number] for member in group.members]
+            logs = [member.log for member in group.members]
             layout = members_layout(options, first.config.batch_size, len(logs))
             trainer = engine.open_trainer(first, options, splits, layout, self.clock, logs=logs, members=members)
             assert trainer.vmapped is not None
@@ -115,18 +159,15 @@ def plan_sweep(
     """
     halving = points if isinstance(points, Halving) else None
     points = checked_points(experiment, points, options)
-    load, clock = search.Loader(), clock or Clock()
+    load, clock = Loader(), clock or Clock()
     with clock.span("load", "loading the data and grouping the members"):
-        groups, failed = search.plan_groups(search.plan_members(experiment, points), load)
+        members = plan_members(experiment, points)
+        groups, unread = plan_groups(members, load)
     if not groups:
-        raise ConfigError(f"no member of the sweep can be run; the first, {describe_members(failed[:1])}")
-    groups, failed = _shard(groups, failed, options.shard)
-    members = {member.number: member for group in groups for member in group.members}
-    members |= {member.number: member for member in failed}
-    logs = {number: engine.MemberLog() for number in sorted(members)}
-    for member in failed:
-        logs[member.number] = engine.MemberLog(status="failed", error=member.error)
-    return SweepPlan(experiment, points, halving, options, members, groups, logs, load, clock)
+        raise ConfigError(f"no member of the sweep can be run; the first, {'; '.join(map(str, members[:1]))}")
+    if options.shard is not None:
+        groups, members = _shard(groups, members, options.shard)
+    return SweepPlan(experiment, points, halving, options, members, groups, unread, load, clock)
 
 
 def checked_points(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Points:
@@ -170,28 +211,21 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
     return layout._replace(strategy=parallel.STRATEGIES["data"]) if layout.data_size == 1 else layout
 
 
-def _shard(groups: list[Group], failed: list[Planned], shard: str | None) -> tuple[list[Group], list[Planned]]:
+def _shard(groups: list[Group], members: list[Planned], shard: str) -> tuple[list[Group], list[Planned]]:
     """The part of one job: as many members as any other job's, of as few groups as can be.
 
     The first has the members that cannot be run, so that they are reported once.
     """
-    if shard is None:
-        return groups, failed
-    part, whole = parse_shard(shard)
-    everyone = [member.number for group in groups for member in group.members]
-    if whole > len(everyone):
+    part, num_shards = parse_shard(shard)
+    runnable = [member.number for group in groups for member in group.members]
+    if num_shards > len(runnable):
         # An error in all of them: one that did nothing and succeeded would look like work done.
         raise ConfigError(
-            f"shard is {shard!r}, and the sweep has {len(everyone)} members that can be run: ask for at most as many "
+            f"shard is {shard!r}, and the sweep has {len(runnable)} members that can be run: ask for at most as many "
             "shards."
         )
-    first, last = (len(everyone) * end // whole for end in (part - 1, part))
-    mine = set(everyone[first:last])
+    first, last = (len(runnable) * end // num_shards for end in (part - 1, part))
+    mine = set(runnable[first:last])
     kept = [group._replace(members=tuple(m for m in group.members if m.number in mine)) for group in groups]
     renumbered = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
-    return renumbered, failed if part == 1 else []
-
-
-def describe_members(members: Sequence[Planned]) -> str:
-    """``member 3 (learning_rate 0.1): why``, and so on."""
-    return "; ".join(f"member {member.number} ({show_point(member.point)}): {member.error}" for member in members)
+    return renumbered, [m for m in members if m.number in mine or (part == 1 and not m.log.unfinished)]

@@ -17,13 +17,13 @@ import jax
 
 from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display
-from jaxnn.sweeps._member_runs import open_sweep
-from jaxnn.sweeps._plan import checked_points, plan_sweep
-from jaxnn.sweeps._sweep_options import SweepOptions
-from jaxnn.sweeps._sweep_record import new_sweep_dir
-from jaxnn.sweeps._sweep_resume import located, shard_folder, shard_folders
-from jaxnn.sweeps.results import Sweep, count_by_status
-from jaxnn.sweeps.search import Halving, Points, reason
+from jaxnn.search import Halving, Points
+from jaxnn.sweeps._groups import reason
+from jaxnn.sweeps._members import count_by_status
+from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
+from jaxnn.sweeps._stored import open_sweep, shard_folders
+from jaxnn.sweeps._sweep import Sweep
+from jaxnn.sweeps._sweep_record import located, new_sweep_dir, shard_folder
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # A worker that is lost this often was not lost by accident.
@@ -36,7 +36,7 @@ CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile
 
 
 class _Job(NamedTuple):
-    """What every worker gets: a sweep, and the settings of JAX where it was asked for."""
+    """What every worker gets: a sweep, and the settings of JAX in the process that started it."""
 
     experiment: Experiment[Any]
     points: Points | Halving
@@ -59,9 +59,10 @@ def sweep_on_ray(
         check_vacant(options.run_dir)
     # Ray sets signal handlers when it starts, so that ours come after.
     with _cluster(options) as (ray, num_workers, gpus), interruptible() as interruption:
-        own = {name: getattr(jax.config, name) for name in (*jax_flags(), *CACHE_SETTINGS) if hasattr(jax.config, name)}
+        names = (*jax_flags(), *CACHE_SETTINGS)
+        settings = {name: getattr(jax.config, name) for name in names if hasattr(jax.config, name)}
         try:
-            job = ray.put(_Job(experiment, points, options, own, train))
+            job = ray.put(_Job(experiment, points, options, settings, train))
         except TypeError as error:
             raise ConfigError(
                 f"the experiment cannot be sent to Ray's workers ({reason(error)}): make what cannot be pickled, such "
@@ -79,16 +80,16 @@ def sweep_on_ray(
         # A process keeps the GPU it opened, and the next task may be given another.
         device = {"num_gpus": 1, "max_calls": 1} if gpus else one_core
         train_remotely = ray.remote(_train_shard).options(max_retries=MAX_RETRIES, **device)
-        with open_display("none" if options.progress == "none" else "plain") as words:
+        with open_display("none" if options.progress == "none" else "plain") as display:
             workers = f"{num_workers} workers with {'a GPU' if gpus else 'a core'} each"
-            words.rows([("ray", workers), ("shards", str(num_shards))])
+            display.rows([("ray", workers), ("shards", str(num_shards))])
             shards = (f"{part}/{num_shards}" for part in range(1, num_shards + 1))
             tasks = {train_remotely.remote(job, str(path.resolve()), shard): shard for shard in shards}
             with interruption.finishing("the current windows"):
                 for line in _wait(ray, tasks, path, interruption):
-                    words.say(f"  {line}")
+                    display.say(f"  {line}")
             results = open_sweep(path, experiment)
-            words.say(str(results))
+            display.say(str(results))
         return results
 
 
@@ -150,7 +151,7 @@ def _train_shard(job: _Job, path: str, shard: str) -> None:
 
 
 def _set_up(job: _Job) -> None:
-    """Sets JAX as where the sweep was asked for."""
+    """Sets JAX as in the process that started the sweep."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, value in job.settings.items():

@@ -1,4 +1,4 @@
-"""The directory of a sweep: ``sweep.json``, ``members.jsonl``, and a stacked checkpoint per group."""
+"""The directory of a sweep: what it holds, how a sweep is resumed from it, and the directories of its shards."""
 
 from __future__ import annotations
 
@@ -8,85 +8,70 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxnn.engine import MemberLog, Trainer, evaluations_since_best, recorded_options
+from jaxnn import record
+from jaxnn.engine import MemberLog, Trainer, Trial, VmapPlan, evaluations_since_best, recorded_options
 from jaxnn.observe import describe_devices
-from jaxnn.record import (
-    SWEEP_FILE,
-    Record,
-    config_json,
-    jax_flags,
-    json_line,
-    metrics_of,
-    new_run_dir,
-    script,
-    write_bytes,
+from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
+from jaxnn.run import check_same_config, file_name_of, recorded_setup
+from jaxnn.search import Halving, Points
+from jaxnn.sweeps._members import Member
+from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
+from jaxnn.sweeps._stored import (
+    ENDED,
+    GROUPS,
+    MEMBER_FOLDER,
+    MEMBERS_FILE,
+    open_sweep,
+    read_point,
+    shard_folders,
+    sweep_folders,
 )
-from jaxnn.run import file_name_of
-from jaxnn.sweeps._plan import SweepPlan
-from jaxnn.sweeps.results import MEMBERS_FILE, Axis, Member, RunOpener, Sweep
-from jaxnn.types import Experiment
+from jaxnn.sweeps._sweep import Sweep
+from jaxnn.types import ConfigError, Experiment, RecordError
 
-GROUPS = "groups"
-MEMBER_FOLDER = "members"
+# Options that shape what a sweep leaves behind: a resumed one takes them from the record unless they are given.
+KEPT_OPTIONS = (*RUN_OPTIONS, "order", "shard", "member_runs", "vmap_size", "steps_per_call")
 
 
 @dataclasses.dataclass
 class SweepRecord:
     """An open sweep directory, or None for a sweep that keeps no record, and the content of ``sweep.json``."""
 
-    record: Record | None
+    directory: record.Record | None
     facts: dict[str, Any]
 
     def describe(self, **facts: Any) -> None:
         """Replaces ``sweep.json``, with these facts changed."""
         self.facts |= facts
-        if self.record is not None:
-            self.record.write(SWEEP_FILE, self.facts)
+        if self.directory is not None:
+            self.directory.write(record.SWEEP_FILE, self.facts)
 
-    def describe_group(self, number: int, trainer: Trainer) -> None:
-        """Adds what a group computes and how its members are arranged, so that it resumes the same."""
-        assert trainer.vmapped is not None
-        plan = trainer.vmapped._asdict() | {"trials": [trial._asdict() for trial in trainer.vmapped.trials]}
-        facts = {
-            "vmap": plan,
-            "steps_per_call": trainer.plan.steps_per_call,
-            "precision": trainer.programs.product_dtypes,
-            "implementations": trainer.programs.implementations,
-            "fingerprint": trainer.fingerprint,
-        }
-        self._change_group(number, **facts)
-
-    def close_group(self, number: int) -> None:
-        """Notes that the last checkpoint of a group is complete, so that its members are over."""
-        self._change_group(number, closed=True)
-
-    def _change_group(self, number: int, **facts: Any) -> None:
+    def describe_group(self, number: int, **facts: Any) -> None:
+        """Replaces ``sweep.json``, with these facts of a group changed."""
         groups = list(self.facts["groups"])
         groups[number] = {**groups[number], **facts}
         self.describe(groups=groups)
 
     def write_members(self, plan: SweepPlan) -> None:
         """Replaces ``members.jsonl``."""
-        if self.record is None:
+        if self.directory is None:
             return
         lines = []
-        for member in self.members(plan):
+        for member in self._members(plan):
             facts = {name: value for name, value in vars(member).items() if name != "index"}
             folder = f"{MEMBER_FOLDER}/{member.dir.name}" if member.dir else None
-            lines.append(json_line({"member": member.index, **facts, "dir": folder}))
-        write_bytes(self.record.path / MEMBERS_FILE, "".join(lines).encode())
+            lines.append(record.json_line({"member": member.index, **facts, "dir": folder}))
+        record.write_bytes(self.directory.path / MEMBERS_FILE, "".join(lines).encode())
 
-    def members(self, plan: SweepPlan) -> Iterator[Member]:
-        """The members as they are now."""
-        folder = self.record.path / MEMBER_FOLDER if self.record is not None else None
+    def _members(self, plan: SweepPlan) -> Iterator[Member]:
+        folder = self.directory.path / MEMBER_FOLDER if self.directory is not None else None
         exported = {path.name: path for path in folder.iterdir()} if folder is not None and folder.is_dir() else {}
-        for number in sorted(plan.members):
-            planned, log = plan.members[number], plan.logs[number]
-            config = config_json(planned.experiment.config)
-            if planned.error is not None:
+        for planned in plan.members:
+            log, config = planned.log, record.config_json(planned.experiment.config)
+            if log.status == "failed":  # its experiment may be without its point
                 config |= {name: value for name, value in planned.point.items() if name in config}
             yield Member(
-                index=number,
+                index=planned.number,
                 point=dict(planned.point),
                 config=config,
                 status=log.status,
@@ -94,65 +79,94 @@ class SweepRecord:
                 final=log.final,
                 best=_best_of(log, self.facts["monitor"], higher_is_better=self.facts["higher_is_better"]),
                 error=log.error if log.status == "failed" else None,
-                dir=exported.get(f"{number:04d}"),
+                dir=exported.get(f"{planned.number:04d}"),
             )
 
-    def results(self, plan: SweepPlan, run_opener: RunOpener) -> Sweep:
+    def results(self, plan: SweepPlan) -> Sweep:
         """The sweep as it is now."""
         return Sweep(
-            members=tuple(self.members(plan)),
-            axes=tuple(Axis(name, plan.points.values(name), scale) for name, scale in plan.points.scales.items()),
-            lines=tuple({"member": number, **line} for number, log in plan.logs.items() for line in log.lines),
+            members=tuple(self._members(plan)),
+            axes=plan.points.axes,
+            lines=tuple({"member": member.number, **line} for member in plan.members for line in member.log.lines),
             monitor=self.facts["monitor"],
             higher_is_better=self.facts["higher_is_better"],
             status=self.facts["status"],
-            dir=None if self.record is None else self.record.path,
+            dir=None if self.directory is None else self.directory.path,
             summary=self.facts["summary"] or {},
             experiment=plan.experiment,
-            run_opener=run_opener,
         )
 
-    def open_store(self, number: int, trainer: Trainer) -> None:
-        """Keeps the metrics and checkpoints of a group here."""
-        if self.record is not None:
-            trainer.open_store(self.record, self.record.path / GROUPS / f"{number}")
+    def open_group(self, number: int, trainer: Trainer) -> list[str]:
+        """Opens the store of a group, restores its newest undamaged checkpoint, and records how it is trained.
+
+        Returns notes on what changed since that checkpoint and what is damaged.
+        """
+        if self.directory is None:
+            return []
+        trainer.open_store(self.directory, self.directory.path / GROUPS / f"{number}")
+        notes = [] if trainer.options.resume is None else self._restore_group(number, trainer)
+        assert trainer.vmapped is not None
+        self.describe_group(
+            number,
+            vmap=trainer.vmapped._asdict() | {"trials": [trial._asdict() for trial in trainer.vmapped.trials]},
+            steps_per_call=trainer.plan.steps_per_call,
+            precision=trainer.programs.product_dtypes,
+            implementations=trainer.programs.implementations,
+            fingerprint=trainer.fingerprint,
+        )
+        return notes
+
+    def _restore_group(self, number: int, trainer: Trainer) -> list[str]:
+        facts = self.facts["groups"][number]
+        before, notes = facts.get("fingerprint"), []
+        if before is None:  # it was not started
+            return []
+        if before["data"] != trainer.fingerprint["data"]:
+            raise RecordError(
+                f"the data are not those that the sweep in {trainer.options.resume} was started with: restore the "
+                "data, or start a new sweep."
+            )
+        if changed := record.changed_parts(before, trainer.fingerprint):
+            facts["changed"] = [*facts.get("changed", []), *changed]
+            notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
+        _, damaged = trainer.restore(f"group {number + 1}")
+        if damaged:
+            self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
+        return notes + damaged
 
 
 def new_sweep_dir(name: str) -> Path:
-    """``runs/<name>/sweep-<time>-<four hex digits>``: a path that is not used yet, not created."""
-    path = new_run_dir(name)
+    """``runs/<name>/sweep-<time>-<four hex digits>``: an unused path, not created."""
+    path = record.new_run_dir(name)
     return path.with_name(f"sweep-{path.name}")
 
 
 def origin_of(experiment: Experiment[Any]) -> dict[str, Any]:
     """The script that started a sweep: its command, git state and name, which is None in a notebook."""
-    return {**script(), "name": file_name_of(experiment)}
+    return {**record.script(), "name": file_name_of(experiment)}
 
 
 def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> dict[str, Any]:
     """The content of ``sweep.json`` from the start; ``first`` trains the first group."""
-    points = plan.points
     return {
         **origin,
         "name": origin["name"] or first.splits.name,
         "status": "running",
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "config": config_json(plan.experiment.config),
-        "axes": [
-            {"name": name, "values": points.values(name), "scale": scale} for name, scale in points.scales.items()
-        ],
+        "config": record.config_json(plan.experiment.config),
+        "axes": [vars(axis) for axis in plan.points.axes],
         **design_facts(plan),
         "monitor": first.monitored,
         "higher_is_better": first.options.higher_is_better,
         "options": recorded_options(plan.options),
         "data": first.splits.name,
-        "unread": list(plan.groups[0].unread),
+        "unread": list(plan.unread),
         "groups": [
             {"static": dict(group.static), "traced": group.traced, "members": [m.number for m in group.members]}
             for group in plan.groups
         ],
         "devices": describe_devices(),
-        "jax_flags": jax_flags(),
+        "jax_flags": record.jax_flags(),
         "summary": None,
     }
 
@@ -174,4 +188,138 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
         return {}
     line = lines[len(lines) - 1 - since]
     split = monitored.partition("_")[0]
-    return {"step": line["step"], **{name: v for name, v in metrics_of(line).items() if name.startswith(split)}}
+    return {"step": line["step"], **{name: v for name, v in record.metrics_of(line).items() if name.startswith(split)}}
+
+
+def read_before(path: Path) -> dict[str, Any]:
+    """The content of ``sweep.json`` in ``path``."""
+    if (path / record.RUN_FILE).is_file():
+        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
+    if record.is_sweep(path) and not (path / record.SWEEP_FILE).is_file():
+        raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
+    if not record.is_sweep(path):
+        raise RecordError(f"{path} holds no sweep (no {record.SWEEP_FILE} in it): `jaxnn runs` lists those there are.")
+    facts = record.read_facts(
+        path / record.SWEEP_FILE, ("config", "axes", "points", "halving", "options", "groups", "started")
+    )
+    swept = {axis["name"] for axis in facts["axes"]}
+    if any(set(point) - swept for point in facts["points"]):
+        raise RecordError(f"{path / record.SWEEP_FILE} has points that do not fit its axes: the record is damaged.")
+    if lacking := {*KEPT_OPTIONS, "devices", "strategy", "mesh"} - facts["options"].keys():
+        raise RecordError(f"{path / record.SWEEP_FILE} lacks the option {min(lacking)!r}: the record is damaged.")
+    return facts
+
+
+def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
+    """The experiment and the points that the sweep in ``path``, or any shard of it, was started with.
+
+    Raises:
+        RecordError, ConfigError: there is none, or it is one of another experiment.
+    """
+    before = read_before(next(iter(sweep_folders(path)), path))
+    config = record.config_from_json(before["config"], experiment.config)
+    made = tuple(read_point(point, before) for point in before["points"])
+    points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
+    design, experiment = before["halving"], dataclasses.replace(experiment, config=config)
+    return experiment, points if design is None else Halving(points, design["eta"], design["min_fraction"])
+
+
+def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:
+    """The options to resume with: the record's, if the caller leaves them at their defaults."""
+    if not options.record:
+        raise ConfigError("a resumed sweep continues its record: leave record at its default.")
+    kept = {name: before["options"][name] for name in KEPT_OPTIONS}
+    explicit = options.explicit()
+    for name in ("order", "shard"):
+        if explicit.get(name, kept[name]) != kept[name]:
+            raise ConfigError(
+                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides what is computed: leave "
+                f"{name} at its default, or start a new sweep."
+            )
+    # A sweep that is over is loaded, on any devices.
+    if before["status"] != "finished":
+        kept |= recorded_setup(before["options"], explicit, options.device, f"the sweep in {options.resume}")
+    return dataclasses.replace(options, **kept | explicit)
+
+
+def recall(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
+    """Puts into ``plan`` what became of the members that are over, and the vmap sizes of their groups.
+
+    Raises ConfigError if the plan is not that of the record ``before``, or of the shards beside a new one.
+    """
+    run_dir, path = plan.options.run_dir, plan.options.resume
+    if before is None or path is None:
+        if plan.options.shard is not None and run_dir is not None:
+            for folder in shard_folders(run_dir.parent.parent)[:1]:
+                _check_same(plan, read_before(folder), run_dir.parent.parent)
+        return
+    _check_same(plan, before, path)
+    if [[m.number for m in group.members] for group in plan.groups] != [g["members"] for g in before["groups"]]:
+        raise ConfigError(
+            f"the members of the sweep in {path} form other groups than when it was started: undo what was changed in "
+            "the experiment since, or start a new sweep."
+        )
+    recorded, lines = open_sweep(path), dict[int, list[dict[str, Any]]]()
+    for line in recorded.lines:
+        lines.setdefault(line["member"], []).append(record.without_member(line))
+    closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
+    planned = {member.number: member for member in plan.members}
+    for member in recorded.members:
+        # Those that failed are tried again, if they can be built; others are as their group's checkpoint says.
+        done = member.index in closed and member.status in ENDED and member.status != "failed"
+        if member.index in planned and (done or member.status == "pruned"):
+            log = planned[member.index].log
+            log.status, log.lines = member.status, lines.get(member.index, [])
+    options = before["options"]
+    if any(options[name] != getattr(plan.options, name) for name in ("vmap_size", "steps_per_call")):
+        return
+    for group, facts in zip(plan.groups, before["groups"], strict=True):
+        if (chosen := facts.get("vmap")) is not None:
+            try:
+                trials = tuple(Trial(**trial) for trial in chosen["trials"])
+                plan.vmapped[group.number] = VmapPlan(**{**chosen, "trials": trials})
+            except TypeError as error:
+                raise RecordError(f"{path / record.SWEEP_FILE} has a vmap size that is none ({error}).") from error
+
+
+def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
+    """Confirms that ``plan`` is the sweep of the ``sweep.json`` in ``where``, or of another shard of it."""
+    now = design_facts(plan)
+    check_same_config(before["config"], plan.experiment.config, "sweep", where)
+    for name in ("points", "halving"):
+        if record.jsonable(now[name]) != before[name]:
+            raise ConfigError(
+                f"the {name} of the sweep in {where} are not these: resume it with those it was started with, or start "
+                "a new sweep."
+            )
+
+
+def located(options: SweepOptions) -> SweepOptions:
+    """The options of a shard with a directory of its own in that of the sweep; it is resumed if it is there."""
+    if options.shard is None or options.plan_only or not options.record:
+        return options
+    shared = options.resume or options.run_dir
+    if shared is None:
+        raise ConfigError("the shards of a sweep share a directory: give all of them the same run_dir.")
+    if (shared / record.SWEEP_FILE).is_file():
+        if options.resume is not None:
+            # The directory of the shard itself; that of a sweep without shards is refused with the options.
+            return options
+        raise ConfigError(f"{shared} holds a sweep that was not divided into shards: choose another run_dir.")
+    num_shards = parse_shard(options.shard)[1]
+    # A sweep divided in two ways would train members twice.
+    for folder in shard_folders(shared):
+        if not folder.name.endswith(f"-of-{num_shards}"):
+            raise ConfigError(
+                f"{shared} holds the shard {folder.name.replace('-of-', '/')}, so the sweep is not divided into "
+                f"{num_shards}: resume with as many shards as before, or choose another run_dir."
+            )
+    own = shard_folder(shared, options.shard)
+    if options.resume is not None and record.is_sweep(own):
+        return dataclasses.replace(options, run_dir=None, resume=own)
+    return dataclasses.replace(options, run_dir=own, resume=None)
+
+
+def shard_folder(path: Path, shard: str) -> Path:
+    """The directory of the shard ``I/N`` of the sweep in ``path``."""
+    return path / "shards" / shard.replace("/", "-of-")

@@ -1,18 +1,15 @@
-"""What a sweep prints: before it trains, at each window, at its end."""
+"""What a sweep prints before it trains and at each window; its results print themselves."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxnn.engine import Trainer
 from jaxnn.observe import cpu_count, format_bytes
 from jaxnn.parallel import find_devices
-from jaxnn.run import format_metrics, format_rate, format_split
-from jaxnn.sweeps._plan import SweepPlan, describe_members, members_layout
-from jaxnn.sweeps.results import Sweep, count_by_status, show_point
+from jaxnn.sweeps._plan import SweepPlan, members_layout
 
 CORES_HINT = (
     "{0} cores are one device: jax.config.update('jax_num_cpu_devices', {0}) before JAX is used makes each a device, "
@@ -22,80 +19,37 @@ CORES_HINT = (
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
-    """One window of one block of members. All host values."""
+    """One window of one block of members, as a display shows it. Steps are those of all members together."""
 
-    step: int  # updates of all members together, as num_steps
+    step: int
     num_steps: int
-    member_step: int
-    group: tuple[int, int]
-    counts: str
-    best: str
-    member_steps_per_second: float
-    evaluated: bool
-
-    @property
-    def rates(self) -> str:
-        """The throughput."""
-        return f"{format_rate(self.member_steps_per_second)} member-steps/s"
-
-    @property
-    def numbers(self) -> str:
-        """The state of the members."""
-        return f"{self.counts}{'; best ' if self.best else ''}{self.best}"
-
-    @property
-    def is_milestone(self) -> bool:
-        """Whether it should stay in sight."""
-        return self.evaluated or self.step == self.num_steps
+    title: str
+    numbers: str
+    rates: str
+    is_milestone: bool
 
     def __str__(self) -> str:
-        group = f"group {self.group[0]}/{self.group[1]}  " if self.group[1] > 1 else ""
-        return f"{group}step {self.member_step}  {self.numbers}  {self.rates}"
-
-
-class Leader:
-    """The best evaluation of any member so far, by the metric ``monitored``."""
-
-    def __init__(self, monitored: str, *, higher_is_better: bool) -> None:
-        self.monitored, self.higher_is_better = monitored, higher_is_better
-        self._best: tuple[float, Mapping[str, Any]] | None = None
-
-    def see(self, point: Mapping[str, Any], lines: Iterable[Mapping[str, Any]]) -> None:
-        """Takes note of what a member reported."""
-        values = [value for line in lines if math.isfinite(value := line.get(self.monitored, math.nan))]
-        best = (max if self.higher_is_better else min)(values, default=math.nan)
-        if values and (self._best is None or (best > self._best[0] if self.higher_is_better else best < self._best[0])):
-            self._best = best, point
-
-    def __str__(self) -> str:
-        """``test accuracy 0.981 (learning_rate 0.01, seed 2)``; empty before the first evaluation."""
-        if self._best is None:
-            return ""
-        return f"{self.monitored.replace('_', ' ')} {self._best[0]:.4g} ({show_point(self._best[1])})"
+        return f"{self.title}  {self.numbers}  {self.rates}"
 
 
 def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
-    """Rows of name and value for the whole sweep, before its first group."""
-    num_groups, failed = len(plan.groups), [member for member in plan.members.values() if member.error is not None]
+    """Rows of name and value for the sweep, before its first group."""
+    num_groups, failed = len(plan.groups), [member for member in plan.members if member.log.error is not None]
     groups = "1 group, one compilation" if num_groups == 1 else f"{num_groups} groups, a compilation each"
     devices = find_devices(plan.options.device)
     largest = max(plan.groups, key=lambda group: len(group.members))
     layout = members_layout(plan.options, largest.members[0].experiment.config.batch_size, len(largest.members))
-    static = {name for group in plan.groups for name in group.static}
-    varying = {name for name in static if len({repr(group.static.get(name)) for group in plan.groups}) > 1}
+    traced = sorted({name for group in plan.groups for name in group.traced})
+    static = sorted({name for group in plan.groups for name in group.static})
+    varying = [name for name in static if len({repr(group.static.get(name)) for group in plan.groups}) > 1]
     cores = cpu_count() or 1
     idle = cores > 1 and len(devices) == 1 and devices[0].platform == "cpu"
-
-    def all_values(names: Iterable[str]) -> str | None:
-        listed = ", ".join(sorted(names))
-        return f"all values of {listed}" if listed else None
-
     return [
         ("sharded over", f"{layout.num_devices} of {len(devices)} devices" if len(devices) > 1 else None),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
-        ("one program for", all_values({name for group in plan.groups for name in group.traced})),
-        ("a program each", all_values(varying)),
-        ("cannot be run", describe_members(failed) or None),
+        ("one program for", f"all values of {', '.join(traced)}" if traced else None),
+        ("a program each", f"all values of {', '.join(varying)}" if varying else None),
+        ("cannot be run", "; ".join(map(str, failed)) or None),
         ("halving", _halving(plan)),
         # XLA computes small operations on one core.
         ("hint", CORES_HINT.format(cores) if idle else None),
@@ -119,23 +73,6 @@ def group_rows(number: int, trainer: Trainer, static: Mapping[str, Any], num_gro
         *(("plan", line) for line in choice.lines()),
         ("vmap size", f"{choice.size}{devices}, {chunks}, {trainer.plan.steps_per_call} steps per call"),
     ]
-
-
-def closing_rows(results: Sweep) -> list[tuple[str, str]]:
-    """Rows of name and value for the end."""
-    summary = results.summary
-    rows = [(results.status, count_by_status(results.members))]
-    if any(member.best for member in results.members if member not in results.lost):
-        best = results.best(at="best")
-        rows.append(("best evaluation", f"{best}: {format_metrics(best.metrics('best'))}"))
-    if summary["member_steps_per_second"]:
-        rows.append(("throughput", f"{format_rate(summary['member_steps_per_second'])} member-steps/s in all"))
-    rows.append(("time", format_split(summary["spent"])))
-    if results.dir is not None:
-        rows.append(("record", str(results.dir)))
-        if results.status == "interrupted":
-            rows.append(("to resume", f"--resume {results.dir}"))
-    return rows
 
 
 def _halving(plan: SweepPlan) -> str | None:

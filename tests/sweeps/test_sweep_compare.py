@@ -160,7 +160,7 @@ def test_settings_of_one_seed_are_one_pair(sides: Sides) -> None:
         (
             lambda s: compare(s.seeds(LUCK), s({(0.01, 0): 1.0, (0.1, 0): 2.0}, "learning_rate", "seed")),
             "side B has 2 members with seed 0, which differ in learning_rate: select one value of each first, as in "
-            "select(learning_rate=0.01) or --select learning_rate=0.01.",
+            "select(learning_rate=0.01).",
         ),
         (
             lambda s: compare([s.seeds([1.0])] * 2, s.seeds(LUCK)),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.sweeps.search import scale_of
+from jaxnn.search import scale_of
 
 
 def test_grids_lists_and_sums() -> None:

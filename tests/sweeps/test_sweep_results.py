@@ -19,7 +19,6 @@ import jaxnn as jn
 from jaxnn import record
 from jaxnn.record import is_sweep, json_line, write_json
 from jaxnn.sweeps import Sweep, open_sweep
-from jaxnn.sweeps.results import read_sweep
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 
@@ -436,17 +435,9 @@ def test_an_exported_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
         assert run.experiment.config == tiny.Config(learning_rate=0.25, seed=1)
 
 
-def test_a_member_is_opened_from_the_record_by_the_given_opener(tmp_path: Path) -> None:
-    opened: list[Any] = []
-
-    def opener(sweep: Sweep, member: jn.Member) -> Any:
-        opened.append((sweep.dir, member.index))
-        return "run"
-
+def test_a_member_that_was_cut_short_is_not_loaded(tmp_path: Path) -> None:
     lines = [swept.member(0, {"seed": 5}, 1.0), swept.member(1, {"seed": 6}, status="pruned")]
-    sweep = read_sweep(swept.write(tmp_path / "s", lines), tiny.experiment(), opener)
-    assert sweep.select(seed=5).run(0) == "run"
-    assert opened == [(tmp_path / "s", 0)]
+    sweep = open_sweep(swept.write(tmp_path / "s", lines), tiny.experiment())
     with pytest.raises(ConfigError, match="member 1 is pruned, and loading it would train it on: export it"):
         sweep.run(1)
 

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from jaxnn.sweeps.results import bootstrap_interval, mean_difference, seeds_needed
+from jaxnn.sweeps._comparison import mean_difference, seeds_needed
+from jaxnn.sweeps._members import bootstrap_interval
 
 
 @pytest.mark.parametrize(("n", "least", "most"), [(5, 0.90, 0.97), (8, 0.91, 0.98), (20, 0.92, 0.98)])

@@ -15,7 +15,8 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from jaxnn.sweeps.search import Loader, plan_groups, plan_members, traced_values, watched
+from jaxnn.sweeps._groups import Loader, plan_groups, plan_members
+from jaxnn.sweeps._tracing import traced_values, watched
 from tests import tiny
 
 
@@ -51,8 +52,9 @@ def experiment(optimizer: Any = None, **parts: Any) -> jn.Experiment[Config]:
 
 
 def groups_of(swept: jn.Experiment[Config], points: jn.Points) -> list[tuple[tuple[str, ...], list[int]]]:
-    groups, failed = plan_groups(plan_members(swept, points), Loader())
-    assert not failed
+    members = plan_members(swept, points)
+    groups, _ = plan_groups(members, Loader())
+    assert not [member for member in members if member.log.error is not None]
     return [(group.traced, [member.number for member in group.members]) for group in groups]
 
 

@@ -477,7 +477,7 @@ def test_fields_that_a_config_checks_together_are_set_together() -> None:
     checked = jn.Experiment(Checked(), own.data, own.task, lambda config: optax.sgd(0.1 / config.warmup))
     points = jn.search.zipped(warmup=[5, 50, 60], num_steps=[10, 100, 50])
     plan = plan_sweep(checked, points, SweepOptions())
-    assert {number: member.error for number, member in plan.members.items()} == {
+    assert {member.number: member.log.error for member in plan.members} == {
         0: None,
         1: None,
         2: "AssertionError: too warm",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxnn.record import metrics_of, new_figure
-from jaxnn.sweeps.results._members import SEED, Axis, count_by_status, grouped, show, show_field
-from jaxnn.sweeps.results._summary import ENOUGH, GroupRow, spread_of
-from jaxnn.sweeps.search import scale_of
+from jaxnn.search import Axis, scale_of
+from jaxnn.sweeps._members import ENOUGH, SEED, GroupRow, count_by_status, grouped, show, show_field, spread_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    from jaxnn.sweeps.results._sweep import Sweep
+    from jaxnn.sweeps._sweep import Sweep
 
 PANELS_PER_ROW = 3
 PANEL_INCHES = (4.6, 3.6)
@@ -60,45 +60,40 @@ def draw_sweep(sweep: Sweep, metric: str | None = None) -> Figure:
     return figure
 
 
-class Scale(NamedTuple):
-    """How one axis is drawn."""
+def _drawable(axis: Axis) -> Axis:
+    """The axis with its numbers sorted; nominal if its values do not allow its scale."""
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
+    values = tuple(sorted(axis.values)) if numeric else axis.values
+    possible = numeric and all(map(math.isfinite, values)) and (axis.scale != "log" or values[0] > 0)
+    # Zero and then powers fit neither a logarithmic nor a linear axis.
+    mixed = possible and values[0] == 0 and len(values) > 2 and scale_of(axis.name, values[1:]) == "log"
+    return Axis(axis.name, values, axis.scale if possible and not mixed else "nominal")
 
-    name: str
-    values: tuple[Any, ...]
-    kind: str
 
-    @classmethod
-    def of(cls, axis: Axis) -> Scale:
-        """Returns the axis's own scale if its values allow that, else a nominal one."""
-        numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in axis.values)
-        values = tuple(sorted(axis.values)) if numeric else axis.values
-        possible = numeric and all(map(math.isfinite, values)) and (axis.scale != "log" or values[0] > 0)
-        # Zero and then powers fit neither a logarithmic nor a linear axis.
-        mixed = possible and values[0] == 0 and len(values) > 2 and scale_of(axis.name, values[1:]) == "log"
-        return cls(axis.name, values, axis.scale if possible and not mixed else "nominal")
+def _position(axis: Axis, value: Any) -> float:
+    """``value`` itself, or its index among the values of a nominal axis."""
+    return float(axis.values.index(value) if axis.scale == "nominal" else value)
 
-    def position(self, value: Any) -> float:
-        """Returns ``value`` itself, or its index among the values of a nominal axis."""
-        return float(self.values.index(value) if self.kind == "nominal" else value)
 
-    def norm(self) -> Normalize:
-        """Returns the map of positions to 0…1."""
-        positions = [self.position(value) for value in self.values]
-        return _norm(min(positions), max(positions), log=self.kind == "log")
+def _norm_of(axis: Axis) -> Normalize:
+    """The map of positions to 0…1."""
+    positions = [_position(axis, value) for value in axis.values]
+    return _norm(min(positions), max(positions), log=axis.scale == "log")
 
-    def mark(self, axis: DrawnAxis) -> None:
-        """Scales and labels an axis of a panel, or of a colour bar; of many nominal values some."""
-        panel, across = axis.axes, axis is axis.axes.xaxis
-        if self.kind == "log":
-            (panel.set_xscale if across else panel.set_yscale)("log")
-        if self.kind == "nominal":
-            shown = self.values[:: -(-len(self.values) // MOST_LABELS)]
-            labels = [show(value) for value in shown]
-            axis.set_ticks([self.position(value) for value in shown], labels=labels)
-            if across and sum(map(len, labels)) > MOST_LETTERS:
-                axis.set_tick_params(labelrotation=40)
-            (panel.set_xmargin if across else panel.set_ymargin)(0.15)
-        axis.set_label_text(self.name)
+
+def _mark(axis: Axis, drawn: DrawnAxis) -> None:
+    """Scales and labels an axis of a panel, or of a colour bar; of many nominal values some."""
+    panel, across = drawn.axes, drawn is drawn.axes.xaxis
+    if axis.scale == "log":
+        (panel.set_xscale if across else panel.set_yscale)("log")
+    if axis.scale == "nominal":
+        shown = axis.values[:: -(-len(axis.values) // MOST_LABELS)]
+        labels = [show(value) for value in shown]
+        drawn.set_ticks([_position(axis, value) for value in shown], labels=labels)
+        if across and sum(map(len, labels)) > MOST_LETTERS:
+            drawn.set_tick_params(labelrotation=40)
+        (panel.set_xmargin if across else panel.set_ymargin)(0.15)
+    drawn.set_label_text(axis.name)
 
 
 def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
@@ -122,26 +117,27 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
             curves.append((point, steps[measured], [spread_of(column) for column in values[drawn][:, measured].T]))
         for row in values[cut_short] if drawn != cut_short else ():
             axes.plot(steps[np.isfinite(row)], row[np.isfinite(row)], c="0.75", lw=0.7, zorder=1)
-    scales, named = [Scale.of(axis) for axis in sweep.settings], len(curves) <= MOST_NAMED
-    scale = next((scale for scale in scales if scale.kind != "nominal"), None if named else scales[0])
+    settings, named = [_drawable(axis) for axis in sweep.settings], len(curves) <= MOST_NAMED
+    coloured = next((axis for axis in settings if axis.scale != "nominal"), None if named else settings[0])
     colours = ListedColormap(colormaps["viridis"](np.linspace(0, VISIBLE, 256)))
-    if scales:
-        curves.sort(key=lambda curve: scales[0].position(curve[0][scales[0].name]))
+    if settings:
+        curves.sort(key=lambda curve: _position(settings[0], curve[0][settings[0].name]))
     for index, (point, at, spreads) in enumerate(curves):
         # Numbers have an order, which colours can show; a few settings without order get distinct colours.
-        by_value = scale is not None and (len(scales) == 1 or not named)
-        colour = colours(scale.norm()(scale.position(point[scale.name]))) if scale and by_value else f"C{index}"
+        colour: Any = f"C{index}"
+        if coloured is not None and (len(settings) == 1 or not named):
+            colour = colours(_norm_of(coloured)(_position(coloured, point[coloured.name])))
         label = ", ".join(map(show_field, point.values())) if named else None
         marker = "o" if len(at) == 1 else ""
         axes.plot(at, [spread.mean for spread in spreads], c=colour, marker=marker, ms=3, lw=1.2, label=label or None)
         if named:
             ends = [spread.low for spread in spreads], [spread.high for spread in spreads]
             axes.fill_between(at, *ends, color=colour, alpha=0.2, lw=0)
-    if named and scales and curves:
-        title = ", ".join(scale.name for scale in scales)
+    if named and settings and curves:
+        title = ", ".join(axis.name for axis in settings)
         axes.legend(fontsize="small", title=title, title_fontsize="small", ncols=1 + (len(curves) > 4), handlelength=1)
-    elif scale is not None and not named:
-        scale.mark(_add_colour_bar(axes, scale.norm(), colours, scale.name).ax.yaxis)
+    elif coloured is not None and not named:
+        _mark(coloured, _add_colour_bar(axes, _norm_of(coloured), colours, coloured.name).ax.yaxis)
     sizes = [spreads[0].n for _, _, spreads in curves if spreads[0].n > 1]
     title = "mean over seeds" if sizes else "curves"
     if sizes and named:
@@ -156,8 +152,8 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
 
     Against the seed it draws the mean of all members and its interval.
     """
-    scale, values, scores = Scale.of(axis), sweep.values(metric), sweep.scores(metric)
-    places = np.array([scale.position(member.fields.get(axis.name)) for member in sweep.members])
+    axis, values, scores = _drawable(axis), sweep.values(metric), sweep.scores(metric)
+    places = np.array([_position(axis, member.fields.get(axis.name)) for member in sweep.members])
     axes.scatter(places, scores, s=16, alpha=0.5, lw=0)
     short = np.isfinite(values) & np.array([member.cut_short for member in sweep.members], bool)
     if short.any():
@@ -172,17 +168,17 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
         best = groups.best()
         others = {**best.point, axis.name: None}
         line = [row for row in groups.rows if row.n and {**row.point, axis.name: None} == others]
-        line.sort(key=lambda row: scale.position(row.point[axis.name]))
-        x, means = [scale.position(row.point[axis.name]) for row in line], [row.spread.mean for row in line]
-        style = "none" if scale.kind == "nominal" else "-"
+        line.sort(key=lambda row: _position(axis, row.point[axis.name]))
+        x, means = [_position(axis, row.point[axis.name]) for row in line], [row.spread.mean for row in line]
+        style = "none" if axis.scale == "nominal" else "-"
         axes.plot(x, means, c="tab:blue", ls=style, marker="o", ms=4, lw=1.2)
         axes.vlines(x, [row.spread.low for row in line], [row.spread.high for row in line], color="tab:blue", lw=1.5)
-        axes.plot(scale.position(best.point[axis.name]), best.spread.mean, **BEST)
+        axes.plot(_position(axis, best.point[axis.name]), best.spread.mean, **BEST)
         title = f"★ {show(best.spread.mean)} at {show_field(best.point[axis.name])}"
         if len(best.members) > 1:
             title += f", mean over {best.n} of {len(best.members)} seeds"
-    scale.mark(axes.xaxis)
-    lost = [scale.position(member.fields.get(axis.name)) for member in sweep.lost]
+    _mark(axis, axes.xaxis)
+    lost = [_position(axis, member.fields.get(axis.name)) for member in sweep.lost]
     _finish(axes, sweep, metric, values[np.isfinite(scores) | short], lost, title)
 
 
@@ -190,7 +186,7 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     """Draws the means over two settings: a heat map of a grid, or coloured points of scattered draws."""
     from matplotlib import colormaps
 
-    x, y = (Scale.of(axis) for axis in sweep.settings)
+    x, y = (_drawable(axis) for axis in sweep.settings)
     groups = sweep.group([x.name, y.name], metric)
     results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
     more = sweep.more_is_better(metric)
@@ -199,10 +195,10 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     colours = colormaps["viridis_r" if more else "viridis"]
     cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
     if cells:
-        x, y = x._replace(kind="nominal"), y._replace(kind="nominal")
+        x, y = (dataclasses.replace(axis, scale="nominal") for axis in (x, y))
 
     def place(row: GroupRow) -> tuple[float, float]:
-        return x.position(row.point[x.name]), y.position(row.point[y.name])
+        return _position(x, row.point[x.name]), _position(y, row.point[y.name])
 
     means = np.full((len(y.values), len(x.values)), np.nan)
     for row in groups.rows:
@@ -216,8 +212,8 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
             axes.plot(column, line, **{"marker": "x", "c": LOST_COLOUR, "ms": 5} if row.num_lost else SHORT)
     if cells:
         axes.imshow(means, cmap=colours, norm=norm, origin="lower", aspect="auto")
-    x.mark(axes.xaxis)
-    y.mark(axes.yaxis)
+    _mark(x, axes.xaxis)
+    _mark(y, axes.yaxis)
     if any(row.n for row in groups.rows):
         axes.plot(*place(groups.best()), **BEST)
     _add_colour_bar(axes, norm, colours, metric.replace("_", " "))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,14 @@ import numpy as np
 from jaxnn.engine import more_is_better
 from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
-from jaxnn.run import Run, format_rate
-from jaxnn.sweeps.results._members import (
+from jaxnn.run import Run, format_rate, format_split
+from jaxnn.search import Axis
+from jaxnn.sweeps._members import (
     LOST,
     SEED,
     At,
-    Axis,
+    GroupRow,
+    Groups,
     Member,
     count_by_status,
     grouped,
@@ -27,8 +29,8 @@ from jaxnn.sweeps.results._members import (
     show,
     show_field,
     show_point,
+    spread_of,
 )
-from jaxnn.sweeps.results._summary import GroupRow, Groups, spread_of
 from jaxnn.types import ConfigError, Experiment, RecordError, suggest
 
 if TYPE_CHECKING:
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
 FEW_VALUES = 6
 # The most frequent errors are shown; the table shows all.
 MOST_ERRORS = 3
-
-# Opens a member of a recorded sweep as a run; raises RecordError if the record holds no state of it.
-type RunOpener = Callable[[Sweep, Member], Run]
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -58,7 +57,6 @@ class Sweep:
         dir: the directory of its record, or None.
         summary: ``member_steps_per_second``, ``seconds``, ``num_compilations``; empty while it runs.
         experiment: what was swept, or None if it was read without.
-        run_opener: opens members as runs from the sweep's record, for `run`.
     """
 
     members: tuple[Member, ...]
@@ -70,7 +68,6 @@ class Sweep:
     dir: Path | None = None
     summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     experiment: Experiment[Any] | None = None
-    run_opener: RunOpener | None = None
 
     @property
     def settings(self) -> tuple[Axis, ...]:
@@ -140,10 +137,11 @@ class Sweep:
         Raises:
             ConfigError: an unknown metric, or one that no member has a result in.
         """
+        metric = self.check_metric(metric, at)
         best = self.ranked(metric, at)[0]
-        if best.status in LOST or not math.isfinite(best.metrics(at).get(metric or self.monitor, math.nan)):
+        if best.status in LOST or not math.isfinite(best.metrics(at).get(metric, math.nan)):
             counts = count_by_status(self.members)
-            raise ConfigError(f"no member has a result in {metric or self.monitor!r} ({counts}): name another metric.")
+            raise ConfigError(f"no member has a result in {metric!r} ({counts}): name another metric.")
         return best
 
     def curves(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -259,7 +257,7 @@ class Sweep:
         Raises:
             ConfigError: an unknown metric.
         """
-        from jaxnn.sweeps.results._sweep_figure import draw_sweep
+        from jaxnn.sweeps._sweep_figure import draw_sweep
 
         return draw_sweep(self, metric)
 
@@ -281,7 +279,7 @@ class Sweep:
             raise ConfigError(f"there is no member {index!r}: their numbers are {numbers}.")
         if self.experiment is None:
             raise ConfigError("the sweep was read without its experiment: open it with open_sweep(path, experiment).")
-        if self.dir is None or self.run_opener is None:
+        if self.dir is None:
             point = show_point(found.point) or "the same config"
             raise RecordError(f"the sweep has no record to open member {index} from: run it alone with {point}.")
         if not found.complete:
@@ -289,7 +287,9 @@ class Sweep:
                 f"member {index} is {found.status}, and loading it would train it on: export it with "
                 "jn.sweep(experiment, resume=…, member_runs=True), and resume its run directory with jn.fit."
             )
-        return self.run_opener(self, found)
+        from jaxnn.sweeps._stored import open_member
+
+        return open_member(self, found)
 
     def table(self, metric: str | None = None, at: At = "final", limit: int = 20) -> Table:
         """Returns the members best first: their points, status, step and metrics, and errors if any failed.
@@ -304,10 +304,9 @@ class Sweep:
         Raises:
             ConfigError: an unknown metric.
         """
-        names, members = self.metric_names(at), list(self.members)
-        if metric is not None or self.monitor in names:
-            members = self.ranked(metric, at)
-            names = tuple(sorted(names, key=lambda name: name != (metric or self.monitor)))
+        first = metric or self.monitor
+        names = sorted(self.metric_names(at), key=lambda name: name != first)
+        members = self.ranked(metric, at) if metric is not None or first in names else self.members
         errors = any(member.error for member in members[:limit])
         rows = []
         for member in members[:limit]:
@@ -321,13 +320,13 @@ class Sweep:
         return Table([*header, *names, *["error"] * errors], rows, [f"… and {more} more"] if more else [])
 
     def __repr__(self) -> str:
-        return text_table(self._facts())
+        return text_table(self.rows())
 
     def _repr_html_(self) -> str:
-        return html_table(self._facts())
+        return html_table(self.rows())
 
-    def _facts(self) -> list[tuple[str, str]]:
-        """The summary as (what, value)."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns the summary as rows of name and value."""
         rows = [(self.status, f"sweep of {len(self.members)}: {count_by_status(self.members)}")]
         for axis in self.axes:
             values = ", ".join(map(show_field, axis.values))
@@ -339,7 +338,8 @@ class Sweep:
             rows.append(("throughput", f"{format_rate(rate)} member steps/s"))
         if (seconds := self.summary.get("seconds")) is not None:
             compiled = self.summary.get("num_compilations", 0)
-            rows.append(("time", f"{seconds:.2f} s, {compiled} program{'s' * (compiled != 1)} compiled"))
+            split = f" ({format_split(self.summary['spent'])})" if "spent" in self.summary else ""
+            rows.append(("time", f"{seconds:.2f} s{split}, {compiled} program{'s' * (compiled != 1)} compiled"))
         try:
             best = self.best()
             metrics = ", ".join(f"{name} {show(value)}" for name, value in metrics_of(best.final).items())

@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike
 from jaxnn import record
 from jaxnn.engine import RunOptions
 from jaxnn.run import Run
-from jaxnn.sweeps.results._members import SEED, Member, count_by_status, grouped, show, show_point
-from jaxnn.sweeps.results._stored import read_sweep
-from jaxnn.sweeps.results._sweep import Sweep
+from jaxnn.sweeps._members import SEED, Member, count_by_status, grouped, show, show_point
+from jaxnn.sweeps._stored import open_sweep
+from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError
 
 type Source = Sweep | Run | str | Path
@@ -48,8 +48,8 @@ def mean_difference(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float, fl
     if deviation <= ROUNDING * max(np.abs(a).max(), np.abs(b).max()):
         end = mean if n >= ENOUGH_EQUAL else math.nan
         return mean, end, end, 0.0
-    half = float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
-    return mean, mean - half, mean + half, deviation
+    interval = stats.ttest_rel(b, a).confidence_interval(0.95)
+    return mean, float(interval.low), float(interval.high), deviation
 
 
 def seeds_needed(difference: float, deviation: float) -> int | None:
@@ -190,18 +190,17 @@ def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str,
         raise ConfigError(f"side {name} has no result in {metric!r} ({count_by_status(side.members)}): {hint}.")
     found: dict[str, tuple[Member, float]] = {}
     for point, positions in grouped(side.members, by):
-        first, *others = [side.members[position] for position in positions]
-        if others:
-            same = f"side {name} has {len(positions)} members with {show_point(point)}"
-            differing = sorted(_varying([first, *others]))
+        members = [side.members[position] for position in positions]
+        if len(members) > 1:
+            same = f"side {name} has {len(members)} members with {show_point(point)}"
+            differing = sorted(_varying(members))
             if not differing:
                 raise ConfigError(f"{same}, which are the same otherwise too: give each once.")
-            example = f"{differing[0]}={first.fields[differing[0]]!r}"
+            example = f"select({differing[0]}={members[0].fields[differing[0]]!r})"
             raise ConfigError(
-                f"{same}, which differ in {' and '.join(differing)}: select one value of each first, as in "
-                f"select({example}) or --select {example}."
+                f"{same}, which differ in {' and '.join(differing)}: select one value of each first, as in {example}."
             )
-        found[repr(point)] = first, float(scores[positions[0]])
+        found[repr(point)] = members[0], float(scores[positions[0]])
     return found
 
 
@@ -229,33 +228,30 @@ def _describe_sides(given: Sequence[Comparable], sides: Sequence[Sweep]) -> tupl
 
 def _members_of(name: str, given: Any) -> Sweep:
     """The members of a side, the only one of a run; the metric it monitors is that of its first part."""
-    parts: list[Sweep] = []
-    for source in given if isinstance(given, list | tuple) else [given]:
-        if isinstance(source, Sweep):
-            parts.append(source)
-        elif isinstance(source, Run):
-            config = record.config_json(source.experiment.config)
-            member = Member(0, {}, config, source.summary.status, 0, source.final, {})
-            parts.append(Sweep((member,), (), (), source.monitor, source.higher_is_better))
-        elif isinstance(source, str | Path):
-            path = Path(source)
-            parts.append(read_sweep(path) if record.is_sweep(path) else _of_record(path))
-        else:
-            raise ConfigError(
-                f"side {name} is {source!r}: give a sweep, a run, the path of either, or a list of these."
-            )
+    parts = [_as_sweep(name, source) for source in (given if isinstance(given, list | tuple) else [given])]
     if not parts:
         raise ConfigError(f"side {name} is an empty list: give at least one sweep or run.")
     members = tuple(member for part in parts for member in part.members)
     return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better)
 
 
-def _of_record(path: Path) -> Sweep:
-    """The run that is recorded in ``path`` as a sweep of one member."""
-    facts, lines = record.read_run(path), record.read_metrics(path)
-    options = RunOptions(monitor=facts["options"]["monitor"], monitor_mode=facts["options"]["monitor_mode"])
-    validated = any(name.startswith("validation_") for line in lines for name in line)
-    member = Member(0, {}, facts["config"], facts["status"], 0, record.final_metrics(lines), {})
-    return Sweep(
-        (member,), (), (), f"{'validation' if validated else 'test'}_{options.monitor}", options.higher_is_better
-    )
+def _as_sweep(name: str, source: Any) -> Sweep:
+    """A source of the side ``name``; a run is a sweep of one member."""
+    if isinstance(source, Sweep):
+        return source
+    if isinstance(source, Run):
+        config, status, final = record.config_json(source.experiment.config), source.summary.status, source.final
+        monitor, higher_is_better = source.monitor, source.higher_is_better
+    elif isinstance(source, str | Path):
+        path = Path(source)
+        if record.is_sweep(path):
+            return open_sweep(path)
+        facts, lines = record.read_run(path), record.read_metrics(path)
+        config, status, final = facts["config"], facts["status"], record.final_metrics(lines)
+        options = RunOptions(monitor=facts["options"]["monitor"], monitor_mode=facts["options"]["monitor_mode"])
+        split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
+        monitor = f"{split}_{options.monitor}"
+        higher_is_better = options.higher_is_better
+    else:
+        raise ConfigError(f"side {name} is {source!r}: give a sweep, a run, the path of either, or a list of these.")
+    return Sweep((Member(0, {}, config, status, 0, final, {}),), (), (), monitor, higher_is_better)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import linecache
+import operator
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,9 +32,7 @@ def field_names(config: Any, prefix: str = "") -> Iterator[str]:
 
 def field_value(config: Any, name: str) -> Any:
     """Returns the value of the field ``name``, which may be dotted."""
-    head, _, rest = name.partition(".")
-    value = getattr(config, head)
-    return field_value(value, rest) if rest else value
+    return operator.attrgetter(name)(config)
 
 
 def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
@@ -103,7 +101,7 @@ def watched(config: Any) -> tuple[Any, set[str]]:
 def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> Exception | None:
     try:
         _trace(experiment, source, names)
-    # What a tracer breaks depends on the code that meets it: an if, a format, a library's own check.
+    # The error depends on the code that meets a tracer: an if, a format, a library's check.
     except Exception as error:
         return error
     return None
@@ -133,12 +131,12 @@ def _explain(name: str, error: Exception) -> str:
     def is_library(file: str) -> bool:
         return any(part in LIBRARIES for part in Path(file).parts[:-1]) or file.startswith("<")
 
-    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    file, line = next((place for place in reversed(frames) if not is_library(place[0])), frames[-1])
-    path = Path(file)
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if not is_library(frame.filename)), frames[-1])
+    path = Path(frame.filename)
     short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    place = f"{short}:{line} ({linecache.getline(file, line).strip()!r})"
+    place = f"{short}:{frame.lineno} ({frame.line!r})"
     return (
-        f"the field {name!r} decides what Python does at {place}, so each of its values is compiled on its own: use "
+        f"the field {name!r} decides what Python does at {place}, so each of its values is compiled separately: use "
         "jnp.where, jn.schedules or jn.nn.Dropout there to train them as one program."
     )

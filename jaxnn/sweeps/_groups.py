@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxnn.data import check_batch_size
-from jaxnn.engine import check_config, check_data, check_parts
+from jaxnn.engine import MemberLog, check_config, check_data, check_parts
 from jaxnn.record import config_json
-from jaxnn.sweeps.search._points import Points
-from jaxnn.sweeps.search._tracing import check_traces, field_names, field_value, find_untraceable, watched, with_fields
+from jaxnn.search import Points
+from jaxnn.sweeps._members import show_point
+from jaxnn.sweeps._tracing import check_traces, field_names, field_value, find_untraceable, watched, with_fields
 from jaxnn.types import ConfigError, Experiment, JaxnnError, Splits, suggest
 
 
-class Planned(NamedTuple):
-    """A member before it runs."""
+@dataclasses.dataclass
+class Planned:
+    """A member: its number, the fields it sets, its experiment, and what has become of it so far."""
 
     number: int
     point: Mapping[str, Any]
     experiment: Experiment[Any]
-    error: str | None = None  # why it cannot run
+    log: MemberLog = dataclasses.field(default_factory=MemberLog)
+
+    def fail(self, error: Exception) -> None:
+        """Records why it cannot be run."""
+        self.log.status, self.log.error = "failed", reason(error)
+
+    def __str__(self) -> str:
+        return f"member {self.number} ({show_point(self.point)}): {self.log.error or self.log.status}"
 
 
 class Group(NamedTuple):
@@ -32,11 +42,10 @@ class Group(NamedTuple):
     members: tuple[Planned, ...]
     traced: tuple[str, ...]  # fields whose values differ between members inside the program
     static: Mapping[str, Any]  # the swept fields that all members share
-    unread: tuple[str, ...] = ()  # swept fields that nothing reads
 
 
 def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
-    """Returns every point as a member; one whose config cannot be built keeps the reason and stops no other."""
+    """Returns every point as a member; one whose config cannot be built has failed and stops no other."""
     known = list(field_names(experiment.config))
     for name in points.scales:
         if name not in known:
@@ -44,26 +53,28 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
         inner = next((other for other in known if other.startswith(f"{name}.")), None)
         if inner is not None:
             raise ConfigError(f"the field {name!r} is a dataclass: sweep its own fields, as in {inner!r}.")
-
-    def as_default(value: Any, default: Any) -> Any:
-        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        return tuple(value) if isinstance(value, list) else value
-
-    def plan(number: int, point: Mapping[str, Any]) -> Planned:
+    members = []
+    for number, point in enumerate(points):
+        member = Planned(number, point, experiment)
+        members.append(member)
         try:
-            point = {name: as_default(value, field_value(experiment.config, name)) for name, value in point.items()}
-            config = with_fields(experiment.config, point)
+            member.point = {name: _typed(value, field_value(experiment.config, name)) for name, value in point.items()}
+            config = with_fields(experiment.config, member.point)
             config_json(config)
             check_config(config)
-            member = dataclasses.replace(experiment, config=config)
-            check_parts(member)
+            member.experiment = dataclasses.replace(experiment, config=config)
+            check_parts(member.experiment)
         # A user's function may raise anything; one point's error must not stop the others.
         except Exception as error:
-            return Planned(number, point, experiment, reason(error))
-        return Planned(number, point, member)
+            member.fail(error)
+    return members
 
-    return [plan(number, point) for number, point in enumerate(points)]
+
+def _typed(value: Any, default: Any) -> Any:
+    """``value`` as its field has it: a float where the default is one, and no list."""
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def reason(error: Exception) -> str:
@@ -94,10 +105,12 @@ class Loader:
         return splits, read
 
 
-def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], list[Planned]]:
-    """Returns the groups of all members that can run, in order of their first members, and the members that cannot."""
-    runnable = [member for member in members if member.error is None]
-    failed = [member for member in members if member.error is not None]
+def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], tuple[str, ...]]:
+    """Returns the groups of all members that can run, in order of their first members, and the fields nothing reads.
+
+    Members whose data do not load or whose program does not trace have failed.
+    """
+    runnable = [member for member in members if member.log.unfinished]
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
     varying = [name for name in names if _varies(runnable, name)]
     # Floats and the seed are candidates for tracing.
@@ -106,44 +119,41 @@ def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], 
     # The training loop reads these.
     read = {"batch_size", "num_steps", "seed"}
     for together in _split(runnable, [name for name in names if name not in traced]):
-        checked = _checked(together, traced, load, read)
-        failed += [member for member in checked if member.error is not None]
-        if sound := [member for member in checked if member.error is None]:
+        _check(together, traced, load, read)
+        if sound := [member for member in together if member.log.unfinished]:
             candidates = [name for name in traced if _varies(sound, name)]
             static = _untraceable(sound[0], candidates, load, read)
             own = [name for name in candidates if name not in static]
             found += [(part, own) for part in _split(sound, static)]
-    unread = _unread(runnable, varying, read) if found else ()
     groups = []
     for number, (part, own) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
         shared = {name: field_value(part[0].experiment.config, name) for name in names if name not in own}
-        groups.append(Group(number, tuple(part), tuple(own), shared, unread))
-    return groups, sorted(failed)
+        groups.append(Group(number, tuple(part), tuple(own), shared))
+    return groups, _unread(runnable, varying, read) if groups else ()
 
 
-def _checked(members: list[Planned], traced: Sequence[str], load: Loader, read: set[str]) -> list[Planned]:
-    """``members``, with the reason if their data do not load or their program does not trace; ``read`` grows."""
+def _check(members: Sequence[Planned], traced: Sequence[str], load: Loader, read: set[str]) -> None:
+    """Fails members whose data do not load or whose program does not trace; ``read`` grows."""
 
-    def error_of(member: Planned) -> str | None:
+    def passes(member: Planned) -> bool:
         try:
             splits, by_data = load(member)
             check_batch_size(splits.train, member.experiment.config.batch_size)
             read.update(check_traces(member.experiment, splits.train) | by_data)
         except Exception as error:
-            return reason(error)
-        return None
+            member.fail(error)
+        return member.log.unfinished
 
     first = {members[0].number: members[0]}
     for name in traced:
         if name != "seed":
-            for end in (min, max):
-                member = end(members, key=lambda one: field_value(one.experiment.config, name))
-                first[member.number] = member
-    errors = {number: error_of(member) for number, member in first.items()}
-    if not any(errors.values()):
-        # A float is invalid outside some range: if its least and largest values are valid, so are all.
-        return members
-    return [member._replace(error=errors.get(member.number) or error_of(member)) for member in members]
+            ordered = sorted(members, key=operator.attrgetter(f"experiment.config.{name}"))
+            first |= {member.number: member for member in (ordered[0], ordered[-1])}
+    # A float is invalid outside some range: if its least and largest values are valid, so are all.
+    if not all([passes(member) for member in first.values()]):
+        for member in members:
+            if member.number not in first:
+                passes(member)
 
 
 def _untraceable(member: Planned, names: Sequence[str], load: Loader, all_read: set[str]) -> list[str]:

@@ -20,6 +20,21 @@ SCALES = ("linear", "log", "nominal")
 
 
 @dataclasses.dataclass(frozen=True)
+class Axis:
+    """A config field that is swept.
+
+    Attributes:
+        name: the field's, dotted if nested.
+        values: its distinct values.
+        scale: in plots: ``log``, ``linear`` or ``nominal``, as for seeds and values that are no numbers.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    scale: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Points:
     """The members of a sweep before they run; made by `grid`, `zipped` and `random`, joined by ``+``.
 
@@ -59,6 +74,11 @@ class Points:
         """The distinct values of the field ``name``: numbers sorted, others in order of appearance."""
         found = list(dict.fromkeys(_hashable(point[name]) for point in self.points))
         return tuple(sorted(found)) if all(map(_is_number, found)) else tuple(found)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The fields, with their distinct values and scales."""
+        return tuple(Axis(name, self.values(name), scale) for name, scale in self.scales.items())
 
 
 class Distribution(NamedTuple):
@@ -121,14 +141,12 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
     if not isinstance(key, int | np.integer):
         key = np.asarray(jax.random.key_data(key)).ravel().tolist()
     rng = np.random.default_rng(key)
-    columns = {name: axis.sample(rng, num) for name, axis in drawn.items()}
-    draws = _points(columns, zip(*columns.values(), strict=True))
     listed = _columns("random", {name: axis for name, axis in axes.items() if name not in drawn})
-    repeats = _points(listed, itertools.product(*listed.values()))
-    scales = {**repeats.scales, **{name: axis.scale for name, axis in drawn.items()}}
-    points = ({**draw, **repeat} for draw in draws for repeat in repeats)
-    ordered = tuple({name: point[name] for name in axes} for point in points)
-    return Points(ordered, {name: scales[name] for name in axes})
+    draws = zip(*(axis.sample(rng, num) for axis in drawn.values()), strict=True)
+    rows = ([*draw, *repeat] for draw in draws for repeat in itertools.product(*listed.values()))
+    points = (dict(zip([*drawn, *listed], row, strict=True)) for row in rows)
+    scales = {name: drawn[name].scale if name in drawn else scale_of(name, listed[name]) for name in axes}
+    return Points(tuple({name: point[name] for name in axes} for point in points), scales)
 
 
 def uniform(low: float, high: float) -> Distribution:

@@ -1,0 +1,241 @@
+"""Reads a sweep from its directory, or those of its shards, and opens or exports its members as runs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxnn import record
+from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_state
+from jaxnn.parallel import SINGLE_DEVICE
+from jaxnn.run import Run, fit
+from jaxnn.search import Axis
+from jaxnn.sweeps._members import Member
+from jaxnn.sweeps._sweep import Sweep
+from jaxnn.sweeps._tracing import with_fields
+from jaxnn.types import Experiment, RecordError, TrainState
+
+MEMBERS_FILE, MEMBER_FOLDER, GROUPS = "members.jsonl", "members", "groups"
+# What every sweep.json holds from the start, and every line of members.jsonl.
+FACTS = ("status", "started", "config", "axes", "monitor", "higher_is_better")
+MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
+# Members with these statuses need nothing more.
+ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")
+
+
+def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> Sweep:
+    """Returns the sweep that is recorded in ``path``, or those of its shards that started as one.
+
+    Members whose shard did not start are ``waiting``. A sweep that was killed, and its running members, read
+    ``interrupted``. The summary of shards adds up theirs: seconds of all processes together, and the member-steps per
+    second of one of them.
+
+    Args:
+        path: the sweep's directory.
+        experiment: what was swept, for :meth:`Sweep.run`.
+
+    Raises:
+        RecordError: there is no sweep, or its record is damaged.
+    """
+    path = Path(path)
+    if not record.is_sweep(path):
+        raise RecordError(
+            f"{path} holds no sweep (no {record.SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` "
+            "lists them."
+        )
+    folders = sweep_folders(path)
+    parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
+    facts, members, lines = parts[0], {} if folders == [path] else _waiting(parts[0]), []
+    for folder, part in zip(folders, parts, strict=True):
+        members |= {member.index: member for member in _read_members(folder, part)}
+        lines += record.read_metrics(folder)
+        if not all(isinstance(line.get("member"), int) for line in lines):
+            raise RecordError(f"{folder / record.METRICS_FILE} holds a line without member: the record is damaged.")
+    if members and all(member.status in ENDED for member in members.values()):
+        status = "finished"
+    else:
+        status = "running" if any(part["status"] == "running" for part in parts) else "interrupted"
+    return Sweep(
+        members=tuple(members[index] for index in sorted(members)),
+        axes=tuple(
+            Axis(axis["name"], tuple(_swept_value(value, axis["values"]) for value in axis["values"]), axis["scale"])
+            for axis in facts["axes"]
+        ),
+        lines=tuple(lines),
+        monitor=facts["monitor"],
+        higher_is_better=facts["higher_is_better"],
+        status=status,
+        dir=path,
+        summary=_merged_summary(parts),
+        experiment=experiment,
+    )
+
+
+def sweep_folders(path: Path) -> list[Path]:
+    """``path`` if it holds the record of a sweep in one process, else those of the shards that started."""
+    return [path] if (path / record.SWEEP_FILE).is_file() else shard_folders(path)
+
+
+def shard_folders(path: Path) -> list[Path]:
+    """The directories of the shards of the sweep in ``path`` that were started, by name."""
+    return [file.parent for file in sorted(path.glob(record.SHARDS))]
+
+
+def _read_members(path: Path, facts: Mapping[str, Any]) -> list[Member]:
+    file = path / MEMBERS_FILE
+    try:
+        return [_member(record.check_facts(line, MEMBER_FACTS), path, facts) for line in record.read_lines(file)]
+    except (ValueError, KeyError, TypeError) as error:
+        culprit = file if isinstance(error, ValueError) else path / record.SWEEP_FILE
+        raise RecordError(f"{culprit} cannot be read ({error}): the record is damaged.") from error
+
+
+def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Member:
+    killed = facts["status"] == "interrupted" and line["status"] == "running"
+    return Member(
+        index=line["member"],
+        point=read_point(line["point"], facts),
+        config={name: _tuples(value) for name, value in line["config"].items()},
+        status="interrupted" if killed else line["status"],
+        step=line["step"],
+        final=record.numbers(line["final"]),
+        best=record.numbers(line["best"]),
+        error=line.get("error"),
+        dir=path / line["dir"] if line.get("dir") else None,
+    )
+
+
+def _waiting(facts: Mapping[str, Any]) -> dict[int, Member]:
+    """All members of a sweep before any shard starts."""
+    members = {}
+    for index, point in enumerate(facts.get("points", ())):
+        config = {name: point.get(name, value) for name, value in facts["config"].items()}
+        line = {"member": index, "point": point, "config": config, "status": "waiting", "step": 0}
+        members[index] = _member({**line, "final": {}, "best": {}}, Path(), facts)
+    return members
+
+
+def _merged_summary(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of the sweep, or those of the shards that ended, added up."""
+    summaries = [part["summary"] for part in parts if part.get("summary")]
+    if not summaries:
+        return {}
+    total = {name: sum(one[name] for one in summaries) for name in ("seconds", "member_steps", "num_compilations")}
+    training = sum(one["spent"].get("train", 0.0) for one in summaries)
+    return {**total, "member_steps_per_second": total["member_steps"] / training if training else None}
+
+
+def read_point(point: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a point of ``sweep.json``, whose content is ``facts``, with its values as they were given."""
+    values = {axis["name"]: axis["values"] for axis in facts["axes"]}
+    return {name: _swept_value(value, values.get(name, ())) for name, value in point.items()}
+
+
+def _swept_value(value: Any, among: Sequence[Any]) -> Any:
+    """A swept value as it was given: JSON has no tuples, and has names for infinities, which may be text."""
+    if value in ("nan", "inf", "-inf") and any(isinstance(other, float) for other in among):
+        return float(value)
+    return _tuples(value)
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def open_member(sweep: Sweep, member: Member) -> Run:
+    """Loads a member as a run, from its run directory, which is exported first if there is none."""
+    assert sweep.experiment is not None
+    # As recorded, so that it is not trained any further.
+    config = record.config_from_json(dict(member.config), sweep.experiment.config)
+    path = member.dir if member.dir is not None and member.dir.is_dir() else export_members(sweep, [member])[0]
+    experiment = dataclasses.replace(sweep.experiment, config=config)
+    # The sweep's own stopping rule may not be at hand; a complete member stays as it is.
+    return fit(experiment, resume=path, progress="none", stop=lambda lines: True)
+
+
+def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
+    """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume."""
+    assert sweep.dir is not None and sweep.experiment is not None
+    exported = {}
+    for part in sweep_folders(sweep.dir):
+        facts = record.read_facts(part / record.SWEEP_FILE, ("groups", "options", "name", "started"))
+        for index, group in enumerate(facts["groups"]):
+            found = [member for member in members if member.index in group["members"]]
+            if not found:
+                continue
+            like, host = _group_states(part / GROUPS / f"{index}", len(group["members"]), sweep.experiment, found[0])
+            for member in found:
+                state = member_state(host, like, group["members"].index(member.index))
+                path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
+                _export(path, _run_facts(facts, group, member), member, state, sweep)
+    for member in members:
+        if member.index not in exported:
+            raise RecordError(f"{sweep.dir} holds no state of member {member.index}: it was not trained.")
+    return [exported[member.index] for member in members]
+
+
+def _group_states(
+    folder: Path, num_members: int, experiment: Experiment[Any], member: Member
+) -> tuple[TrainState, HostStates]:
+    """The shapes of one state, and the newest undamaged states of a group that ``member`` is in."""
+    config = with_fields(experiment.config, member.point)
+    source = experiment.data(config).train
+    examples = source.read(np.arange(config.batch_size))
+    like = jax.eval_shape(make_init(dataclasses.replace(experiment, config=config), source), examples)
+    restored = record.Checkpoints(folder).restore_newest(host_shapes(like, num_members))
+    if restored is None:
+        raise RecordError(
+            f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
+        )
+    return like, restored.state
+
+
+def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainState, sweep: Sweep) -> None:
+    # A process that was killed while writing left it incomplete.
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    lines = [record.without_member(line) for line in sweep.lines if line["member"] == member.index]
+    with record.open_record(path) as opened:
+        opened.write(record.RUN_FILE, facts)
+        written = opened.report(*lines)
+        step, folder = int(state.step), path / record.FOLDER
+        checkpoints = record.Checkpoints(folder, monitor=sweep.monitor, higher_is_better=sweep.higher_is_better)
+        with contextlib.closing(checkpoints):
+            # Lines are in the order of their steps.
+            count = sum(line["step"] <= step for line in lines)
+            metrics = record.metrics_of(lines[count - 1]) if count else {}
+            checkpoints.save(step, state, metrics, record.LogDigest(path / record.METRICS_FILE, written[:count]))
+
+
+def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Member) -> dict[str, Any]:
+    """The content of a member's ``run.json``."""
+    names = {field.name for field in dataclasses.fields(RunOptions)}
+    options = {name: value for name, value in facts["options"].items() if name in names}
+    shared = ("name", "started", "data", "devices", "jax_flags", "command", "git")
+    return {
+        **{name: facts[name] for name in shared},
+        "status": member.status,
+        "config": member.config,
+        "member": member.index,
+        "options": options | {"devices": None, "strategy": "auto", "mesh": None},
+        "steps_per_call": group["steps_per_call"],
+        "seconds_per_step_measured": {},
+        # The program of a population: a member that continues alone is equal to rounding, and the run reports so.
+        "fingerprint": {
+            **group["fingerprint"],
+            "program": record.text_fingerprint(f"{group['fingerprint']['program']} {group['vmap']} {group['traced']}"),
+        },
+        "precision": group["precision"],
+        "implementations": group["implementations"],
+        "layout": SINGLE_DEVICE.as_json(),
+        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
+    }
