@@ -37,6 +37,7 @@ from jaxnn.observe import (
     implementations,
     lower_ahead,
     nbytes,
+    operations,
     plain_convolutions,
     product_dtypes,
     temporary_bytes,
@@ -275,6 +276,11 @@ class Programs:
     def plain_convolutions(self) -> int:
         """The number of convolutions of a training step's forward pass that no layer of jaxnn traced."""
         return plain_convolutions(self._step, self.shapes, self._like)
+
+    @functools.cached_property
+    def operations(self) -> float:
+        """A rough number of the arithmetic operations of a training step."""
+        return operations(self._step, self.shapes, self._like)
 
     @functools.cached_property
     def derived(self) -> dict[str, float]:

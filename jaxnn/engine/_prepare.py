@@ -13,8 +13,8 @@ from jaxnn.engine._options import RunOptions, make_plan, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._states import member_state
 from jaxnn.engine._trainer import MemberLog, Trainer
-from jaxnn.engine._tuning import Call, Choice, VmapPlan, choose_steps_per_call, plan_vmap_size
-from jaxnn.engine._windows import typical_window, with_tails
+from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, Choice, VmapPlan, choose_steps_per_call, plan_vmap_size
+from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.nn import platform
 from jaxnn.observe import Clock, check_placement, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
@@ -121,7 +121,7 @@ def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
     steps, window = trainer.options.steps_per_call or steps_per_call, min(typical_window(plan), plan.num_steps)
     if steps is None and window > 1:
         cause = "to measure steps per call"
-        programs.compile_together(None, [1], held_out, cause)
+        programs.compile_together(None, [first_length(programs, window)], held_out, cause)
         with trainer.clock.span("measure", "measuring steps per call"):
             steps, trainer.seconds_per_step = fastest_steps(programs, make_calls(programs, cause), window)
     steps = min(steps or 1, plan.num_steps)
@@ -152,9 +152,19 @@ def _open_population(trainer: Trainer, members: Members) -> None:
 
 def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> Choice:
     """The steps per call that measuring finds fastest; a ``window`` of steps is best made of whole calls."""
-    # XLA makes the gradients of plain convolutions slow in loops on a CPU, so a loop is tried with care.
-    wary = platform() == "cpu" and programs.plain_convolutions > 0
-    return choose_steps_per_call(make_call, window, wary=wary)
+    return choose_steps_per_call(make_call, window, first_length(programs, window), wary=_slow_in_loops(programs))
+
+
+def first_length(programs: Programs, window: int) -> int:
+    """The number of steps of the call to measure first: many if a step is surely short, to compile one program less."""
+    # What reading data takes is not known before, if they are not on the device.
+    known = programs.spec.feed.resident and not _slow_in_loops(programs)
+    return near_divisor(window, MOST_STEPS) if known and programs.operations < SHORT_STEP else 1
+
+
+def _slow_in_loops(programs: Programs) -> bool:
+    """Whether XLA may make a loop of steps slow, as it does on a CPU with the gradients of plain convolutions."""
+    return platform() == "cpu" and programs.plain_convolutions > 0
 
 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:

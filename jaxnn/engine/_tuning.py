@@ -28,6 +28,8 @@ MOST_STEPS = 1024
 ENOUGH_STEPS = 16
 # If a loop may be many times slower, this many steps show it.
 WARY_STEPS = 2
+# A step of fewer arithmetic operations takes less than about a millisecond: long calls of it are the fastest.
+SHORT_STEP = 2e6
 ROUNDS = 3
 WORTHWHILE, HARMLESS = 0.95, 1.05
 # A call has a cost of its own, seen as a few percent at 0.1 seconds per call of an MNIST MLP and hardly at longer ones.
@@ -58,13 +60,20 @@ class Choice(NamedTuple):
     seconds_per_step: dict[int, float]
 
 
-def choose_steps_per_call(make_call: Callable[[int], Call], window: int, *, wary: bool = False) -> Choice:
+def choose_steps_per_call(
+    make_call: Callable[[int], Call], window: int, first: int = 1, *, wary: bool = False
+) -> Choice:
     """Tries calls of one step, of a few, and if those were no slower, of many; they should divide ``window``.
 
-    ``make_call(num_steps)`` gives a compiled call, which returns arrays without waiting. If ``wary``, as loops may be
-    slow, one of two steps is tried first.
+    ``make_call(num_steps)`` gives a compiled call, which returns arrays without waiting. A call of more than one step
+    given as ``first`` is the only one tried, unless it turns out to be long. If ``wary``, as loops may be slow, one of
+    two steps is tried before longer ones.
     """
-    measured = {1: seconds_per_step(make_call(1), 1)}
+    measured = {first: seconds_per_step(make_call(first), first)}
+    if first > 1 and first * measured[first] <= CALL_SECONDS:
+        return Choice(first, measured)
+    if first > 1:
+        measured[1] = seconds_per_step(make_call(1), 1)
     probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
     if probe not in measured:
         measured[probe] = seconds_per_step(make_call(probe), probe, give_up_above=2 * measured[1])

@@ -28,6 +28,7 @@ from jaxnn.observe._programs import Lowered as Lowered
 from jaxnn.observe._programs import equations as equations
 from jaxnn.observe._programs import implementations as implementations
 from jaxnn.observe._programs import lower_ahead as lower_ahead
+from jaxnn.observe._programs import operations as operations
 from jaxnn.observe._programs import plain_convolutions as plain_convolutions
 from jaxnn.observe._programs import product_dtypes as product_dtypes
 from jaxnn.observe._programs import temporary_bytes as temporary_bytes

@@ -36,10 +36,12 @@ class Machine:
         return call
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, window: int, call_seconds: Callable[[int], float], wary: bool = False):
+def choose(
+    monkeypatch: pytest.MonkeyPatch, window: int, call_seconds: Callable[[int], float], first: int = 1, **how: bool
+):
     machine = Machine(call_seconds)
     monkeypatch.setattr(tuning, "time", types.SimpleNamespace(perf_counter=lambda: machine.now))
-    return tuning.choose_steps_per_call(machine.make_call, window, wary=wary), machine
+    return tuning.choose_steps_per_call(machine.make_call, window, first, **how), machine
 
 
 def test_many_steps_where_dispatch_dominates(monkeypatch) -> None:
@@ -50,6 +52,16 @@ def test_many_steps_where_dispatch_dominates(monkeypatch) -> None:
     assert choice.seconds_per_step[1] == pytest.approx(210e-6)
     expected = (200e-6 + 10e-6 * choice.steps_per_call) / choice.steps_per_call
     assert choice.seconds_per_step[choice.steps_per_call] == pytest.approx(expected)
+
+
+def test_a_short_first_call_is_the_only_one_compiled(monkeypatch) -> None:
+    choice, machine = choose(monkeypatch, 100, lambda n: 20e-6 * n, first=100)
+    assert (choice.steps_per_call, machine.compiled) == (100, [100])
+
+
+def test_a_first_call_that_turns_out_long_is_compared_with_one_step(monkeypatch) -> None:
+    choice, machine = choose(monkeypatch, 100, lambda n: 5e-3 if n == 1 else 0.15 * n, first=100)
+    assert choice.steps_per_call == 1 and machine.compiled[:2] == [100, 1]
 
 
 def test_one_step_where_a_scanned_step_is_thirty_times_slower(monkeypatch) -> None:

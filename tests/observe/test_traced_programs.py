@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxnn.nn import scope
-from jaxnn.observe import implementations, plain_convolutions, product_dtypes
+from jaxnn.observe import implementations, operations, plain_convolutions, product_dtypes
 
 X = jnp.ones((1, 4, 4, 2))
 KERNEL = jax.ShapeDtypeStruct((3, 3, 2, 2), jnp.float32)
@@ -158,3 +158,15 @@ def test_a_layer_shows_its_compute_dtype() -> None:
     images = jax.ShapeDtypeStruct((1, 8, 8, 3), jnp.float32)
     variables = jax.eval_shape(layer.init, jax.random.key(0), images)
     assert product_dtypes(layer.apply, variables, images) == {"bfloat16": 1}
+
+
+def test_operations_count_products_and_the_steps_of_loops() -> None:
+    left, right = jax.ShapeDtypeStruct((4, 5), jnp.float32), jax.ShapeDtypeStruct((5, 6), jnp.float32)
+    product = 2 * 4 * 5 * 6 + 4 * 6
+    assert operations(jnp.matmul, left, right) == pytest.approx(product)
+
+    def scanned(left: jax.Array, right: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda carry, _: (carry, left @ right), 0, length=7)[1]
+
+    assert operations(scanned, left, right) >= 7 * product
+    assert operations(lambda x: jax.lax.while_loop(jnp.any, jnp.sin, x), left) == float("inf")
