@@ -244,14 +244,9 @@ class Experiment[Config]:
 
 
 def named_object(name: str, option: str) -> Any:
-    """What ``package.module:name`` names, imported.
+    """What ``package.module:name`` names, imported, also from the working directory.
 
-    Args:
-        name: the module and the name in it; a module in the working directory is found too.
-        option: the option that has it as its value, for messages.
-
-    Raises:
-        ConfigError: it is not of that form, or there is none.
+    ConfigError, which names the ``option`` that has it as its value, if it is not of that form or there is none.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):

@@ -59,8 +59,7 @@ def parse_values(
 ) -> tuple[dict[str, list[Any]], Any]:
     """Returns the values given for each field, dotted, and the form with the options in ``parts``.
 
-    Raises:
-        ConfigError: two fields would be the same flag, a flag has another name, or a word is no value of its field.
+    ConfigError if two fields would be the same flag, a flag has another name, or a word is no value of its field.
     """
     flags = _flag_fields(arguments, experiment.config, *map(type, parts.values()))
     kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
