@@ -127,15 +127,10 @@ class Task(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """All examples of one split: what is put on the device once and gathered from.
+    """All examples of one split: what is put on the device once and gathered from."""
 
-    Attributes:
-        inputs: ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time.
-        targets: ``[examples, ...]``.
-    """
-
-    inputs: Array
-    targets: Array
+    inputs: Array  # ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time
+    targets: Array  # ``[examples, ...]``
 
 
 class Source(Protocol):

@@ -17,11 +17,7 @@ from jaxnn.cli._script import main as main
 
 
 def command(argv: Sequence[str] | None = None) -> None:
-    """Runs the ``jaxnn`` command; ``argv`` is by default that of the process.
-
-    Raises:
-        SystemExit: 2 after an error of the user, with one line on standard error; others as `main`.
-    """
+    """Runs the ``jaxnn`` command; ``argv`` is by default that of the process. Raises SystemExit as `main`."""
     from jaxnn.cli._command import run_command  # scripts do not need it
 
     run_command(argv)

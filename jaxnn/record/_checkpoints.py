@@ -185,15 +185,11 @@ class Checkpoints:
         def move() -> str:
             aside = self.folder / DAMAGED
             names = (f"{step}-{number}" if number > 1 else f"{step}" for number in itertools.count(1))
-            try:
+            subject = f"the damaged checkpoint of step {step} in {self.folder} cannot be moved aside"
+            with disk.refusals(subject, ", or move or delete it."):
                 aside.mkdir(exist_ok=True)
                 free = next(aside / name for name in names if not os.path.lexists(aside / name))
                 return str((self.folder / f"{step}").rename(free))
-            except OSError as error:
-                raise RecordError(
-                    f"the damaged checkpoint of step {step} in {self.folder} cannot be moved aside "
-                    f"({error.strerror or error}): move or delete it."
-                ) from error
 
         return f"the checkpoint of step {step} is damaged, {what}, and was moved to {broadcast_from_primary(move)}"
 

@@ -52,9 +52,10 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
-    """What ``run.json`` or ``sweep.json`` says; RecordError if it is not JSON, or lacks one of ``needed`` or its type.
+    """What ``run.json`` or ``sweep.json`` says.
 
     One that says it is running while no process holds its directory was killed: its status reads ``interrupted``.
+    RecordError if it is damaged: not JSON, without one of ``needed``, or with one of another type.
     """
     try:
         facts = check_facts(json.loads(file.read_bytes()), ("status", *needed))
