@@ -131,7 +131,7 @@ class StreamSource(IndexedSource):
     split: str  # its name, for messages
     num_classes: int | None  # labels must be below it; None: integer targets need only be at least 0
     num_workers: int  # number of processes that read `batches`; 0: threads of this process do
-    host_augment: HostAugmentation | None  # ``(rng, input) -> input``, on the host, for each example of `batches`
+    host_augment: HostAugmentation | None = None  # ``(rng, input) -> input`` on the host, for examples of `batches`
 
     @functools.cached_property
     def like(self) -> Examples:
