@@ -199,9 +199,19 @@ def parse_values(
 
     ConfigError if two fields would be the same flag, a flag has another name, or a word is no value of its field.
     """
+    import tyro
+
     flags = _flag_fields(arguments, experiment.config, *map(type, parts.values()))
     kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
-    fields = [(flag, _many(kinds[flag], getattr(owner, flag)), ()) for flag, (_, owner) in flags.items()]
+    fields: list[Any] = []
+    for flag, (_, owner) in flags.items():
+        default, is_word = getattr(owner, flag), _is_word(kinds[flag])
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        note = "" if is_word else ", each as one word, its parts apart by commas"
+        about_values = tyro.conf.arg(help=f"Values to sweep{note}; default: {shown}", help_behavior_hint="")
+        # Words of other types are parsed by `_value`.
+        kind: Any = kinds[flag] if is_word else str
+        fields.append((flag, typing.Annotated[tuple[kind, ...], about_values], ()))
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
     form = _parse({"axes": axes(), **parts}, arguments, about, command)
     values = {}
@@ -273,18 +283,6 @@ def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[
 def _is_word(kind: Any) -> bool:
     """Whether tyro parses a value of this type from one word among others; else it has a word of its own."""
     return kind in (int, float, str, bool) or typing.get_origin(kind) is Literal
-
-
-def _many(kind: Any, default: Any) -> Any:
-    """Type of a flag with many values of a field, or words that `_value` parses, and its help."""
-    import tyro
-
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    note = "" if _is_word(kind) else ", each as one word, its parts apart by commas"
-    values = tuple[kind, ...] if _is_word(kind) else tuple[str, ...]
-    return typing.Annotated[
-        values, tyro.conf.arg(help=f"Values to sweep{note}; default: {shown}", help_behavior_hint="")
-    ]
 
 
 def _value(name: str, kind: Any, word: Any) -> Any:
