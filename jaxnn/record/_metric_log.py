@@ -52,6 +52,7 @@ class LogDigest:
 
     @property
     def sha256(self) -> str:
+        """The digest, in hexadecimal."""
         return self._digest.hexdigest()
 
 
