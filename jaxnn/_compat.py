@@ -28,8 +28,7 @@ def coordination_client() -> Any:
 def detect_cluster(seconds: float) -> tuple[str | None, int | None, int | None]:
     """Address of process 0, number of processes and rank as SLURM, Open MPI, Kubernetes or Cloud TPU give them.
 
-    Args:
-        seconds: how long to wait for the name of the first process to be known.
+    It waits up to ``seconds`` for the name of the first process to be known.
     """
     detect = _private("clusters", "ClusterEnv.auto_detect_unset_distributed_params")
     address, count, rank, _ = detect(None, None, None, None, None, max(1, int(seconds)))

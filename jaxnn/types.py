@@ -127,15 +127,10 @@ class Task(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """All examples of one split: what is put on the device once and gathered from.
+    """All examples of one split: what is put on the device once and gathered from."""
 
-    Attributes:
-        inputs: ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time.
-        targets: ``[examples, ...]``.
-    """
-
-    inputs: Array
-    targets: Array
+    inputs: Array  # ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time
+    targets: Array  # ``[examples, ...]``
 
 
 class Source(Protocol):
@@ -244,14 +239,9 @@ class Experiment[Config]:
 
 
 def named_object(name: str, option: str) -> Any:
-    """What ``package.module:name`` names, imported.
+    """What ``package.module:name`` names, imported, also from the working directory.
 
-    Args:
-        name: the module and the name in it; a module in the working directory is found too.
-        option: the option that has it as its value, for messages.
-
-    Raises:
-        ConfigError: it is not of that form, or there is none.
+    ConfigError, which names the ``option`` that has it as its value, if it is not of that form or there is none.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):

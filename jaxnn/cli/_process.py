@@ -175,14 +175,9 @@ def status_of(error: BaseException) -> int:
 def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = False) -> Iterator[None]:
     """Turns errors meant for the user into one line on standard error and an exit; a defect keeps its traceback.
 
-    Args:
-        resumed: the record that the command resumes; an interruption before training leaves it as it was.
-        owns_process: whether an interruption may end the process outside of Python code, which compilers and
-            computations in C++ keep from running.
-
-    Raises:
-        SystemExit: 2 for input that cannot be used, 1 after training failed; after a signal 130, or 75 if nothing was
-            trained since ``resumed`` was saved.
+    The status is 2 for input that cannot be used, 1 after training failed; after a signal 130, or 75 if nothing was
+    trained since the record ``resumed``, which the command resumes, was saved. If it ``owns_process``, an interruption
+    may end the process outside of Python code, which compilers and computations in C++ keep from running.
     """
     early = INTERRUPTED, "interrupted before anything was trained"
     if resumed is not None:

@@ -59,14 +59,10 @@ class ArraySource(IndexedSource):
     """A `jaxnn.types.Source` over arrays in memory.
 
     Compared and hashed by identity, so that its methods may be closed over or be static arguments.
-
-    Attributes:
-        examples: the split's arrays, on the host.
-        augment: ``(key, inputs [batch, ...]) -> inputs``, for training batches; or None.
     """
 
-    examples: Examples
-    augment: Augmentation | None = None
+    examples: Examples  # the split's arrays, on the host
+    augment: Augmentation | None = None  # ``(key, inputs [batch, ...]) -> inputs``, for training batches
 
     @property
     def num_examples(self) -> int:
@@ -287,25 +283,21 @@ def converted(where: str, value: Any, *, is_input: bool, has_examples: bool = Fa
         return array
     if jnp.issubdtype(array.dtype, np.integer):
         bad = (array < _INT32.min) | (array > _INT32.max)
-        if bad.any():
-            place = _bad_examples(bad) if has_examples else ""
-            raise DataError(f"{where}: an integer beyond int32{place}; renumber, or give floats.")
-        return array.astype(np.int32, copy=False)
-    if not jnp.issubdtype(array.dtype, np.floating):
+        array = array.astype(np.int32, copy=False)
+        found, fix = "an integer beyond int32", "renumber, or give floats"
+    elif jnp.issubdtype(array.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32, copy=False)
+        bad = ~np.isfinite(array)
+        found, fix = "NaN or infinity (as float32)", "remove or replace these values"
+    else:
         raise DataError(f"{where}: dtype {array.dtype}; encode it as numbers first.")
-    with np.errstate(over="ignore"):
-        array = array.astype(np.float32, copy=False)
-    bad = ~np.isfinite(array)
     if bad.any():
-        place = _bad_examples(bad) if has_examples else ""
-        raise DataError(f"{where}: NaN or infinity (as float32){place}; remove or replace these values.")
+        if has_examples:
+            rows = bad.reshape(len(bad), -1).any(axis=1)
+            found += f" in example {rows.argmax()} (such examples: {rows.sum():,})"
+        raise DataError(f"{where}: {found}; {fix}.")
     return array
-
-
-def _bad_examples(bad: np.ndarray) -> str:
-    """The first example with a bad value and the number of such examples, for messages."""
-    rows = bad.reshape(len(bad), -1).any(axis=1)
-    return f" in example {rows.argmax()} (such examples: {rows.sum():,})"
 
 
 def check_pair(where: str, pair: Any, form: str, fix: str) -> None:

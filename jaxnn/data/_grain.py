@@ -143,7 +143,6 @@ def open_batches(
     ``num_workers`` processes read; 0: threads of this one do. DataError, which names the split ``name``, if cloudpickle
     cannot pickle ``read``.
     """
-    check_installed()
     exit_if_unguarded()
     import grain
 

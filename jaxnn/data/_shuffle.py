@@ -25,14 +25,9 @@ def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array
     NumPy in, NumPy out; a JAX array or tracer among the arguments makes the result one, with the same bits. Cost: some
     60 integer operations an element, twice that if values walk; no memory of size ``num_examples``.
 
-    Args:
-        positions: integers in ``0 … num_examples - 1``, any shape.
-        num_examples: the size of the set, at most 2³¹ - 1; static.
-        seed: ``[]`` integer; its low 32 bits are used.
-        epoch: ``[]`` or of the rank of ``positions``, broadcast against it; likewise.
-
-    Returns:
-        int32 of the shape of ``positions``.
+    ``positions`` are integers of any shape; ``num_examples`` is static and at most 2³¹ - 1. Of the integers ``seed []``
+    and ``epoch``, which is ``[]`` or has the rank of ``positions`` and is broadcast against it, the low 32 bits are
+    used. Returns int32 of the shape of ``positions``.
     """
     # A float would make the search for a permutation endless.
     num_examples = operator.index(num_examples)

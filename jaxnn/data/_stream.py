@@ -125,20 +125,13 @@ class StreamSource(IndexedSource):
     """A `jaxnn.types.Source` over a reader.
 
     Compared and hashed by identity, so that its methods may be closed over or be static arguments.
-
-    Attributes:
-        reader: the user's, see `stream`.
-        split: the split's name, for messages.
-        num_classes: labels must be below it; None: integer targets need only be at least 0.
-        num_workers: how many processes read `batches`; 0: threads of this process do.
-        host_augment: ``(rng, input) -> input``, on the host, for each example of `batches`; or None.
     """
 
-    reader: Any
-    split: str
-    num_classes: int | None
-    num_workers: int
-    host_augment: HostAugmentation | None = None
+    reader: Any  # the user's, see `stream`
+    split: str  # its name, for messages
+    num_classes: int | None  # labels must be below it; None: integer targets need only be at least 0
+    num_workers: int  # number of processes that read `batches`; 0: threads of this process do
+    host_augment: HostAugmentation | None = None  # ``(rng, input) -> input`` on the host, for examples of `batches`
 
     @functools.cached_property
     def like(self) -> Examples:
@@ -219,14 +212,10 @@ class StreamSource(IndexedSource):
     def batches(self, seed: int, first_step: int, batch_size: int, rows: slice = slice(None)) -> Batches:
         """The training batches of ``first_step`` and the steps after it, read and augmented ahead.
 
-        They are the same for any number of workers, and for any ``rows`` that are read together.
-
-        ``rows`` of each batch of ``batch_size`` examples are read: a process's local rows, or all. To start at any
-        step costs the same. ``seed`` decides order and augmentation. ``close()`` the iterator to end its workers.
-
-        Raises:
-            DataError: the batch is larger than the split, or the reader cannot be sent to worker processes. The
-                iterator raises it for an example that cannot be read, which it names.
+        They are the same for any number of workers, and for any ``rows`` that are read together: a process's local
+        rows of each batch of ``batch_size`` examples, or all. To start at any step costs the same. ``seed`` decides
+        order and augmentation. ``close()`` the iterator to end its workers. DataError: the batch is larger than the
+        split, or the reader cannot be sent to worker processes; the iterator's names an example that cannot be read.
         """
         self.order(seed, np.zeros(1, np.int32), batch_size)
         places = range(batch_size)[rows]

@@ -39,35 +39,24 @@ OVERHEAD_BYTES = 128 * 1024
 
 
 class Restored[State](NamedTuple):
-    """The newest state that is as it was saved.
-
-    ``log`` holds the ``lines`` and ``sha256`` of the metrics that belong to it, or is None. ``damaged`` are the newer
-    checkpoints, newest first: their step, and what is wrong, such as ``its file default/_METADATA is missing``.
-    """
+    """The newest state that is as it was saved."""
 
     step: int
     state: State
-    log: Mapping[str, Any] | None
+    log: Mapping[str, Any] | None  # the ``lines`` and ``sha256`` of the metrics that belong to it
+    # The newer checkpoints, newest first: their step, and what is wrong, such as ``its file x is missing``.
     damaged: list[tuple[int, str]]
 
 
 @dataclasses.dataclass
 class Checkpoints:
-    """The checkpoints of one run; close them after saving. All its processes make the same calls in the same order.
+    """The checkpoints of one run; close them after saving. All its processes make the same calls in the same order."""
 
-    Attributes:
-        folder: their directory, with a folder per step; created at the first save.
-        keep_last: number of the newest to keep.
-        keep_best: number of the best to keep in addition.
-        monitor: the metric, among those given to ``save``, that ranks them.
-        higher_is_better: whether more of it is better.
-    """
-
-    folder: Path
-    keep_last: int = 2
-    keep_best: int = 1
-    monitor: str = "loss"
-    higher_is_better: bool = False
+    folder: Path  # has a folder per step; created at the first save
+    keep_last: int = 2  # number of the newest to keep
+    keep_best: int = 1  # number of the best to keep in addition
+    monitor: str = "loss"  # the metric, among those given to `save`, that ranks them
+    higher_is_better: bool = False  # whether more of it is better
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
@@ -196,15 +185,11 @@ class Checkpoints:
         def move() -> str:
             aside = self.folder / DAMAGED
             names = (f"{step}-{number}" if number > 1 else f"{step}" for number in itertools.count(1))
-            try:
+            subject = f"the damaged checkpoint of step {step} in {self.folder} cannot be moved aside"
+            with disk.refusals(subject, ", or move or delete it."):
                 aside.mkdir(exist_ok=True)
                 free = next(aside / name for name in names if not os.path.lexists(aside / name))
                 return str((self.folder / f"{step}").rename(free))
-            except OSError as error:
-                raise RecordError(
-                    f"the damaged checkpoint of step {step} in {self.folder} cannot be moved aside "
-                    f"({error.strerror or error}): move or delete it."
-                ) from error
 
         return f"the checkpoint of step {step} is damaged, {what}, and was moved to {broadcast_from_primary(move)}"
 

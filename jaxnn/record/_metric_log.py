@@ -52,7 +52,7 @@ class LogDigest:
 
     @property
     def sha256(self) -> str:
-        """In hexadecimal."""
+        """The digest, in hexadecimal."""
         return self._digest.hexdigest()
 
 
@@ -65,17 +65,10 @@ def rewind_metrics(
 ) -> tuple[list[Line], LogDigest, str | None]:
     """Cuts ``metrics.jsonl`` in ``path`` to the lines of a checkpoint; a damaged log is cut where its damage begins.
 
-    A file beside it keeps what is lost. RecordError if the disk refuses.
-
-    Args:
-        path: the run directory.
-        end_of: from a line to the last step that belongs to the checkpoint.
-        noted: the ``lines`` and the ``sha256`` that belong to the checkpoint; None if there is no checkpoint.
-        where: the checkpoint, for messages.
-        members: in a sweep, those whose checkpoint it is; the lines of others stay.
-
-    Returns:
-        The lines that were kept, their digest, and a message if they are not those that were reported.
+    ``noted`` are the ``lines`` and the ``sha256`` that belong to the checkpoint ``where``, None if there is none;
+    ``end_of`` gives the last step that belongs to it, from a line. In a sweep it is the checkpoint of ``members``, and
+    the lines of others stay. Returns the lines that were kept, their digest, and a message if they are not those that
+    were reported; a file beside the log then keeps what is lost. RecordError if the disk refuses.
     """
     file = path / METRICS_FILE
     content = read_bytes(file)

@@ -55,9 +55,7 @@ def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
     """What ``run.json`` or ``sweep.json`` says.
 
     One that says it is running while no process holds its directory was killed: its status reads ``interrupted``.
-
-    Raises:
-        RecordError: it is damaged: not JSON, without one of ``needed``, or with one of another type.
+    RecordError if it is damaged: not JSON, without one of ``needed``, or with one of another type.
     """
     try:
         facts = check_facts(json.loads(file.read_bytes()), ("status", *needed))

@@ -58,6 +58,7 @@ def characters(
     """
     if targets not in ("all", "last"):
         raise DataError(f"characters: targets is {targets!r}: {suggest(targets, ('all', 'last'))}.")
+    stride = _checked_stride("characters", length, stride)
     name = "tinyshakespeare" if path is None else Path(path).stem
     if path is None:
         path = fetch(name, "input.txt", _TINY_SHAKESPEARE, _TINY_SHAKESPEARE_SHA256, data_dir)
@@ -101,6 +102,7 @@ def words(
             split, or none to train on; a length or stride below 1, a vocabulary below 2.
     """
     check_integer("words: vocabulary_size", vocabulary_size, 2)
+    stride = _checked_stride("words", length, stride)
     paths = path if isinstance(path, Mapping) else {"train": path}
     for split in paths:
         if split not in _SPLITS:
@@ -134,6 +136,14 @@ def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
     return words({split: folder / name for split, name in _PTB.items()}, length)._replace(name="ptb")
 
 
+def _checked_stride(unit: str, length: int, stride: int | None) -> int:
+    """The stride, by default the length, if both are positive integers; else DataError, before any file is read."""
+    stride = length if stride is None else stride
+    check_integer(f"{unit}: length", length, 1)
+    check_integer(f"{unit}: stride", stride, 1)
+    return stride
+
+
 def _windows(
     name: str,
     unit: str,
@@ -141,16 +151,13 @@ def _windows(
     vocabulary: Sequence[str],
     unknown: int,
     length: int,
-    stride: int | None,
+    stride: int,
     targets: Targets,
 ) -> Splits:
     """Running text, ``found`` by split, as a data set of windows; tokens not in ``vocabulary`` get ``unknown``.
 
     If ``targets`` are "all", windows of other splits than train follow one another: each token is predicted once.
     """
-    stride = length if stride is None else stride
-    check_integer(f"{unit}: length", length, 1)
-    check_integer(f"{unit}: stride", stride, 1)
     ids = {token: index for index, token in enumerate(vocabulary)}
     pairs: dict[str, Any] = {}
     for split, tokens in found.items():
