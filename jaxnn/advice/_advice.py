@@ -36,18 +36,12 @@ class AdviseOptions:
 
 
 class DeviceFigures(NamedTuple):
-    """What was measured on one device.
+    """What was measured on one device."""
 
-    Attributes:
-        name: such as ``CPU, AMD EPYC, 2 cores``.
-        batch_sizes: throughput at several batch sizes, in examples/s.
-        parts: where the time of a step of the config's batch size goes.
-        members: throughput at several numbers of sweep members side by side, in member-steps/s; may be empty.
-    """
-
-    name: str
-    batch_sizes: BatchSizePlan
-    parts: StepParts
+    name: str  # such as ``CPU, AMD EPYC, 2 cores``
+    batch_sizes: BatchSizePlan  # throughput at several batch sizes, in examples/s
+    parts: StepParts  # where the time of a step of the config's batch size goes
+    # Throughput at several numbers of sweep members side by side, in member-steps/s; may be empty
     members: tuple[Trial, ...]
 
     def at(self, batch_size: int) -> Trial:

@@ -129,19 +129,12 @@ def plan_members(experiment: Experiment[Any], num_members: int, kind: str) -> tu
 
 
 class StepParts(NamedTuple):
-    """The seconds of one step that is a call of its own, on a batch that is on the device.
+    """The seconds of one step that is a call of its own, on a batch that is on the device."""
 
-    Attributes:
-        call: a call that computes next to nothing.
-        forward: from the batch to the loss.
-        backward: from the loss to the gradient of all parameters.
-        update: from the gradient to the next state.
-    """
-
-    call: float
-    forward: float
-    backward: float
-    update: float
+    call: float  # a call that computes next to nothing
+    forward: float  # from the batch to the loss
+    backward: float  # from the loss to the gradient of all parameters
+    update: float  # from the gradient to the next state
 
 
 def measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> StepParts:

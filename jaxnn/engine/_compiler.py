@@ -56,32 +56,19 @@ class Programs:
     """What has been compiled so far for a population.
 
     A shape of None means one member alone, without the axes of a population.
-
-    Attributes:
-        spec: what is compiled.
-        splits: the data.
-        eval_batch_size: examples per evaluation batch.
-        values: ``[members]`` of each traced field.
-        num_members: the number of members.
-        ledger: gets an entry per compilation.
-        clock: gets the time as ``compile``.
-        first_examples: the first batch's examples, on the device.
-        shapes: those of the state of one member.
-        shardings: of each of its arrays; None on one device.
-        metrics: the names of the training metrics.
     """
 
-    spec: GroupSpec
-    splits: Splits
-    eval_batch_size: int
-    values: Mapping[str, Array] = dataclasses.field(default_factory=dict)
-    num_members: int = 1
-    ledger: Ledger = dataclasses.field(default_factory=Ledger)
-    clock: Clock = dataclasses.field(default_factory=Clock)
-    first_examples: Examples = dataclasses.field(init=False)
-    shapes: TrainState = dataclasses.field(init=False)
-    shardings: Any = dataclasses.field(init=False, default=None)
-    metrics: tuple[str, ...] = dataclasses.field(init=False)
+    spec: GroupSpec  # what is compiled
+    splits: Splits  # the data
+    eval_batch_size: int  # examples per evaluation batch
+    values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
+    num_members: int = 1  # the number of members
+    ledger: Ledger = dataclasses.field(default_factory=Ledger)  # gets an entry per compilation
+    clock: Clock = dataclasses.field(default_factory=Clock)  # gets the time as ``compile``
+    first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
+    shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
+    shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
+    metrics: tuple[str, ...] = dataclasses.field(init=False)  # the names of the training metrics
     _pieces: dict[str, Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
     _compiled: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 

@@ -17,23 +17,14 @@ from jaxnn.tasks import derived_metrics
 
 
 class WindowReport(NamedTuple):
-    """One window of some members.
+    """One window of some members."""
 
-    Attributes:
-        step: the number of updates done by each at its end.
-        num_steps: the updates in it.
-        lines: what each reported, by row.
-        seconds: wall time, without evaluation, checkpoints and the caller's own work.
-        evaluated: whether the eval split was evaluated.
-        saved: whether the states were saved.
-    """
-
-    step: int
-    num_steps: int
-    lines: dict[int, dict[str, Any]]
-    seconds: float
-    evaluated: bool
-    saved: bool
+    step: int  # the number of updates done by each at its end
+    num_steps: int  # the updates in it
+    lines: dict[int, dict[str, Any]]  # what each reported, by row
+    seconds: float  # wall time, without evaluation, checkpoints and the caller's own work
+    evaluated: bool  # whether the eval split was evaluated
+    saved: bool  # whether the states were saved
 
 
 class _Block:

@@ -23,25 +23,16 @@ from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState, sugg
 
 
 class Members(NamedTuple):
-    """How the members of a population differ, and what is known of them.
+    """How the members of a population differ, and what is known of them."""
 
-    Attributes:
-        numbers: theirs, in the order of the rows.
-        values: ``[members]`` of each traced field.
-        member: from the values of one of them, which may be tracers, to its experiment.
-        shared_seed: the seed whose order of the data all see; None: each its own.
-        vmap_size: that is not to be measured, or None.
-        thorough: whether to measure vmap sizes until they are slower, for their throughput curve.
-        plan: what an earlier process chose, or None.
-    """
-
-    numbers: tuple[int, ...]
-    values: Mapping[str, Array]
+    numbers: tuple[int, ...]  # theirs, in the order of the rows
+    values: Mapping[str, Array]  # ``[members]`` of each traced field
+    # From the values of one of them, which may be tracers, to its experiment
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
-    shared_seed: int | None = None
-    vmap_size: int | None = None
-    thorough: bool = False
-    plan: VmapPlan | None = None
+    shared_seed: int | None = None  # the seed whose order of the data all see; None: each its own
+    vmap_size: int | None = None  # that is not to be measured, or None
+    thorough: bool = False  # whether to measure vmap sizes until they are slower, for their throughput curve
+    plan: VmapPlan | None = None  # what an earlier process chose, or None
 
 
 def open_trainer(

@@ -33,23 +33,16 @@ AUGMENT_STREAM = 1
 
 
 class GroupSpec(NamedTuple):
-    """What the members of one program compute, independent of their number.
+    """What the members of one program compute, independent of their number."""
 
-    Attributes:
-        experiment: that of any member.
-        member: from the values of the traced fields, which may be tracers, to a member's experiment.
-        seeded: whether each member has its own seed.
-        source: the training split.
-        feed: how its examples reach the device.
-        layout: the devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes
-            as its solo run would be.
-    """
-
-    experiment: Experiment[Any]
+    experiment: Experiment[Any]  # that of any member
+    # From the values of the traced fields, which may be tracers, to a member's experiment
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
-    seeded: bool
-    source: Source
-    feed: DeviceFeed
+    seeded: bool  # whether each member has its own seed
+    source: Source  # the training split
+    feed: DeviceFeed  # how its examples reach the device
+    # The devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes as its solo
+    # run would be
     layout: Layout
 
     @property

@@ -45,17 +45,12 @@ SECONDS_BETWEEN_SAVES = 60.0
 
 @dataclasses.dataclass
 class MemberLog:
-    """What has become of one member.
+    """What has become of one member."""
 
-    Attributes:
-        status: ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``, ...
-        lines: what it reported, oldest first, as in ``metrics.jsonl``.
-        error: what went wrong, or None.
-    """
-
-    status: str = WAITING
+    status: str = WAITING  # ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``,
+    # What it reported, oldest first, as in ``metrics.jsonl``
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    error: str | None = None
+    error: str | None = None  # what went wrong, or None
 
     @property
     def unfinished(self) -> bool:
@@ -79,40 +74,27 @@ class MemberLog:
 
 @dataclasses.dataclass
 class Trainer:
-    """A population under way.
+    """A population under way."""
 
-    Attributes:
-        options: how it is run; cadences are resolved.
-        splits: its data.
-        programs: what is compiled.
-        plan: where windows and calls end.
-        logs: what became of each member, by row.
-        clock: where the time went.
-        numbers: those of the members, for the column ``member`` of their lines; None: a run, without it.
-        vmapped: how members are arranged; None: a run.
-        seconds_per_step: of a run, by the steps per call that were measured.
-        state: the newest state that is not in flight: on the devices for a run; on the host for a population, None
-            before it is made.
-        record: the open directory that metrics go to, or None.
-        checkpoints: of this run or population in it, or None.
-        flight: the calls under way, and the stalls that a watchdog saw.
-        windows: the speed of each window of this process.
-    """
-
-    options: RunOptions
-    splits: Splits
-    programs: Programs
-    plan: Plan
-    logs: list[MemberLog]
-    clock: Clock
+    options: RunOptions  # how it is run; cadences are resolved
+    splits: Splits  # its data
+    programs: Programs  # what is compiled
+    plan: Plan  # where windows and calls end
+    logs: list[MemberLog]  # what became of each member, by row
+    clock: Clock  # where the time went
+    # Those of the members, for the column ``member`` of their lines; None: a run, without it
     numbers: tuple[int, ...] | None = None
-    vmapped: VmapPlan | None = None
+    vmapped: VmapPlan | None = None  # how members are arranged; None: a run
+    # Of a run, by the steps per call that were measured
     seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    # The newest state that is not in flight: on the devices for a run; on the host for a population, None before it is
+    # made
     state: Any = None
-    record: Record | None = None
-    checkpoints: Checkpoints | None = None
+    record: Record | None = None  # the open directory that metrics go to, or None
+    checkpoints: Checkpoints | None = None  # of this run or population in it, or None
+    # The calls under way, and the stalls that a watchdog saw
     flight: Flight = dataclasses.field(default_factory=Flight)
-    windows: list[Window] = dataclasses.field(default_factory=list)
+    windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
     # The digest of the lines in the record, and when a state was saved last, on the clock of ``time.perf_counter``.
     _reported: LogDigest = dataclasses.field(init=False)
     _saved_at: float = 0.0

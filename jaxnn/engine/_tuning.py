@@ -110,19 +110,12 @@ def timed_round(call: Call, length: int, num_calls: int) -> float:
 
 
 class Trial(NamedTuple):
-    """A size that was tried.
+    """A size that was tried."""
 
-    Attributes:
-        size: members under one ``vmap`` on a device, or examples per batch.
-        seconds: of one step.
-        per_second: the throughput of one device: member-steps or examples per second.
-        temporary_bytes: the memory that a call takes and frees again.
-    """
-
-    size: int
-    seconds: float
-    per_second: float
-    temporary_bytes: int
+    size: int  # members under one ``vmap`` on a device, or examples per batch
+    seconds: float  # of one step
+    per_second: float  # the throughput of one device: member-steps or examples per second
+    temporary_bytes: int  # the memory that a call takes and frees again
 
 
 def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
@@ -175,21 +168,13 @@ def widen(
 
 
 class VmapPlan(NamedTuple):
-    """What was chosen for the members of one program.
+    """What was chosen for the members of one program."""
 
-    Attributes:
-        size: members under one ``vmap`` on a device.
-        steps_per_call: training steps per call.
-        block: members that are on a device at a time; fewer than all if memory is short.
-        trials: the sizes that were tried, smallest first.
-        note: why larger ones were not tried, if memory forbade it.
-    """
-
-    size: int
-    steps_per_call: int
-    block: int
-    trials: tuple[Trial, ...] = ()
-    note: str | None = None
+    size: int  # members under one ``vmap`` on a device
+    steps_per_call: int  # training steps per call
+    block: int  # members that are on a device at a time; fewer than all if memory is short
+    trials: tuple[Trial, ...] = ()  # the sizes that were tried, smallest first
+    note: str | None = None  # why larger ones were not tried, if memory forbade it
 
     def lines(self) -> list[str]:
         """The throughput curve, a line per size, and what was chosen."""

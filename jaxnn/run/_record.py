@@ -53,17 +53,12 @@ from jaxnn.types import Experiment, RecordError, TrainingError
 
 @dataclasses.dataclass
 class Session:
-    """A run under way: a population of one, and its record.
+    """A run under way: a population of one, and its record."""
 
-    Attributes:
-        trainer: what trains it.
-        ready_seconds: from the call of ``fit`` to the moment the first step could run.
-        resumed: of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of
-            newer checkpoints that are ``damaged``.
-    """
-
-    trainer: Trainer
-    ready_seconds: float
+    trainer: Trainer  # what trains it
+    ready_seconds: float  # from the call of ``fit`` to the moment the first step could run
+    # Of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of newer
+    # checkpoints that are ``damaged``
     resumed: dict[str, Any] | None = None
 
     @property

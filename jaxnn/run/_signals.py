@@ -30,19 +30,13 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class Farewell(NamedTuple):
-    """How a process ends that is stopped at once.
+    """How a process ends that is stopped at once."""
 
-    Attributes:
-        early_status: its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again.
-        early_text: what it then prints on standard error.
-        second_status: its exit status after a second signal.
-        second_text: what it then prints.
-    """
-
+    # Its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again
     early_status: int
-    early_text: str
-    second_status: int
-    second_text: str
+    early_text: str  # what it then prints on standard error
+    second_status: int  # its exit status after a second signal
+    second_text: str  # what it then prints
 
     def after(self, interruption: Interruption) -> tuple[int, str]:
         """The status and the text after ``interruption``."""
