@@ -8,22 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxnn.engine import (
-    ENOUGH_STEPS,
-    MEMORY_SHARE,
-    PROBE_SECONDS,
-    Trial,
-    check_config,
-    check_count,
-    check_data,
-    check_parts,
-    make_calls,
-    make_step,
-    programs_of,
-    try_size,
-    widen,
-    with_changes,
-)
+from jaxnn import engine
 from jaxnn.observe import available_bytes, format_bytes, text_table
 from jaxnn.parallel import computing_on, find_devices
 from jaxnn.sweeps import SweepOptions, grid, plan_sweep
@@ -46,7 +31,7 @@ class BatchSizePlan(NamedTuple):
         note: why larger ones were not tried, if memory forbade it.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[engine.Trial, ...]
     smallest: int
     note: str | None
 
@@ -86,12 +71,12 @@ def plan_batch_size(
     """
     config = experiment.config
     with computing_on(device):
-        check_config(config)
+        engine.check_config(config)
         splits = experiment.data(config)
-        check_data(splits)
-        check_parts(experiment)
+        engine.check_data(splits)
+        engine.check_parts(experiment)
         for size in batch_sizes or ():
-            check_count("batch_size", size, 1)
+            engine.check_count("batch_size", size, 1)
         doubling = [max(1, config.batch_size // 4)]
         while 2 * doubling[-1] <= config.batch_size * MOST:
             doubling.append(2 * doubling[-1])
@@ -100,29 +85,30 @@ def plan_batch_size(
             raise ConfigError(f"no batch size to try is within the {splits.train.num_examples} training examples.")
         free = available_bytes(find_devices(device)[0])
 
-        def attempt(size: int) -> Trial:
-            programs = programs_of(experiment.replace(batch_size=size), splits)
-            make_call = make_calls(programs, "to plan the batch size")
-            for num_steps in (ENOUGH_STEPS, MANY_STEPS):
-                trial = try_size(size, num_steps, make_call(num_steps), programs.temporary_bytes(None, num_steps))
-                if trial.seconds * num_steps > PROBE_SECONDS:
+        def attempt(size: int) -> engine.Trial:
+            programs = engine.programs_of(experiment.replace(batch_size=size), splits)
+            make_call = engine.make_calls(programs, "to plan the batch size")
+            for num_steps in (engine.ENOUGH_STEPS, MANY_STEPS):
+                call = make_call(num_steps)
+                trial = engine.try_size(size, num_steps, call, programs.temporary_bytes(None, num_steps))
+                if trial.seconds * num_steps > engine.PROBE_SECONDS:
                     break
             return trial
 
         trials = [attempt(sizes[0])]
         # The config's own is what others are compared with.
-        memory = None if free is None else MEMORY_SHARE * free
-        note = widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
+        memory = None if free is None else engine.MEMORY_SHARE * free
+        note = engine.widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
     best = max(trial.per_second for trial in trials)
     smallest = next(trial.size for trial in trials if trial.per_second >= NEARLY * best)
     return BatchSizePlan(tuple(trials), smallest, note)
 
 
-def plan_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[Trial, ...]:
+def plan_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[engine.Trial, ...]:
     """Measures up to ``num_members`` members under one vmap, which differ in their seed; raises as a sweep does."""
     options = SweepOptions(devices=1, record=False, progress="none", plan_only=True)
     with computing_on(kind):
-        plan = plan_sweep(experiment, grid(seed=range(num_members)), with_changes(options, {"device": kind}))
+        plan = plan_sweep(experiment, grid(seed=range(num_members)), engine.with_changes(options, {"device": kind}))
         chosen = plan.trainer(plan.groups[0]).vmapped
     assert chosen is not None
     return chosen.trials
@@ -148,16 +134,16 @@ def measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> Ste
         lambda state, batch: state.step + 1,
         lambda state, batch: loss(state.params, state, batch),
         lambda state, batch: jax.value_and_grad(loss, has_aux=True)(state.params, state, batch),
-        make_step(experiment),
+        engine.make_step(experiment),
     ]
     with computing_on(kind):
-        programs = programs_of(experiment, splits, resident=False)
+        programs = engine.programs_of(experiment, splits, resident=False)
         state, batch = programs.init(), splits.train.as_batch(programs.first_examples)
 
         def seconds(part: Callable[[Any, Any], Any]) -> float:
             # The mask is closed over: like a run's step, the program is to know that the batch is full.
             program = jax.jit(lambda state, inputs, targets: part(state, Batch(inputs, targets, batch.mask)))
-            return try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
+            return engine.try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
 
         call, forward, gradient, step = map(seconds, parts)
     forward, gradient, step = max(forward, call), max(gradient, forward, call), max(step, gradient, forward, call)

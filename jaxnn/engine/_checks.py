@@ -58,10 +58,8 @@ def check_sums(programs: Programs, source: Source, make_state: Callable[[], Trai
     """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
 
     jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch of
-    ``source`` with the state that ``make_state`` gives.
-
-    Raises:
-        ConfigError: a sum or the count stays as it is, as that of a mean does.
+    ``source`` with the state that ``make_state`` gives. ConfigError if a sum or the count stays as it is, as that of a
+    mean does.
     """
     task, layout = programs.task, programs.layout
     size = programs.eval_batch_size
@@ -117,11 +115,9 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
 
     Its loss and its evaluation of the first batches are computed both ways. Random numbers that would repeat are
     searched for in the traced program: means over many of them hardly show it. Costs a compilation of the forward
-    pass; nothing under other strategies.
-
-    Raises:
-        ConfigError: the task draws random numbers of its own, as Flax's own Dropout does, or couples the examples of a
-            batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the examples do.
+    pass; nothing under other strategies. ConfigError if the task draws random numbers of its own, as Flax's own Dropout
+    does, or couples the examples of a batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the
+    examples do.
     """
     layout, source, feed = programs.layout, programs.source, programs.spec.feed
     if layout.axis_name is None or layout.data_size == 1:

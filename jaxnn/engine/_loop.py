@@ -75,14 +75,11 @@ def train(
 ) -> Generator[WindowReport]:
     """Trains the members that are not over to the step ``until``, in blocks that fit in memory.
 
-    Each window is yielded once its numbers are on the host, recorded and, if that is due, saved. Members that diverge
-    or stop early are taken out at the next evaluation, and the others are arranged again.
-
-    Args:
-        trainer: the population; its ``state`` is replaced at each evaluation, checkpoint and at the end.
-        wants_stop: asked at the end of each window whether to stop; of several processes all stop at one window.
-        until: the step to stop at; all members are evaluated there. Default: their last.
-        step_by_step: let the device run dry at the end of every window, so that the caller may use the state.
+    Each window is yielded once its numbers are on the host, recorded and, if that is due, saved; the trainer's
+    ``state`` is replaced at each evaluation, checkpoint and at the end. Members that diverge or stop early are taken
+    out at the next evaluation, and the others are arranged again. ``wants_stop`` is asked at the end of each window; of
+    several processes all stop at one window. All members are evaluated at ``until``, by default their last step. With
+    ``step_by_step`` the device runs dry at the end of every window, so that the caller may use the state.
     """
     until = trainer.plan.num_steps if until is None else until
     steps = trainer.steps()

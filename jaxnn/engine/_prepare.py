@@ -48,19 +48,10 @@ def open_trainer(
 ) -> Trainer:
     """Compiles what trains a run or a population and chooses its sizes: everything before the first step.
 
-    Args:
-        experiment: that of the run, or of the first member.
-        options: how to run; cadences may be open.
-        splits: its data.
-        layout: the devices.
-        clock: measures where the time goes.
-        logs: what became of the members so far, by row; default: one that is waiting.
-        members: how members differ; None: a run.
-        steps_per_call: what an earlier process chose for a run.
-
-    Raises:
-        ConfigError, DataError: it cannot be run; nothing was written.
-        TrainingError: there is no room for it.
+    ``experiment`` is that of the run, or of the first member; the cadences of ``options`` may be open. ``logs`` hold
+    what became of the members so far, by row; by default one is waiting. Without ``members`` it is a run, for which an
+    earlier process may have chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if
+    there is no room for it.
     """
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
     options = resolve_cadences(options, config.num_steps)
@@ -149,10 +140,7 @@ def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: 
 
 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:
-    """From a number of steps to a call that trains a run that far, from where the call before ended.
-
-    The programs are compiled for ``cause``, as the ledger has it.
-    """
+    """From a number of steps to a call, compiled for ``cause``, that trains a run that far on from the last call."""
     state: TrainState | None = None
 
     def make_call(length: int) -> Call:

@@ -1,8 +1,4 @@
-"""The programs of an experiment as pure functions: for one member, and for a population of members.
-
-A member's program is that of its solo run, ``vmap``-ed over the values of its traced fields; nothing of the training
-step is written again for populations.
-"""
+"""The programs of an experiment as pure functions, for one member, and ``vmap``-ed over the members of a population."""
 
 from __future__ import annotations
 
@@ -17,14 +13,7 @@ from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
 from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import Layout
-from jaxnn.steps import (
-    Totals,
-    TrainStep,
-    init_train_state,
-    make_evaluate_step,
-    make_train_step,
-    scan_steps,
-)
+from jaxnn.steps import Totals, TrainStep, init_train_state, make_evaluate_step, make_train_step, scan_steps
 from jaxnn.tasks import averaged_over
 from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
 

@@ -1,8 +1,4 @@
-"""Training a population of one or more members that share one program.
-
-A run is a population of one, which takes the plain path: no ``vmap``, no axes of members. Whatever happens to a member
-in training happens here: windows, evaluation, early stopping, divergence, checkpoints, interruption.
-"""
+"""A population that is trained, a run being a population of one: reports, early stopping, divergence, checkpoints."""
 
 from __future__ import annotations
 
@@ -47,9 +43,8 @@ SECONDS_BETWEEN_SAVES = 60.0
 class MemberLog:
     """What has become of one member."""
 
-    status: str = WAITING  # ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``,
-    # What it reported, oldest first, as in ``metrics.jsonl``
-    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    status: str = WAITING  # ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``, …
+    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # reported, oldest first
     error: str | None = None  # what went wrong, or None
 
     @property
@@ -85,15 +80,12 @@ class Trainer:
     # Those of the members, for the column ``member`` of their lines; None: a run, without it
     numbers: tuple[int, ...] | None = None
     vmapped: VmapPlan | None = None  # how members are arranged; None: a run
-    # Of a run, by the steps per call that were measured
-    seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    # The newest state that is not in flight: on the devices for a run; on the host for a population, None before it is
-    # made
+    seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)  # of a run, by steps per call
+    # The newest state that is not in flight: of a run on the devices, of a population on the host; None before.
     state: Any = None
     record: Record | None = None  # the open directory that metrics go to, or None
     checkpoints: Checkpoints | None = None  # of this run or population in it, or None
-    # The calls under way, and the stalls that a watchdog saw
-    flight: Flight = dataclasses.field(default_factory=Flight)
+    flight: Flight = dataclasses.field(default_factory=Flight)  # the calls under way, and the stalls noticed
     windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
     # The digest of the lines in the record, and when a state was saved last, on the clock of ``time.perf_counter``.
     _reported: LogDigest = dataclasses.field(init=False)
@@ -121,9 +113,9 @@ class Trainer:
         return 1 if plan is None else min(len(self.logs), plan.block * self.programs.spec.num_devices)
 
     def shape(self, num_members: int) -> Shape | None:
-        """How this many members of a block are arranged: in the fastest vmap size that was tried for their number.
+        """The arrangement of a block of which ``num_members`` are left, in the fastest vmap size for their number.
 
-        There are always chunks for a whole block, so that one program serves any number that is left of it.
+        There are always chunks for a whole block, so that one program serves any number.
         """
         if (plan := self.vmapped) is None:
             return None
@@ -143,11 +135,7 @@ class Trainer:
         return list(map(int, self.host_states().states.step))
 
     def evaluate(self, split: str, state: TrainState | None = None) -> dict[str, float]:
-        """Exact metrics over a split of ``state``, by default that of a run; compiles if it was never asked for.
-
-        Raises:
-            ConfigError: the data have no such split.
-        """
+        """Exact metrics over a split of ``state``, by default that of a run; ConfigError if there is no such split."""
         if split not in (known := self.splits.named()):
             raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
         means = self.programs.evaluate(None, split, self.state if state is None else state)
@@ -190,10 +178,7 @@ class Trainer:
         """Continues from the newest whole checkpoint, and cuts the metrics to it; ``where`` names it in messages.
 
         ``check`` gets its step, None if there is none, before anything is changed. Returns this step, and a
-        description of each damage found.
-
-        Raises:
-            RecordError: all checkpoints are damaged, or they hold no state of this experiment.
+        description of each damage found. RecordError if all are damaged, or hold no state of this experiment.
         """
         assert self.checkpoints is not None
         plain = self.vmapped is None
@@ -287,11 +272,7 @@ class Trainer:
         return broadcast_from_primary(lambda: time.perf_counter() - self._saved_at > SECONDS_BETWEEN_SAVES)
 
     def save(self, step: int) -> None:
-        """Starts saving the newest state; a member with parameters that are not finite has diverged instead.
-
-        Raises:
-            RecordError: the disk refused.
-        """
+        """Starts saving the newest state, or raises RecordError; a member without finite parameters has diverged."""
         if self.record is None or self.checkpoints is None or self.state is None:
             return
         metrics: dict[str, float] = {}

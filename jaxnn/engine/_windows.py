@@ -1,7 +1,4 @@
-"""Time cut into windows and calls, and the hot loop that dispatches calls one window ahead of the host.
-
-Where windows and calls end is a pure function of the step, so a resumed run cuts time the same way.
-"""
+"""Windows and calls, which end at the same steps in a resumed run, and the hot loop that dispatches them."""
 
 from __future__ import annotations
 

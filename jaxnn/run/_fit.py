@@ -132,11 +132,7 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
 
 
 def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[Report]:
-    """Trains a run to its end, and sets its status.
-
-    Raises:
-        TrainingError: the loss or the parameters are no longer finite.
-    """
+    """Trains a run to its end, and sets its status; TrainingError if loss or parameters are no longer finite."""
     trainer = session.trainer
     if not session.log.unfinished:  # a resumed run that is over
         return

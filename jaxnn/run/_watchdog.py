@@ -80,16 +80,11 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -> Iterator[None]:
-    """Has a thread note the stalls of the block in ``flight``.
+    """Has a thread note the stalls of the block in ``flight``: ``stall_after`` seconds without a step; 0 disables.
 
-    It checks once a second, costs the loop nothing, and notices nothing while other code holds Python's lock.
-
-    Args:
-        clock: the run's; its open span is what is waited for.
-        flight: its calls.
-        stall_after: the seconds without a completed step that make a stall; 0 disables.
-        aloud: report on standard error too, again each time a stall has lasted twice as long, then with the stack of
-            every Python thread.
+    It checks once a second, costs the loop nothing, and notices nothing while other code holds Python's lock. The open
+    span of ``clock`` is what is waited for. If ``aloud``, it reports on standard error too, again each time a stall has
+    lasted twice as long, then with the stack of every Python thread.
     """
     if not stall_after:
         yield
