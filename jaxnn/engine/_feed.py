@@ -99,10 +99,9 @@ def _streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout) -> D
         return _send(jax.tree.map(lambda *arrays: np.concatenate(arrays), *steps), num_steps, batch_size, layout)
 
     def sample(num_steps: int) -> Examples:
-        rows = source.read(np.arange(own.start, own.stop))
-        return _send(
-            jax.tree.map(lambda array: np.concatenate([array] * num_steps), rows), num_steps, batch_size, layout
-        )
+        one_step = source.read(np.arange(own.start, own.stop))
+        rows = jax.tree.map(lambda array: np.concatenate([array] * num_steps), one_step)
+        return _send(rows, num_steps, batch_size, layout)
 
     return DeviceFeed(False, prepare, sample, lambda _, rows: source.as_batch(rows), close=close)
 

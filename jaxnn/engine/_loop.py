@@ -28,14 +28,7 @@ class WindowReport(NamedTuple):
 
 
 class _Block:
-    """Members that are on the devices together.
-
-    Attributes:
-        rows: which.
-        shape: how they are arranged; None for a run.
-        slots: which row is in which lane; without axes for a run.
-        state: theirs, on the devices.
-    """
+    """Members that are on the devices together: their rows, and their ``state`` on the devices."""
 
     def __init__(self, trainer: Trainer, rows: Sequence[int], step: int) -> None:
         self.trainer, self.rows = trainer, list(rows)
@@ -45,6 +38,7 @@ class _Block:
         """Puts those that are still running on the devices, in the fastest arrangement for their number."""
         self.rows = self.living()
         self.shape = self.trainer.shape(len(self.rows))
+        # Which row is in which lane; for a run, which has no shape, without axes.
         if self.shape is None:
             self.slots, self.state = np.zeros((), np.int64), self.trainer.state
             return

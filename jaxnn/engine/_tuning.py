@@ -44,15 +44,10 @@ type Call = Callable[[], object]
 
 
 class Choice(NamedTuple):
-    """How many steps a call runs, and why.
-
-    Attributes:
-        steps_per_call: the chosen number.
-        seconds_per_step: the cost of each length that was tried, by length.
-    """
+    """How many steps a call runs, and why."""
 
     steps_per_call: int
-    seconds_per_step: dict[int, float]
+    seconds_per_step: dict[int, float]  # the cost of each length that was tried, by length
 
 
 def choose_steps_per_call(make_call: Callable[[int], Call], window: int, *, wary: bool = False) -> Choice:

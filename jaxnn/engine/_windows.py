@@ -118,19 +118,15 @@ class Stall:
 
 
 class Flight:
-    """The calls under way: written by the thread that trains, read by the watchdog's.
-
-    Attributes:
-        started: the last step of the call that was dispatched last, or is being dispatched.
-        stalls: those that were noticed, oldest first; written by the watchdog's thread.
-    """
+    """The calls under way: written by the thread that trains, read by the watchdog's."""
 
     def __init__(self) -> None:
-        self.stalls: list[Stall] = []
+        self.stalls: list[Stall] = []  # oldest first; written by the watchdog's thread
         self.start(0)
 
     def start(self, step: int) -> None:
         """Nothing is under way, and ``step`` is the last one done."""
+        # The last step of the call that was dispatched last, or is being dispatched.
         self.started = self._done = step
         self._calls: deque[tuple[int, Any]] = deque()
 
