@@ -14,18 +14,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxnn import observe
+from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces, mean_metrics
-from jaxnn.engine._pure import (
-    GroupSpec,
-    make_evaluate,
-    make_init,
-    make_population_evaluate,
-    make_population_init,
-    make_population_train,
-    make_step,
-    make_train,
-    population_specs,
-)
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
@@ -46,7 +36,7 @@ class Programs:
     A shape of None means one member alone, without the axes of a population.
     """
 
-    spec: GroupSpec  # what is compiled
+    spec: _pure.GroupSpec  # what is compiled
     splits: Splits  # the data
     eval_batch_size: int  # examples per evaluation batch
     values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
@@ -64,7 +54,7 @@ class Programs:
         size = self.spec.experiment.config.batch_size
         self.first_examples = self.layout.place(self.source.read(np.arange(size)))
         with self.clock.span("compile", "tracing the model"):
-            self.shapes = jax.eval_shape(make_init(self.spec.experiment, self.source), self.first_examples)
+            self.shapes = jax.eval_shape(_pure.make_init(self.spec.experiment, self.source), self.first_examples)
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
                 # Parameters as the task makes them still name their mesh axes.
@@ -200,7 +190,7 @@ class Programs:
             return self.shardings
         mesh = self.layout.mesh
         members = jax.tree.map(lambda one: PartitionSpec(None, MEMBERS, *one.spec), self.shardings)
-        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), population_specs()._replace(members=members))
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _pure.population_specs()._replace(members=members))
 
     @functools.cached_property
     def member_bytes(self) -> int:
@@ -287,16 +277,16 @@ class Programs:
             case ("initialise", True):
                 # Its arrays are created where they are placed: the whole state is never on one device.
                 jit = {} if self.shardings is None else {"out_shardings": self.shardings}
-                init: Any = make_init(self.spec.experiment, self.source)
+                init: Any = _pure.make_init(self.spec.experiment, self.source)
                 return observe.lower_ahead(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
             case ("initialise", _):
                 count = self._init_count
                 values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
-                init, name = make_population_init(self.spec, count), f"initialise {count} members"
+                init, name = _pure.make_population_init(self.spec, count), f"initialise {count} members"
                 return observe.lower_ahead(init, name, "start", values, self.first_examples, **for_one_call())
             case ("train", shape, num_steps):
                 name = f"train {num_steps} step{'s' if num_steps > 1 else ''}{_of_members(shape)}"
-                make = make_train if shape is None else make_population_train
+                make = _pure.make_train if shape is None else _pure.make_population_train
                 examples = self.spec.feed.sample(num_steps)
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
@@ -309,7 +299,7 @@ class Programs:
                 if (state := self.sharding(shape)) is not None:
                     jit = {"in_shardings": (state, *shardings_of(piece))}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
-                evaluate = (make_evaluate if shape is None else make_population_evaluate)(self.spec, source)
+                evaluate = (_pure.make_evaluate if shape is None else _pure.make_population_evaluate)(self.spec, source)
                 name = f"evaluate {split}{_of_members(shape)}"
                 return observe.lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, **jit)
         raise AssertionError(key)
@@ -330,7 +320,7 @@ class Programs:
     @functools.cached_property
     def _step(self) -> Any:
         # Jitted, so that all uses share one trace. The batch is made within: its mask is known there.
-        step = make_step(self.spec.experiment)
+        step = _pure.make_step(self.spec.experiment)
         return jax.jit(lambda state, examples: step(state, self.source.as_batch(examples)))
 
     @functools.cached_property
