@@ -41,7 +41,7 @@ class DeviceFigures(NamedTuple):
     name: str  # such as ``CPU, AMD EPYC, 2 cores``
     batch_sizes: BatchSizePlan  # throughput at several batch sizes, in examples/s
     parts: StepParts  # where the time of a step of the config's batch size goes
-    # Throughput at several numbers of sweep members side by side, in member-steps/s; may be empty
+    # Throughput at several numbers of sweep members side by side, in member-steps/s; may be empty.
     members: tuple[Trial, ...]
 
     def at(self, batch_size: int) -> Trial:

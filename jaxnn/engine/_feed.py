@@ -25,13 +25,13 @@ class DeviceFeed(NamedTuple):
     """Where the examples of a call come from; all kinds give the same batches."""
 
     resident: bool  # whether the whole split is on the device
-    # ``(step, num_steps) -> Examples`` on the device, called outside the compiled program
+    # ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
     prepare: Callable[[int, int], Examples]
     sample: Callable[[int], Examples]  # ``num_steps -> Examples`` of the same shapes, at little cost
-    # ``(examples, row) -> Batch``, traced inside the program; ``row`` is one of ``rows``
+    # ``(examples, row) -> Batch``, traced inside the program; ``row`` is one of ``rows``.
     batch: Callable[[Examples, Any], Batch]
     # ``(examples, seed, steps [k])`` to what a scan over the steps goes through, traced too; the seed may be a tracer.
-    # Default: examples ``[steps, batch, ...]`` as they are
+    # Default: examples ``[steps, batch, ...]`` as they are.
     rows: Callable[[Examples, Array | int, jax.Array], PyTree] = lambda examples, seed, steps: examples
     close: Callable[[], None] = lambda: None  # ends what works in the background
 

@@ -25,14 +25,14 @@ from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState, sugg
 class Members(NamedTuple):
     """How the members of a population differ, and what is known of them."""
 
-    numbers: tuple[int, ...]  # theirs, in the order of the rows
+    numbers: tuple[int, ...]  # of the members, in the order of the rows
     values: Mapping[str, Array]  # ``[members]`` of each traced field
-    # From the values of one of them, which may be tracers, to its experiment
+    # From the values of one member, which may be tracers, to its experiment.
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
-    shared_seed: int | None = None  # the seed whose order of the data all see; None: each its own
-    vmap_size: int | None = None  # that is not to be measured, or None
+    shared_seed: int | None = None  # the seed that orders the data for all; None: each member's own
+    vmap_size: int | None = None  # the given one; None: measured
     thorough: bool = False  # whether to measure vmap sizes until they are slower, for their throughput curve
-    plan: VmapPlan | None = None  # what an earlier process chose, or None
+    plan: VmapPlan | None = None  # what an earlier process chose; None: measured
 
 
 def open_trainer(

@@ -25,13 +25,13 @@ class GroupSpec(NamedTuple):
     """What the members of one program compute, independent of their number."""
 
     experiment: Experiment[Any]  # that of any member
-    # From the values of the traced fields, which may be tracers, to a member's experiment
+    # From the values of the traced fields, which may be tracers, to a member's experiment.
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
     seeded: bool  # whether each member has its own seed
     source: Source  # the training split
     feed: DeviceFeed  # how its examples reach the device
     # The devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes as its solo
-    # run would be
+    # run would be.
     layout: Layout
 
     @property

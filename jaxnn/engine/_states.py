@@ -24,7 +24,7 @@ class Population(NamedTuple):
     values: Mapping[str, Array]  # the values of each traced field
     alive: Array  # bool; False for members that are over, and for lanes that hold none
     bad_step: Array  # int32, the first step whose loss was not finite, or -1
-    # ``[]`` int32, the number of chunks that hold a member that is alive; they are the first ones
+    # ``[]`` int32, the number of chunks that hold a member that is alive; they are the first ones.
     num_chunks: Array | np.int32
 
 

@@ -44,7 +44,7 @@ class MemberLog:
     """What has become of one member."""
 
     status: str = WAITING  # ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``, …
-    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # reported, oldest first
+    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # oldest first, as in ``metrics.jsonl``
     error: str | None = None  # what went wrong, or None
 
     @property
@@ -77,19 +77,18 @@ class Trainer:
     plan: Plan  # where windows and calls end
     logs: list[MemberLog]  # what became of each member, by row
     clock: Clock  # where the time went
-    # Those of the members, for the column ``member`` of their lines; None: a run, without it
+    # For the column ``member`` of the lines; None: a run, which has no such column.
     numbers: tuple[int, ...] | None = None
     vmapped: VmapPlan | None = None  # how members are arranged; None: a run
     seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)  # of a run, by steps per call
-    # The newest state that is not in flight: of a run on the devices, of a population on the host; None before.
+    # The newest state that is not in flight: of a run on the devices, of a population on the host; None until made.
     state: Any = None
     record: Record | None = None  # the open directory that metrics go to, or None
     checkpoints: Checkpoints | None = None  # of this run or population in it, or None
     flight: Flight = dataclasses.field(default_factory=Flight)  # the calls under way, and the stalls noticed
     windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
-    # The digest of the lines in the record, and when a state was saved last, on the clock of ``time.perf_counter``.
-    _reported: LogDigest = dataclasses.field(init=False)
-    _saved_at: float = 0.0
+    _reported: LogDigest = dataclasses.field(init=False)  # of the lines in the record
+    _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
 
     @property
     def experiment(self) -> Experiment[Any]:

@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     eval_every: int  # steps between evaluations; 0 for one at the end
     checkpoint_every: int  # steps between checkpoints; 0 for none that are due by step
     steps_per_call: int = 1  # the most steps one compiled call runs
-    # The lengths of shorter calls at the end of windows, longest first; see :func:`with_tails`
+    # The lengths of shorter calls at the end of windows, longest first; see `with_tails`.
     tails: tuple[int, ...] = ()
 
     @property
@@ -153,7 +153,7 @@ class WindowResult(NamedTuple):
 
     step: int  # updates done at its end
     num_steps: int  # updates in it
-    # The mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of the shape of a population
+    # The mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of a population's shape.
     metrics: dict[str, np.ndarray]
     bad_step: np.ndarray  # the first step whose loss was not finite, or -1; of the same shape
     seconds: float  # from the end of the window before, or from where the loop continued after a pause

@@ -63,12 +63,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
 
 
 class Iteration:
-    """A run that its caller walks through, window by window: iterate over it, then ask it for its ``run``.
-
-    Attributes:
-        run: the run so far, or at its end.
-        state: the state at the end of the latest window; nothing is in flight while the caller works.
-    """
+    """A run that its caller walks through, window by window: iterate over it, then ask it for its ``run``."""
 
     def __init__(self, experiment: Experiment[Any], options: RunOptions) -> None:
         self._experiment = experiment

@@ -39,7 +39,7 @@ class Session:
     trainer: engine.Trainer  # what trains it
     ready_seconds: float  # from the call of ``fit`` to the moment the first step could run
     # Of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of newer
-    # checkpoints that are ``damaged``
+    # checkpoints that are ``damaged``.
     resumed: dict[str, Any] | None = None
 
     @property

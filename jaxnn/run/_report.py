@@ -101,7 +101,7 @@ class Report:
     step: int  # updates done at its end
     num_steps: int  # updates the run is to do
     # ``train_*`` are means over the window's steps; those of an eval split, such as ``test_*``, are exact over the
-    # whole split, and present only if it was evaluated
+    # whole split, and present only if it was evaluated.
     metrics: Mapping[str, float]
     seconds: float  # wall time of the window, without evaluation, checkpoints and the caller's own work
     steps_per_second: float  # updates per second

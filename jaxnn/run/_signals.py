@@ -32,7 +32,7 @@ SHOW_CURSOR = "\x1b[?25h"
 class Farewell(NamedTuple):
     """How a process ends that is stopped at once."""
 
-    # Its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again
+    # Its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again.
     early_status: int
     early_text: str  # what it then prints on standard error
     second_status: int  # its exit status after a second signal
