@@ -38,7 +38,7 @@ class _Block:
         """Puts those that are still running on the devices, in the fastest arrangement for their number."""
         self.rows = self.living()
         self.shape = self.trainer.shape(len(self.rows))
-        # Which row is in which lane; for a run, which has no shape, without axes.
+        # ``slots`` hold the row of each lane; those of a run, which has no shape, are without axes.
         if self.shape is None:
             self.slots, self.state = np.zeros((), np.int64), self.trainer.state
             return
