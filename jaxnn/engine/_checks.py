@@ -17,19 +17,7 @@ from jaxnn.nn import batch_split_over
 from jaxnn.observe import equations
 from jaxnn.parallel import DATA, STRATEGIES, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
-from jaxnn.types import (
-    Batch,
-    ConfigError,
-    Examples,
-    Experiment,
-    Metrics,
-    ModelState,
-    Params,
-    Source,
-    Splits,
-    Task,
-    TrainState,
-)
+from jaxnn.types import Batch, ConfigError, Examples, Experiment, Metrics, ModelState, Source, Splits, Task, TrainState
 
 # What rounding may make of a forward pass in float32, in units of the result: sums in another order, layer after layer.
 LEAST_DIFFERENCE = 1e-4
@@ -58,10 +46,8 @@ def check_sums(programs: Programs, source: Source, make_state: Callable[[], Trai
     """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
 
     jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch of
-    ``source`` with the state that ``make_state`` gives.
-
-    Raises:
-        ConfigError: a sum or the count stays as it is, as that of a mean does.
+    ``source`` with the state that ``make_state`` gives. ConfigError if a sum or the count stays as it is, as that of a
+    mean does.
     """
     task, layout = programs.task, programs.layout
     size = programs.eval_batch_size
@@ -117,11 +103,9 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
 
     Its loss and its evaluation of the first batches are computed both ways. Random numbers that would repeat are
     searched for in the traced program: means over many of them hardly show it. Costs a compilation of the forward
-    pass; nothing under other strategies.
-
-    Raises:
-        ConfigError: the task draws random numbers of its own, as Flax's own Dropout does, or couples the examples of a
-            batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the examples do.
+    pass; nothing under other strategies. ConfigError if the task draws random numbers of its own, as Flax's own Dropout
+    does, or couples the examples of a batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the
+    examples do.
     """
     layout, source, feed = programs.layout, programs.source, programs.spec.feed
     if layout.axis_name is None or layout.data_size == 1:
@@ -130,19 +114,17 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
     whole, parts = _make_whole_and_parts(programs.task, layout, evaluated=splits.held_out is not None)
     examples = feed.sample(COMPARED_BATCHES)
 
-    def compare(state: TrainState, examples: Examples) -> _Outcome:
-        state = state._replace(params=_moved(state.params, state.key))
+    def compare(state: TrainState, examples: Examples) -> Any:
+        state = _moved(state)
 
-        def differences(row: Any) -> _Outcome:
+        def differences(row: Any) -> Any:
             batch = source.transform(feed.batch(examples, row), state.key)
             # The whole by its meaning: XLA has each device compute a part, as under strategy data.
             split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
-            found: _Outcome = jax.tree.map(_difference, whole(state, split), parts(state, batch))
-            return found
+            return jax.tree.map(_difference, whole(state, split), parts(state, batch))
 
         found = jax.lax.map(differences, feed.rows(examples, seed, jnp.arange(COMPARED_BATCHES)))
-        largest: _Outcome = jax.tree.map(jnp.max, found)
-        return largest
+        return jax.tree.map(jnp.max, found)
 
     with jax.default_matmul_precision("highest"):
         batch = jax.eval_shape(source.as_batch, programs.first_examples)
@@ -176,27 +158,25 @@ def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tup
         sums = task.evaluate(state.params, state.model_state, batch) if evaluated else {}
         return _Outcome(model_state, loss, metrics, sums)
 
-    def part(state: TrainState, batch: Batch) -> _Outcome:
+    def part(state: TrainState, batch: Batch) -> Any:
         own = outcome(DATA, state, batch)
         loss, metrics = jax.lax.pmean((own.loss, own.metrics), DATA)
         shared = own._replace(loss=loss, metrics=metrics, evaluation=jax.lax.psum(own.evaluation, DATA))
-        stacked: _Outcome = jax.tree.map(lambda leaf: leaf[None], shared)
-        return stacked
+        return jax.tree.map(lambda leaf: leaf[None], shared)
 
     specs = PartitionSpec(), PartitionSpec(DATA)
     parts = jax.shard_map(part, mesh=layout.mesh, in_specs=specs, out_specs=PartitionSpec(DATA), check_vma=False)
     return jax.jit(functools.partial(outcome, None)), jax.jit(parts)
 
 
-def _moved(params: Params, key: jax.Array) -> Params:
-    """``params`` with some noise: a layer of zeros would hide what comes before it."""
+def _moved(state: TrainState) -> TrainState:
+    """``state`` with some noise on its parameters: a layer of zeros would hide what comes before it."""
 
     def moved(leaf: jax.Array) -> jax.Array:
         floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf + jax.random.uniform(key, leaf.shape, leaf.dtype, -0.05, 0.05) if floats else leaf
+        return leaf + jax.random.uniform(state.key, leaf.shape, leaf.dtype, -0.05, 0.05) if floats else leaf
 
-    noisy: Params = jax.tree.map(moved, params)
-    return noisy
+    return state._replace(params=jax.tree.map(moved, state.params))
 
 
 def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:

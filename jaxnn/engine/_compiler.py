@@ -13,35 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxnn import observe
+from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces, mean_metrics
-from jaxnn.engine._pure import (
-    GroupSpec,
-    make_evaluate,
-    make_init,
-    make_population_evaluate,
-    make_population_init,
-    make_population_train,
-    make_step,
-    make_train,
-    population_specs,
-)
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
-from jaxnn.observe import (
-    Clock,
-    Ledger,
-    Lowered,
-    available_bytes,
-    format_bytes,
-    implementations,
-    lower_ahead,
-    nbytes,
-    operations,
-    plain_convolutions,
-    product_dtypes,
-    temporary_bytes,
-)
 from jaxnn.parallel import Layout, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step, make_predict_step
@@ -57,32 +34,19 @@ class Programs:
     """What has been compiled so far for a population.
 
     A shape of None means one member alone, without the axes of a population.
-
-    Attributes:
-        spec: what is compiled.
-        splits: the data.
-        eval_batch_size: examples per evaluation batch.
-        values: ``[members]`` of each traced field.
-        num_members: the number of members.
-        ledger: gets an entry per compilation.
-        clock: gets the time as ``compile``.
-        first_examples: the first batch's examples, on the device.
-        shapes: those of the state of one member.
-        shardings: of each of its arrays; None on one device.
-        metrics: the names of the training metrics.
     """
 
-    spec: GroupSpec
-    splits: Splits
-    eval_batch_size: int
-    values: Mapping[str, Array] = dataclasses.field(default_factory=dict)
-    num_members: int = 1
-    ledger: Ledger = dataclasses.field(default_factory=Ledger)
-    clock: Clock = dataclasses.field(default_factory=Clock)
-    first_examples: Examples = dataclasses.field(init=False)
-    shapes: TrainState = dataclasses.field(init=False)
-    shardings: Any = dataclasses.field(init=False, default=None)
-    metrics: tuple[str, ...] = dataclasses.field(init=False)
+    spec: _pure.GroupSpec  # what is compiled
+    splits: Splits  # the data
+    eval_batch_size: int  # examples per evaluation batch
+    values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
+    num_members: int = 1  # the number of members
+    ledger: observe.Ledger = dataclasses.field(default_factory=observe.Ledger)  # gets an entry per compilation
+    clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``compile``
+    first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
+    shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
+    shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
+    metrics: tuple[str, ...] = dataclasses.field(init=False)  # the names of the training metrics
     _pieces: dict[str, Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
     _compiled: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
@@ -90,7 +54,7 @@ class Programs:
         size = self.spec.experiment.config.batch_size
         self.first_examples = self.layout.place(self.source.read(np.arange(size)))
         with self.clock.span("compile", "tracing the model"):
-            self.shapes = jax.eval_shape(make_init(self.spec.experiment, self.source), self.first_examples)
+            self.shapes = jax.eval_shape(_pure.make_init(self.spec.experiment, self.source), self.first_examples)
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
                 # Parameters as the task makes them still name their mesh axes.
@@ -115,10 +79,7 @@ class Programs:
         return self.spec.experiment.task(self.spec.experiment.config)
 
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
-        """Compiles in parallel threads what a start needs: initial states, calls of ``lengths`` steps, an evaluation.
-
-        ``cause`` is the reason for the calls, for the ledger.
-        """
+        """Compiles in parallel threads initial states, calls of ``lengths`` steps for ``cause``, and an evaluation."""
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
         keys += [("evaluate", shape, split)] if split is not None else []
         missing = [key for key in keys if key not in self._compiled]
@@ -127,7 +88,7 @@ class Programs:
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
             lowered = [self._lower(key, cause) for key in missing]
             with concurrent.futures.ThreadPoolExecutor(max(1, len(lowered))) as pool:
-                done = list(pool.map(Lowered.compile, lowered))
+                done = list(pool.map(observe.Lowered.compile, lowered))
         for key, (program, entry) in zip(missing, done, strict=True):
             self._compiled[key] = program
             self.ledger.compilations.append(entry)
@@ -140,11 +101,13 @@ class Programs:
     @functools.cached_property
     def initial(self) -> HostStates:
         """The states of all members before the first step, on the host; made a few at a time by one program."""
-        needed, free = 2 * self.num_members * self.member_bytes, available_bytes(jax.local_devices(backend="cpu")[0])
+        needed = 2 * self.num_members * self.member_bytes
+        free = observe.available_bytes(jax.local_devices(backend="cpu")[0])
         if free is not None and needed > free:
             raise TrainingError(
-                f"the states of {self.num_members} members take {format_bytes(needed)} of the host's memory while they "
-                f"are made, and {format_bytes(free)} are free: sweep fewer at a time, as with shard='1/4'."
+                f"the states of {self.num_members} members take {observe.format_bytes(needed)} of the host's memory "
+                f"while they are made, and {observe.format_bytes(free)} are free: sweep fewer at a time, as with "
+                "shard='1/4'."
             )
         count, init = self._init_count, self._program(("initialise", False), "start")
         parts = []
@@ -161,7 +124,7 @@ class Programs:
 
     def temporary_bytes(self, shape: Shape | None, num_steps: int) -> int:
         """The memory that a call takes on each device and frees again."""
-        return temporary_bytes(self._compiled["train", shape, num_steps])
+        return observe.temporary_bytes(self._compiled["train", shape, num_steps])
 
     def evaluate(self, shape: Shape | None, split: str, state: Any) -> dict[str, np.ndarray]:
         """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``."""
@@ -227,12 +190,12 @@ class Programs:
             return self.shardings
         mesh = self.layout.mesh
         members = jax.tree.map(lambda one: PartitionSpec(None, MEMBERS, *one.spec), self.shardings)
-        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), population_specs()._replace(members=members))
+        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _pure.population_specs()._replace(members=members))
 
     @functools.cached_property
     def member_bytes(self) -> int:
         """The memory of the state of one member."""
-        return nbytes(self.shapes)
+        return observe.nbytes(self.shapes)
 
     def fingerprint(self) -> dict[str, str | None]:
         """Digests of the data, and by `record.PARTS` of what is computed with them, independent of how it is run.
@@ -265,30 +228,26 @@ class Programs:
     @functools.cached_property
     def product_dtypes(self) -> dict[str, int]:
         """The number of matrix products and convolutions of a training step by precision."""
-        return product_dtypes(self._step, self.shapes, self._like)
+        return observe.product_dtypes(self._step, self.shapes, self._like)
 
     @functools.cached_property
     def implementations(self) -> dict[str, list[str]]:
         """The implementations of jaxnn's operations that a training step computes with."""
-        return implementations(self._step, self.shapes, self._like)
+        return observe.implementations(self._step, self.shapes, self._like)
 
     @functools.cached_property
     def plain_convolutions(self) -> int:
         """The number of convolutions of a training step's forward pass that no layer of jaxnn traced."""
-        return plain_convolutions(self._step, self.shapes, self._like)
+        return observe.plain_convolutions(self._step, self.shapes, self._like)
 
     @functools.cached_property
     def operations(self) -> float:
         """A rough number of the arithmetic operations of a training step."""
-        return operations(self._step, self.shapes, self._like)
+        return observe.operations(self._step, self.shapes, self._like)
 
     @functools.cached_property
     def derived(self) -> dict[str, float]:
-        """The metrics that an evaluation reports, for some means between 0 and 1.
-
-        Raises:
-            ConfigError: what the task derives from the means cannot be reported.
-        """
+        """The metrics that an evaluation reports, for some means; ConfigError if they cannot be reported."""
         sums = jax.eval_shape(self._evaluate, self.shapes, self.batch)
         del sums["count"]
         numbers = np.linspace(0.4, 0.6, len(sums))
@@ -305,7 +264,7 @@ class Programs:
     def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
         """Compiles ``function`` as `lower_ahead` does, on the clock and in the ledger."""
         with self.clock.span("compile", f"compiling the program to {name}"):
-            program, entry = lower_ahead(function, name, cause, *arguments, **jit).compile()
+            program, entry = observe.lower_ahead(function, name, cause, *arguments, **jit).compile()
         self.ledger.compilations.append(entry)
         return program
 
@@ -316,44 +275,44 @@ class Programs:
             self.ledger.compilations.append(entry)
         return self._compiled[key]
 
-    def _lower(self, key: tuple[Any, ...], cause: str) -> Lowered:
+    def _lower(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
         """Traces and lowers the program of ``key``."""
         jit: dict[str, Any] = {}
         match key:
             case ("initialise", True):
                 # Its arrays are created where they are placed: the whole state is never on one device.
                 jit = {} if self.shardings is None else {"out_shardings": self.shardings}
-                init: Any = make_init(self.spec.experiment, self.source)
-                return lower_ahead(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
+                init: Any = _pure.make_init(self.spec.experiment, self.source)
+                return observe.lower_ahead(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
             case ("initialise", _):
                 count = self._init_count
                 values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
-                init, name = make_population_init(self.spec, count), f"initialise {count} members"
-                return lower_ahead(init, name, "start", values, self.first_examples, **for_one_call())
+                init, name = _pure.make_population_init(self.spec, count), f"initialise {count} members"
+                return observe.lower_ahead(init, name, "start", values, self.first_examples, **for_one_call())
             case ("train", shape, num_steps):
                 name = f"train {num_steps} step{'s' if num_steps > 1 else ''}{_of_members(shape)}"
-                make = make_train if shape is None else make_population_train
+                make = _pure.make_train if shape is None else _pure.make_population_train
                 examples = self.spec.feed.sample(num_steps)
                 if (state := self.sharding(shape)) is not None:
                     spec = PartitionSpec() if shape is None else PartitionSpec(None, MEMBERS)
                     totals = NamedSharding(self.layout.mesh, spec)  # type: ignore[arg-type]
                     jit = {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
-                return lower_ahead(make(self.spec, num_steps), name, cause, *arguments, donate_argnums=0, **jit)
+                return observe.lower_ahead(make(self.spec, num_steps), name, cause, *arguments, donate_argnums=0, **jit)
             case (_, shape, split):
                 source, piece = self.splits.named()[split], next(self._pieces_of(split)())
                 if (state := self.sharding(shape)) is not None:
                     jit = {"in_shardings": (state, *shardings_of(piece))}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
-                evaluate = (make_evaluate if shape is None else make_population_evaluate)(self.spec, source)
+                evaluate = (_pure.make_evaluate if shape is None else _pure.make_population_evaluate)(self.spec, source)
                 name = f"evaluate {split}{_of_members(shape)}"
-                return lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, **jit)
+                return observe.lower_ahead(evaluate, name, "start", self.abstract(shape), *piece, **jit)
         raise AssertionError(key)
 
     @property
     def _init_count(self) -> int:
         """How many states are made at a time, so that they take little of the device."""
-        free = available_bytes(self.layout.device)
+        free = observe.available_bytes(self.layout.device)
         fitting = MOST_AT_ONCE if free is None else free // (4 * self.member_bytes)
         return int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))
 
@@ -366,7 +325,7 @@ class Programs:
     @functools.cached_property
     def _step(self) -> Any:
         # Jitted, so that all uses share one trace. The batch is made within: its mask is known there.
-        step = make_step(self.spec.experiment)
+        step = _pure.make_step(self.spec.experiment)
         return jax.jit(lambda state, examples: step(state, self.source.as_batch(examples)))
 
     @functools.cached_property

@@ -22,24 +22,18 @@ type Piece = tuple[Examples, Any, Any]
 
 
 class DeviceFeed(NamedTuple):
-    """Where the examples of a call come from; all kinds give the same batches.
+    """Where the examples of a call come from; all kinds give the same batches."""
 
-    Attributes:
-        resident: whether the whole split is on the device.
-        prepare: ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
-        sample: ``num_steps -> Examples`` of the same shapes, at little cost.
-        batch: ``(examples, row) -> Batch``, traced inside the program; ``row`` is one of ``rows``.
-        rows: ``(examples, seed, steps [k])`` to what a scan over the steps goes through, traced too; the seed may be a
-            tracer. Default: examples ``[steps, batch, ...]`` as they are.
-        close: ends what works in the background.
-    """
-
-    resident: bool
+    resident: bool  # whether the whole split is on the device
+    # ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
     prepare: Callable[[int, int], Examples]
-    sample: Callable[[int], Examples]
+    sample: Callable[[int], Examples]  # ``num_steps -> Examples`` of the same shapes, at little cost
+    # ``(examples, row) -> Batch``, traced inside the program; ``row`` is one of ``rows``.
     batch: Callable[[Examples, Any], Batch]
+    # ``(examples, seed, steps [k])`` to what a scan over the steps goes through, traced too; the seed may be a tracer.
+    # Default: examples ``[steps, batch, ...]`` as they are.
     rows: Callable[[Examples, Array | int, jax.Array], PyTree] = lambda examples, seed, steps: examples
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None  # ends what works in the background
 
 
 def make_feed(
@@ -105,10 +99,9 @@ def _streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout) -> D
         return _send(jax.tree.map(lambda *arrays: np.concatenate(arrays), *steps), num_steps, batch_size, layout)
 
     def sample(num_steps: int) -> Examples:
-        rows = source.read(np.arange(own.start, own.stop))
-        return _send(
-            jax.tree.map(lambda array: np.concatenate([array] * num_steps), rows), num_steps, batch_size, layout
-        )
+        one_step = source.read(np.arange(own.start, own.stop))
+        rows = jax.tree.map(lambda array: np.concatenate([array] * num_steps), one_step)
+        return _send(rows, num_steps, batch_size, layout)
 
     return DeviceFeed(False, prepare, sample, lambda _, rows: source.as_batch(rows), close=close)
 

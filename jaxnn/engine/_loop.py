@@ -17,34 +17,18 @@ from jaxnn.tasks import derived_metrics
 
 
 class WindowReport(NamedTuple):
-    """One window of some members.
+    """One window of some members."""
 
-    Attributes:
-        step: the number of updates done by each at its end.
-        num_steps: the updates in it.
-        lines: what each reported, by row.
-        seconds: wall time, without evaluation, checkpoints and the caller's own work.
-        evaluated: whether the eval split was evaluated.
-        saved: whether the states were saved.
-    """
-
-    step: int
-    num_steps: int
-    lines: dict[int, dict[str, Any]]
-    seconds: float
-    evaluated: bool
-    saved: bool
+    step: int  # the number of updates done by each at its end
+    num_steps: int  # the updates in it
+    lines: dict[int, dict[str, Any]]  # what each reported, by row
+    seconds: float  # wall time, without evaluation, checkpoints and the caller's own work
+    evaluated: bool  # whether the eval split was evaluated
+    saved: bool  # whether the states were saved
 
 
 class _Block:
-    """Members that are on the devices together.
-
-    Attributes:
-        rows: which.
-        shape: how they are arranged; None for a run.
-        slots: which row is in which lane; without axes for a run.
-        state: theirs, on the devices.
-    """
+    """Members that are on the devices together: their rows, and their ``state`` on the devices."""
 
     def __init__(self, trainer: Trainer, rows: Sequence[int], step: int) -> None:
         self.trainer, self.rows = trainer, list(rows)
@@ -54,6 +38,7 @@ class _Block:
         """Puts those that are still running on the devices, in the fastest arrangement for their number."""
         self.rows = self.living()
         self.shape = self.trainer.shape(len(self.rows))
+        # ``slots`` hold the row of each lane; those of a run, which has no shape, are without axes.
         if self.shape is None:
             self.slots, self.state = np.zeros((), np.int64), self.trainer.state
             return
@@ -84,14 +69,11 @@ def train(
 ) -> Generator[WindowReport]:
     """Trains the members that are not over to the step ``until``, in blocks that fit in memory.
 
-    Each window is yielded once its numbers are on the host, recorded and, if that is due, saved. Members that diverge
-    or stop early are taken out at the next evaluation, and the others are arranged again.
-
-    Args:
-        trainer: the population; its ``state`` is replaced at each evaluation, checkpoint and at the end.
-        wants_stop: asked at the end of each window whether to stop; of several processes all stop at one window.
-        until: the step to stop at; all members are evaluated there. Default: their last.
-        step_by_step: let the device run dry at the end of every window, so that the caller may use the state.
+    Each window is yielded once its numbers are on the host, recorded and, if that is due, saved; the trainer's
+    ``state`` is replaced at each evaluation, checkpoint and at the end. Members that diverge or stop early are taken
+    out at the next evaluation, and the others are arranged again. ``wants_stop`` is asked at the end of each window; of
+    several processes all stop at one window. All members are evaluated at ``until``, by default their last step. With
+    ``step_by_step`` the device runs dry at the end of every window, so that the caller may use the state.
     """
     until = trainer.plan.num_steps if until is None else until
     steps = trainer.steps()

@@ -176,8 +176,7 @@ def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
     """The options, of a run or of a sweep, with ``changes``: values by name.
 
-    Raises:
-        ConfigError: there is no such option; the message names those there are, or the field of ``config`` meant.
+    ConfigError if there is no such option; the message suggests one, or the field of ``config`` meant.
     """
     known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
     fields = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
@@ -193,11 +192,7 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
 
 
 def check_config(config: Any) -> None:
-    """Checks the types of a config's fields, the three that the loop itself reads, and every ``learning_rate``.
-
-    Raises:
-        ConfigError: one is missing or cannot be used.
-    """
+    """Raises ConfigError for a field of a wrong type, a missing one that the loop reads, a negative learning rate."""
     _check_fields(config)
     for name, least in (("batch_size", 1), ("num_steps", 1), ("seed", 0)):
         if not hasattr(config, name):
@@ -278,11 +273,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 
 
 def stopping_rule(stop: StopOption) -> StoppingRule | None:
-    """The stopping rule that an option means: itself, or what ``MODULE:NAME`` names.
-
-    Raises:
-        ConfigError: it is no function, or there is none of that name.
-    """
+    """The stopping rule that an option means: itself, or what ``MODULE:NAME`` names; ConfigError if not a function."""
     rule: Any = named_object(stop, "stop") if isinstance(stop, str) else stop
     if rule is not None and not callable(rule):
         raise ConfigError(f"stop is {rule!r}, and must be a function of the lines reported so far, or MODULE:NAME.")
@@ -290,11 +281,7 @@ def stopping_rule(stop: StopOption) -> StoppingRule | None:
 
 
 def metric_writer(writer: Any) -> MetricWriter:
-    """The metric writer that an option means: itself, or what ``MODULE:NAME`` names.
-
-    Raises:
-        ConfigError: it has no ``write``, or there is none of that name.
-    """
+    """The metric writer that an option means: itself, or what ``MODULE:NAME`` names; ConfigError without ``write``."""
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")

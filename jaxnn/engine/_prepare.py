@@ -23,25 +23,16 @@ from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState, sugg
 
 
 class Members(NamedTuple):
-    """How the members of a population differ, and what is known of them.
+    """How the members of a population differ, and what is known of them."""
 
-    Attributes:
-        numbers: theirs, in the order of the rows.
-        values: ``[members]`` of each traced field.
-        member: from the values of one of them, which may be tracers, to its experiment.
-        shared_seed: the seed whose order of the data all see; None: each its own.
-        vmap_size: that is not to be measured, or None.
-        thorough: whether to measure vmap sizes until they are slower, for their throughput curve.
-        plan: what an earlier process chose, or None.
-    """
-
-    numbers: tuple[int, ...]
-    values: Mapping[str, Array]
+    numbers: tuple[int, ...]  # of the members, in the order of the rows
+    values: Mapping[str, Array]  # ``[members]`` of each traced field
+    # From the values of one member, which may be tracers, to its experiment.
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
-    shared_seed: int | None = None
-    vmap_size: int | None = None
-    thorough: bool = False
-    plan: VmapPlan | None = None
+    shared_seed: int | None = None  # the seed that orders the data for all; None: each member's own
+    vmap_size: int | None = None  # the given one; None: measured
+    thorough: bool = False  # whether to measure vmap sizes until they are slower, for their throughput curve
+    plan: VmapPlan | None = None  # what an earlier process chose; None: measured
 
 
 def open_trainer(
@@ -57,19 +48,10 @@ def open_trainer(
 ) -> Trainer:
     """Compiles what trains a run or a population and chooses its sizes: everything before the first step.
 
-    Args:
-        experiment: that of the run, or of the first member.
-        options: how to run; cadences may be open.
-        splits: its data.
-        layout: the devices.
-        clock: measures where the time goes.
-        logs: what became of the members so far, by row; default: one that is waiting.
-        members: how members differ; None: a run.
-        steps_per_call: what an earlier process chose for a run.
-
-    Raises:
-        ConfigError, DataError: it cannot be run; nothing was written.
-        TrainingError: there is no room for it.
+    ``experiment`` is that of the run, or of the first member; the cadences of ``options`` may be open. ``logs`` hold
+    what became of the members so far, by row; by default one is waiting. Without ``members`` it is a run, for which an
+    earlier process may have chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if
+    there is no room for it.
     """
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
     options = resolve_cadences(options, config.num_steps)
@@ -168,10 +150,7 @@ def _slow_in_loops(programs: Programs) -> bool:
 
 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:
-    """From a number of steps to a call that trains a run that far, from where the call before ended.
-
-    The programs are compiled for ``cause``, as the ledger has it.
-    """
+    """From a number of steps to a call, compiled for ``cause``, that trains a run that far on from the last call."""
     state: TrainState | None = None
 
     def make_call(length: int) -> Call:

@@ -1,8 +1,4 @@
-"""The programs of an experiment as pure functions: for one member, and for a population of members.
-
-A member's program is that of its solo run, ``vmap``-ed over the values of its traced fields; nothing of the training
-step is written again for populations.
-"""
+"""The programs of an experiment as pure functions, for one member, and ``vmap``-ed over the members of a population."""
 
 from __future__ import annotations
 
@@ -17,14 +13,7 @@ from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
 from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import Layout
-from jaxnn.steps import (
-    Totals,
-    TrainStep,
-    init_train_state,
-    make_evaluate_step,
-    make_train_step,
-    scan_steps,
-)
+from jaxnn.steps import Totals, TrainStep, init_train_state, make_evaluate_step, make_train_step, scan_steps
 from jaxnn.tasks import averaged_over
 from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, TrainState
 
@@ -33,23 +22,16 @@ AUGMENT_STREAM = 1
 
 
 class GroupSpec(NamedTuple):
-    """What the members of one program compute, independent of their number.
+    """What the members of one program compute, independent of their number."""
 
-    Attributes:
-        experiment: that of any member.
-        member: from the values of the traced fields, which may be tracers, to a member's experiment.
-        seeded: whether each member has its own seed.
-        source: the training split.
-        feed: how its examples reach the device.
-        layout: the devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes
-            as its solo run would be.
-    """
-
-    experiment: Experiment[Any]
+    experiment: Experiment[Any]  # that of any member
+    # From the values of the traced fields, which may be tracers, to a member's experiment.
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
-    seeded: bool
-    source: Source
-    feed: DeviceFeed
+    seeded: bool  # whether each member has its own seed
+    source: Source  # the training split
+    feed: DeviceFeed  # how its examples reach the device
+    # The devices: members are sharded along the mesh axis ``members``, and each is placed on the other axes as its solo
+    # run would be.
     layout: Layout
 
     @property

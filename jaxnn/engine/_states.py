@@ -17,22 +17,14 @@ EMPTY = -1
 
 
 class Population(NamedTuple):
-    """The members of one block, ``[chunks, lanes, ...]`` each; lanes are those of all devices together.
+    """The members of one block, ``[chunks, lanes, ...]`` each; lanes are those of all devices together."""
 
-    Attributes:
-        step: ``[]`` int32, updates done by every member that is alive.
-        members: their states, stacked; ``step`` and ``key`` too.
-        values: the values of each traced field.
-        alive: bool; False for members that are over, and for lanes that hold none.
-        bad_step: int32, the first step whose loss was not finite, or -1.
-        num_chunks: ``[]`` int32, the number of chunks that hold a member that is alive; they are the first ones.
-    """
-
-    step: Array | np.int32
-    members: TrainState
-    values: Mapping[str, Array]
-    alive: Array
-    bad_step: Array
+    step: Array | np.int32  # ``[]`` int32, updates done by every member that is alive
+    members: TrainState  # their states, stacked; ``step`` and ``key`` too
+    values: Mapping[str, Array]  # the values of each traced field
+    alive: Array  # bool; False for members that are over, and for lanes that hold none
+    bad_step: Array  # int32, the first step whose loss was not finite, or -1
+    # ``[]`` int32, the number of chunks that hold a member that is alive; they are the first ones.
     num_chunks: Array | np.int32
 
 
@@ -44,15 +36,10 @@ class Shape(NamedTuple):
 
 
 class HostStates(NamedTuple):
-    """The states of a population on the host, a row each: what is saved, and what blocks are made of.
+    """The states of a population on the host, a row each: what is saved, and what blocks are made of."""
 
-    Attributes:
-        states: ``[members, ...]`` NumPy arrays; in place of PRNG keys their words.
-        bad_step: ``[members]`` int32, the first step whose loss was not finite, or -1.
-    """
-
-    states: TrainState
-    bad_step: np.ndarray
+    states: TrainState  # ``[members, ...]`` NumPy arrays; in place of PRNG keys their words
+    bad_step: np.ndarray  # ``[members]`` int32, the first step whose loss was not finite, or -1
 
 
 def to_host(states: TrainState) -> HostStates:

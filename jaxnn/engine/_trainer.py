@@ -1,8 +1,4 @@
-"""Training a population of one or more members that share one program.
-
-A run is a population of one, which takes the plain path: no ``vmap``, no axes of members. Whatever happens to a member
-in training happens here: windows, evaluation, early stopping, divergence, checkpoints, interruption.
-"""
+"""A population that is trained, a run being a population of one: reports, early stopping, divergence, checkpoints."""
 
 from __future__ import annotations
 
@@ -45,17 +41,11 @@ SECONDS_BETWEEN_SAVES = 60.0
 
 @dataclasses.dataclass
 class MemberLog:
-    """What has become of one member.
+    """What has become of one member."""
 
-    Attributes:
-        status: ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``, ...
-        lines: what it reported, oldest first, as in ``metrics.jsonl``.
-        error: what went wrong, or None.
-    """
-
-    status: str = WAITING
-    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    error: str | None = None
+    status: str = WAITING  # ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``, …
+    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # oldest first, as in ``metrics.jsonl``
+    error: str | None = None  # what went wrong, or None
 
     @property
     def unfinished(self) -> bool:
@@ -79,43 +69,26 @@ class MemberLog:
 
 @dataclasses.dataclass
 class Trainer:
-    """A population under way.
+    """A population under way."""
 
-    Attributes:
-        options: how it is run; cadences are resolved.
-        splits: its data.
-        programs: what is compiled.
-        plan: where windows and calls end.
-        logs: what became of each member, by row.
-        clock: where the time went.
-        numbers: those of the members, for the column ``member`` of their lines; None: a run, without it.
-        vmapped: how members are arranged; None: a run.
-        seconds_per_step: of a run, by the steps per call that were measured.
-        state: the newest state that is not in flight: on the devices for a run; on the host for a population, None
-            before it is made.
-        record: the open directory that metrics go to, or None.
-        checkpoints: of this run or population in it, or None.
-        flight: the calls under way, and the stalls that a watchdog saw.
-        windows: the speed of each window of this process.
-    """
-
-    options: RunOptions
-    splits: Splits
-    programs: Programs
-    plan: Plan
-    logs: list[MemberLog]
-    clock: Clock
+    options: RunOptions  # how it is run; cadences are resolved
+    splits: Splits  # its data
+    programs: Programs  # what is compiled
+    plan: Plan  # where windows and calls end
+    logs: list[MemberLog]  # what became of each member, by row
+    clock: Clock  # where the time went
+    # For the column ``member`` of the lines; None: a run, which has no such column.
     numbers: tuple[int, ...] | None = None
-    vmapped: VmapPlan | None = None
-    seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    vmapped: VmapPlan | None = None  # how members are arranged; None: a run
+    seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)  # of a run, by steps per call
+    # The newest state that is not in flight: of a run on the devices, of a population on the host; None until made.
     state: Any = None
-    record: Record | None = None
-    checkpoints: Checkpoints | None = None
-    flight: Flight = dataclasses.field(default_factory=Flight)
-    windows: list[Window] = dataclasses.field(default_factory=list)
-    # The digest of the lines in the record, and when a state was saved last, on the clock of ``time.perf_counter``.
-    _reported: LogDigest = dataclasses.field(init=False)
-    _saved_at: float = 0.0
+    record: Record | None = None  # the open directory that metrics go to, or None
+    checkpoints: Checkpoints | None = None  # of this run or population in it, or None
+    flight: Flight = dataclasses.field(default_factory=Flight)  # the calls under way, and the stalls noticed
+    windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
+    _reported: LogDigest = dataclasses.field(init=False)  # of the lines in the record
+    _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
 
     @property
     def experiment(self) -> Experiment[Any]:
@@ -139,9 +112,9 @@ class Trainer:
         return 1 if plan is None else min(len(self.logs), plan.block * self.programs.spec.num_devices)
 
     def shape(self, num_members: int) -> Shape | None:
-        """How this many members of a block are arranged: in the fastest vmap size that was tried for their number.
+        """The arrangement of a block of which ``num_members`` are left, in the fastest vmap size for their number.
 
-        There are always chunks for a whole block, so that one program serves any number that is left of it.
+        There are always chunks for a whole block, so that one program serves any number.
         """
         if (plan := self.vmapped) is None:
             return None
@@ -161,11 +134,7 @@ class Trainer:
         return list(map(int, self.host_states().states.step))
 
     def evaluate(self, split: str, state: TrainState | None = None) -> dict[str, float]:
-        """Exact metrics over a split of ``state``, by default that of a run; compiles if it was never asked for.
-
-        Raises:
-            ConfigError: the data have no such split.
-        """
+        """Exact metrics over a split of ``state``, by default that of a run; ConfigError if there is no such split."""
         if split not in (known := self.splits.named()):
             raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
         means = self.programs.evaluate(None, split, self.state if state is None else state)
@@ -208,10 +177,7 @@ class Trainer:
         """Continues from the newest whole checkpoint, and cuts the metrics to it; ``where`` names it in messages.
 
         ``check`` gets its step, None if there is none, before anything is changed. Returns this step, and a
-        description of each damage found.
-
-        Raises:
-            RecordError: all checkpoints are damaged, or they hold no state of this experiment.
+        description of each damage found. RecordError if all are damaged, or hold no state of this experiment.
         """
         assert self.checkpoints is not None
         plain = self.vmapped is None
@@ -305,11 +271,7 @@ class Trainer:
         return broadcast_from_primary(lambda: time.perf_counter() - self._saved_at > SECONDS_BETWEEN_SAVES)
 
     def save(self, step: int) -> None:
-        """Starts saving the newest state; a member with parameters that are not finite has diverged instead.
-
-        Raises:
-            RecordError: the disk refused.
-        """
+        """Starts saving the newest state, or raises RecordError; a member without finite parameters has diverged."""
         if self.record is None or self.checkpoints is None or self.state is None:
             return
         metrics: dict[str, float] = {}

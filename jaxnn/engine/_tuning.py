@@ -1,7 +1,4 @@
-"""Sizes chosen by measuring: steps per call, members under one ``vmap``, examples per batch.
-
-One probe serves all: a compiled call, timed on this machine, with the temporary memory that XLA reports for it.
-"""
+"""Sizes chosen by timing compiled calls: steps per call, members under one ``vmap``, examples per batch."""
 
 from __future__ import annotations
 
@@ -49,15 +46,10 @@ type Call = Callable[[], object]
 
 
 class Choice(NamedTuple):
-    """How many steps a call runs, and why.
-
-    Attributes:
-        steps_per_call: the chosen number.
-        seconds_per_step: the cost of each length that was tried, by length.
-    """
+    """How many steps a call runs, and why."""
 
     steps_per_call: int
-    seconds_per_step: dict[int, float]
+    seconds_per_step: dict[int, float]  # the cost of each length that was tried, by length
 
 
 def choose_steps_per_call(
@@ -106,10 +98,7 @@ def seconds_per_step(call: Call, length: int, give_up_above: float = math.inf) -
 
 
 def timed_round(call: Call, length: int, num_calls: int) -> float:
-    """The seconds per step of ``num_calls`` calls of ``length`` steps, the last of which is waited for.
-
-    All processes get what the first one measured: they must come to the same choice.
-    """
+    """Seconds per step of ``num_calls`` calls of ``length`` steps; the first process's, so that all choose the same."""
     start = time.perf_counter()
     for _ in range(num_calls):
         result = call()
@@ -119,19 +108,12 @@ def timed_round(call: Call, length: int, num_calls: int) -> float:
 
 
 class Trial(NamedTuple):
-    """A size that was tried.
+    """A size that was tried."""
 
-    Attributes:
-        size: members under one ``vmap`` on a device, or examples per batch.
-        seconds: of one step.
-        per_second: the throughput of one device: member-steps or examples per second.
-        temporary_bytes: the memory that a call takes and frees again.
-    """
-
-    size: int
-    seconds: float
-    per_second: float
-    temporary_bytes: int
+    size: int  # members under one ``vmap`` on a device, or examples per batch
+    seconds: float  # of one step
+    per_second: float  # the throughput of one device: member-steps or examples per second
+    temporary_bytes: int  # the memory that a call takes and frees again
 
 
 def try_size(size: int, num_steps: int, call: Call, temporary_bytes: int) -> Trial:
@@ -149,18 +131,10 @@ def widen(
     free_bytes: float | None = None,
     least: int = 0,
 ) -> str | None:
-    """Tries larger and larger sizes, until they are slower or do not fit.
+    """Tries larger and larger ``sizes``, until they are slower, from ``least`` on, or do not fit.
 
-    Args:
-        sizes: those to try, ascending.
-        trials: what was tried so far, at least one; gets the others.
-        attempt: tries a size.
-        fixed_bytes: the memory that any size takes besides its temporaries.
-        free_bytes: the memory that may be taken; None: unknown.
-        least: a size up to which being slower is no reason to stop.
-
-    Returns:
-        Why no larger size was tried, if it was not for speed.
+    ``trials`` holds what was tried so far, at least one, and gets the others. Any size takes ``fixed_bytes`` besides
+    its temporaries, of ``free_bytes`` if that is known. Returns why no larger size was tried, if it was not for speed.
     """
     for size in sizes:
         if size <= trials[-1].size:
@@ -184,21 +158,13 @@ def widen(
 
 
 class VmapPlan(NamedTuple):
-    """What was chosen for the members of one program.
+    """What was chosen for the members of one program."""
 
-    Attributes:
-        size: members under one ``vmap`` on a device.
-        steps_per_call: training steps per call.
-        block: members that are on a device at a time; fewer than all if memory is short.
-        trials: the sizes that were tried, smallest first.
-        note: why larger ones were not tried, if memory forbade it.
-    """
-
-    size: int
-    steps_per_call: int
-    block: int
-    trials: tuple[Trial, ...] = ()
-    note: str | None = None
+    size: int  # members under one ``vmap`` on a device
+    steps_per_call: int  # training steps per call
+    block: int  # members that are on a device at a time; fewer than all if memory is short
+    trials: tuple[Trial, ...] = ()  # the sizes that were tried, smallest first
+    note: str | None = None  # why larger ones were not tried, if memory forbade it
 
     def lines(self) -> list[str]:
         """The throughput curve, a line per size, and what was chosen."""
@@ -224,10 +190,7 @@ def plan_vmap_size(
     one by one, whose small matrices stay in its cache, then a few together; on an accelerator many, then all.
 
     A size or steps per call that are given are not measured. If ``thorough``, sizes are tried until they are slower,
-    for their throughput curve.
-
-    Raises:
-        TrainingError: not even one member fits.
+    for their throughput curve. TrainingError if not even one member fits.
     """
     num_devices, device = programs.spec.num_devices, programs.layout.device
     num_members, window = -(-programs.num_members // num_devices), min(typical_window(plan), plan.num_steps)

@@ -1,7 +1,4 @@
-"""Time cut into windows and calls, and the hot loop that dispatches calls one window ahead of the host.
-
-Where windows and calls end is a pure function of the step, so a resumed run cuts time the same way.
-"""
+"""Windows and calls, which end at the same steps in a resumed run, and the hot loop that dispatches them."""
 
 from __future__ import annotations
 
@@ -36,22 +33,14 @@ MANY_CALLS = 64
 
 
 class Plan(NamedTuple):
-    """How ``num_steps`` are cut into windows (what is reported) and calls (what is compiled).
+    """How ``num_steps`` are cut into windows (what is reported) and calls (what is compiled)."""
 
-    Attributes:
-        num_steps: the last step.
-        report_every: steps between reports.
-        eval_every: steps between evaluations; 0 for one at the end.
-        checkpoint_every: steps between checkpoints; 0 for none that are due by step.
-        steps_per_call: the most steps one compiled call runs.
-        tails: the lengths of shorter calls at the end of windows, longest first; see :func:`with_tails`.
-    """
-
-    num_steps: int
-    report_every: int
-    eval_every: int
-    checkpoint_every: int
-    steps_per_call: int = 1
+    num_steps: int  # the last step
+    report_every: int  # steps between reports
+    eval_every: int  # steps between evaluations; 0 for one at the end
+    checkpoint_every: int  # steps between checkpoints; 0 for none that are due by step
+    steps_per_call: int = 1  # the most steps one compiled call runs
+    # The lengths of shorter calls at the end of windows, longest first; see `with_tails`.
     tails: tuple[int, ...] = ()
 
     @property
@@ -121,33 +110,23 @@ def near_divisor(whole: int, about: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-    """A time in which no step completed.
+    """A time in which no step completed."""
 
-    Attributes:
-        where: what it waited for: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``.
-        step: the last step that was known to be done.
-        seconds: its length so far.
-    """
-
-    where: str
-    step: int
-    seconds: float
+    where: str  # what it waited for: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``
+    step: int  # the last step that was known to be done
+    seconds: float  # its length so far
 
 
 class Flight:
-    """The calls under way: written by the thread that trains, read by the watchdog's.
-
-    Attributes:
-        started: the last step of the call that was dispatched last, or is being dispatched.
-        stalls: those that were noticed, oldest first; written by the watchdog's thread.
-    """
+    """The calls under way: written by the thread that trains, read by the watchdog's."""
 
     def __init__(self) -> None:
-        self.stalls: list[Stall] = []
+        self.stalls: list[Stall] = []  # oldest first; written by the watchdog's thread
         self.start(0)
 
     def start(self, step: int) -> None:
         """Nothing is under way, and ``step`` is the last one done."""
+        # The last step of the call that was dispatched last, or is being dispatched.
         self.started = self._done = step
         self._calls: deque[tuple[int, Any]] = deque()
 
@@ -170,40 +149,24 @@ class Flight:
 
 
 class WindowResult(NamedTuple):
-    """A window whose steps are done.
+    """A window whose steps are done."""
 
-    Attributes:
-        step: updates done at its end.
-        num_steps: updates in it.
-        metrics: the mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of the shape of
-            a population.
-        bad_step: the first step whose loss was not finite, or -1; of the same shape.
-        seconds: from the end of the window before, or from where the loop continued after a pause.
-        state: the state at its end if nothing is in flight, else None: it is in use by the next window.
-    """
-
-    step: int
-    num_steps: int
+    step: int  # updates done at its end
+    num_steps: int  # updates in it
+    # The mean of each metric over its steps, named ``train_*``, the loss first; ``[]``, or of a population's shape.
     metrics: dict[str, np.ndarray]
-    bad_step: np.ndarray
-    seconds: float
-    state: Any | None
+    bad_step: np.ndarray  # the first step whose loss was not finite, or -1; of the same shape
+    seconds: float  # from the end of the window before, or from where the loop continued after a pause
+    state: Any | None  # the state at its end if nothing is in flight, else None: it is in use by the next window
 
 
 class InFlightWindow(NamedTuple):
-    """A window whose calls are dispatched.
+    """A window whose calls are dispatched."""
 
-    Attributes:
-        step: updates done at its end.
-        num_steps: updates in it.
-        totals: its sums, on the device.
-        done_at: when it was noticed to be done; None before.
-    """
-
-    step: int
-    num_steps: int
-    totals: Totals
-    done_at: float | None = None
+    step: int  # updates done at its end
+    num_steps: int  # updates in it
+    totals: Totals  # its sums, on the device
+    done_at: float | None = None  # when it was noticed to be done; None before
 
     def noticed(self) -> InFlightWindow:
         """The window with its ``done_at``, if it is done now and was not noticed before."""

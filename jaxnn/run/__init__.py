@@ -2,13 +2,10 @@
 
 from jaxnn.run._display import Display as Display
 from jaxnn.run._display import open_display as open_display
-from jaxnn.run._fit import Iteration as Iteration
 from jaxnn.run._fit import fit as fit
 from jaxnn.run._fit import iterate as iterate
 from jaxnn.run._record import file_name_of as file_name_of
 from jaxnn.run._report import NAME_WIDTH as NAME_WIDTH
-from jaxnn.run._report import Report as Report
-from jaxnn.run._report import Summary as Summary
 from jaxnn.run._report import device_rows as device_rows
 from jaxnn.run._report import format_metrics as format_metrics
 from jaxnn.run._report import format_rate as format_rate

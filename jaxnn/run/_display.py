@@ -56,14 +56,11 @@ class Display:
             show = {"bar": self._move, "notebook": self._redraw}.get(self.kind, self.say)
             show(report)
 
-    @contextlib.contextmanager
-    def announcing(self, clock: Clock) -> Iterator[None]:
+    def announcing(self, clock: Clock) -> contextlib.AbstractContextManager[None]:
         """Announces the stages of the block that take long, as ``clock`` knows them."""
         if self.kind == "none":
-            yield
-            return
-        with in_background(lambda over: self._announce(clock, over), "stages"):
-            yield
+            return contextlib.nullcontext()
+        return in_background(lambda over: self._announce(clock, over), "stages")
 
     def close(self) -> None:
         """Takes the bar down."""

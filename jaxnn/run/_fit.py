@@ -63,12 +63,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
 
 
 class Iteration:
-    """A run that its caller walks through, window by window: iterate over it, then ask it for its ``run``.
-
-    Attributes:
-        run: the run so far, or at its end.
-        state: the state at the end of the latest window; nothing is in flight while the caller works.
-    """
+    """A run that its caller walks through, window by window: iterate over it, then ask it for its ``run``."""
 
     def __init__(self, experiment: Experiment[Any], options: RunOptions) -> None:
         self._experiment = experiment
@@ -132,11 +127,7 @@ def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **ch
 
 
 def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[Report]:
-    """Trains a run to its end, and sets its status.
-
-    Raises:
-        TrainingError: the loss or the parameters are no longer finite.
-    """
+    """Trains a run to its end, and sets its status; TrainingError if loss or parameters are no longer finite."""
     trainer = session.trainer
     if not session.log.unfinished:  # a resumed run that is over
         return

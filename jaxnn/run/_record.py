@@ -10,28 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxnn.engine import (
-    RUNNING,
-    MemberLog,
-    RunOptions,
-    Trainer,
-    check_config,
-    check_data,
-    check_parts,
-    closing_writers,
-    open_trainer,
-    recorded_options,
-)
+from jaxnn import engine, parallel
+from jaxnn.engine import RunOptions
 from jaxnn.observe import Clock, describe_devices, peak_memory_bytes, steady_throughput
-from jaxnn.parallel import (
-    all_agree,
-    broadcast_from_primary,
-    check_divides,
-    is_primary,
-    make_layout,
-    process_count,
-    set_resume_hint,
-)
 from jaxnn.record import (
     FOLDER,
     check_vacant,
@@ -53,21 +34,16 @@ from jaxnn.types import Experiment, RecordError, TrainingError
 
 @dataclasses.dataclass
 class Session:
-    """A run under way: a population of one, and its record.
+    """A run under way: a population of one, and its record."""
 
-    Attributes:
-        trainer: what trains it.
-        ready_seconds: from the call of ``fit`` to the moment the first step could run.
-        resumed: of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of
-            newer checkpoints that are ``damaged``.
-    """
-
-    trainer: Trainer
-    ready_seconds: float
+    trainer: engine.Trainer  # what trains it
+    ready_seconds: float  # from the call of ``fit`` to the moment the first step could run
+    # Of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of newer
+    # checkpoints that are ``damaged``.
     resumed: dict[str, Any] | None = None
 
     @property
-    def log(self) -> MemberLog:
+    def log(self) -> engine.MemberLog:
         """What has become of the run: its status, and the lines that it reported."""
         return self.trainer.logs[0]
 
@@ -81,39 +57,37 @@ class Session:
 def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock, display: Display) -> Iterator[Session]:
     """A run ready to train, with its record open; the record is completed on the way out, also after a failure.
 
-    ``display`` shows the device as soon as JAX has opened it.
-
-    Raises:
-        ConfigError, DataError, RecordError: the run cannot start; nothing was written.
+    ``display`` shows the device as soon as JAX has opened it. ConfigError, DataError or RecordError if the run cannot
+    start; then nothing was written.
     """
     started = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(closing_writers(options))
+        stack.enter_context(engine.closing_writers(options))
         before = record = None
-        all_agree("config", config_json(experiment.config))
+        parallel.all_agree("config", config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
-        all_agree("options", jsonable(recorded_options(options) | shared))
+        parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
         if (resume := options.resume) is not None:
-            broadcast_from_primary(lambda: read_run(resume))  # before a lock is left where there is no run
-            record = stack.enter_context(open_record(resume, writes=is_primary()))
-            before = broadcast_from_primary(lambda: read_run(resume))
+            parallel.broadcast_from_primary(lambda: read_run(resume))  # before a lock is left where there is no run
+            record = stack.enter_context(open_record(resume, writes=parallel.is_primary()))
+            before = parallel.broadcast_from_primary(lambda: read_run(resume))
             options = continued_options(experiment, options, before)
         if (run_dir := options.run_dir) is not None:
-            broadcast_from_primary(lambda: check_vacant(run_dir))
-        check_config(experiment.config)
+            parallel.broadcast_from_primary(lambda: check_vacant(run_dir))
+        engine.check_config(experiment.config)
         if options.record and options.checkpoint_every != 0:
             preload_orbax()
-        layout = make_layout(options.strategy, options.devices, options.mesh, options.device)
-        check_divides(experiment.config.batch_size, layout.data_size)
+        layout = parallel.make_layout(options.strategy, options.devices, options.mesh, options.device)
+        parallel.check_divides(experiment.config.batch_size, layout.data_size)
         if options.eval_batch_size is not None:
-            check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
+            parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
         display.rows(device_rows(layout.num_devices), NAME_WIDTH)
         with clock.span("load", "loading the data"):
             splits = experiment.data(experiment.config)
-            check_data(splits)
-            check_parts(experiment)
+            engine.check_data(splits)
+            engine.check_parts(experiment)
         steps_per_call = before["steps_per_call"] if before else None
-        trainer = open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
+        trainer = engine.open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
         stack.callback(trainer.programs.spec.feed.close)
         session = Session(trainer, time.perf_counter() - started)
         if options.record:
@@ -121,10 +95,10 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             facts = _facts(session)
             if record is None:
                 wanted = options.run_dir or new_run_dir(session.name)
-                path = broadcast_from_primary(lambda: str(create_run_dir(wanted)))
-                record = stack.enter_context(open_record(Path(path), writes=is_primary()))
+                path = parallel.broadcast_from_primary(lambda: str(create_run_dir(wanted)))
+                record = stack.enter_context(open_record(Path(path), writes=parallel.is_primary()))
             trainer.open_store(record, record.path / FOLDER)
-            set_resume_hint(f"resume with --resume {record.path}")
+            parallel.set_resume_hint(f"resume with --resume {record.path}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
             # A run that is over is loaded, not run: its record stays as it is.
@@ -138,10 +112,10 @@ def _facts(session: Session) -> dict[str, Any]:
     trainer, programs = session.trainer, session.trainer.programs
     return {
         "name": session.name,
-        "status": RUNNING,
+        "status": engine.RUNNING,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": config_json(trainer.experiment.config),
-        "options": recorded_options(trainer.options),
+        "options": engine.recorded_options(trainer.options),
         "steps_per_call": trainer.plan.steps_per_call,
         "seconds_per_step_measured": trainer.seconds_per_step,
         "data": trainer.splits.name,
@@ -182,7 +156,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         if log.unfinished or (broken and log.status in ("finished", "stopped early")):
             log.status = "failed" if isinstance(error, Exception) else "interrupted"
         # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
-        alone = process_count() > 1 and error is not None and not isinstance(error, TrainingError)
+        alone = parallel.process_count() > 1 and error is not None and not isinstance(error, TrainingError)
         with trainer.clock.span("checkpoint"):
             attempt(lambda: checkpoints.close(wait=not alone))
         # Whatever the disk refused, the rest is tried: what is small may find room.

@@ -96,24 +96,16 @@ def _milliseconds(seconds: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """One window: its metrics, and how fast it was. All host values.
+    """One window: its metrics, and how fast it was. All host values."""
 
-    Attributes:
-        step: updates done at its end.
-        num_steps: updates the run is to do.
-        metrics: ``train_*`` are means over the window's steps; those of an eval split, such as ``test_*``, are exact
-            over the whole split, and present only if it was evaluated.
-        seconds: wall time of the window, without evaluation, checkpoints and the caller's own work.
-        steps_per_second: updates per second.
-        examples_per_second: training examples per second.
-    """
-
-    step: int
-    num_steps: int
+    step: int  # updates done at its end
+    num_steps: int  # updates the run is to do
+    # ``train_*`` are means over the window's steps; those of an eval split, such as ``test_*``, are exact over the
+    # whole split, and present only if it was evaluated.
     metrics: Mapping[str, float]
-    seconds: float
-    steps_per_second: float
-    examples_per_second: float
+    seconds: float  # wall time of the window, without evaluation, checkpoints and the caller's own work
+    steps_per_second: float  # updates per second
+    examples_per_second: float  # training examples per second
 
     @property
     def rates(self) -> str:

@@ -30,10 +30,8 @@ KEPT_OPTIONS = (
 def continued_options(experiment: Experiment[Any], options: RunOptions, before: dict[str, Any]) -> RunOptions:
     """The options to resume with: the record's, where the caller leaves them at their defaults.
 
-    An option at its default counts as not given: ``strategy="auto"`` keeps the record's.
-
-    Raises:
-        ConfigError: the experiment is not the one of the record, or the devices that the record asks for are not there.
+    An option at its default counts as not given: ``strategy="auto"`` keeps the record's. ConfigError if the experiment
+    is not the one of the record, or the devices that the record asks for are not available.
     """
     if not options.record:
         raise ConfigError("a resumed run continues its record: leave record at its default.")
@@ -55,11 +53,8 @@ def restored_facts(
     """Continues a run from the newest whole checkpoint of its record.
 
     ``before`` is the content of its ``run.json``, and ``facts`` that of a new run. Returns the new content, and what
-    is new in it of this resume.
-
-    Raises:
-        RecordError: the data are not those of the record, there is no checkpoint, none is whole, it cannot be read, or
-            it is past ``num_steps``; nothing was written.
+    is new in it of this resume. RecordError if the data are not those of the record, there is no checkpoint, none is
+    whole, it cannot be read, or it is past ``num_steps``; then nothing was written.
     """
     assert trainer.record is not None
     path = trainer.record.path
@@ -125,11 +120,9 @@ def recorded_setup(
 ) -> dict[str, Any]:
     """The ``devices``, ``strategy``, ``mesh`` and ``stop`` of a record to resume; those given now replace them.
 
-    ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``.
-
-    Raises:
-        ConfigError: the devices that the record asks for are not here, or the stopping rule was a function, of which a
-            record holds the name alone.
+    ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
+    the devices that the record asks for are not available, or the stopping rule was a function, of which a record
+    holds the name alone.
     """
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))

@@ -30,19 +30,13 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class Farewell(NamedTuple):
-    """How a process ends that is stopped at once.
+    """How a process ends that is stopped at once."""
 
-    Attributes:
-        early_status: its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again.
-        early_text: what it then prints on standard error.
-        second_status: its exit status after a second signal.
-        second_text: what it then prints.
-    """
-
+    # Its exit status before training started, by SIGINT; SIGTERM is a scheduler's, which may try again.
     early_status: int
-    early_text: str
-    second_status: int
-    second_text: str
+    early_text: str  # what it then prints on standard error
+    second_status: int  # its exit status after a second signal
+    second_text: str  # what it then prints
 
     def after(self, interruption: Interruption) -> tuple[int, str]:
         """The status and the text after ``interruption``."""
@@ -56,18 +50,12 @@ class Interruption:
 
     Signals are taken in by a thread, which Python wakes from C: the main thread may be inside XLA's compiler for
     minutes, where Python calls no handler.
-
-    Args:
-        farewell: how the process ends if the main thread does not end it in time; None: it is not ours to end.
-
-    Attributes:
-        signum: the number of the signal that asked to stop after what is under way; None: no signal did.
-        ended_by: the number of the signal that ends everything at once, a second one or one before training started.
     """
 
     def __init__(self, farewell: Farewell | None = None) -> None:
-        self.signum: int | None = None
-        self.ended_by: int | None = None
+        self.signum: int | None = None  # the signal that asked to stop after what is under way
+        self.ended_by: int | None = None  # the one that ends all at once: a second one, or one before training started
+        # How the process ends if the main thread does not end it in time; None: it is not ours to end.
         self.farewell = farewell
         self._finishes: str | None = None
         self._breaks_off = self._over = False

@@ -8,7 +8,6 @@ import faulthandler
 import io
 import sys
 import threading
-from collections.abc import Iterator
 
 import jax
 
@@ -78,43 +77,36 @@ class Watch:
         return lines
 
 
-@contextlib.contextmanager
-def watching(clock: Clock, flight: Flight, stall_after: float, *, aloud: bool) -> Iterator[None]:
-    """Has a thread note the stalls of the block in ``flight``.
+def watching(
+    clock: Clock, flight: Flight, stall_after: float, *, aloud: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Has a thread note the stalls of the block in ``flight``: ``stall_after`` seconds without a step; 0 disables.
 
-    It checks once a second, costs the loop nothing, and notices nothing while other code holds Python's lock.
-
-    Args:
-        clock: the run's; its open span is what is waited for.
-        flight: its calls.
-        stall_after: the seconds without a completed step that make a stall; 0 disables.
-        aloud: report on standard error too, again each time a stall has lasted twice as long, then with the stack of
-            every Python thread.
+    It checks once a second, costs the loop nothing, and notices nothing while other code holds Python's lock. The open
+    span of ``clock`` is what is waited for. If ``aloud``, it reports on standard error too, again each time a stall has
+    lasted twice as long, then with the stack of every Python thread.
     """
     if not stall_after:
-        yield
-        return
+        return contextlib.nullcontext()
     watch = Watch(clock, flight, stall_after)
     seconds = min(SECONDS_BETWEEN_LOOKS, stall_after / LOOKS_PER_BOUND)
-    with in_background(lambda over: _keep_watch(watch, over, seconds, aloud), "watchdog"):
-        yield
 
+    def look_at_intervals(over: threading.Event) -> None:
+        running = True
+        while running:  # and once more at the end
+            running = not over.wait(seconds)
+            lines = watch.look()
+            if lines and aloud:
+                # Processes may wait for different things.
+                who = f"process {jax.process_index()}: " if jax.process_count() > 1 else ""
+                sys.stderr.write("".join(f"{who}{line}\n" for line in lines))
+                sys.stderr.flush()
+                if watch.reports == 2:
+                    # What standard error is replaced by, as in a notebook, may have no file.
+                    with contextlib.suppress(io.UnsupportedOperation, AttributeError):
+                        faulthandler.dump_traceback(sys.stderr)
 
-def _keep_watch(watch: Watch, over: threading.Event, seconds: float, aloud: bool) -> None:
-    """Looks at intervals, and once more at the end, for what completed since."""
-    running = True
-    while running:
-        running = not over.wait(seconds)
-        lines = watch.look()
-        if lines and aloud:
-            # Processes may wait for different things.
-            who = f"process {jax.process_index()}: " if jax.process_count() > 1 else ""
-            sys.stderr.write("".join(f"{who}{line}\n" for line in lines))
-            sys.stderr.flush()
-            if watch.reports == 2:
-                # What standard error is replaced by, as in a notebook, may have no file.
-                with contextlib.suppress(io.UnsupportedOperation, AttributeError):
-                    faulthandler.dump_traceback(sys.stderr)
+    return in_background(look_at_intervals, "watchdog")
 
 
 def spoken(seconds: float) -> str:
