@@ -13,17 +13,15 @@ import numpy as np
 class Clock:
     """Seconds spent in named spans; an inner span pauses the one around it, so no second is counted twice.
 
-    Time outside every span is not counted. One thread opens spans; any thread may read ``current`` and ``stage``.
-
-    Attributes:
-        now: returns the time in seconds and never decreases.
-        current: the innermost span, None outside all, and when it started or resumed; replaced as one value.
-        stage: description of what the innermost span does, None if it has none, and since when; replaced likewise.
+    Time outside every span is not counted. One thread opens spans; any thread may read ``current`` and ``stage``, which
+    are replaced as one value. ``now`` returns the time in seconds and never decreases.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
+        # The innermost span, None outside all, and when it started or resumed.
         self.current: tuple[str | None, float] = None, now()
+        # Description of what the innermost span does, None if it has none, and since when.
         self.stage: tuple[str | None, float] = self.current
         self._seconds: dict[str, float] = {}
 

@@ -168,22 +168,14 @@ def format_bytes(num_bytes: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the leaves of one pytree are stored.
+    """Where the leaves of one pytree are stored."""
 
-    Attributes:
-        name: of the pytree, such as ``"parameters"``.
-        num_committed: number of leaves that JAX may not move, which pins what is computed from them.
-        num_bytes: their logical size; a copy on a second device does not count.
-        device_bytes: bytes by device (``"gpu:0"``), copies counted; NumPy arrays are on ``"host"``.
-        first_leaf: path of the first leaf by platform (``"gpu"``, ``"cpu"``, ``"host"``).
-    """
-
-    name: str
+    name: str  # of the pytree, such as ``"parameters"``
     num_leaves: int
-    num_committed: int
-    num_bytes: int
-    device_bytes: Mapping[str, int]
-    first_leaf: Mapping[str, str]
+    num_committed: int  # leaves that JAX may not move, which pins what is computed from them
+    num_bytes: int  # their logical size; a copy on a second device does not count
+    device_bytes: Mapping[str, int]  # bytes by device (``"gpu:0"``), copies counted; NumPy arrays are on ``"host"``
+    first_leaf: Mapping[str, str]  # path of the first leaf by platform (``"gpu"``, ``"cpu"``, ``"host"``)
 
     def __str__(self) -> str:
         """``parameters: 4 leaves, 1.5 MiB on gpu:0 (committed)``; on several devices also the bytes of the fullest."""

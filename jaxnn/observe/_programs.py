@@ -21,27 +21,16 @@ _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """One program made ready to run.
+    """One program made ready to run."""
 
-    Attributes:
-        name: the program, such as ``"train_steps"``.
-        cause: why it had to be compiled, such as ``"first step"``.
-        trace_seconds: Python to jaxpr.
-        lower_seconds: jaxpr to StableHLO.
-        compile_seconds: StableHLO to an executable, or its retrieval from the cache.
-        cache_hit: whether the executable came from the persistent compilation cache.
-        saved_seconds: after a hit, the whole seconds of the compilation that filled the cache, less the retrieval's.
-        temporary_bytes: memory that each call allocates and frees, besides its arguments and results.
-    """
-
-    name: str
-    cause: str
-    trace_seconds: float
-    lower_seconds: float
-    compile_seconds: float
-    cache_hit: bool = False
-    saved_seconds: float = 0.0
-    temporary_bytes: int = 0
+    name: str  # such as ``"train_steps"``
+    cause: str  # why it had to be compiled, such as ``"first step"``
+    trace_seconds: float  # Python to jaxpr
+    lower_seconds: float  # jaxpr to StableHLO
+    compile_seconds: float  # StableHLO to an executable, or its retrieval from the cache
+    cache_hit: bool = False  # whether the executable came from the persistent compilation cache
+    saved_seconds: float = 0.0  # after a hit, whole seconds of the compilation that filled the cache, less retrieval's
+    temporary_bytes: int = 0  # memory that each call allocates and frees, besides its arguments and results
 
     @property
     def seconds(self) -> float:

@@ -56,13 +56,10 @@ class Ending(NamedTuple):
 
 
 class Link:
-    """This process's connections to the others, in a thread of their own.
-
-    Attributes:
-        resume_hint: what to do when another process is lost, for the line that reports it.
-    """
+    """This process's connections to the others, in a thread of their own."""
 
     def __init__(self, place: Place) -> None:
+        # What to do when another process is lost, for the line that reports it.
         self.resume_hint = RESUME_HINT
         self._place = place
         self._greeting = {"--num-processes": place.num_processes, "jax": jax.__version__}
@@ -84,9 +81,7 @@ class Link:
     def join(self) -> str:
         """Waits until all processes have started; the address where this one reaches JAX's coordination service.
 
-        Raises:
-            ConfigError: the processes do not fit together, or the port is taken.
-            TrainingError: some did not start in time.
+        Raises ConfigError if they do not fit together or the port is taken, TrainingError if some do not start in time.
         """
 
         async def beat() -> None:
@@ -265,11 +260,7 @@ class Link:
         return reader, writer
 
     async def _is_started(self, reader: asyncio.StreamReader) -> bool:
-        """Whether the run starts; False: process 0 closed the connection.
-
-        Raises:
-            ConfigError, TrainingError: the run does not start, and why.
-        """
+        """Whether the run starts; False: process 0 closed the connection. Raises the error that process 0 sent."""
         while (message := await receive(reader, self._place.lost_after)).get("kind") == "beat":
             pass
         if message.get("kind") == "refused":
@@ -353,8 +344,7 @@ def send(writer: asyncio.StreamWriter, kind: str, **fields: Any) -> None:
 async def receive(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any]:
     """The next message; empty at the end of the connection, and for anything that is no message.
 
-    Raises:
-        TimeoutError: no line was complete after ``seconds``.
+    Raises TimeoutError if no line is complete after ``seconds``.
     """
     try:
         async with asyncio.timeout(seconds):
