@@ -148,7 +148,13 @@ def available_bytes(device: jax.Device) -> int | None:
         return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     if device.platform != "cpu":
         return None
-    known = [left for left in (_free_on_host(), _left_in_container()) if left is not None]
+    known = []
+    meminfo = pathlib.Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        known.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    if (left := _left_in_container()) is not None:
+        known.append(left)
     # Beyond a limit on the address space XLA does not fail but waits forever: its threads cannot allocate.
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     taken = pathlib.Path("/proc/self/statm")
@@ -218,17 +224,6 @@ def observe_placement(**trees: PyTree) -> list[Placement]:
         shown = name.replace("_", " ")
         observed.append(Placement(shown, len(leaves), committed, nbytes(tree), device_bytes, first_leaf))
     return observed
-
-
-def _free_on_host() -> int | None:
-    meminfo = pathlib.Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
 
 
 def _left_in_container() -> int | None:

@@ -29,10 +29,10 @@ _WRAPPED = {
 
 
 class SparseRows(NamedTuple):
-    """A gradient or an update of a table by its rows; values of equal ids add up, ids beyond the last row are ignored."""
+    """A gradient or an update of a table by its rows."""
 
-    ids: jax.Array  # ``[n]`` int32, the numbers of the rows
-    values: jax.Array  # ``[n, ...]``, one for each
+    ids: jax.Array  # ``[n]`` int32; values of equal ids add up, and one beyond the table's last row does not count
+    values: jax.Array  # ``[n, ...]``, one for each id
 
 
 def is_rows(node: Any) -> bool:

@@ -143,8 +143,7 @@ def _named_specs(mesh: Mesh, params: PyTree, specs: PyTree) -> dict[Path, tuple[
                     "mesh or width."
                 )
         if any(parts):
-            parts_of_spec = (names[0] if len(names) == 1 else names or None for names in parts)
-            found[path] = leaf.shape, PartitionSpec(*parts_of_spec)
+            found[path] = leaf.shape, PartitionSpec(*parts)
     return found
 
 
