@@ -51,20 +51,21 @@ def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
 
     Raises ConfigError if one of those is unknown or JAX does not have it here.
     """
-    for kind in wanted or ():
-        if kind not in PLATFORMS:
-            raise ConfigError(f"devices has {kind!r}, and there is no such kind: {suggest(kind, PLATFORMS)}.")
-    if wanted is not None and not wanted:
-        raise ConfigError("devices is empty: give kinds such as cpu,gpu, or leave it out for all that there are.")
     found: dict[str, jax.Device] = {}
     for kind in PLATFORMS:
         with contextlib.suppress(*UNOPENED):
             found[kind] = jax.local_devices(backend=kind)[0]
-    for kind in wanted or ():
+    if wanted is None:
+        return found
+    if not wanted:
+        raise ConfigError("devices is empty: give kinds such as cpu,gpu, or leave it out for all that there are.")
+    for kind in wanted:
+        if kind not in PLATFORMS:
+            raise ConfigError(f"devices has {kind!r}, and there is no such kind: {suggest(kind, PLATFORMS)}.")
         if kind not in found:
             reason = (missing_gpu() if kind == "gpu" else None) or f"JAX has {', '.join(found)} here"
             raise ConfigError(f"devices asks for {kind}, which is not there: {reason.rstrip('.')}.")
-    return {kind: device for kind, device in found.items() if wanted is None or kind in wanted}
+    return {kind: device for kind, device in found.items() if kind in wanted}
 
 
 def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int | None = None) -> list[jax.Device]:
@@ -77,8 +78,8 @@ def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int |
         platform, remedy = devices[0].platform, "ask for no more than these"
         if platform == "cpu":
             remedy += f", or have the CPU stand for {count} with JAX_NUM_CPU_DEVICES={count} in the environment"
-        listed = f"{len(devices)} {platform} device{'s' * (len(devices) > 1)}"
-        raise ConfigError(f"devices is {count}, and JAX has {listed} here: {remedy}.")
+        available = f"{len(devices)} {platform.upper()} device{'s are' if len(devices) > 1 else ' is'} available"
+        raise ConfigError(f"requested {count} devices, but only {available}: {remedy}.")
     if jax.process_count() > 1 and count != len(devices):
         raise ConfigError(
             f"devices is {count}, and this run's {jax.process_count()} processes have {len(devices)}: all of them take "

@@ -31,8 +31,8 @@ from jaxnn.types import ConfigError, TrainingError
 SECRET = "JAXNN_CLUSTER_SECRET"
 # The exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later", as what was saved is kept.
 LOST = 75
-# When another process has ended, this one has so long to end in its own way: a collective of CPUs fails at once, one of
-# GPUs may wait for ever.
+# When another process has ended, this one may take this long to end in its own way: a collective of CPUs fails at once,
+# one of GPUs may wait forever.
 GRACE_SECONDS = 10.0
 # Process 0 reports who is missing when its time is over; who started a little earlier waits so much longer for that.
 VERDICT_SECONDS = 5.0
@@ -300,7 +300,7 @@ class Link:
             self._heard.set()
 
     def _end(self, ending: Ending) -> None:
-        """The end of this process, from beside a main thread that may wait for ever."""
+        """The end of this process, from beside a main thread that may wait forever."""
         try:
             if self.say(ending):
                 # What was printed is worth a second, but no more: the main thread may hold the lock of the stream.

@@ -26,7 +26,7 @@ from jaxnn.types import ConfigError, JaxnnError, TrainingError
 NOTICE_SECONDS = 3.0
 # How long the last process may take after the first is done: it may have a record to complete.
 FINISH_SECONDS = 600.0
-# JAX ends a process from C++ when it misses another for so long: later than its link does, and at least after so long.
+# JAX ends a process from C++ after missing another for this multiple of the link's limit, and at least this long.
 HEARTBEAT_FACTOR = 4
 LEAST_HEARTBEAT_SECONDS = 100
 # A process that shuts down has met all others just before.
