@@ -13,24 +13,20 @@ import numpy as np
 class Clock:
     """Seconds spent in named spans; an inner span pauses the one around it, so no second is counted twice.
 
-    Time outside every span is not counted. One thread opens spans; any thread may read ``current`` and ``stage``.
-
-    Attributes:
-        now: returns the time in seconds and never decreases.
-        current: the innermost span, None outside all, and when it started or resumed; replaced as one value.
-        stage: description of what the innermost span does, None if it has none, and since when; replaced likewise.
+    Time outside every span is not counted. One thread opens spans; any thread may read ``current``, which is replaced
+    as one value. ``now`` returns the time in seconds and never decreases.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
-        self.current: tuple[str | None, float] = None, now()
-        self.stage: tuple[str | None, float] = self.current
+        # The innermost span, None outside all; its stage, None if it has none; and when it started or resumed.
+        self.current: tuple[str | None, str | None, float] = None, None, now()
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def span(self, name: str, stage: str | None = None) -> Iterator[None]:
         """Adds the seconds of the block to ``name``, less those of inner spans; ``stage`` describes it to the user."""
-        (outer, _), (outer_stage, _) = self.current, self.stage
+        outer, outer_stage, _ = self.current
         self._switch(name, stage)
         try:
             yield
@@ -40,16 +36,16 @@ class Clock:
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by name up to now, including the open span."""
-        name, since = self.current
+        name, _, since = self.current
         spent = {} if name is None else {name: self._seconds.get(name, 0.0) + self.now() - since}
         return self._seconds | spent
 
     def _switch(self, name: str | None, stage: str | None) -> None:
         now = self.now()
-        before, since = self.current
+        before, _, since = self.current
         if before is not None:
             self._seconds[before] = self._seconds.get(before, 0.0) + now - since
-        self.current, self.stage = (name, now), (stage, now)
+        self.current = name, stage, now
 
 
 class Window(NamedTuple):

@@ -148,7 +148,13 @@ def available_bytes(device: jax.Device) -> int | None:
         return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
     if device.platform != "cpu":
         return None
-    known = [left for left in (_free_on_host(), _left_in_container()) if left is not None]
+    known = []
+    meminfo = pathlib.Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        known.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    if (left := _left_in_container()) is not None:
+        known.append(left)
     # Beyond a limit on the address space XLA does not fail but waits forever: its threads cannot allocate.
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     taken = pathlib.Path("/proc/self/statm")
@@ -168,22 +174,14 @@ def format_bytes(num_bytes: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Where the leaves of one pytree are stored.
+    """Where the leaves of one pytree are stored."""
 
-    Attributes:
-        name: of the pytree, such as ``"parameters"``.
-        num_committed: number of leaves that JAX may not move, which pins what is computed from them.
-        num_bytes: their logical size; a copy on a second device does not count.
-        device_bytes: bytes by device (``"gpu:0"``), copies counted; NumPy arrays are on ``"host"``.
-        first_leaf: path of the first leaf by platform (``"gpu"``, ``"cpu"``, ``"host"``).
-    """
-
-    name: str
+    name: str  # of the pytree, such as ``"parameters"``
     num_leaves: int
-    num_committed: int
-    num_bytes: int
-    device_bytes: Mapping[str, int]
-    first_leaf: Mapping[str, str]
+    num_committed: int  # leaves that JAX may not move, which pins what is computed from them
+    num_bytes: int  # their logical size; a copy on a second device does not count
+    device_bytes: Mapping[str, int]  # bytes by device (``"gpu:0"``), copies counted; NumPy arrays are on ``"host"``
+    first_leaf: Mapping[str, str]  # path of the first leaf by platform (``"gpu"``, ``"cpu"``, ``"host"``)
 
     def __str__(self) -> str:
         """``parameters: 4 leaves, 1.5 MiB on gpu:0 (committed)``; on several devices also the bytes of the fullest."""
@@ -226,17 +224,6 @@ def observe_placement(**trees: PyTree) -> list[Placement]:
         shown = name.replace("_", " ")
         observed.append(Placement(shown, len(leaves), committed, nbytes(tree), device_bytes, first_leaf))
     return observed
-
-
-def _free_on_host() -> int | None:
-    meminfo = pathlib.Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
 
 
 def _left_in_container() -> int | None:

@@ -22,27 +22,16 @@ _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """One program made ready to run.
+    """One program made ready to run."""
 
-    Attributes:
-        name: the program, such as ``"train_steps"``.
-        cause: why it had to be compiled, such as ``"first step"``.
-        trace_seconds: Python to jaxpr.
-        lower_seconds: jaxpr to StableHLO.
-        compile_seconds: StableHLO to an executable, or its retrieval from the cache.
-        cache_hit: whether the executable came from the persistent compilation cache.
-        saved_seconds: after a hit, the whole seconds of the compilation that filled the cache, less the retrieval's.
-        temporary_bytes: memory that each call allocates and frees, besides its arguments and results.
-    """
-
-    name: str
-    cause: str
-    trace_seconds: float
-    lower_seconds: float
-    compile_seconds: float
-    cache_hit: bool = False
-    saved_seconds: float = 0.0
-    temporary_bytes: int = 0
+    name: str  # such as ``"train_steps"``
+    cause: str  # why it had to be compiled, such as ``"first step"``
+    trace_seconds: float  # Python to jaxpr
+    lower_seconds: float  # jaxpr to StableHLO
+    compile_seconds: float = 0.0  # StableHLO to an executable, or its retrieval from the cache
+    cache_hit: bool = False  # whether the executable came from the persistent compilation cache
+    saved_seconds: float = 0.0  # after a hit, whole seconds of the compilation that filled the cache, less retrieval's
+    temporary_bytes: int = 0  # memory that each call allocates and frees, besides its arguments and results
 
     @property
     def seconds(self) -> float:
@@ -70,16 +59,13 @@ class Ledger:
 
 
 class Lowered(NamedTuple):
-    """A program that is traced and lowered, ready to be compiled, in any thread; fields as in `Compilation`."""
+    """A program that is traced and lowered, ready to be compiled in any thread, and its entry so far."""
 
     program: jax.stages.Lowered
-    name: str
-    cause: str
-    trace_seconds: float
-    lower_seconds: float
+    entry: Compilation
 
     def compile(self) -> tuple[jax.stages.Compiled, Compilation]:
-        """The executable, which refuses arguments of another shape, dtype or sharding, and its entry."""
+        """The executable, which refuses arguments of another shape, dtype or sharding, and its complete entry."""
         started = time.perf_counter()
         thread = threading.get_ident()
         saved: list[float] = []  # seconds that hits of the persistent cache on this thread save, as JAX reports them
@@ -93,9 +79,13 @@ class Lowered(NamedTuple):
             compiled = self.program.compile()
         finally:
             jax.monitoring.unregister_event_duration_listener(on_duration)
-        seconds, saving, taken = time.perf_counter() - started, max(0.0, sum(saved)), temporary_bytes(compiled)
-        times = self.trace_seconds, self.lower_seconds, seconds
-        return compiled, Compilation(self.name, self.cause, *times, bool(saved), saving, taken)
+        return compiled, dataclasses.replace(
+            self.entry,
+            compile_seconds=time.perf_counter() - started,
+            cache_hit=bool(saved),
+            saved_seconds=max(0.0, sum(saved)),
+            temporary_bytes=temporary_bytes(compiled),
+        )
 
 
 def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any, **jit_options: Any) -> Lowered:
@@ -108,7 +98,7 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
     traced = jax.jit(function, **jit_options).trace(*args)
     traced_at = time.perf_counter()
     lowered = traced.lower()
-    return Lowered(lowered, name, cause, traced_at - started, time.perf_counter() - traced_at)
+    return Lowered(lowered, Compilation(name, cause, traced_at - started, time.perf_counter() - traced_at))
 
 
 def temporary_bytes(compiled: Any) -> int:

@@ -53,17 +53,11 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> opt
 
 
 class AveragedState(NamedTuple):
-    """State of ``averaged``.
+    """State of ``averaged``."""
 
-    Attributes:
-        inner: the state of the optimizer within.
-        average: the average so far, debiased already, shaped as the parameters, float32 or wider.
-        total: ``[]`` float32, the sum of the weights averaged so far: ``1 + decay + decay² + …``.
-    """
-
-    inner: optax.OptState
-    average: optax.Params
-    total: jax.Array
+    inner: optax.OptState  # of the optimizer within
+    average: optax.Params  # the average so far, debiased already, shaped as the parameters, float32 or wider
+    total: jax.Array  # ``[]`` float32, the sum of the weights averaged so far: ``1 + decay + decay² + …``
 
 
 def averaged(

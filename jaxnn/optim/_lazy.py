@@ -105,15 +105,11 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
 def value_and_grad_of(
     optimizer: optax.GradientTransformation, axis_name: str | None = None
 ) -> Callable[..., Callable[..., Any]]:
-    """Returns what differentiates a loss for ``optimizer``.
+    """Returns the function that differentiates a loss for ``optimizer``, called as ``jax.value_and_grad``.
 
-    It is called as ``jax.value_and_grad(loss, has_aux=True)``. It is ``jax.value_and_grad`` itself, or for an optimizer
-    by `lazy` a function that gives ``SparseRows`` for gradients of tables. Optimizers around one by `lazy` take dense
-    gradients. `apply_updates` takes the updates of both.
-
-    Args:
-        optimizer: any Optax optimizer.
-        axis_name: the mapped axis that batches are split over (`tasks.averaged_over`); every device gets all rows.
+    It is that function itself, or for an optimizer by `lazy` one that gives ``SparseRows`` for gradients of tables.
+    Optimizers around one by `lazy` take dense gradients. `apply_updates` takes the updates of both. ``axis_name`` is
+    the mapped axis that batches are split over (`tasks.averaged_over`); every device gets all rows.
     """
     if not isinstance(optimizer, LazyTransformation):
         return jax.value_and_grad

@@ -29,20 +29,14 @@ _WRAPPED = {
 
 
 class SparseRows(NamedTuple):
-    """A gradient or an update of a table by its rows.
+    """A gradient or an update of a table by its rows."""
 
-    Attributes:
-        ids: ``[n]`` int32, which rows; the same may come more than once, and counts as the sum. One beyond the
-            table's last row does not count.
-        values: ``[n, ...]`` what there is for each.
-    """
-
-    ids: jax.Array
-    values: jax.Array
+    ids: jax.Array  # ``[n]`` int32; values of equal ids add up, and one beyond the table's last row does not count
+    values: jax.Array  # ``[n, ...]``, one for each id
 
 
 def is_rows(node: Any) -> bool:
-    """Whether ``node`` is ``SparseRows``: a leaf of gradients and updates, for ``jax.tree.map``'s ``is_leaf``."""
+    """Whether ``node`` is ``SparseRows``; for ``jax.tree.map``'s ``is_leaf``."""
     return isinstance(node, SparseRows)
 
 

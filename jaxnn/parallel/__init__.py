@@ -21,7 +21,6 @@ from jaxnn.parallel._place import is_primary as is_primary
 from jaxnn.parallel._place import process_count as process_count
 from jaxnn.parallel._processes import StopVote as StopVote
 from jaxnn.parallel._processes import all_agree as all_agree
-from jaxnn.parallel._processes import barrier as barrier
 from jaxnn.parallel._processes import broadcast_from_primary as broadcast_from_primary
 from jaxnn.parallel._processes import joined as joined
 from jaxnn.parallel._processes import set_resume_hint as set_resume_hint

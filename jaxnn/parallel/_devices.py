@@ -30,10 +30,8 @@ INSTALL = {
 def find_devices(platform: str | None = None) -> list[jax.Device]:
     """All devices of ``platform``, of all processes; those of one process are next to each other.
 
-    None is where a computation that names no device runs.
-
-    Raises:
-        ConfigError: JAX cannot open it; with the reason and what to install.
+    None is where a computation that names no device runs. Raises ConfigError, with the reason and what to install, if
+    JAX cannot open it.
     """
     try:
         devices = jax.devices(platform or default_platform())
@@ -49,40 +47,39 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
 
 
 def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
-    """The first device of each kind in this process, ``{"cpu": …, "gpu": …}``.
+    """The first device of each kind in this process, ``{"cpu": …, "gpu": …}``, or of the ``wanted`` kinds alone.
 
-    Raises:
-        ConfigError: a kind that is ``wanted``, such as ``"gpu"``, does not exist, or JAX does not have it here.
+    Raises ConfigError if one of those is unknown or JAX does not have it here.
     """
-    for kind in wanted or ():
-        if kind not in PLATFORMS:
-            raise ConfigError(f"devices has {kind!r}, and there is no such kind: {suggest(kind, PLATFORMS)}.")
-    if wanted is not None and not wanted:
-        raise ConfigError("devices is empty: give kinds such as cpu,gpu, or leave it out for all that there are.")
     found: dict[str, jax.Device] = {}
     for kind in PLATFORMS:
         with contextlib.suppress(*UNOPENED):
             found[kind] = jax.local_devices(backend=kind)[0]
-    for kind in wanted or ():
+    if wanted is None:
+        return found
+    if not wanted:
+        raise ConfigError("devices is empty: give kinds such as cpu,gpu, or leave it out for all that there are.")
+    for kind in wanted:
+        if kind not in PLATFORMS:
+            raise ConfigError(f"devices has {kind!r}, and there is no such kind: {suggest(kind, PLATFORMS)}.")
         if kind not in found:
             reason = (missing_gpu() if kind == "gpu" else None) or f"JAX has {', '.join(found)} here"
             raise ConfigError(f"devices asks for {kind}, which is not there: {reason.rstrip('.')}.")
-    return {kind: device for kind, device in found.items() if wanted is None or kind in wanted}
+    return {kind: device for kind, device in found.items() if kind in wanted}
 
 
 def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int | None = None) -> list[jax.Device]:
     """The first ``wanted`` of ``devices``, ``default`` if that is None, all if both are.
 
-    Raises:
-        ConfigError: there are fewer, or some process would have none.
+    Raises ConfigError if there are fewer, or some process would have none.
     """
     count = len(devices) if wanted == "all" else wanted or default or len(devices)
     if count > len(devices):
         platform, remedy = devices[0].platform, "ask for no more than these"
         if platform == "cpu":
             remedy += f", or have the CPU stand for {count} with JAX_NUM_CPU_DEVICES={count} in the environment"
-        listed = f"{len(devices)} {platform} device{'s' * (len(devices) > 1)}"
-        raise ConfigError(f"devices is {count}, and JAX has {listed} here: {remedy}.")
+        available = f"{len(devices)} {platform.upper()} device{'s are' if len(devices) > 1 else ' is'} available"
+        raise ConfigError(f"requested {count} devices, but only {available}: {remedy}.")
     if jax.process_count() > 1 and count != len(devices):
         raise ConfigError(
             f"devices is {count}, and this run's {jax.process_count()} processes have {len(devices)}: all of them take "
@@ -100,10 +97,9 @@ def computing_on(platform: str | None) -> contextlib.AbstractContextManager[obje
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """``"data=2,model=2"`` is ``{"data": 2, "model": 2}``; an axis ``data`` of 1 goes first if none is named.
+    """Returns ``{"data": 2, "model": 2}`` for ``"data=2,model=2"``, ConfigError for what is no such list.
 
-    Raises:
-        ConfigError: it is no such list.
+    An axis ``data`` of size 1 comes first if none is named.
     """
     axes: dict[str, int] = {}
     for part in str(text).split(","):
@@ -123,15 +119,11 @@ def format_mesh(axes: Mapping[str, int]) -> str:
 
 
 def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
-    """``devices`` as a grid, neighbours of the last axis next to each other.
-
-    Raises:
-        ConfigError: the sizes do not multiply to the number of devices.
-    """
-    if math.prod(axes.values()) != len(devices):
+    """``devices`` as a grid, neighbours of the last axis next to each other; ConfigError if they do not fill it."""
+    size = math.prod(axes.values())
+    if size != len(devices):
         raise ConfigError(
-            f"mesh {format_mesh(axes)} is of {math.prod(axes.values())} devices, and this run is to use "
-            f"{len(devices)}: make them agree."
+            f"mesh {format_mesh(axes)} is of {size} devices, and this run is to use {len(devices)}: make them agree."
         )
     # Axes are Auto: XLA chooses the shardings of activations, of which jaxnn's models name no axis.
     grid = np.array(devices).reshape(tuple(axes.values()))
@@ -139,11 +131,7 @@ def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
 
 
 def check_divides(batch_size: int, size: int, name: str = "batch_size") -> None:
-    """Confirms that ``size`` devices can share a batch evenly.
-
-    Raises:
-        ConfigError: they cannot; the message names the nearest sizes that they can.
-    """
+    """Raises ConfigError, which names the nearest sizes that fit, unless ``size`` devices can share a batch evenly."""
     if batch_size % size:
         below, above = batch_size // size * size, (batch_size // size + 1) * size
         nearest = f"{below} and {above}" if below else f"{above}"

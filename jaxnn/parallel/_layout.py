@@ -17,21 +17,15 @@ from jaxnn.types import ConfigError, PyTree, TrainState
 
 
 class Layout(NamedTuple):
-    """How a run is distributed over its devices.
+    """How a run is distributed over its devices."""
 
-    Attributes:
-        strategy: how the state, batches and programs are distributed; one that chooses another is to be resolved.
-        mesh: the devices; None for one device, where the strategy does nothing.
-        data_axes: mesh axes that data are split over; the model need not name them.
-    """
-
-    strategy: Strategy = STRATEGIES["data"]
-    mesh: Mesh | None = None
-    data_axes: tuple[str, ...] = (DATA,)
+    strategy: Strategy = STRATEGIES["data"]  # if it chooses another strategy: to be resolved
+    mesh: Mesh | None = None  # None for one device, where the strategy does nothing
+    data_axes: tuple[str, ...] = (DATA,)  # mesh axes that data are split over; the model need not name them
 
     @property
     def num_devices(self) -> int:
-        """How many devices take part."""
+        """Number of devices that take part."""
         return 1 if self.mesh is None else self.mesh.size
 
     @property
@@ -43,11 +37,7 @@ class Layout(NamedTuple):
 
     @property
     def batch_spec(self) -> PartitionSpec:
-        """How arrays ``[batch, ...]`` are split.
-
-        Raises:
-            ConfigError: the strategy gives no such spec, or one of axes that the mesh lacks.
-        """
+        """How arrays ``[batch, ...]`` are split; ConfigError unless the strategy's spec fits them and the mesh."""
         if self.mesh is None:
             return PartitionSpec()
         spec: Any = self.strategy.batch_spec(self.mesh)
@@ -65,7 +55,7 @@ class Layout(NamedTuple):
 
     @property
     def data_size(self) -> int:
-        """How many parts a batch is split into."""
+        """Number of parts that a batch is split into."""
         return 1 if self.mesh is None else math.prod(self.mesh.shape[name] for name in spec_axes(self.batch_spec))
 
     @property
@@ -88,8 +78,7 @@ class Layout(NamedTuple):
     def resolve(self, shapes: TrainState) -> Layout:
         """The layout with the strategy that this one chooses for a state of ``shapes``.
 
-        Raises:
-            ConfigError: that one splits batches in another way, and they may be placed already.
+        Raises ConfigError if that one splits batches in another way, as they may be placed already.
         """
         if self.mesh is None or self.strategy.choose is None:
             return self
@@ -104,11 +93,9 @@ class Layout(NamedTuple):
     def state_shardings(self, shapes: TrainState, specs: PyTree) -> Any:
         """A sharding for each array of a state of ``shapes``; None for one device.
 
-        ``specs`` has a `PartitionSpec` for each parameter, by the mesh axes that the model names.
-
-        Raises:
-            ConfigError: nothing is split over an axis of the mesh, a parameter cannot be split as it is named, or the
-                strategy gives other than a fitting sharding for each array.
+        ``specs`` has a `PartitionSpec` for each parameter, by the mesh axes that the model names. Raises ConfigError if
+        nothing is split over an axis of the mesh, a parameter cannot be split as it is named, or the strategy does not
+        give a fitting sharding for each array.
         """
         if self.mesh is None:
             return None
@@ -217,14 +204,9 @@ def make_layout(
 ) -> Layout:
     """The layout that run options ask for; `SINGLE_DEVICE` for one device if nothing else is asked for.
 
-    Args:
-        strategy: see `find_strategy`.
-        devices: how many, or ``"all"``; None: all if a strategy, a mesh or several processes ask for them, else 1.
-        mesh: axes and their sizes, as `parse_mesh` reads them; None: all devices along the data axis.
-        platform: ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
-
-    Raises:
-        ConfigError: devices that are not there, a mesh that does not fit them or the strategy, or not the strategy.
+    ``devices`` None means all if a strategy, a mesh or several processes ask for them, else 1; ``mesh`` (see
+    `parse_mesh`) None means all devices along the data axis; ``platform`` None is JAX's default. Raises ConfigError for
+    devices that are not available, an unknown strategy, or a mesh that does not fit the devices or the strategy.
     """
     axes, how = None if mesh is None else parse_mesh(mesh), find_strategy(strategy)
     # First of all: nothing else that is asked of JAX gives a clear error message if it cannot open a device.

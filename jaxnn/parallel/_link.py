@@ -31,8 +31,8 @@ from jaxnn.types import ConfigError, TrainingError
 SECRET = "JAXNN_CLUSTER_SECRET"
 # The exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later", as what was saved is kept.
 LOST = 75
-# When another process has ended, this one has so long to end in its own way: a collective of CPUs fails at once, one of
-# GPUs may wait for ever.
+# When another process has ended, this one may take this long to end in its own way: a collective of CPUs fails at once,
+# one of GPUs may wait forever.
 GRACE_SECONDS = 10.0
 # Process 0 reports who is missing when its time is over; who started a little earlier waits so much longer for that.
 VERDICT_SECONDS = 5.0
@@ -56,13 +56,10 @@ class Ending(NamedTuple):
 
 
 class Link:
-    """This process's connections to the others, in a thread of their own.
-
-    Attributes:
-        resume_hint: what to do when another process is lost, for the line that reports it.
-    """
+    """This process's connections to the others, in a thread of their own."""
 
     def __init__(self, place: Place) -> None:
+        # What to do when another process is lost, for the line that reports it.
         self.resume_hint = RESUME_HINT
         self._place = place
         self._greeting = {"--num-processes": place.num_processes, "jax": jax.__version__}
@@ -84,9 +81,7 @@ class Link:
     def join(self) -> str:
         """Waits until all processes have started; the address where this one reaches JAX's coordination service.
 
-        Raises:
-            ConfigError: the processes do not fit together, or the port is taken.
-            TrainingError: some did not start in time.
+        Raises ConfigError if they do not fit together or the port is taken, TrainingError if some do not start in time.
         """
 
         async def beat() -> None:
@@ -265,11 +260,7 @@ class Link:
         return reader, writer
 
     async def _is_started(self, reader: asyncio.StreamReader) -> bool:
-        """Whether the run starts; False: process 0 closed the connection.
-
-        Raises:
-            ConfigError, TrainingError: the run does not start, and why.
-        """
+        """Whether the run starts; False: process 0 closed the connection. Raises the error that process 0 sent."""
         while (message := await receive(reader, self._place.lost_after)).get("kind") == "beat":
             pass
         if message.get("kind") == "refused":
@@ -309,7 +300,7 @@ class Link:
             self._heard.set()
 
     def _end(self, ending: Ending) -> None:
-        """The end of this process, from beside a main thread that may wait for ever."""
+        """The end of this process, from beside a main thread that may wait forever."""
         try:
             if self.say(ending):
                 # What was printed is worth a second, but no more: the main thread may hold the lock of the stream.
@@ -353,8 +344,7 @@ def send(writer: asyncio.StreamWriter, kind: str, **fields: Any) -> None:
 async def receive(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any]:
     """The next message; empty at the end of the connection, and for anything that is no message.
 
-    Raises:
-        TimeoutError: no line was complete after ``seconds``.
+    Raises TimeoutError if no line is complete after ``seconds``.
     """
     try:
         async with asyncio.timeout(seconds):

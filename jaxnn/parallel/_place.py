@@ -22,26 +22,15 @@ _place: Place | None = None
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A process among those of a run.
+    """A process among those of a run."""
 
-    Attributes:
-        coordinator: ``HOST:PORT`` where process 0 listens and the others find it.
-        num_processes: how many there are, at least 2.
-        process_id: which this is, from 0.
-        start_timeout: seconds within which all must have started.
-        lost_after: seconds of silence after which a process is lost; one that was killed is noticed at once.
-        detected: whether a cluster gave it; it then gives one of a machine's devices to this process too.
-        host: the machine of process 0, derived from ``coordinator``.
-        port: the port where it listens, too.
-    """
-
-    coordinator: str
-    num_processes: int
-    process_id: int
-    start_timeout: float = START_TIMEOUT
-    lost_after: float = LOST_AFTER
-    detected: bool = False
-    host: str = dataclasses.field(init=False)
+    coordinator: str  # ``HOST:PORT`` where process 0 listens and the others find it
+    num_processes: int  # at least 2
+    process_id: int  # from 0
+    start_timeout: float = START_TIMEOUT  # seconds within which all must have started
+    lost_after: float = LOST_AFTER  # seconds of silence after which one is lost; a killed one is noticed at once
+    detected: bool = False  # whether a cluster gave it, and with it one of the machine's devices
+    host: str = dataclasses.field(init=False)  # of process 0, derived from ``coordinator``, as is its port
     port: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,11 +52,7 @@ class Place:
 
 
 def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_AFTER) -> Place:
-    """The place that SLURM, Open MPI, Kubernetes or Cloud TPU gave to this process.
-
-    Raises:
-        ConfigError: none of them did, or it cannot be asked.
-    """
+    """The place that SLURM, Open MPI, Kubernetes or Cloud TPU gave to this process; ConfigError if none of them did."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:

@@ -26,7 +26,7 @@ from jaxnn.types import ConfigError, JaxnnError, TrainingError
 NOTICE_SECONDS = 3.0
 # How long the last process may take after the first is done: it may have a record to complete.
 FINISH_SECONDS = 600.0
-# JAX ends a process from C++ when it misses another for so long: later than its link does, and at least after so long.
+# JAX ends a process from C++ after missing another for this multiple of the link's limit, and at least this long.
 HEARTBEAT_FACTOR = 4
 LEAST_HEARTBEAT_SECONDS = 100
 # A process that shuts down has met all others just before.
@@ -44,23 +44,24 @@ _calls = itertools.count()
 
 @contextlib.contextmanager
 def joined(place: Place, status_of: Callable[[BaseException], int] = lambda error: 1) -> Iterator[None]:
-    """One process of several for the length of the block, which ends with all others or not at all.
+    """Makes this the process ``place`` of several for the length of the block, which ends with all others.
 
     To be entered before anything is computed, in every process; waits for all of them. An error that leaves the block
-    is reported to the others, which end with it. If another process ends before it is done, this one ends too: after a
-    few seconds for its own way to end, with an error message, and status 75 if that process died.
-
-    Args:
-        place: which process this is.
-        status_of: the exit status that an error means.
-
-    Raises:
-        SystemExit: another process ended before it was done.
-        ConfigError: the processes do not fit together, the port of process 0 is taken, or it is too late.
-        TrainingError: some did not start in time, or one is not done for very long; they are named.
+    is reported to the others, which end with its status, ``status_of`` it. If another process ends before it is done,
+    this one raises SystemExit: after a few seconds for its own way to end, with an error message, and status 75 if that
+    process died. Raises ConfigError if the processes do not fit together, the port of process 0 is taken, or JAX has
+    started; TrainingError, which names them, if some do not start in time or are not done long after the first.
     """
     global _link
-    _check_not_started()
+    if jax.distributed.is_initialized():
+        raise ConfigError("this process is one of several already: it joins others once.")
+    devices = jax.config.jax_num_cpu_devices
+    try:
+        # A change of this option is what JAX refuses once it has started.
+        jax.config.update("jax_num_cpu_devices", devices + 2)
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:
+        raise ConfigError("a backend of JAX runs already: join processes before anything is computed.") from None
     link = Link(place)
     try:
         address = link.join()
@@ -73,7 +74,7 @@ def joined(place: Place, status_of: Callable[[BaseException], int] = lambda erro
         set_place(place)
         _link = link
         yield
-        barrier("the end of the run", FINISH_SECONDS)
+        all_agree("the end of the run", {}, FINISH_SECONDS)
         link.leave()
         jax.distributed.shutdown()
         link.close()
@@ -97,19 +98,6 @@ def set_resume_hint(text: str) -> None:
     """Sets what to do when another process is lost, such as ``resume with --resume runs/…``, for the error message."""
     if _link is not None:
         _link.resume_hint = text
-
-
-def _check_not_started() -> None:
-    """Raises ConfigError if it is too late to be one process of many."""
-    if jax.distributed.is_initialized():
-        raise ConfigError("this process is one of several already: it joins others once.")
-    devices = jax.config.jax_num_cpu_devices
-    try:
-        # A change of this option is what JAX refuses once it has started.
-        jax.config.update("jax_num_cpu_devices", devices + 2)
-        jax.config.update("jax_num_cpu_devices", devices)
-    except RuntimeError:
-        raise ConfigError("a backend of JAX runs already: join processes before anything is computed.") from None
 
 
 def _initialize(place: Place, address: str) -> None:
@@ -148,23 +136,12 @@ def _leave_alone(status: int) -> None:
     atexit.register(leave)
 
 
-def barrier(name: str, seconds: float = BARRIER_SECONDS) -> None:
-    """Waits ``seconds`` at most until every process is here, for what ``name`` says.
-
-    Raises:
-        TrainingError: some did not come in time, or are lost; they are named.
-    """
-    all_agree(name, {}, seconds)
-
-
 def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float = PRIMARY_SECONDS) -> Value:
     """The value of ``function``, called by process 0 alone.
 
-    It is a value of JSON; a tuple arrives as a list, in process 0 too. The others wait ``seconds`` at most.
-
-    Raises:
-        JaxnnError: the one that ``function`` raised, in every process.
-        TrainingError: process 0 failed in another way, or is not done in time.
+    It is a value of JSON; a tuple arrives as a list, in process 0 too. The others wait ``seconds`` at most. A
+    JaxnnError of ``function`` is raised in every process; if process 0 fails in another way or is not done in time, the
+    others raise TrainingError.
     """
     if process_count() == 1:
         return function()
@@ -194,11 +171,10 @@ def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float 
 
 
 def all_agree(what: str, value: Mapping[str, Any], seconds: float = BARRIER_SECONDS) -> None:
-    """Checks that every process was started with the same ``value``, of JSON by name; ``what`` it is is for errors.
+    """Waits for every process, ``seconds`` at most, and checks that ``value``, of JSON by name, is the same in all.
 
-    Raises:
-        ConfigError: some differ from process 0; the first that does and the names are given.
-        TrainingError: some did not come in time.
+    ``what`` it is is for errors: ConfigError names the first process that differs from process 0, and the names that
+    do; TrainingError those that did not come in time, or are lost.
     """
     if process_count() == 1:
         return

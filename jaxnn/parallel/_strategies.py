@@ -67,8 +67,7 @@ class Strategy(NamedTuple):
 def find_strategy(which: str | Strategy) -> Strategy:
     """The strategy of this name: one in `STRATEGIES`, or ``package.module:name``; a strategy is returned.
 
-    Raises:
-        ConfigError: there is none of the name, or it is not made as a `Strategy` must be.
+    Raises ConfigError if there is none of the name, or it is not made as a `Strategy` must be.
     """
     found: Any = STRATEGIES.get(which, which) if isinstance(which, str) else which
     if isinstance(found, str) and ":" not in found:
@@ -106,9 +105,7 @@ def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded:
     Fully sharded data parallelism keeps a share of each array, optimizer state included, on each device of the data
     axis (Rajbhandari et al., ZeRO, 2020, stage 3; Zhao et al., PyTorch FSDP, 2023). XLA gathers what a layer needs and
     scatters its gradient. Of the axes in ``specs``, one for each parameter, those that the mesh lacks do not count.
-
-    Raises:
-        ConfigError: a mesh axis does not divide the axis of a parameter that is to be split over it.
+    Raises ConfigError if a mesh axis does not divide the axis of a parameter that is to be split over it.
     """
     named = _named_specs(mesh, shapes.params, specs)
 
@@ -146,8 +143,7 @@ def _named_specs(mesh: Mesh, params: PyTree, specs: PyTree) -> dict[Path, tuple[
                     "mesh or width."
                 )
         if any(parts):
-            parts_of_spec = (names[0] if len(names) == 1 else names or None for names in parts)
-            found[path] = leaf.shape, PartitionSpec(*parts_of_spec)
+            found[path] = leaf.shape, PartitionSpec(*parts)
     return found
 
 

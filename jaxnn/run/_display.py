@@ -97,9 +97,9 @@ class Display:
             self._live.update(cell)
 
     def _announce(self, clock: Clock, over: threading.Event) -> None:
-        announced, shown = clock.stage, False
+        announced, shown = clock.current, False
         while not over.wait(SECONDS_BETWEEN_LOOKS):
-            stage, since = clock.stage
+            current = _, stage, since = clock.current
             # On a terminal on which nothing else is drawn yet.
             in_place = self.kind == "bar" and self._live is None
             due = stage is not None and clock.now() - since > (SECONDS_ON_TERMINAL if in_place else SECONDS_IN_LINES)
@@ -107,8 +107,8 @@ class Display:
                 text = f"{CLEAR_LINE}  {stage} … {clock.now() - since:.0f} s" if due else CLEAR_LINE
                 print(text, end="", flush=True)
                 shown = due
-            elif due and announced != (stage, since):
-                announced = stage, since
+            elif due and announced != current:
+                announced = current
                 self.say(f"  {stage} …")
         if shown:
             print(CLEAR_LINE, end="", flush=True)

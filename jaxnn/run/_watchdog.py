@@ -47,7 +47,7 @@ class Watch:
     def look(self) -> list[str]:
         """Checks whether anything completed since the last look; returns a line for each thing to report."""
         now, done, stalls, lines = self._clock.now(), self._flight.done, self._flight.stalls, list[str]()
-        name, since = self._clock.current
+        name, _, since = self._clock.current
         alive_at = now if done != self._done else max(since, self._alive_at)
         if alive_at > self._alive_at:
             if self._wait is not None:

@@ -53,8 +53,7 @@ def classification(
         raise ConfigError(f"auxiliary_weight is {auxiliary_weight}, and must be at least 0, or None.")
 
     def nats(logits: Array, labels: Array) -> jax.Array:
-        logits, labels = _checked_logits(logits, labels)
-        return cross_entropy(logits, labels, label_smoothing)
+        return cross_entropy(*_checked_logits(logits, labels), label_smoothing)
 
     def objective(outputs: Any, labels: Array) -> jax.Array:
         if auxiliary_weight is None:

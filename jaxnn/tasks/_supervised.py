@@ -25,28 +25,21 @@ _TRANSIENT_COLLECTIONS = ("params", "intermediates", "losses", "perturbations")
 
 
 class Model(NamedTuple):
-    """A network as pure functions.
+    """A network as pure functions."""
 
-    Attributes:
-        init: ``(key, inputs) -> (params, model_state)``.
-        apply: ``(params, model_state, inputs, key) -> (outputs, model_state)``; a key means training (dropout draws
-            from it, batch statistics move), ``None`` means evaluation.
-    """
-
+    # (key, inputs) -> (params, model_state)
     init: Callable[[jax.Array, Array], tuple[Params, ModelState]]
+    # (params, model_state, inputs, key) -> (outputs, model_state); a key means training (dropout draws from it, batch
+    # statistics move), None means evaluation.
     apply: Callable[[Params, ModelState, Array, jax.Array | None], tuple[Any, ModelState]]
 
 
 def as_model(model: Any, policy: Policy | None = None) -> Model:
     """Takes a model in any of its forms, computing in the precision of ``policy`` (default: as it comes).
 
-    Args:
-        model: a Flax Linen module, or a pair ``(init, apply)`` with ``init(key, inputs) -> params`` and
-            ``apply(params, inputs) -> outputs``, where ``apply`` may also take ``key`` and ``train``.
-        policy: parameters are kept in ``policy.params`` and cast to ``policy.compute`` for every call.
-
-    Raises:
-        ConfigError: something else was passed.
+    ``model`` is a `Model`, a Flax Linen module, or a pair ``(init, apply)`` with ``init(key, inputs) -> params`` and
+    ``apply(params, inputs) -> outputs``, where ``apply`` may also take ``key`` and ``train``; anything else raises
+    ConfigError. Parameters are kept in ``policy.params`` and cast to ``policy.compute`` for every call.
     """
     if isinstance(model, Model):
         plain = model

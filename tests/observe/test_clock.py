@@ -56,15 +56,15 @@ def test_the_outer_span_resumes_after_an_error() -> None:
 def test_current_has_the_open_span_and_its_start() -> None:
     time = Time()
     clock = Clock(time)
-    assert clock.current == (None, 100.0)
+    assert clock.current == (None, None, 100.0)
     with clock.span("compute"):
         time.seconds += 1.0
         with clock.span("data"):
             time.seconds += 2.0
             assert clock.seconds["data"] == 2.0
-            assert clock.current == ("data", 101.0), "reading the seconds starts no span"
-        assert clock.current == ("compute", 103.0)
-    assert clock.current == (None, 103.0)
+            assert clock.current == ("data", None, 101.0), "reading the seconds starts no span"
+        assert clock.current == ("compute", None, 103.0)
+    assert clock.current == (None, None, 103.0)
 
 
 def test_throughput_is_the_median_with_the_interquartile_range() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jaxnn.parallel import StopVote, all_agree, barrier, broadcast_from_primary
+from jaxnn.parallel import StopVote, all_agree, broadcast_from_primary
 from tests import processes
 
 TRIED = """
@@ -30,7 +30,6 @@ def answers(code: str, count: int = 2) -> list[list[str]]:
 
 
 def test_a_single_process_agrees_with_itself() -> None:
-    barrier("nothing")
     all_agree("config", {"seed": 1})
     assert broadcast_from_primary(lambda: (1, 2)) == (1, 2)
     vote = StopVote()
@@ -66,16 +65,16 @@ say(tried(lambda: broadcast_from_primary(lambda: time.sleep(1) if rank == 0 else
     assert other[4] == "TrainingError: process 1 waited 0.2 s for process 0, in vain: look at what that says."
 
 
-def test_a_barrier_waits_for_all_and_names_who_does_not_come() -> None:
+def test_agreement_waits_for_all_and_names_who_does_not_come() -> None:
     first, second, late = answers(
         """
 since = time.monotonic()
 time.sleep(0.5 * rank)
-barrier("together")
+all_agree("together", {})
 say(time.monotonic() - since >= 0.9)
 time.sleep(2 * (rank == 2))
-say(tried(lambda: barrier("apart", 0.5)))
-barrier("together again")
+say(tried(lambda: all_agree("apart", {}, 0.5)))
+all_agree("together again", {})
 """,
         count=3,
     )

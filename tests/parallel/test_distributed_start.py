@@ -475,12 +475,12 @@ sys.exit(config.seed)
 # The same, until one process is told to stop.
 ENDLESS = """
         import signal
-        from jaxnn.parallel import StopVote, barrier
+        from jaxnn.parallel import StopVote, all_agree
         asked, vote, window = [], StopVote(), 0
         signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
         os.write(1, b"trains" + bytes([10]))
         while not vote.poll(window, bool(asked)):
-            barrier("window")
+            all_agree("window", {})
             window += 1
 sys.exit(75)
 """

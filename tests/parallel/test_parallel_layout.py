@@ -155,7 +155,7 @@ def unread(config: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "fields", "message"),
     [
-        ({"devices": 5}, {}, r"devices is 5, and JAX has 4 cpu devices here"),
+        ({"devices": 5}, {}, r"requested 5 devices, but only 4 CPU devices are available"),
         ({"devices": 0}, {}, r"devices is 0, and must be a whole number of at least 1"),
         ({"devices": 3}, {}, r"batch_size is 8, which 3 devices cannot share evenly: .* are 6 and 9"),
         ({"devices": 4}, {"batch_size": 2}, r"nearest that they can are 4;"),

@@ -175,7 +175,7 @@ def test_a_sweep_on_the_cpu_opens_nothing_else() -> None:
     ("flags", "sentence"),
     [
         ("--device gpu", "device is 'gpu', which JAX cannot open here"),
-        ("--devices 9", "devices is 9, and JAX has 4 cpu devices here"),
+        ("--devices 9", "requested 9 devices, but only 4 CPU devices are available"),
         ("--mesh data=3", "batch_size is 8, which 3 devices cannot share evenly"),
     ],
 )
