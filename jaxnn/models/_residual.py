@@ -69,17 +69,11 @@ class ResNet(linen.Module):
 
 
 class ResNetBlock(linen.Module):
-    """``relu(norm(conv(relu(norm(conv(x))))) + x)``; ``x`` is made to fit where the shape changes.
+    """``relu(norm(conv(relu(norm(conv(x))))) + x)``; ``x`` is made to fit where the shape changes."""
 
-    Attributes:
-        features: the channels.
-        strides: along height and width, of the first convolution and of the shortcut.
-        project: whether ``x`` is made to fit by a 1x1 convolution, or by skipping positions and padding with zeros.
-    """
-
-    features: int
-    strides: int = 1
-    project: bool = True
+    features: int  # channels
+    strides: int  # along height and width, of the first convolution and of the shortcut
+    project: bool  # whether `x` is made to fit by a 1x1 convolution, or by skipping positions and padding with zeros
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -133,15 +127,10 @@ class BottleneckResNet(linen.Module):
 
 
 class Bottleneck(linen.Module):
-    """Convolutions 1x1, 3x3 and 1x1, each normalised, added to the input; that is projected where the shape changes.
+    """Convolutions 1x1, 3x3 and 1x1, each normalised, added to the input; that is projected where the shape changes."""
 
-    Attributes:
-        features: the channels of the first two convolutions; the last has four times as many.
-        strides: along height and width, of the 3x3 convolution and of the projection.
-    """
-
-    features: int
-    strides: int = 1
+    features: int  # channels of the first two convolutions; the last has four times as many
+    strides: int  # along height and width, of the 3x3 convolution and of the projection
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -206,17 +195,11 @@ class MobileNetV2(linen.Module):
 
 
 class InvertedResidual(linen.Module):
-    """A 1x1 convolution to more channels, a depthwise 3x3 one, a 1x1 one to fewer; added to an input of that shape.
+    """A 1x1 convolution to more channels, a depthwise 3x3 one, a 1x1 one to fewer; added to an input of that shape."""
 
-    Attributes:
-        features: the channels it gives.
-        expansion: how many times the input's channels the middle has; 1: the first convolution is left out.
-        strides: along height and width, of the depthwise convolution; with others than 1 nothing is added.
-    """
-
-    features: int
-    expansion: int
-    strides: int
+    features: int  # channels of the output
+    expansion: int  # how many times the input's channels the middle has; 1: the first convolution is left out
+    strides: int  # along height and width, of the depthwise convolution; with others than 1 nothing is added
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
