@@ -217,12 +217,5 @@ def _linear_backward(width: int, residuals: Any, cotangent: jax.Array) -> tuple[
     return to_hidden.astype(hidden.dtype), to_kernel, to_bias, None
 
 
-def _linear_pushforward(width: int, residuals: Any, tangents: tuple[Any, ...]) -> jax.Array:
-    *arrays, labels, _, _ = residuals
-    tangent: jax.Array
-    _, tangent = jax.jvp(lambda h, k, b: _linear_forward(width, h, k, b, labels)[0], tuple(arrays), tangents[:3])
-    return tangent
-
-
 _linear_cross_entropy = custom_vjp(lambda *arguments: _linear_forward(*arguments)[0], num_static=1)
-_linear_cross_entropy.defvjp(_linear_forward, _linear_backward, _linear_pushforward)
+_linear_cross_entropy.defvjp(_linear_forward, _linear_backward, push_forward=True)
