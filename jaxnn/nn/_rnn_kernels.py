@@ -60,19 +60,15 @@ def run_hoisted(
     return last, outputs
 
 
+@custom_vjp
 def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
     """Each sequence in reverse, its padding still behind it (and itself reversed)."""
-    return jnp.flip(sequences, 0) if lengths is None else _flip_ragged(sequences, lengths)
-
-
-@custom_vjp
-def _flip_ragged(sequences: jax.Array, lengths: jax.Array) -> jax.Array:
     flipped: jax.Array = flip_sequences(sequences, lengths, num_batch_dims=1, time_major=True)
     return flipped
 
 
 # A reversal is its own transpose; JAX would scatter, which is slow on CPU and in no fixed order on GPU.
-_flip_ragged.defvjp(lambda x, lengths: (_flip_ragged(x, lengths), lengths), lambda n, g: (_flip_ragged(g, n), None))
+flip.defvjp(lambda x, lengths: (flip(x, lengths), lengths), lambda lengths, g: (flip(g, lengths), None))
 
 
 def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
@@ -185,9 +181,7 @@ def _gru_loop(
     return jax.lax.scan(step, carry, projected)
 
 
-def _gru_forward(
-    projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
+def _gru_forward(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array) -> tuple[_Pair, Any]:
     last, (h, gates, n, inner) = _gru_loop(projected, kernel, bias, carry, lambda *kept: kept)
     return (h, last), (h, gates, n, inner, kernel, carry)
 
