@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from jaxnn.types import Array, ConfigError, PyTree, suggest
 
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
-_PREFERRED = {
+_PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
     "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
     "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
