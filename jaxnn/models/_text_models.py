@@ -98,10 +98,7 @@ class RecurrentClassifier(linen.Module):
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes", "vocabulary_size", "features")
-        if self.embedding_features is not None:
-            check_sizes(self, "embedding_features")
-        _check_layer("RecurrentClassifier", self.layer)
+        _check_recurrent(self, "num_classes", "vocabulary_size", "features")
         nn.check_rate(self.dropout)
         super().__post_init__()
 
@@ -156,10 +153,7 @@ class RecurrentLanguageModel(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary_size", "features", "num_layers")
-        if self.embedding_features is not None:
-            check_sizes(self, "embedding_features")
-        _check_layer("RecurrentLanguageModel", self.layer)
+        _check_recurrent(self, "vocabulary_size", "features", "num_layers")
         nn.check_rate(self.dropout)
         super().__post_init__()
 
@@ -205,9 +199,8 @@ class TextGenerator(linen.Module):
     layer: type[nn.Recurrent] = nn.LSTM
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary_size", "embedding_features", "features")
+        _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
         self.hidden = nn.positive_ints("TextGenerator: hidden", self.hidden, "(512, 256)")
-        _check_layer("TextGenerator", self.layer)
         super().__post_init__()
 
     @linen.compact
@@ -313,10 +306,11 @@ class Block(linen.Module):
         return x + nn.Dropout(self.dropout)(added()(hidden), train=train)
 
 
-def _check_layer(model: str, layer: Any) -> None:
-    """Raises ConfigError unless ``layer`` is the class of a recurrent layer; ``model`` says for whom."""
-    if not isinstance(layer, type) or not issubclass(layer, nn.Recurrent):
-        raise ConfigError(f"{model}: layer must be nn.LSTM or nn.GRU, not {layer!r}.")
+def _check_recurrent(model: Any, *sizes: str) -> None:
+    """Raises ConfigError unless ``model`` has positive ``sizes`` and embeddings, and the class of a recurrent layer."""
+    check_sizes(model, *sizes, *(() if model.embedding_features is None else ("embedding_features",)))
+    if not isinstance(model.layer, type) or not issubclass(model.layer, nn.Recurrent):
+        raise ConfigError(f"{type(model).__name__}: layer must be nn.LSTM or nn.GRU, not {model.layer!r}.")
 
 
 def _last_state(

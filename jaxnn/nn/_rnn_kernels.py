@@ -228,7 +228,10 @@ def run_cudnn(
     num_steps, batch, num_inputs = inputs.shape
     c, h = (jnp.stack(leaves) for leaves in zip(*(carry for _, carry in directions), strict=True))
     lengths = jnp.full(batch, num_steps) if lengths is None else jnp.clip(lengths, 0, num_steps)
-    options = (num_inputs, c.shape[-1], 1, 0.0, len(directions) == 2, _cudnn_precision())
+    # Float32 throughout where JAX is set so; else products in TF32, as XLA's. cuDNN knows no third.
+    exact = jax.config.jax_default_matmul_precision in ("highest", "float32")
+    precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.HIGH
+    options = (num_inputs, c.shape[-1], 1, 0.0, len(directions) == 2, precision)
     # As cuDNN has them: every direction's kernels first, then every direction's two biases, whose sum counts.
     each = [weights for weights, _ in directions]
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
@@ -254,9 +257,3 @@ def _cudnn_backward(options: tuple[Any, ...], kept: Any, cotangents: Any) -> tup
 
 
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)
-
-
-def _cudnn_precision() -> jax.lax.Precision:
-    # Float32 throughout where JAX is set so; else products in TF32, as XLA's. cuDNN knows no third.
-    exact = jax.config.jax_default_matmul_precision in ("highest", "float32")
-    return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.HIGH
