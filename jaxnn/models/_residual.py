@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -63,9 +64,7 @@ class ResNet(linen.Module):
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("ResNet", x)
         x = linen.relu(_conv_norm(x, self.features, 3, train=train))
-        for features, strides in _residual_stages(self.num_blocks, self.features):
-            x = ResNetBlock(features, strides, self.project)(x, train)
-        return Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
+        return _stages_and_logits(self, partial(ResNetBlock, project=self.project), x, train)
 
 
 class ResNetBlock(linen.Module):
@@ -121,9 +120,7 @@ class BottleneckResNet(linen.Module):
         check_images("BottleneckResNet", x)
         x = linen.relu(_conv_norm(x, self.features, 7, train=train, strides=2))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-        for features, strides in _residual_stages(self.num_blocks, self.features):
-            x = Bottleneck(features, strides)(x, train)
-        return Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
+        return _stages_and_logits(self, Bottleneck, x, train)
 
 
 class Bottleneck(linen.Module):
@@ -228,8 +225,9 @@ def _conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: 
     return normed
 
 
-def _residual_stages(num_blocks: Sequence[int], features: int) -> Iterator[tuple[int, int]]:
-    """The channels and strides of each block: every stage but the first doubles the channels and halves the size."""
-    for stage, count in enumerate(num_blocks):
+def _stages_and_logits(model: Any, block: Callable[..., linen.Module], x: jax.Array, train: bool) -> jax.Array:
+    """The residual blocks and the logits: every stage but the first doubles the channels and halves the size."""
+    for stage, count in enumerate(model.num_blocks):
         for index in range(count):
-            yield features * 2**stage, 2 if stage > 0 and index == 0 else 1
+            x = block(model.features * 2**stage, 2 if stage > 0 and index == 0 else 1)(x, train)
+    return Dense(model.num_classes)(jnp.mean(x, axis=(1, 2)))
