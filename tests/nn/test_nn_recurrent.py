@@ -461,7 +461,7 @@ def test_the_precision_asked_for_is_cudnns(on_gpu: None, monkeypatch: pytest.Mon
     layer, x = LSTM(FEATURES, implementation="cudnn"), draws.normal(0, BATCH, TIME, INPUTS)
     for name, exact in ((None, False), ("highest", True), ("float32", True), ("bfloat16", False)):
         with jax.default_matmul_precision(name):
-            jax.eval_shape(lambda x: layer.apply({"params": params_of(LSTM)}, x), x)
+            jax.eval_shape(lambda x: layer.apply(params_of(LSTM), x), x)
         assert allowed.pop() is not exact
 
 
