@@ -9,11 +9,11 @@ arguments that do not fit together raise `ConfigError` where a model is made.
 
 from jaxnn.models._feedforward import CNN as CNN
 from jaxnn.models._feedforward import MLP as MLP
-from jaxnn.models._gpt import GPT as GPT
 from jaxnn.models._model_inputs import num_parameters as num_parameters
 from jaxnn.models._residual import BottleneckResNet as BottleneckResNet
 from jaxnn.models._residual import MobileNetV2 as MobileNetV2
 from jaxnn.models._residual import ResNet as ResNet
+from jaxnn.models._text_models import GPT as GPT
 from jaxnn.models._text_models import BagOfTokens as BagOfTokens
 from jaxnn.models._text_models import RecurrentClassifier as RecurrentClassifier
 from jaxnn.models._text_models import RecurrentLanguageModel as RecurrentLanguageModel

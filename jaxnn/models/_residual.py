@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -63,23 +64,15 @@ class ResNet(linen.Module):
         """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("ResNet", x)
         x = linen.relu(_conv_norm(x, self.features, 3, train=train))
-        for features, strides in _residual_stages(self.num_blocks, self.features):
-            x = ResNetBlock(features, strides, self.project)(x, train)
-        return Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
+        return _stages_and_logits(self, partial(ResNetBlock, project=self.project), x, train)
 
 
 class ResNetBlock(linen.Module):
-    """``relu(norm(conv(relu(norm(conv(x))))) + x)``; ``x`` is made to fit where the shape changes.
+    """``relu(norm(conv(relu(norm(conv(x))))) + x)``; ``x`` is made to fit where the shape changes."""
 
-    Attributes:
-        features: the channels.
-        strides: along height and width, of the first convolution and of the shortcut.
-        project: whether ``x`` is made to fit by a 1x1 convolution, or by skipping positions and padding with zeros.
-    """
-
-    features: int
-    strides: int = 1
-    project: bool = True
+    features: int  # channels
+    strides: int  # along height and width, of the first convolution and of the shortcut
+    project: bool  # whether `x` is made to fit by a 1x1 convolution, or by skipping positions and padding with zeros
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -127,21 +120,14 @@ class BottleneckResNet(linen.Module):
         check_images("BottleneckResNet", x)
         x = linen.relu(_conv_norm(x, self.features, 7, train=train, strides=2))
         x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
-        for features, strides in _residual_stages(self.num_blocks, self.features):
-            x = Bottleneck(features, strides)(x, train)
-        return Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
+        return _stages_and_logits(self, Bottleneck, x, train)
 
 
 class Bottleneck(linen.Module):
-    """Convolutions 1x1, 3x3 and 1x1, each normalised, added to the input; that is projected where the shape changes.
+    """Convolutions 1x1, 3x3 and 1x1, each normalised, added to the input; that is projected where the shape changes."""
 
-    Attributes:
-        features: the channels of the first two convolutions; the last has four times as many.
-        strides: along height and width, of the 3x3 convolution and of the projection.
-    """
-
-    features: int
-    strides: int = 1
+    features: int  # channels of the first two convolutions; the last has four times as many
+    strides: int  # along height and width, of the 3x3 convolution and of the projection
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -206,17 +192,11 @@ class MobileNetV2(linen.Module):
 
 
 class InvertedResidual(linen.Module):
-    """A 1x1 convolution to more channels, a depthwise 3x3 one, a 1x1 one to fewer; added to an input of that shape.
+    """A 1x1 convolution to more channels, a depthwise 3x3 one, a 1x1 one to fewer; added to an input of that shape."""
 
-    Attributes:
-        features: the channels it gives.
-        expansion: how many times the input's channels the middle has; 1: the first convolution is left out.
-        strides: along height and width, of the depthwise convolution; with others than 1 nothing is added.
-    """
-
-    features: int
-    expansion: int
-    strides: int
+    features: int  # channels of the output
+    expansion: int  # how many times the input's channels the middle has; 1: the first convolution is left out
+    strides: int  # along height and width, of the depthwise convolution; with others than 1 nothing is added
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -245,8 +225,9 @@ def _conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: 
     return normed
 
 
-def _residual_stages(num_blocks: Sequence[int], features: int) -> Iterator[tuple[int, int]]:
-    """The channels and strides of each block: every stage but the first doubles the channels and halves the size."""
-    for stage, count in enumerate(num_blocks):
+def _stages_and_logits(model: Any, block: Callable[..., linen.Module], x: jax.Array, train: bool) -> jax.Array:
+    """The residual blocks and the logits: every stage but the first doubles the channels and halves the size."""
+    for stage, count in enumerate(model.num_blocks):
         for index in range(count):
-            yield features * 2**stage, 2 if stage > 0 and index == 0 else 1
+            x = block(model.features * 2**stage, 2 if stage > 0 and index == 0 else 1)(x, train)
+    return Dense(model.num_classes)(jnp.mean(x, axis=(1, 2)))

@@ -1,4 +1,4 @@
-"""Models of token sequences: a bag of embeddings, and recurrent networks."""
+"""Models of token sequences: a bag of embeddings, recurrent networks, and a transformer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import ArrayLike
 
+from jaxnn import nn
 from jaxnn.models._model_inputs import check_sizes, checked_tokens
-from jaxnn.nn import LSTM, BatchNorm, Bidirectional, Dense, Dropout, Embed, Recurrent, check_rate, positive_ints
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, DataError
+
+_STDDEV = 0.02  # of GPT's initial kernels and embeddings
+_MESH_AXIS = "model"  # that GPT's layers are sharded along
 
 
 def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
@@ -53,13 +56,13 @@ class BagOfTokens(linen.Module):
         Of nothing but padding the mean is 0.
         """
         tokens = checked_tokens("BagOfTokens", tokens)
-        embedded = Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
+        embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
         if self.pad_id is None:
-            return Dense(self.num_classes)(jnp.mean(embedded, axis=1))
+            return nn.Dense(self.num_classes)(jnp.mean(embedded, axis=1))
         counts = (tokens != self.pad_id)[..., None]
         total = jnp.sum(jnp.where(counts, embedded, 0), axis=1)
         mean = total / jnp.maximum(jnp.sum(counts, axis=1), 1).astype(total.dtype)
-        return Dense(self.num_classes)(mean)
+        return nn.Dense(self.num_classes)(mean)
 
 
 class RecurrentClassifier(linen.Module):
@@ -89,17 +92,14 @@ class RecurrentClassifier(linen.Module):
     vocabulary_size: int
     embedding_features: int | None = 128
     features: int = 64
-    layer: type[Recurrent] = LSTM
+    layer: type[nn.Recurrent] = nn.LSTM
     bidirectional: bool = False
     dropout: ArrayLike = 0.0
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes", "vocabulary_size", "features")
-        if self.embedding_features is not None:
-            check_sizes(self, "embedding_features")
-        _check_layer("RecurrentClassifier", self.layer)
-        check_rate(self.dropout)
+        _check_recurrent(self, "num_classes", "vocabulary_size", "features")
+        nn.check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
@@ -117,13 +117,13 @@ class RecurrentClassifier(linen.Module):
             one_hot = jax.nn.one_hot(ids, self.vocabulary_size, dtype=dtype)
             sequences = jnp.where(known[..., None], one_hot, jnp.nan)
         else:
-            sequences = Embed(self.vocabulary_size, self.embedding_features)(ids)
+            sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(ids)
         seq_lengths = None
         if self.pad_id is not None:  # a token that is `pad_id` counts if another one follows
             ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
             seq_lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
         x = _last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
-        return Dense(self.num_classes)(Dropout(self.dropout)(x, train=train))
+        return nn.Dense(self.num_classes)(nn.Dropout(self.dropout)(x, train=train))
 
 
 class RecurrentLanguageModel(linen.Module):
@@ -149,15 +149,12 @@ class RecurrentLanguageModel(linen.Module):
     features: int = 256
     num_layers: int = 2
     embedding_features: int | None = None
-    layer: type[Recurrent] = LSTM
+    layer: type[nn.Recurrent] = nn.LSTM
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary_size", "features", "num_layers")
-        if self.embedding_features is not None:
-            check_sizes(self, "embedding_features")
-        _check_layer("RecurrentLanguageModel", self.layer)
-        check_rate(self.dropout)
+        _check_recurrent(self, "vocabulary_size", "features", "num_layers")
+        nn.check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
@@ -168,12 +165,12 @@ class RecurrentLanguageModel(linen.Module):
         """
         tokens = checked_tokens("RecurrentLanguageModel", tokens)
         # To transpose the ids is far cheaper than to transpose their embeddings: time comes first until the logits.
-        x = Embed(self.vocabulary_size, self.embedding_features or self.features)(tokens.T)
+        x = nn.Embed(self.vocabulary_size, self.embedding_features or self.features)(tokens.T)
         for _ in range(self.num_layers):
-            x = Dropout(self.dropout, batch_axis=1)(x, train=train)
+            x = nn.Dropout(self.dropout, batch_axis=1)(x, train=train)
             x = self.layer(self.features, dtype=x.dtype, time_major=True)(x).astype(x.dtype)
-        x = Dropout(self.dropout, batch_axis=1)(x, train=train)
-        return Dense(self.vocabulary_size)(x.swapaxes(0, 1))
+        x = nn.Dropout(self.dropout, batch_axis=1)(x, train=train)
+        return nn.Dense(self.vocabulary_size)(x.swapaxes(0, 1))
 
 
 class TextGenerator(linen.Module):
@@ -199,12 +196,11 @@ class TextGenerator(linen.Module):
     embedding_features: int = 300
     features: int = 128
     hidden: tuple[int, ...] = (512, 256)
-    layer: type[Recurrent] = LSTM
+    layer: type[nn.Recurrent] = nn.LSTM
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary_size", "embedding_features", "features")
-        self.hidden = positive_ints("TextGenerator: hidden", self.hidden, "(512, 256)")
-        _check_layer("TextGenerator", self.layer)
+        _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
+        self.hidden = nn.positive_ints("TextGenerator: hidden", self.hidden, "(512, 256)")
         super().__post_init__()
 
     @linen.compact
@@ -214,25 +210,112 @@ class TextGenerator(linen.Module):
         With ``train`` the auxiliary logits, shaped as the others, are given too.
         """
         tokens = checked_tokens("TextGenerator", tokens)
-        sequences = Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
+        sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
         x = state = _last_state(sequences, self.layer, self.features)
         for width in self.hidden:
-            x = Dense(width, use_bias=False)(x)
-            x = linen.relu(BatchNorm(use_running_average=not train, momentum=0.9)(x))
-        logits = Dense(self.vocabulary_size)(x)
-        auxiliary = Dense(self.vocabulary_size, name="auxiliary")(state)
+            x = nn.Dense(width, use_bias=False)(x)
+            x = linen.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
+        logits = nn.Dense(self.vocabulary_size)(x)
+        auxiliary = nn.Dense(self.vocabulary_size, name="auxiliary")(state)
         return (logits, auxiliary) if train else logits
 
 
-def _check_layer(model: str, layer: Any) -> None:
-    """Raises ConfigError unless ``layer`` is the class of a recurrent layer; ``model`` says for whom."""
-    if not isinstance(layer, type) or not issubclass(layer, Recurrent):
-        raise ConfigError(f"{model}: layer must be nn.LSTM or nn.GRU, not {layer!r}.")
+class GPT(linen.Module):
+    """Token and position embeddings, pre-norm transformer blocks with causal attention, and the logits.
+
+    Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), known as GPT-2, and its
+    initialisation: normal of 0.02, divided by ``sqrt(2 * num_layers)`` where a block adds to the residual
+    stream. Unlike it, the logits have their own kernel and a bias, and attention weights are not dropped.
+    The default is nanoGPT's size for characters on a CPU (Karpathy, 2022). Parameters: ``Embed_0`` of tokens,
+    ``Embed_1`` of positions, ``Block_0``, …, ``LayerNorm_0``, ``Dense_0``; each block ``LayerNorm_0``,
+    ``Dense_0`` to queries, keys and values in this order, ``Dense_1``, ``LayerNorm_1``, ``Dense_2``, ``Dense_3``.
+    On a mesh with an axis ``model`` each block's layers are split over it: the first and third by what they give, the
+    second and fourth by what they take (Shoeybi et al., Megatron-LM, 2019); parts of the first, which is queries, keys
+    and values in one, are exchanged before attention. So ``init`` alone gives these parameters in
+    Flax's boxes with the names of their axes; ``flax.linen.unbox`` takes them out, as jaxnn's own steps do.
+
+    Attributes:
+        vocabulary_size: how many tokens there are.
+        num_layers: the blocks.
+        features: the width of the residual stream; between the two layers after attention it is four times that.
+        num_heads: heads of attention; they share ``features`` evenly.
+        max_length: the longest sequence.
+        dropout: ``[]`` the rate after the embeddings and before each addition to the stream, 0…1; may be a tracer.
+    """
+
+    vocabulary_size: int
+    _: dataclasses.KW_ONLY
+    num_layers: int = 4
+    features: int = 128
+    num_heads: int = 4
+    max_length: int = 64
+    dropout: ArrayLike = 0.0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
+        if self.features % self.num_heads:
+            raise ConfigError(f"GPT: {self.features} features cannot be shared by {self.num_heads} heads evenly.")
+        nn.check_rate(self.dropout)
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
+        """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
+
+        Logits depend on no later token. More than ``max_length`` tokens raise `DataError`.
+        """
+        tokens = checked_tokens("GPT", tokens)
+        time = tokens.shape[1]
+        if time > self.max_length:
+            raise DataError(f"GPT: sequences of {time} tokens are longer than max_length, {self.max_length}.")
+        init = linen.initializers.normal(_STDDEV)
+        x = nn.Embed(self.vocabulary_size, self.features, embedding_init=init)(tokens)
+        x = x + nn.Embed(self.max_length, self.features, embedding_init=init)(jnp.arange(time))[None]
+        x = nn.Dropout(self.dropout)(x, train=train)
+        for _ in range(self.num_layers):
+            x = Block(self.num_heads, _STDDEV / (2 * self.num_layers) ** 0.5, self.dropout)(x, train)
+        return nn.Dense(self.vocabulary_size, kernel_init=init)(nn.LayerNorm()(x))
+
+
+class Block(linen.Module):
+    """Adds to its input causal self-attention, then two dense layers, each of the normalised sum so far."""
+
+    num_heads: int
+    stddev: float  # of the initial kernels of the two layers that add to the input
+    dropout: ArrayLike  # [] the rate before each addition
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, time, features]`` to the same."""
+        batch, time, features = x.shape
+        by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
+        dense = partial(
+            nn.Dense,
+            kernel_init=nn.partitioned(linen.initializers.normal(_STDDEV), by_output),
+            bias_init=nn.partitioned(linen.initializers.zeros_init(), (_MESH_AXIS,)),
+        )
+        added = partial(
+            nn.Dense, features, kernel_init=nn.partitioned(linen.initializers.normal(self.stddev), by_input)
+        )
+        heads = (batch, time, self.num_heads, features // self.num_heads)
+        projected = jnp.split(dense(3 * features)(nn.LayerNorm()(x)), 3, axis=-1)
+        query, key, value = (part.reshape(heads) for part in projected)
+        attended = nn.attention(query, key, value, causal=True)
+        x = x + nn.Dropout(self.dropout)(added()(attended.reshape(x.shape)), train=train)
+        hidden = linen.gelu(dense(4 * features)(nn.LayerNorm()(x)))
+        return x + nn.Dropout(self.dropout)(added()(hidden), train=train)
+
+
+def _check_recurrent(model: Any, *sizes: str) -> None:
+    """Raises ConfigError unless ``model`` has positive ``sizes`` and embeddings, and the class of a recurrent layer."""
+    check_sizes(model, *sizes, *(() if model.embedding_features is None else ("embedding_features",)))
+    if not isinstance(model.layer, type) or not issubclass(model.layer, nn.Recurrent):
+        raise ConfigError(f"{type(model).__name__}: layer must be nn.LSTM or nn.GRU, not {model.layer!r}.")
 
 
 def _last_state(
     sequences: jax.Array,
-    layer: type[Recurrent],
+    layer: type[nn.Recurrent],
     features: int,
     bidirectional: bool = False,
     seq_lengths: jax.Array | None = None,
@@ -242,7 +325,7 @@ def _last_state(
     ``sequences`` are ``[time, batch, inputs]``. The layer becomes ``LSTM_0``, for example, of the calling module.
     """
     make = partial(layer, features, dtype=sequences.dtype)
-    reader = Bidirectional(make(), make()) if bidirectional else make()
+    reader = nn.Bidirectional(make(), make()) if bidirectional else make()
     carry, _ = reader(sequences, seq_lengths=seq_lengths, time_major=True, return_carry=True)
     carries = carry if bidirectional else (carry,)
     # A state's last part is what the layer puts out; it may be wider than the products.

@@ -19,7 +19,6 @@ from jaxnn.nn._layer_arguments import platform as platform
 from jaxnn.nn._layer_arguments import positive_int as positive_int
 from jaxnn.nn._layer_arguments import positive_ints as positive_ints
 from jaxnn.nn._layer_arguments import rows_masked as rows_masked
-from jaxnn.nn._layer_arguments import scope as scope
 from jaxnn.nn._layer_arguments import unboxed as unboxed
 from jaxnn.nn._layer_arguments import widened as widened
 from jaxnn.nn._normalization import BatchNorm as BatchNorm

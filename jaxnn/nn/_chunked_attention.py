@@ -104,15 +104,8 @@ def _backward(plan: _Plan, kept: _Kept, grad: jax.Array) -> tuple[jax.Array, jax
     return to_query, to_key, to_value, None
 
 
-def _pushforward(plan: _Plan, kept: _Kept, tangents: tuple[jax.Array, jax.Array, jax.Array, None]) -> jax.Array:
-    *arrays, visible, _, _ = kept
-    tangent: jax.Array
-    _, tangent = jax.jvp(lambda q, k, v: _forward(plan, q, k, v, visible)[0], tuple(arrays), tangents[:3])
-    return tangent
-
-
 _attend = custom_vjp(lambda *arguments: _forward(*arguments)[0], num_static=1)
-_attend.defvjp(_forward, _backward, _pushforward)
+_attend.defvjp(_forward, _backward, push_forward=True)
 
 
 def _scores(plan: _Plan, query: jax.Array, key: jax.Array, visible: jax.Array | None, pair: jax.Array) -> jax.Array:

@@ -179,11 +179,8 @@ def _abstract(*operands: Any, missing: str, geometry: Geometry) -> Any:
     given = zip(_given(missing), operands, strict=True)
     sizes = {name: x.shape[axis] for role, x in given for name, axis in _AXES[role].items()}
     first, last = (sizes[name] for name in _AXES[missing])
-    shape = {
-        "input": (first, *geometry.input_size, last),
-        "kernel": (*geometry.kernel_size, first, last),
-        "output": (first, *geometry.output_size, last),
-    }[missing]
+    spatial = getattr(geometry, f"{missing}_size")
+    shape = (*spatial, first, last) if missing == "kernel" else (first, *spatial, last)
     dtype = geometry.output_dtype if missing == "output" else geometry.dtype
     return operands[0].update(shape=shape, dtype=dtype, weak_type=False)
 

@@ -36,7 +36,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLi
     Raises:
         ConfigError: logits, labels or smoothing that do not fit.
     """
-    labels = _checked_labels(labels, logits.shape[:-1], "logits [..., classes]", logits)
+    labels = _checked_labels(labels, "logits [..., classes]", logits)
     outside = isinstance(label_smoothing, numbers.Real) and not 0 <= label_smoothing <= 1
     if jnp.ndim(label_smoothing) or outside:
         raise ConfigError(f"cross_entropy: label_smoothing must be one number, 0…1, not {label_smoothing!r}.")
@@ -45,9 +45,9 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLi
     return _cross_entropy(logits, labels, smoothing)
 
 
-def _checked_labels(labels: jax.Array, expected: tuple[int, ...], name: str, scores: jax.Array) -> jax.Array:
-    """``labels`` as int32 or wider; ConfigError unless they are integers of shape ``expected``."""
-    if not jnp.issubdtype(labels.dtype, jnp.integer) or scores.ndim < 1 or labels.shape != expected:
+def _checked_labels(labels: jax.Array, name: str, scores: jax.Array) -> jax.Array:
+    """``labels`` as int32 or wider; ConfigError unless they are integers, one for each row of ``scores``."""
+    if not jnp.issubdtype(labels.dtype, jnp.integer) or scores.ndim < 1 or labels.shape != scores.shape[:-1]:
         raise ConfigError(
             f"cross-entropy needs {name} and labels [...] of integers, not {list(scores.shape)} and "
             f"{labels.dtype} {list(labels.shape)}."
@@ -133,7 +133,7 @@ def linear_cross_entropy(
     Raises:
         ConfigError: arguments that do not fit together.
     """
-    labels = _checked_labels(labels, hidden.shape[:-1], "hidden [..., features]", hidden)
+    labels = _checked_labels(labels, "hidden [..., features]", hidden)
     features = hidden.shape[-1]
     fits = kernel.ndim == 2 and kernel.shape[0] == features and kernel.size
     if not fits or not (bias is None or bias.shape == kernel.shape[1:]):
@@ -217,12 +217,5 @@ def _linear_backward(width: int, residuals: Any, cotangent: jax.Array) -> tuple[
     return to_hidden.astype(hidden.dtype), to_kernel, to_bias, None
 
 
-def _linear_pushforward(width: int, residuals: Any, tangents: tuple[Any, ...]) -> jax.Array:
-    *arrays, labels, _, _ = residuals
-    tangent: jax.Array
-    _, tangent = jax.jvp(lambda h, k, b: _linear_forward(width, h, k, b, labels)[0], tuple(arrays), tangents[:3])
-    return tangent
-
-
 _linear_cross_entropy = custom_vjp(lambda *arguments: _linear_forward(*arguments)[0], num_static=1)
-_linear_cross_entropy.defvjp(_linear_forward, _linear_backward, _linear_pushforward)
+_linear_cross_entropy.defvjp(_linear_forward, _linear_backward, push_forward=True)

@@ -33,11 +33,8 @@ class custom_vjp[R]:  # noqa: N801
     """A function with a custom backward pass, differentiable in either mode and to any order.
 
     Use it as `jax.custom_vjp`: decorate ``f`` with it, then call ``f.defvjp(forward, backward)``. In `jax.shard_map`
-    all operands vary over the same mesh axes: the gradient of one that did not vary is then summed.
-
-    Args:
-        function: takes and returns trees of arrays.
-        num_static: how many of its first arguments are static, hashable values.
+    all operands vary over the same mesh axes: the gradient of one that did not vary is then summed. ``function`` takes
+    and returns trees of arrays; its first ``num_static`` arguments are static, hashable values.
     """
 
     def __init__(self, function: Callable[..., R], num_static: int = 0) -> None:
@@ -55,13 +52,14 @@ class custom_vjp[R]:  # noqa: N801
         self,
         forward: Callable[..., tuple[R, Any]],
         backward: Callable[..., tuple[Any, ...]],
-        pushforward: Callable[..., R] | None = None,
+        *,
+        push_forward: bool = False,
     ) -> None:
         """Sets the rules: ``forward`` and ``backward`` are those of `jax.custom_vjp`.
 
-        ``pushforward(*static, residuals, tangents) -> tangent`` is for forward mode, with None for arguments without
-        floats; by default ``backward`` is transposed. Give one if ``backward`` loops over large intermediate values:
-        the transposed loop would hold those of all iterations at once.
+        Forward mode transposes ``backward``, or with ``push_forward`` differentiates ``forward`` again, whose residuals
+        then start with its operands. This is for a ``backward`` that loops over large intermediate values: the
+        transposed loop would hold those of all iterations at once.
         """
 
         def rule(*args: Any) -> tuple[R, R]:
@@ -72,7 +70,7 @@ class custom_vjp[R]:  # noqa: N801
             outs, out_tree = jax.tree.flatten(out)
             zeros = tuple(leaf.aval if isinstance(leaf, SymbolicZero) else None for leaf in leaves)
             outputs = tuple(jax.typeof(leaf).to_tangent_aval() for leaf in outs)
-            rules = (backward, pushforward, tuple(static))
+            rules = (backward, forward if push_forward else None, tuple(static))
             linear = _Linear(*rules, kept_tree, tangents_tree, zeros, out_tree, outputs)
             operands = [leaf for leaf, zero in zip(leaves, zeros, strict=True) if zero is None]
             return out, linear.output.unflatten(_linear.bind(*kept, *operands, linear=linear))
@@ -88,7 +86,7 @@ class _Linear(NamedTuple):
     """
 
     backward: Callable[..., tuple[Any, ...]]
-    pushforward: Callable[..., Any] | None
+    forward: Callable[..., Any] | None  # to differentiate in forward mode; None: `backward` is transposed
     static: tuple[Any, ...]
     residuals: Any  # their structure
     tangents: Any  # their structure
@@ -117,18 +115,17 @@ class _Linear(NamedTuple):
 
     def push(self, residuals: list[Any], tangents: list[Any]) -> list[Any]:
         """The tangents of one member's outputs, from those of the operands."""
-        if self.pushforward is None:
+        if self.forward is None:
             like = [out.update(shape=out.shape[len(self.batch_axes) :]) for out in self.outputs]
             pushed: list[Any]
             (pushed,) = jax.linear_transpose(functools.partial(self.pull, residuals), like)(tangents)
             return pushed
         operands = iter(tangents)
-        leaves = [
-            next(operands) if zero is None else None if zero.dtype == jax.dtypes.float0 else ad.zeros_like_aval(zero)
-            for zero in self.zeros
-        ]
-        kept = self.residuals.unflatten(residuals)
-        return jax.tree.leaves(self.pushforward(*self.static, kept, self.tangents.unflatten(leaves)))
+        leaves = [next(operands) if zero is None else ad.zeros_like_aval(zero) for zero in self.zeros]
+        of_operands = tuple(self.tangents.unflatten(leaves))
+        primals = self.residuals.unflatten(residuals)[: len(of_operands)]
+        forward = functools.partial(self.forward, *self.static)
+        return jax.tree.leaves(jax.jvp(lambda *primals: forward(*primals)[0], primals, of_operands)[1])
 
 
 def _evaluate(*operands: Any, linear: _Linear) -> list[Any]:

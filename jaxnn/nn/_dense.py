@@ -15,7 +15,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import check_rate, rows_of_whole, widened
+from jaxnn.nn._layer_arguments import batch_axis, check_rate, widened
 from jaxnn.types import ConfigError
 
 _BITS = 16  # of an element: four to a block of Threefry, two words of 32
@@ -128,7 +128,13 @@ class Dropout(linen.Module):
             )
         key = self.make_rng(self.rng_collection)
         threshold = jnp.round(jnp.asarray(self.rate, jnp.float32) * 2**_BITS)
-        bits = rows_of_whole(lambda shape: _random_bits(key, shape), x.shape, self.batch_axis)
+        axis, batch = batch_axis(), self.batch_axis
+        if axis is None or x.ndim <= batch:
+            bits = _random_bits(key, x.shape)
+        else:  # this device's rows of what is drawn for the whole batch
+            rows = x.shape[batch]
+            whole = (*x.shape[:batch], rows * lax.axis_size(axis), *x.shape[batch + 1 :])
+            bits = lax.dynamic_slice_in_dim(_random_bits(key, whole), lax.axis_index(axis) * rows, rows, batch)
         keep = bits >= threshold.astype(jnp.uint32)
         kept = 1.0 - threshold.astype(jnp.promote_types(x.dtype, jnp.float32)) / 2**_BITS
         # At rate 1 nothing is kept: any finite scale will do, and gives no NaN in the gradient.

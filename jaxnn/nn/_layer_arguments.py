@@ -7,7 +7,6 @@ import dataclasses
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,20 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 from flax.linen import with_partitioning
-from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from jaxnn.types import Array, ConfigError, PyTree, suggest
 
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
-PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
-        "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
-        "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
-        "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
-    }
-)
+_PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
+    "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
+    "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
+    "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
+}
 _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
@@ -43,11 +39,11 @@ def platform() -> str:
 
 
 def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
-    """The implementation ``given``, or for None the first of `PREFERRED` without an obstacle.
+    """The implementation ``given``, or for None the first of `_PREFERRED` without an obstacle.
 
     ``obstacles`` maps an implementation to the reason why it cannot be used here, or None.
     """
-    preferred = PREFERRED[operation]
+    preferred = _PREFERRED[operation]
     if given is None:
         order = preferred.get(platform(), preferred["other"])
         found = next((name for name in order if obstacles.get(name) is None), None)
@@ -161,15 +157,8 @@ partitioned = with_partitioning
 """``partitioned(initializer, (None, "model"))``: the parameter's second axis is split over the mesh axis ``model``."""
 unboxed = meta.unbox
 """``unboxed(tree)``: plain arrays in place of the boxes that hold an array and the names of its axes."""
-
-
-def partition_specs(tree: PyTree) -> PyTree:
-    """The names of each array's axes as a ``PartitionSpec``; an empty one for an array without a box."""
-    return jax.tree.map(
-        lambda spec: spec if isinstance(spec, PartitionSpec) else PartitionSpec(),
-        meta.get_partition_spec(tree),
-        is_leaf=lambda leaf: leaf is None or isinstance(leaf, PartitionSpec),
-    )
+partition_specs = meta.get_partition_spec
+"""``partition_specs(tree)``: the names of each array's axes as a ``PartitionSpec``; an empty one for a plain array."""
 
 
 @contextlib.contextmanager
@@ -221,13 +210,3 @@ def mean_over_batch_axis(x: jax.Array) -> jax.Array:
     """The mean of ``x`` over the devices that share the batch; ``x`` if the batch is not sharded."""
     axis = batch_axis()
     return x if axis is None else jax.lax.pmean(x, axis)
-
-
-def rows_of_whole(draw: Callable[[tuple[int, ...]], jax.Array], shape: tuple[int, ...], batch: int = 0) -> jax.Array:
-    """This device's rows, along axis ``batch``, of ``draw`` for the whole batch."""
-    axis = batch_axis()
-    if axis is None or len(shape) <= batch:
-        return draw(shape)
-    rows = shape[batch]
-    whole = draw((*shape[:batch], rows * jax.lax.axis_size(axis), *shape[batch + 1 :]))
-    return jax.lax.dynamic_slice_in_dim(whole, jax.lax.axis_index(axis) * rows, rows, batch)

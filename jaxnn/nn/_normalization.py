@@ -75,7 +75,15 @@ class BatchNorm(linen.BatchNorm):
         chosen = choose("normalization", self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
-        rows = None if running or mask is not None else _rows_that_count(x)
+        rows = None if running or mask is not None else batch_mask()  # those that are no padding; None: all
+        if rows is not None:
+            if len(rows) != len(x):
+                raise ConfigError(
+                    f"BatchNorm cannot tell which of its {len(x)} rows are padding in a batch of {len(rows)} with a "
+                    "mask: pass it a mask, made from jaxnn.nn.batch_mask(), or make Batch.mask np.ones(…) inside the "
+                    "traced function."
+                )
+            rows = rows.reshape(-1, *[1] * (x.ndim - 1))
         with scope("normalization", chosen):
             if chosen == "analytic":
                 return _normalized(self, x, rows)
@@ -95,19 +103,6 @@ def _obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | 
         f"it takes floats, not {x.dtype}": not jnp.issubdtype(x.dtype, jnp.floating),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _rows_that_count(x: jax.Array) -> jax.Array | None:
-    """Which rows of ``x`` are no padding, ``[batch, 1, ..., 1]`` bool; None: all."""
-    counts = batch_mask()
-    if counts is None:
-        return None
-    if len(counts) != len(x):
-        raise ConfigError(
-            f"BatchNorm cannot tell which of its {len(x)} rows are padding in a batch of {len(counts)} with a mask: "
-            "pass it a mask, made from jaxnn.nn.batch_mask(), or make Batch.mask np.ones(…) inside the traced function."
-        )
-    return counts.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.Array:

@@ -332,10 +332,7 @@ def _flat_carry(layer: Recurrent, carry: Any, batch: tuple[int, ...]) -> Any:
     """The initial state as ``[batch, features]``, or a tuple of such; zeros if ``carry`` is None."""
     expected = jax.eval_shape(lambda: layer.cell.initialize_carry(jax.random.key(0), (*batch, 1)))
     states, tree = jax.tree.flatten(expected)
-    if carry is None:
-        given = [jnp.zeros(state.shape, state.dtype) for state in states]
-    else:
-        given = jax.tree.leaves(carry)
+    given = [jnp.zeros(x.shape, x.dtype) for x in states] if carry is None else jax.tree.leaves(carry)
     if [jnp.shape(state) for state in given] != [state.shape for state in states]:
         wanted = f"{list(states[0].shape)}" if len(states) == 1 else f"(c, h) of {list(states[0].shape)} each"
         shapes = jax.tree.map(jnp.shape, carry)

@@ -60,19 +60,15 @@ def run_hoisted(
     return last, outputs
 
 
+@custom_vjp
 def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
     """Each sequence in reverse, its padding still behind it (and itself reversed)."""
-    return jnp.flip(sequences, 0) if lengths is None else _flip_ragged(sequences, lengths)
-
-
-@custom_vjp
-def _flip_ragged(sequences: jax.Array, lengths: jax.Array) -> jax.Array:
     flipped: jax.Array = flip_sequences(sequences, lengths, num_batch_dims=1, time_major=True)
     return flipped
 
 
 # A reversal is its own transpose; JAX would scatter, which is slow on CPU and in no fixed order on GPU.
-_flip_ragged.defvjp(lambda x, lengths: (_flip_ragged(x, lengths), lengths), lambda n, g: (_flip_ragged(g, n), None))
+flip.defvjp(lambda x, lengths: (flip(x, lengths), lengths), lambda lengths, g: (flip(g, lengths), None))
 
 
 def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
@@ -185,9 +181,7 @@ def _gru_loop(
     return jax.lax.scan(step, carry, projected)
 
 
-def _gru_forward(
-    projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], tuple[Any, ...]]:
+def _gru_forward(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array) -> tuple[_Pair, Any]:
     last, (h, gates, n, inner) = _gru_loop(projected, kernel, bias, carry, lambda *kept: kept)
     return (h, last), (h, gates, n, inner, kernel, carry)
 
@@ -234,7 +228,10 @@ def run_cudnn(
     num_steps, batch, num_inputs = inputs.shape
     c, h = (jnp.stack(leaves) for leaves in zip(*(carry for _, carry in directions), strict=True))
     lengths = jnp.full(batch, num_steps) if lengths is None else jnp.clip(lengths, 0, num_steps)
-    options = (num_inputs, c.shape[-1], 1, 0.0, len(directions) == 2, _cudnn_precision())
+    # Float32 throughout where JAX is set so; else products in TF32, as XLA's. cuDNN knows no third.
+    exact = jax.config.jax_default_matmul_precision in ("highest", "float32")
+    precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.HIGH
+    options = (num_inputs, c.shape[-1], 1, 0.0, len(directions) == 2, precision)
     # As cuDNN has them: every direction's kernels first, then every direction's two biases, whose sum counts.
     each = [weights for weights, _ in directions]
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
@@ -260,9 +257,3 @@ def _cudnn_backward(options: tuple[Any, ...], kept: Any, cotangents: Any) -> tup
 
 
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)
-
-
-def _cudnn_precision() -> jax.lax.Precision:
-    # Float32 throughout where JAX is set so; else products in TF32, as XLA's. cuDNN knows no third.
-    exact = jax.config.jax_default_matmul_precision in ("highest", "float32")
-    return jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.HIGH

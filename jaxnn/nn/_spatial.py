@@ -172,7 +172,7 @@ def max_pool(
     pooling = _checked(inputs, window_shape, strides, padding)
     lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else int(np.iinfo(inputs.dtype).min)
     if pooling.strides == pooling.window:
-        return _tiles(inputs, pooling, lowest).max(pooling.tile_axes)
+        return _over_tiles(jnp.max, inputs, pooling, lowest)
     padded = _padded(inputs, pooling, lowest)
     windows = list(zip(padded.shape[pooling.first : -1], pooling.window, pooling.strides, strict=True))
     if sum(pooling.window) > _MOST_SLICES or any(size < width for size, width, _ in windows):
@@ -181,7 +181,8 @@ def max_pool(
     for axis, (size, width, step) in reversed(list(enumerate(windows, pooling.first))):
         # For each place in the window, what stands there in each of the windows along the axis.
         places = [lax.slice_in_dim(padded, at, at + size - width + 1, step, axis) for at in range(width)]
-        padded = functools.reduce(_first_maximum, places)
+        # The larger of each two; among equals the left one, which so gets all of the gradient; NaN if one is.
+        padded = functools.reduce(lambda a, b: lax.select((a >= b) | jnp.isnan(a), a, b), places)
     return padded
 
 
@@ -202,11 +203,11 @@ def avg_pool(
         inputs = inputs.astype(jnp.float32)
     if pooling.strides != pooling.window:
         return _by_flax(linen.avg_pool, inputs, pooling, count_include_pad).astype(inputs.dtype)
-    means = _tiles(inputs, pooling, 0.0).mean(pooling.tile_axes)
+    means = _over_tiles(jnp.mean, inputs, pooling, 0.0)
     if count_include_pad or not any(map(any, pooling.padding)):
         return means
     ones = jnp.ones((*[1] * pooling.first, *inputs.shape[pooling.first : -1], 1), inputs.dtype)
-    return means / _tiles(ones, pooling, 0.0).mean(pooling.tile_axes)
+    return means / _over_tiles(jnp.mean, ones, pooling, 0.0)
 
 
 class _Pooling(NamedTuple):
@@ -216,11 +217,6 @@ class _Pooling(NamedTuple):
     window: tuple[int, ...]
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
-
-    @property
-    def tile_axes(self) -> tuple[int, ...]:
-        """The axes within a tile, of what `_tiles` gives."""
-        return tuple(range(self.first + 1, self.first + 2 * len(self.window), 2))
 
 
 def _checked(inputs: jax.Array, window_shape: Any, strides: Any, padding: Any) -> _Pooling:
@@ -262,14 +258,11 @@ def _padded(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
     return lax.pad(inputs, jnp.asarray(fill, inputs.dtype), pads)
 
 
-def _first_maximum(left: jax.Array, right: jax.Array) -> jax.Array:
-    """The larger of each two; among equals the left one, which so gets all of the gradient; NaN if one is."""
-    return lax.select((left >= right) | jnp.isnan(left), left, right)
-
-
-def _tiles(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
-    """The padded input as ``[..., tiles_0, window_0, tiles_1, window_1, …, features]``, a remainder dropped."""
+def _over_tiles(reduce: Callable[..., jax.Array], inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
+    """``reduce`` of each window of the padded input, where windows tile it; a remainder is dropped."""
     padded = _padded(inputs, pooling, fill)
     pairs = [(n // width, width) for n, width in zip(padded.shape[pooling.first : -1], pooling.window, strict=True)]
     whole = padded[(..., *(slice(count * width) for count, width in pairs), slice(None))]
-    return whole.reshape(*padded.shape[: pooling.first], *(size for pair in pairs for size in pair), padded.shape[-1])
+    # [..., tiles_0, window_0, tiles_1, window_1, …, features]
+    tiles = whole.reshape(*padded.shape[: pooling.first], *(size for pair in pairs for size in pair), padded.shape[-1])
+    return reduce(tiles, tuple(range(pooling.first + 1, tiles.ndim - 1, 2)))

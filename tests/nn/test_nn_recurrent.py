@@ -450,11 +450,19 @@ def _obstacle_on(version: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
     return _rnn_kernels.cudnn_obstacle([jnp.dtype("float32"), jnp.dtype("bfloat16")])
 
 
-def test_the_precision_asked_for_is_cudnns() -> None:
-    assert rnn._lstm_cudnn_allow_tf32(_rnn_kernels._cudnn_precision())
-    for name, exact in (("highest", True), ("float32", True), ("bfloat16", False), ("tensorfloat32", False)):
+def test_the_precision_asked_for_is_cudnns(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, allowed = rnn.lstm_fwd, []
+
+    def recorded(*arguments: Any) -> Any:
+        allowed.append(rnn._lstm_cudnn_allow_tf32(arguments[-1]))
+        return forward(*arguments)
+
+    monkeypatch.setattr(rnn, "lstm_fwd", recorded)
+    layer, x = LSTM(FEATURES, implementation="cudnn"), draws.normal(0, BATCH, TIME, INPUTS)
+    for name, exact in ((None, False), ("highest", True), ("float32", True), ("bfloat16", False)):
         with jax.default_matmul_precision(name):
-            assert rnn._lstm_cudnn_allow_tf32(_rnn_kernels._cudnn_precision()) is not exact
+            jax.eval_shape(lambda x: layer.apply(params_of(LSTM), x), x)
+        assert allowed.pop() is not exact
 
 
 def test_the_traced_program_names_the_implementation() -> None:

@@ -151,7 +151,7 @@ def test_every_layer_has_a_row() -> None:
     # Functions that are called by layers, or beside them.
     others = {nn.Policy, nn.Recurrent, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated}
     helpers = {"check_rate", "is_full", "mean_over_batch_axis", "partition_specs", "platform", "positive_int"}
-    helpers |= {"batch_mask", "batch_split_over", "positive_ints", "rows_masked", "scope", "unboxed", "widened"}
+    helpers |= {"batch_mask", "batch_split_over", "positive_ints", "rows_masked", "unboxed", "widened"}
     layers = {value for name, value in vars(nn).items() if callable(value) and name not in helpers}
     assert layers - others <= {row.layer for row in TABLE}
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxnn.nn import scope
+from jaxnn.nn._layer_arguments import scope
 from jaxnn.observe import implementations, operations, plain_convolutions, product_dtypes
 
 X = jnp.ones((1, 4, 4, 2))

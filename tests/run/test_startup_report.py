@@ -15,7 +15,6 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.engine import programs_of
-from jaxnn.nn import scope
 from jaxnn.run import _report
 from jaxnn.run._report import convolution_hint
 from tests import tiny
@@ -74,7 +73,7 @@ def test_no_hint_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    with scope("attention", "whole"):
+    with jax.named_scope("jaxnn.attention.whole"):
         return tiny.apply(params, inputs)
 
 
