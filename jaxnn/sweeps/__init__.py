@@ -10,7 +10,5 @@ from jaxnn.sweeps._stored import open_sweep as open_sweep
 from jaxnn.sweeps._sweep import Sweep as Sweep
 from jaxnn.sweeps._sweep import best_label as best_label
 from jaxnn.sweeps._sweep_record import recorded_points as recorded_points
-from jaxnn.sweeps._tracing import field_names as field_names
-from jaxnn.sweeps._tracing import field_value as field_value
 from jaxnn.sweeps._tracing import with_fields as with_fields
 from jaxnn.sweeps._train_sweep import sweep as sweep

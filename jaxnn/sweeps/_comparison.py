@@ -143,7 +143,7 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
             with a partner.
         RecordError: a path holds neither run nor sweep.
     """
-    sides = [_members_of(name, given) for name, given in (("A", a), ("B", b))]
+    sides = [_as_sweep(name, given) for name, given in (("A", a), ("B", b))]
     metric = metric or sides[0].monitor
     by = (*sorted(_varying(sides[0].members) & _varying(sides[1].members) - {SEED}), SEED)
     scored = [_scored(name, side, by, metric) for name, side in zip("AB", sides, strict=True)]
@@ -226,17 +226,12 @@ def _describe_sides(given: Sequence[Comparable], sides: Sequence[Sweep]) -> tupl
     return described[0], described[1]
 
 
-def _members_of(name: str, given: Any) -> Sweep:
-    """The members of a side, the only one of a run; the metric it monitors is that of its first part."""
-    parts = [_as_sweep(name, source) for source in (given if isinstance(given, list | tuple) else [given])]
-    if not parts:
-        raise ConfigError(f"side {name} is an empty list: give at least one sweep or run.")
-    members = tuple(member for part in parts for member in part.members)
-    return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better)
-
-
 def _as_sweep(name: str, source: Any) -> Sweep:
-    """A source of the side ``name``; a run is a sweep of one member."""
+    """The members of the side ``name`` as a sweep, the one of a run; a list has the monitored metric of its first."""
+    if isinstance(source, list | tuple) and source:
+        parts = [_as_sweep(name, part) for part in source]
+        members = tuple(member for part in parts for member in part.members)
+        return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better)
     if isinstance(source, Sweep):
         return source
     if isinstance(source, Run):

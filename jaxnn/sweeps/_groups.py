@@ -14,7 +14,7 @@ from jaxnn.engine import MemberLog, check_config, check_data, check_parts
 from jaxnn.record import config_json
 from jaxnn.search import Points
 from jaxnn.sweeps._members import show_point
-from jaxnn.sweeps._tracing import check_traces, field_names, field_value, find_untraceable, watched, with_fields
+from jaxnn.sweeps._tracing import check_traces, field_names, find_untraceable, watched, with_fields
 from jaxnn.types import ConfigError, Experiment, JaxnnError, Splits, suggest
 
 
@@ -58,7 +58,9 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
         member = Planned(number, point, experiment)
         members.append(member)
         try:
-            member.point = {name: _typed(value, field_value(experiment.config, name)) for name, value in point.items()}
+            member.point = {
+                name: _typed(value, operator.attrgetter(name)(experiment.config)) for name, value in point.items()
+            }
             config = with_fields(experiment.config, member.point)
             config_json(config)
             check_config(config)
@@ -127,7 +129,7 @@ def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], 
             found += [(part, own) for part in _split(sound, static)]
     groups = []
     for number, (part, own) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
-        shared = {name: field_value(part[0].experiment.config, name) for name in names if name not in own}
+        shared = {name: operator.attrgetter(name)(part[0].experiment.config) for name in names if name not in own}
         groups.append(Group(number, tuple(part), tuple(own), shared))
     return groups, _unread(runnable, varying, read) if groups else ()
 
@@ -192,7 +194,7 @@ def _split(members: Sequence[Planned], names: Sequence[str]) -> list[list[Planne
     parts: dict[Any, list[Planned]] = {}
     for member in members:
         # Keyed by text: a nested config need not be hashable.
-        key = tuple(repr(field_value(member.experiment.config, name)) for name in names)
+        key = tuple(repr(operator.attrgetter(name)(member.experiment.config)) for name in names)
         parts.setdefault(key, []).append(member)
     return list(parts.values())
 

@@ -144,21 +144,13 @@ def show_point(point: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """One metric over the members of a group.
+    """One metric over the members of a group."""
 
-    Attributes:
-        n: members with a result.
-        mean: of these; NaN for none.
-        deviation: standard deviation with n - 1 degrees of freedom; NaN for fewer than two.
-        low: lower end of the 95 % bootstrap interval of the mean; NaN likewise.
-        high: its upper end.
-    """
-
-    n: int
-    mean: float
-    deviation: float
-    low: float
-    high: float
+    n: int  # members with a result
+    mean: float  # of these; NaN for none
+    deviation: float  # standard deviation with n - 1 degrees of freedom; NaN for fewer than two
+    low: float  # lower end of the 95 % bootstrap interval of the mean; NaN for fewer than two
+    high: float  # its upper end
 
     def __str__(self) -> str:
         if self.n < 2:
@@ -172,19 +164,12 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GroupRow:
-    """Members that share the values they are grouped by.
+    """Members that share the values they are grouped by."""
 
-    Attributes:
-        point: the fields grouped by, and their values.
-        members: the numbers of its members.
-        left_out: how many members are not part of the means, by their status, such as ``diverged`` or ``pruned``.
-        metrics: the spread of each metric, the monitored one first.
-    """
-
-    point: Mapping[str, object]
-    members: tuple[int, ...]
-    left_out: Mapping[str, int]
-    metrics: Mapping[str, Spread]
+    point: Mapping[str, object]  # the fields grouped by, and their values
+    members: tuple[int, ...]  # their numbers
+    left_out: Mapping[str, int]  # members that are not part of the means, by their status: diverged, pruned, ...
+    metrics: Mapping[str, Spread]  # of each metric, the monitored one first
 
     @property
     def spread(self) -> Spread:
@@ -209,17 +194,11 @@ class GroupRow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Groups:
-    """The members of a sweep in groups.
+    """The members of a sweep in groups."""
 
-    Attributes:
-        rows: the groups, in the order of their first members.
-        by: the names of the fields they are grouped by.
-        more_is_better: for each metric, whether more of it is better.
-    """
-
-    rows: tuple[GroupRow, ...]
-    by: tuple[str, ...]
-    more_is_better: Mapping[str, bool]
+    rows: tuple[GroupRow, ...]  # the groups, in the order of their first members
+    by: tuple[str, ...]  # the names of the fields they are grouped by
+    more_is_better: Mapping[str, bool]  # of each metric
 
     def best(self, metric: str | None = None) -> GroupRow:
         """Returns the group with the best mean of ``metric``; default: the first metric, which is the monitored one.

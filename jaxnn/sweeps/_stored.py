@@ -45,11 +45,6 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         RecordError: there is no sweep, or its record is damaged.
     """
     path = Path(path)
-    if not record.is_sweep(path):
-        raise RecordError(
-            f"{path} holds no sweep (no {record.SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` "
-            "lists them."
-        )
     folders = sweep_folders(path)
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
     facts, members, lines = parts[0], {} if folders == [path] else _waiting(parts[0]), []
@@ -79,7 +74,17 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
 
 
 def sweep_folders(path: Path) -> list[Path]:
-    """``path`` if it holds the record of a sweep in one process, else those of the shards that started."""
+    """``path`` if it holds the record of a sweep in one process, else those of the shards that started.
+
+    Raises RecordError if there are neither.
+    """
+    if (path / record.RUN_FILE).is_file():
+        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
+    if not record.is_sweep(path):
+        raise RecordError(
+            f"{path} holds no sweep (no {record.SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` "
+            "lists them."
+        )
     return [path] if (path / record.SWEEP_FILE).is_file() else shard_folders(path)
 
 

@@ -193,12 +193,8 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
 
 def read_before(path: Path) -> dict[str, Any]:
     """The content of ``sweep.json`` in ``path``."""
-    if (path / record.RUN_FILE).is_file():
-        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
-    if record.is_sweep(path) and not (path / record.SWEEP_FILE).is_file():
+    if sweep_folders(path) != [path]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    if not record.is_sweep(path):
-        raise RecordError(f"{path} holds no sweep (no {record.SWEEP_FILE} in it): `jaxnn runs` lists those there are.")
     facts = record.read_facts(
         path / record.SWEEP_FILE, ("config", "axes", "points", "halving", "options", "groups", "started")
     )
@@ -216,7 +212,7 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     Raises:
         RecordError, ConfigError: there is none, or it is one of another experiment.
     """
-    before = read_before(next(iter(sweep_folders(path)), path))
+    before = read_before(sweep_folders(path)[0])
     config = record.config_from_json(before["config"], experiment.config)
     made = tuple(read_point(point, before) for point in before["points"])
     points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})

@@ -30,11 +30,6 @@ def field_names(config: Any, prefix: str = "") -> Iterator[str]:
             yield from field_names(value, f"{prefix}{field.name}.")
 
 
-def field_value(config: Any, name: str) -> Any:
-    """Returns the value of the field ``name``, which may be dotted."""
-    return operator.attrgetter(name)(config)
-
-
 def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
     """Returns the config with other values for some fields, by name; names may be dotted."""
     changes: dict[str, Any] = {}
@@ -122,7 +117,7 @@ def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) ->
 
 
 def _traceable(config: Any, name: str) -> Array:
-    return jnp.asarray(field_value(config, name), jnp.uint32 if name == "seed" else None)
+    return jnp.asarray(operator.attrgetter(name)(config), jnp.uint32 if name == "seed" else None)
 
 
 def _explain(name: str, error: Exception) -> str:
