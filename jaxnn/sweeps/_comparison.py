@@ -70,36 +70,22 @@ def seeds_needed(difference: float, deviation: float) -> int | None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
-    """B against A in one metric, seed by seed.
-
-    Attributes:
-        metric: its name.
-        sides: of A and B, their directories and the constant fields in which they differ.
-        by: the fields whose values make a pair, the seed last.
-        num_seeds: the number of seeds that both sides have results of.
-        num_settings: the number of settings, at most, that the value of a seed is averaged over.
-        mean_a: the mean of A over these seeds.
-        mean_b: that of B.
-        difference: of the means, B - A.
-        interval: its 95 % interval; NaN if there are too few seeds for one, or all differences of a few are equal.
-        verdict: what B is.
-        seeds_needed: how many seeds would show a difference of this size in 80 % of all cases; None if it is shown,
-            if there is no interval, or if it would be more than a million.
-        left_out: the members that do not count, and why.
-    """
+    """B against A in one metric, seed by seed."""
 
     metric: str
-    sides: tuple[str, str]
-    by: tuple[str, ...]
-    num_seeds: int
-    num_settings: int
-    mean_a: float
+    sides: tuple[str, str]  # of A and B, their directories and the constant fields in which they differ
+    by: tuple[str, ...]  # the fields whose values make a pair, the seed last
+    num_seeds: int  # seeds that both sides have results of
+    num_settings: int  # the number of settings, at most, that the value of a seed is averaged over
+    mean_a: float  # the mean of A over these seeds
     mean_b: float
-    difference: float
-    interval: tuple[float, float]
-    verdict: Literal["better", "worse", "not separable"]
+    difference: float  # of the means, B - A
+    interval: tuple[float, float]  # its 95 % interval; NaN for too few seeds, or if all differences of a few are equal
+    verdict: Literal["better", "worse", "not separable"]  # what B is
+    # How many seeds would show a difference of this size in 80 % of all cases; None if it is shown, if there is no
+    # interval, or if it would be more than a million.
     seeds_needed: int | None
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # the members that do not count, and why
 
     def __repr__(self) -> str:
         lines = [f"{name}  {side}" for name, side in zip("AB", self.sides, strict=True) if any(self.sides)]

@@ -6,14 +6,13 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
 from jaxnn.observe import Clock, cpu_count, format_bytes
 from jaxnn.search import Halving, Points
-from jaxnn.sweeps._groups import Group, Loader, Planned, plan_groups, plan_members
-from jaxnn.sweeps._tracing import traced_values, with_values
+from jaxnn.sweeps._groups import Group, Loader, Planned, plan_groups, plan_members, traced_values, with_values
 from jaxnn.types import ConfigError, Experiment
 
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ CORES_HINT = (
     "{0} cores are one device: jax.config.update('jax_num_cpu_devices', {0}) before JAX is used makes each a device, "
     "so that members use all; scripts do so"
 )
+
+
+NO_HALVING = "none: a run is too short, or there are too few members; more reports per run make shorter rungs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,6 +242,11 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     traced = sorted({name for group in plan.groups for name in group.traced})
     static = sorted({name for group in plan.groups for name in group.static})
     varying = [name for name in static if len({repr(group.static.get(name)) for group in plan.groups}) > 1]
+    halving = None
+    if plan.halving is not None:
+        # Rungs that would end in one window are one.
+        ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
+        halving = f"one of {plan.halving.eta} continues after step {ends}" if ends else NO_HALVING
     cores = cpu_count() or 1
     idle = cores > 1 and len(devices) == 1 and devices[0].platform == "cpu"
     return [
@@ -248,19 +255,18 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
         ("one program for", f"all values of {', '.join(traced)}" if traced else None),
         ("a program each", f"all values of {', '.join(varying)}" if varying else None),
         ("cannot be run", "; ".join(map(str, failed)) or None),
-        ("halving", _halving(plan)),
+        ("halving", halving),
         # XLA computes small operations on one core.
         ("hint", CORES_HINT.format(cores) if idle else None),
     ]
 
 
-def group_rows(
-    number: int, trainer: engine.Trainer, static: Mapping[str, Any], num_groups: int
-) -> list[tuple[str, str]]:
+def group_rows(plan: SweepPlan, group: Group) -> list[tuple[str, str]]:
     """Rows of name and value for one group, whose vmap size is chosen."""
+    trainer = plan.trainer(group)
     spec, choice, shape = trainer.programs.spec, trainer.vmapped, trainer.shape(trainer.block)
     assert choice is not None and shape is not None
-    shared = ", ".join(f"{name} {value}" for name, value in static.items())
+    shared = ", ".join(f"{name} {value}" for name, value in group.static.items())
     count = len(trainer.logs)
     members = f"{count} members" if count > 1 else "1 member"
     chunks = "1 chunk" if shape.chunks == 1 else f"{shape.chunks} chunks"
@@ -268,18 +274,8 @@ def group_rows(
     each = spec.layout.num_devices // spec.num_devices
     devices += f", {each} devices per member" if each > 1 else ""
     return [
-        (f"group {number + 1}/{num_groups}", f"{members}{f', all with {shared}' if shared else ''}"),
+        (f"group {group.number + 1}/{len(plan.groups)}", f"{members}{f', all with {shared}' if shared else ''}"),
         ("a member takes", format_bytes(trainer.programs.member_bytes)),
         *(("plan", line) for line in choice.lines()),
         ("vmap size", f"{choice.size}{devices}, {chunks}, {trainer.plan.steps_per_call} steps per call"),
     ]
-
-
-def _halving(plan: SweepPlan) -> str | None:
-    """Which members continue after which step; rungs that would end in one window are one."""
-    if plan.halving is None:
-        return None
-    if len(plan.rungs) == 1:
-        return "none: a run is too short, or there are too few members; more reports per run make shorter rungs"
-    ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
-    return f"one of {plan.halving.eta} continues after step {ends}"

@@ -17,9 +17,9 @@ from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.run import Run, fit
 from jaxnn.search import Axis
+from jaxnn.sweeps._groups import with_fields
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.sweeps._tracing import with_fields
 from jaxnn.types import Experiment, RecordError, TrainState
 
 MEMBERS_FILE, MEMBER_FOLDER, GROUPS = "members.jsonl", "members", "groups"

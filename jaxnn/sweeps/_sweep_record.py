@@ -209,8 +209,7 @@ def read_before(path: Path) -> dict[str, Any]:
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
     """The experiment and the points that the sweep in ``path``, or any shard of it, was started with.
 
-    Raises:
-        RecordError, ConfigError: there is none, or it is one of another experiment.
+    Raises RecordError or ConfigError if there is none, or it is one of another experiment.
     """
     before = read_before(sweep_folders(path)[0])
     config = record.config_from_json(before["config"], experiment.config)

@@ -182,7 +182,13 @@ class SweepRun:
             for window in train(trainer, lambda: self.interruption.signum is not None, until):
                 self._report(group, window)
         except FAILURES as error:
-            self._fail(group, error)
+            for member in group.members:
+                if member.log.unfinished:
+                    member.fail(error)
+            self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
+            if group.number in plan.open:
+                self._close(group.number)
+            self.record.write_members(plan)
             return
         except KeyboardInterrupt:
             # The first signal breaks off what precedes a group's training: those before it are saved.
@@ -202,7 +208,7 @@ class SweepRun:
         trainer.flight = self.flight
         if number not in self._shown:
             self._shown.add(number)
-            self.display.rows(group_rows(number, trainer, group.static, len(plan.groups)))
+            self.display.rows(group_rows(plan, group))
             for note in self.record.open_group(number, trainer):
                 self.display.say(f"  {note}")
         return trainer
@@ -248,16 +254,6 @@ class SweepRun:
         except BrokenPipeError:
             # What read it has ended: nothing trained is lost.
             self.interruption.ask_to_stop("standard output was closed: stopping after the current window")
-
-    def _fail(self, group: Group, error: Exception) -> None:
-        """Records for the members of a group that were not over that they cannot be run, and why."""
-        for member in group.members:
-            if member.log.unfinished:
-                member.fail(error)
-        self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
-        if group.number in self.plan.open:
-            self._close(group.number)
-        self.record.write_members(self.plan)
 
     def _prune(self, share: float) -> None:
         """Takes out the members that are not among the best of those that came to the end of a rung."""
@@ -307,9 +303,8 @@ def _plan_only(plan: SweepPlan, display: Display, origin: Mapping[str, Any]) -> 
     """Prints how the sweep would be run."""
     facts: dict[str, Any] = {}
     for group in plan.groups:
-        trainer = plan.trainer(group)
-        display.rows(group_rows(group.number, trainer, group.static, len(plan.groups)))
-        facts = facts or {**sweep_facts(plan, trainer, origin), "status": "planned"}
+        display.rows(group_rows(plan, group))
+        facts = facts or {**sweep_facts(plan, plan.trainer(group), origin), "status": "planned"}
         del plan.open[group.number]
     return SweepRecord(None, facts).results(plan)
 
