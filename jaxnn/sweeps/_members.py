@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from numpy.typing import ArrayLike
 
 from jaxnn.observe import Table
@@ -71,7 +72,8 @@ class Member:
     @property
     def fields(self) -> dict[str, Any]:
         """The flat config by dotted names, and the point, whose values may be dataclasses."""
-        return _flattened(self.config) | dict(self.point)
+        flat: dict[str, Any] = flatten_dict(dict(self.config), sep=".")  # type: ignore[no-untyped-call]
+        return flat | dict(self.point)
 
     def metrics(self, at: At = "final") -> dict[str, float]:
         """Its metrics at the end, or at its best evaluation."""
@@ -79,14 +81,6 @@ class Member:
 
     def __str__(self) -> str:
         return f"member {self.index}" + (f" ({show_point(self.point)})" if self.point else "")
-
-
-def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"model": {"dropout": 0.1}}`` as ``{"model.dropout": 0.1}``."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        flat |= _flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
 
 
 def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:

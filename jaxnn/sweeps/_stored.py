@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxnn import record
-from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_state
+from jaxnn.engine import RunOptions, host_shapes, make_init, member_state
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.run import Run, fit
 from jaxnn.search import Axis
@@ -177,31 +177,24 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
             found = [member for member in members if member.index in group["members"]]
             if not found:
                 continue
-            like, host = _group_states(part / GROUPS / f"{index}", len(group["members"]), sweep.experiment, found[0])
+            config = with_fields(sweep.experiment.config, found[0].point)
+            source = sweep.experiment.data(config).train
+            examples = source.read(np.arange(config.batch_size))
+            like = jax.eval_shape(make_init(dataclasses.replace(sweep.experiment, config=config), source), examples)
+            folder = part / GROUPS / f"{index}"
+            restored = record.Checkpoints(folder).restore_newest(host_shapes(like, len(group["members"])))
+            if restored is None:
+                raise RecordError(
+                    f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
+                )
             for member in found:
-                state = member_state(host, like, group["members"].index(member.index))
+                state = member_state(restored.state, like, group["members"].index(member.index))
                 path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
                 _export(path, _run_facts(facts, group, member), member, state, sweep)
     for member in members:
         if member.index not in exported:
             raise RecordError(f"{sweep.dir} holds no state of member {member.index}: it was not trained.")
     return [exported[member.index] for member in members]
-
-
-def _group_states(
-    folder: Path, num_members: int, experiment: Experiment[Any], member: Member
-) -> tuple[TrainState, HostStates]:
-    """The shapes of one state, and the newest undamaged states of a group that ``member`` is in."""
-    config = with_fields(experiment.config, member.point)
-    source = experiment.data(config).train
-    examples = source.read(np.arange(config.batch_size))
-    like = jax.eval_shape(make_init(dataclasses.replace(experiment, config=config), source), examples)
-    restored = record.Checkpoints(folder).restore_newest(host_shapes(like, num_members))
-    if restored is None:
-        raise RecordError(
-            f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
-        )
-    return like, restored.state
 
 
 def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainState, sweep: Sweep) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 import sys
 import time
 from collections import Counter
@@ -231,16 +232,14 @@ class SweepRun:
         done, left = sum(member.log.step for member in plan.members), plan.num_left
         place = f"group {group.number + 1}/{len(plan.groups)}  " if len(plan.groups) > 1 else ""
         numbers = count_by_status(member.log for member in plan.members)
-        latest: dict[float, Mapping[str, Any]] = {}
+        latest = []
         for member in plan.members:
-            value = next(
-                (line[self.monitored] for line in reversed(member.log.lines) if self.monitored in line), math.nan
-            )
-            if math.isfinite(value) and member.log.status not in LOST:
-                latest.setdefault(value, member.point)
+            values = (line[self.monitored] for line in reversed(member.log.lines) if self.monitored in line)
+            if math.isfinite(value := next(values, math.nan)) and member.log.status not in LOST:
+                latest.append((value, member.point))
         if latest:
-            best = max(latest) if self.higher_is_better else min(latest)
-            numbers += f"; best {self.monitored.replace('_', ' ')} {best:.4g} ({show_point(latest[best])})"
+            value, point = (max if self.higher_is_better else min)(latest, key=operator.itemgetter(0))
+            numbers += f"; best {self.monitored.replace('_', ' ')} {value:.4g} ({show_point(point)})"
         report = SweepReport(
             step=done,
             num_steps=done + left,
