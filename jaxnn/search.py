@@ -21,17 +21,11 @@ SCALES = ("linear", "log", "nominal")
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A config field that is swept.
+    """A config field that is swept."""
 
-    Attributes:
-        name: the field's, dotted if nested.
-        values: its distinct values.
-        scale: in plots: ``log``, ``linear`` or ``nominal``, as for seeds and values that are no numbers.
-    """
-
-    name: str
-    values: tuple[Any, ...]
-    scale: str
+    name: str  # dotted if nested
+    values: tuple[Any, ...]  # distinct
+    scale: str  # in plots: log, linear, or nominal, as for seeds and values that are no numbers
 
 
 @dataclasses.dataclass(frozen=True)

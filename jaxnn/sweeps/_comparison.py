@@ -70,36 +70,22 @@ def seeds_needed(difference: float, deviation: float) -> int | None:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Comparison:
-    """B against A in one metric, seed by seed.
-
-    Attributes:
-        metric: its name.
-        sides: of A and B, their directories and the constant fields in which they differ.
-        by: the fields whose values make a pair, the seed last.
-        num_seeds: the number of seeds that both sides have results of.
-        num_settings: the number of settings, at most, that the value of a seed is averaged over.
-        mean_a: the mean of A over these seeds.
-        mean_b: that of B.
-        difference: of the means, B - A.
-        interval: its 95 % interval; NaN if there are too few seeds for one, or all differences of a few are equal.
-        verdict: what B is.
-        seeds_needed: how many seeds would show a difference of this size in 80 % of all cases; None if it is shown,
-            if there is no interval, or if it would be more than a million.
-        left_out: the members that do not count, and why.
-    """
+    """B against A in one metric, seed by seed."""
 
     metric: str
-    sides: tuple[str, str]
-    by: tuple[str, ...]
-    num_seeds: int
-    num_settings: int
-    mean_a: float
+    sides: tuple[str, str]  # of A and B, their directories and the constant fields in which they differ
+    by: tuple[str, ...]  # the fields whose values make a pair, the seed last
+    num_seeds: int  # seeds that both sides have results of
+    num_settings: int  # the number of settings, at most, that the value of a seed is averaged over
+    mean_a: float  # the mean of A over these seeds
     mean_b: float
-    difference: float
-    interval: tuple[float, float]
-    verdict: Literal["better", "worse", "not separable"]
+    difference: float  # of the means, B - A
+    interval: tuple[float, float]  # its 95 % interval; NaN for too few seeds, or if all differences of a few are equal
+    verdict: Literal["better", "worse", "not separable"]  # what B is
+    # How many seeds would show a difference of this size in 80 % of all cases; None if it is shown, if there is no
+    # interval, or if it would be more than a million.
     seeds_needed: int | None
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # the members that do not count, and why
 
     def __repr__(self) -> str:
         lines = [f"{name}  {side}" for name, side in zip("AB", self.sides, strict=True) if any(self.sides)]
@@ -143,7 +129,7 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
             with a partner.
         RecordError: a path holds neither run nor sweep.
     """
-    sides = [_members_of(name, given) for name, given in (("A", a), ("B", b))]
+    sides = [_as_sweep(name, given) for name, given in (("A", a), ("B", b))]
     metric = metric or sides[0].monitor
     by = (*sorted(_varying(sides[0].members) & _varying(sides[1].members) - {SEED}), SEED)
     scored = [_scored(name, side, by, metric) for name, side in zip("AB", sides, strict=True)]
@@ -226,17 +212,12 @@ def _describe_sides(given: Sequence[Comparable], sides: Sequence[Sweep]) -> tupl
     return described[0], described[1]
 
 
-def _members_of(name: str, given: Any) -> Sweep:
-    """The members of a side, the only one of a run; the metric it monitors is that of its first part."""
-    parts = [_as_sweep(name, source) for source in (given if isinstance(given, list | tuple) else [given])]
-    if not parts:
-        raise ConfigError(f"side {name} is an empty list: give at least one sweep or run.")
-    members = tuple(member for part in parts for member in part.members)
-    return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better)
-
-
 def _as_sweep(name: str, source: Any) -> Sweep:
-    """A source of the side ``name``; a run is a sweep of one member."""
+    """The members of the side ``name`` as a sweep, the one of a run; a list has the monitored metric of its first."""
+    if isinstance(source, list | tuple) and source:
+        parts = [_as_sweep(name, part) for part in source]
+        members = tuple(member for part in parts for member in part.members)
+        return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better)
     if isinstance(source, Sweep):
         return source
     if isinstance(source, Run):

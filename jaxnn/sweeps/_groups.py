@@ -1,21 +1,88 @@
-"""Members and groups: each point's config, and the members that one compiled program can train together."""
+"""Members and groups: each point's config, which of its fields may be tracers, and what one program can train."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import operator
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jaxnn.data import check_batch_size
-from jaxnn.engine import MemberLog, check_config, check_data, check_parts
+from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step
 from jaxnn.record import config_json
 from jaxnn.search import Points
+from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
-from jaxnn.sweeps._tracing import check_traces, field_names, field_value, find_untraceable, watched, with_fields
-from jaxnn.types import ConfigError, Experiment, JaxnnError, Splits, suggest
+from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest
+
+# An untraceable field is reported with the user's own line, not with one of the libraries it calls.
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
+
+
+def field_names(config: Any, prefix: str = "") -> Iterator[str]:
+    """Yields the names of a config's fields; those of nested dataclasses are dotted and follow their owner's."""
+    for field in (field for field in dataclasses.fields(config) if field.init):
+        value = getattr(config, field.name)
+        yield prefix + field.name
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from field_names(value, f"{prefix}{field.name}.")
+
+
+def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
+    """Returns the config with other values for some fields, by name; names may be dotted."""
+    changes: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in point.items():
+        head, _, rest = name.partition(".")
+        (nested.setdefault(head, {}) if rest else changes)[rest or head] = value
+    changes |= {head: with_fields(getattr(config, head), inner) for head, inner in nested.items()}
+    # In one call: a config that checks its fields against each other must not see half of the changes.
+    return dataclasses.replace(config, **changes)
+
+
+def watched(config: Any) -> tuple[Any, set[str]]:
+    """Returns a copy of ``config`` and the set of its fields that were read from the copy, which grows with reads."""
+    names = {field.name for field in dataclasses.fields(config)}
+    read: set[str] = set()
+
+    def look(self: Any, name: str) -> Any:
+        if name == "__dict__":
+            read.update(names)
+        elif name in names:
+            read.add(name)
+        return object.__getattribute__(self, name)
+
+    kind = type(config)
+    twin: Any = object.__new__(type(kind.__name__, (kind,), {"__getattribute__": look, "__module__": kind.__module__}))
+    for name in names:
+        object.__setattr__(twin, name, getattr(config, name))
+    return twin, read
+
+
+def traced_values(experiments: Sequence[Experiment[Any]], names: Iterable[str]) -> dict[str, jax.Array]:
+    """Returns the values of all members for each field, ``[members]``: seeds as uint32, floats weakly typed.
+
+    Like a Python float, a weakly typed array takes the precision of the arrays it is combined with.
+    """
+    return {name: jnp.stack([_traceable(one.config, name) for one in experiments]) for name in names}
+
+
+def with_values(experiment: Experiment[Any], values: Mapping[str, Any]) -> Experiment[Any]:
+    """Returns the experiment of one member: its traced fields set to ``values``."""
+    # Replacing nothing would still read all fields.
+    return dataclasses.replace(experiment, config=with_fields(experiment.config, values)) if values else experiment
+
+
+def _traceable(config: Any, name: str) -> Array:
+    return jnp.asarray(operator.attrgetter(name)(config), jnp.uint32 if name == "seed" else None)
 
 
 @dataclasses.dataclass
@@ -58,7 +125,9 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
         member = Planned(number, point, experiment)
         members.append(member)
         try:
-            member.point = {name: _typed(value, field_value(experiment.config, name)) for name, value in point.items()}
+            member.point = {
+                name: _typed(value, operator.attrgetter(name)(experiment.config)) for name, value in point.items()
+            }
             config = with_fields(experiment.config, member.point)
             config_json(config)
             check_config(config)
@@ -127,7 +196,7 @@ def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], 
             found += [(part, own) for part in _split(sound, static)]
     groups = []
     for number, (part, own) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
-        shared = {name: field_value(part[0].experiment.config, name) for name in names if name not in own}
+        shared = {name: operator.attrgetter(name)(part[0].experiment.config) for name in names if name not in own}
         groups.append(Group(number, tuple(part), tuple(own), shared))
     return groups, _unread(runnable, varying, read) if groups else ()
 
@@ -139,7 +208,9 @@ def _check(members: Sequence[Planned], traced: Sequence[str], load: Loader, read
         try:
             splits, by_data = load(member)
             check_batch_size(splits.train, member.experiment.config.batch_size)
-            read.update(check_traces(member.experiment, splits.train) | by_data)
+            config, by_program = watched(member.experiment.config)
+            _trace(dataclasses.replace(member.experiment, config=config), splits.train, ())
+            read.update(by_program | by_data)
         except Exception as error:
             member.fail(error)
         return member.log.unfinished
@@ -158,9 +229,15 @@ def _check(members: Sequence[Planned], traced: Sequence[str], load: Loader, read
 
 def _untraceable(member: Planned, names: Sequence[str], load: Loader, all_read: set[str]) -> list[str]:
     """Those of ``names`` that Python or the data need, with a warning each; ``all_read`` grows."""
-    splits, read = load(member)
+    experiment, (splits, read) = member.experiment, load(member)
     all_read |= read
-    notes = find_untraceable(member.experiment, splits.train, names)
+    errors: dict[str, Exception | None] = {}
+    if _failure(experiment, splits.train, names) is not None and _failure(experiment, splits.train, ()) is None:
+        errors = {name: _failure(experiment, splits.train, (name,)) for name in names}
+        # Fields that fail only together.
+        rest = [name for name, error in errors.items() if error is None]
+        errors |= dict.fromkeys(rest, _failure(experiment, splits.train, rest))
+    notes = {name: _explain(name, error) for name, error in errors.items() if error is not None}
     for name in names:
         # Looked up after a trace: augmentation reads its fields only then.
         if name.partition(".")[0] in read:
@@ -168,6 +245,46 @@ def _untraceable(member: Planned, names: Sequence[str], load: Loader, all_read: 
     for note in notes.values():
         warnings.warn(note, stacklevel=2)
     return list(notes)
+
+
+def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> Exception | None:
+    try:
+        _trace(experiment, source, names)
+    # The error depends on the code that meets a tracer: an if, a format, a library's check.
+    except Exception as error:
+        return error
+    return None
+
+
+def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> None:
+    """Traces init, a training step and an evaluation step with tracers for the fields ``names``."""
+
+    def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
+        member = with_values(experiment, values)
+        state = make_init(member, source)(examples)
+        batch = source.transform(source.as_batch(examples), state.key)
+        state, metrics = make_step(member)(state, batch)
+        return make_evaluate_step(member.task(member.config))(state, batch), metrics
+
+    values = {name: _traceable(experiment.config, name) for name in names}
+    jax.eval_shape(everything, values, source.read(np.arange(experiment.config.batch_size)))
+
+
+def _explain(name: str, error: Exception) -> str:
+    """The message for a field that cannot be a tracer, with the innermost of the user's own lines in the traceback."""
+
+    def is_library(file: str) -> bool:
+        return any(part in LIBRARIES for part in Path(file).parts[:-1]) or file.startswith("<")
+
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if not is_library(frame.filename)), frames[-1])
+    path = Path(frame.filename)
+    short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    place = f"{short}:{frame.lineno} ({frame.line!r})"
+    return (
+        f"the field {name!r} decides what Python does at {place}, so each of its values is compiled separately: use "
+        "jnp.where, jn.schedules or jn.nn.Dropout there to train them as one program."
+    )
 
 
 def _unread(members: Sequence[Planned], varying: Sequence[str], read: set[str]) -> tuple[str, ...]:
@@ -192,7 +309,7 @@ def _split(members: Sequence[Planned], names: Sequence[str]) -> list[list[Planne
     parts: dict[Any, list[Planned]] = {}
     for member in members:
         # Keyed by text: a nested config need not be hashable.
-        key = tuple(repr(field_value(member.experiment.config, name)) for name in names)
+        key = tuple(repr(operator.attrgetter(name)(member.experiment.config)) for name in names)
         parts.setdefault(key, []).append(member)
     return list(parts.values())
 

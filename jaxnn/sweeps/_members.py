@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from numpy.typing import ArrayLike
 
 from jaxnn.observe import Table
@@ -71,7 +72,8 @@ class Member:
     @property
     def fields(self) -> dict[str, Any]:
         """The flat config by dotted names, and the point, whose values may be dataclasses."""
-        return _flattened(self.config) | dict(self.point)
+        flat: dict[str, Any] = flatten_dict(dict(self.config), sep=".")  # type: ignore[no-untyped-call]
+        return flat | dict(self.point)
 
     def metrics(self, at: At = "final") -> dict[str, float]:
         """Its metrics at the end, or at its best evaluation."""
@@ -79,14 +81,6 @@ class Member:
 
     def __str__(self) -> str:
         return f"member {self.index}" + (f" ({show_point(self.point)})" if self.point else "")
-
-
-def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"model": {"dropout": 0.1}}`` as ``{"model.dropout": 0.1}``."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        flat |= _flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
 
 
 def grouped(members: Sequence[Member], names: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
@@ -144,21 +138,13 @@ def show_point(point: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """One metric over the members of a group.
+    """One metric over the members of a group."""
 
-    Attributes:
-        n: members with a result.
-        mean: of these; NaN for none.
-        deviation: standard deviation with n - 1 degrees of freedom; NaN for fewer than two.
-        low: lower end of the 95 % bootstrap interval of the mean; NaN likewise.
-        high: its upper end.
-    """
-
-    n: int
-    mean: float
-    deviation: float
-    low: float
-    high: float
+    n: int  # members with a result
+    mean: float  # of these; NaN for none
+    deviation: float  # standard deviation with n - 1 degrees of freedom; NaN for fewer than two
+    low: float  # lower end of the 95 % bootstrap interval of the mean; NaN for fewer than two
+    high: float  # its upper end
 
     def __str__(self) -> str:
         if self.n < 2:
@@ -172,19 +158,12 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class GroupRow:
-    """Members that share the values they are grouped by.
+    """Members that share the values they are grouped by."""
 
-    Attributes:
-        point: the fields grouped by, and their values.
-        members: the numbers of its members.
-        left_out: how many members are not part of the means, by their status, such as ``diverged`` or ``pruned``.
-        metrics: the spread of each metric, the monitored one first.
-    """
-
-    point: Mapping[str, object]
-    members: tuple[int, ...]
-    left_out: Mapping[str, int]
-    metrics: Mapping[str, Spread]
+    point: Mapping[str, object]  # the fields grouped by, and their values
+    members: tuple[int, ...]  # their numbers
+    left_out: Mapping[str, int]  # members that are not part of the means, by their status: diverged, pruned, ...
+    metrics: Mapping[str, Spread]  # of each metric, the monitored one first
 
     @property
     def spread(self) -> Spread:
@@ -209,17 +188,11 @@ class GroupRow:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Groups:
-    """The members of a sweep in groups.
+    """The members of a sweep in groups."""
 
-    Attributes:
-        rows: the groups, in the order of their first members.
-        by: the names of the fields they are grouped by.
-        more_is_better: for each metric, whether more of it is better.
-    """
-
-    rows: tuple[GroupRow, ...]
-    by: tuple[str, ...]
-    more_is_better: Mapping[str, bool]
+    rows: tuple[GroupRow, ...]  # the groups, in the order of their first members
+    by: tuple[str, ...]  # the names of the fields they are grouped by
+    more_is_better: Mapping[str, bool]  # of each metric
 
     def best(self, metric: str | None = None) -> GroupRow:
         """Returns the group with the best mean of ``metric``; default: the first metric, which is the monitored one.

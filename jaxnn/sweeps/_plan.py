@@ -1,4 +1,4 @@
-"""Options of a sweep, and a sweep before its first step: its members, their groups, the devices they are placed on."""
+"""Options of a sweep, and a sweep before its first step: its members, their groups, their devices, what is printed."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn import engine, parallel
-from jaxnn.observe import Clock
+from jaxnn.observe import Clock, cpu_count, format_bytes
 from jaxnn.search import Halving, Points
-from jaxnn.sweeps._groups import Group, Loader, Planned, plan_groups, plan_members
-from jaxnn.sweeps._tracing import traced_values, with_values
+from jaxnn.sweeps._groups import Group, Loader, Planned, plan_groups, plan_members, traced_values, with_values
 from jaxnn.types import ConfigError, Experiment
 
 if TYPE_CHECKING:
     type ExecutorOption = str | Callable[..., Any]
 else:  # what a command line can give
     ExecutorOption = str
+
+CORES_HINT = (
+    "{0} cores are one device: jax.config.update('jax_num_cpu_devices', {0}) before JAX is used makes each a device, "
+    "so that members use all; scripts do so"
+)
+
+
+NO_HALVING = "none: a run is too short, or there are too few members; more reports per run make shorter rungs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,17 +152,11 @@ class SweepPlan:
 def plan_sweep(
     experiment: Experiment[Any], points: Points | Halving, options: SweepOptions, clock: Clock | None = None
 ) -> SweepPlan:
-    """Builds the members of this process and groups those that one program can train.
+    """Builds the members of this process, chosen by the options' shard, and groups those that one program can train.
 
-    Args:
-        experiment: what is swept.
-        points: those of all members.
-        options: how it is run; its shard chooses among all members by their groups.
-        clock: gets the time; default: a new one.
-
-    Raises:
-        ConfigError: no points, a field that the config does not have, devices that are not there, no member that can be
-            run, or more shards than these.
+    ``points`` are those of all members; ``clock`` gets the time, by default a new one. Raises ConfigError if there are
+    no points, the config lacks a field, devices are not available, no member can be run, or there are more shards than
+    members that can.
     """
     halving = points if isinstance(points, Halving) else None
     points = checked_points(experiment, points, options)
@@ -229,3 +230,52 @@ def _shard(groups: list[Group], members: list[Planned], shard: str) -> tuple[lis
     kept = [group._replace(members=tuple(m for m in group.members if m.number in mine)) for group in groups]
     renumbered = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
     return renumbered, [m for m in members if m.number in mine or (part == 1 and not m.log.unfinished)]
+
+
+def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
+    """Rows of name and value for the sweep, before its first group."""
+    num_groups, failed = len(plan.groups), [member for member in plan.members if member.log.error is not None]
+    groups = "1 group, one compilation" if num_groups == 1 else f"{num_groups} groups, a compilation each"
+    devices = parallel.find_devices(plan.options.device)
+    largest = max(plan.groups, key=lambda group: len(group.members))
+    layout = members_layout(plan.options, largest.members[0].experiment.config.batch_size, len(largest.members))
+    traced = sorted({name for group in plan.groups for name in group.traced})
+    static = sorted({name for group in plan.groups for name in group.static})
+    varying = [name for name in static if len({repr(group.static.get(name)) for group in plan.groups}) > 1]
+    halving = None
+    if plan.halving is not None:
+        # Rungs that would end in one window are one.
+        ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
+        halving = f"one of {plan.halving.eta} continues after step {ends}" if ends else NO_HALVING
+    cores = cpu_count() or 1
+    idle = cores > 1 and len(devices) == 1 and devices[0].platform == "cpu"
+    return [
+        ("sharded over", f"{layout.num_devices} of {len(devices)} devices" if len(devices) > 1 else None),
+        ("members", f"{len(plan.members) - len(failed)} in {groups}"),
+        ("one program for", f"all values of {', '.join(traced)}" if traced else None),
+        ("a program each", f"all values of {', '.join(varying)}" if varying else None),
+        ("cannot be run", "; ".join(map(str, failed)) or None),
+        ("halving", halving),
+        # XLA computes small operations on one core.
+        ("hint", CORES_HINT.format(cores) if idle else None),
+    ]
+
+
+def group_rows(plan: SweepPlan, group: Group) -> list[tuple[str, str]]:
+    """Rows of name and value for one group, whose vmap size is chosen."""
+    trainer = plan.trainer(group)
+    spec, choice, shape = trainer.programs.spec, trainer.vmapped, trainer.shape(trainer.block)
+    assert choice is not None and shape is not None
+    shared = ", ".join(f"{name} {value}" for name, value in group.static.items())
+    count = len(trainer.logs)
+    members = f"{count} members" if count > 1 else "1 member"
+    chunks = "1 chunk" if shape.chunks == 1 else f"{shape.chunks} chunks"
+    devices = f" on {spec.num_devices} devices" if spec.num_devices > 1 else ""
+    each = spec.layout.num_devices // spec.num_devices
+    devices += f", {each} devices per member" if each > 1 else ""
+    return [
+        (f"group {group.number + 1}/{len(plan.groups)}", f"{members}{f', all with {shared}' if shared else ''}"),
+        ("a member takes", format_bytes(trainer.programs.member_bytes)),
+        *(("plan", line) for line in choice.lines()),
+        ("vmap size", f"{choice.size}{devices}, {chunks}, {trainer.plan.steps_per_call} steps per call"),
+    ]

@@ -104,8 +104,18 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
                     ray.cancel(task)
             ended, _ = ray.wait(list(tasks), timeout=0.5)
             for task in ended:
-                shard, error = tasks.pop(task), _error_of(ray, task)
-                yield f"shard {shard} {f'failed: {error}' if error else 'ended'}"
+                shard, ending = tasks.pop(task), "ended"
+                try:
+                    ray.get(task)
+                except ray.exceptions.TaskCancelledError:
+                    pass
+                except ray.exceptions.RayTaskError as error:
+                    # A worker that is interrupted outside of training has nothing to save.
+                    if not isinstance(error.cause, KeyboardInterrupt):
+                        ending = f"failed: {reason(error.cause)}"
+                except ray.exceptions.RayError as error:
+                    ending = f"failed: its worker was lost {MAX_RETRIES + 1} times: {reason(error)}"
+                yield f"shard {shard} {ending}"
             if time.monotonic() >= line_at:
                 line_at = time.monotonic() + SECONDS_BETWEEN_LINES
                 # File systems between machines may lack, for a moment, what is being replaced.
@@ -114,20 +124,6 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
     finally:
         for task in tasks:
             ray.cancel(task)
-
-
-def _error_of(ray: Any, task: Any) -> str | None:
-    """Why a task failed; None if it did not, or was cancelled."""
-    try:
-        ray.get(task)
-    except ray.exceptions.TaskCancelledError:
-        return None
-    except ray.exceptions.RayTaskError as error:
-        # A worker that is interrupted outside of training has nothing to save.
-        return None if isinstance(error.cause, KeyboardInterrupt) else reason(error.cause)
-    except ray.exceptions.RayError as error:
-        return f"its worker was lost {MAX_RETRIES + 1} times: {reason(error)}"
-    return None
 
 
 def _count_members(job: _Job) -> int:

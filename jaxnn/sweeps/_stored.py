@@ -13,13 +13,13 @@ import jax
 import numpy as np
 
 from jaxnn import record
-from jaxnn.engine import HostStates, RunOptions, host_shapes, make_init, member_state
+from jaxnn.engine import RunOptions, host_shapes, make_init, member_state
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.run import Run, fit
 from jaxnn.search import Axis
+from jaxnn.sweeps._groups import with_fields
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.sweeps._tracing import with_fields
 from jaxnn.types import Experiment, RecordError, TrainState
 
 MEMBERS_FILE, MEMBER_FOLDER, GROUPS = "members.jsonl", "members", "groups"
@@ -45,11 +45,6 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         RecordError: there is no sweep, or its record is damaged.
     """
     path = Path(path)
-    if not record.is_sweep(path):
-        raise RecordError(
-            f"{path} holds no sweep (no {record.SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` "
-            "lists them."
-        )
     folders = sweep_folders(path)
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
     facts, members, lines = parts[0], {} if folders == [path] else _waiting(parts[0]), []
@@ -79,7 +74,17 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
 
 
 def sweep_folders(path: Path) -> list[Path]:
-    """``path`` if it holds the record of a sweep in one process, else those of the shards that started."""
+    """``path`` if it holds the record of a sweep in one process, else those of the shards that started.
+
+    Raises RecordError if there are neither.
+    """
+    if (path / record.RUN_FILE).is_file():
+        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
+    if not record.is_sweep(path):
+        raise RecordError(
+            f"{path} holds no sweep (no {record.SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` "
+            "lists them."
+        )
     return [path] if (path / record.SWEEP_FILE).is_file() else shard_folders(path)
 
 
@@ -172,31 +177,24 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
             found = [member for member in members if member.index in group["members"]]
             if not found:
                 continue
-            like, host = _group_states(part / GROUPS / f"{index}", len(group["members"]), sweep.experiment, found[0])
+            config = with_fields(sweep.experiment.config, found[0].point)
+            source = sweep.experiment.data(config).train
+            examples = source.read(np.arange(config.batch_size))
+            like = jax.eval_shape(make_init(dataclasses.replace(sweep.experiment, config=config), source), examples)
+            folder = part / GROUPS / f"{index}"
+            restored = record.Checkpoints(folder).restore_newest(host_shapes(like, len(group["members"])))
+            if restored is None:
+                raise RecordError(
+                    f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
+                )
             for member in found:
-                state = member_state(host, like, group["members"].index(member.index))
+                state = member_state(restored.state, like, group["members"].index(member.index))
                 path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
                 _export(path, _run_facts(facts, group, member), member, state, sweep)
     for member in members:
         if member.index not in exported:
             raise RecordError(f"{sweep.dir} holds no state of member {member.index}: it was not trained.")
     return [exported[member.index] for member in members]
-
-
-def _group_states(
-    folder: Path, num_members: int, experiment: Experiment[Any], member: Member
-) -> tuple[TrainState, HostStates]:
-    """The shapes of one state, and the newest undamaged states of a group that ``member`` is in."""
-    config = with_fields(experiment.config, member.point)
-    source = experiment.data(config).train
-    examples = source.read(np.arange(config.batch_size))
-    like = jax.eval_shape(make_init(dataclasses.replace(experiment, config=config), source), examples)
-    restored = record.Checkpoints(folder).restore_newest(host_shapes(like, num_members))
-    if restored is None:
-        raise RecordError(
-            f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
-        )
-    return like, restored.state
 
 
 def _export(path: Path, facts: Mapping[str, Any], member: Member, state: TrainState, sweep: Sweep) -> None:

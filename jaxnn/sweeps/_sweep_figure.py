@@ -8,17 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis as DrawnAxis
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
 
 from jaxnn.record import metrics_of, new_figure
 from jaxnn.search import Axis, scale_of
 from jaxnn.sweeps._members import ENOUGH, SEED, GroupRow, count_by_status, grouped, show, show_field, spread_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis as DrawnAxis
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
-
     from jaxnn.sweeps._sweep import Sweep
 
 PANELS_PER_ROW = 3
@@ -75,12 +76,6 @@ def _position(axis: Axis, value: Any) -> float:
     return float(axis.values.index(value) if axis.scale == "nominal" else value)
 
 
-def _norm_of(axis: Axis) -> Normalize:
-    """The map of positions to 0…1."""
-    positions = [_position(axis, value) for value in axis.values]
-    return _norm(min(positions), max(positions), log=axis.scale == "log")
-
-
 def _mark(axis: Axis, drawn: DrawnAxis) -> None:
     """Scales and labels an axis of a panel, or of a colour bar; of many nominal values some."""
     panel, across = drawn.axes, drawn is drawn.axes.xaxis
@@ -102,9 +97,6 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
     The mean is over the complete members, or those that were cut short if none is complete, and ends where the first
     of them stops: from there on it would jump. The other members that were cut short are thin and grey.
     """
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
-
     steps, values = sweep.curves(metric)
     values = np.where(np.isfinite(values), values, np.nan)
     curves = []
@@ -120,13 +112,15 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
     settings, named = [_drawable(axis) for axis in sweep.settings], len(curves) <= MOST_NAMED
     coloured = next((axis for axis in settings if axis.scale != "nominal"), None if named else settings[0])
     colours = ListedColormap(colormaps["viridis"](np.linspace(0, VISIBLE, 256)))
+    if coloured is not None:
+        norm = _norm([_position(coloured, value) for value in coloured.values], log=coloured.scale == "log")
     if settings:
         curves.sort(key=lambda curve: _position(settings[0], curve[0][settings[0].name]))
     for index, (point, at, spreads) in enumerate(curves):
         # Numbers have an order, which colours can show; a few settings without order get distinct colours.
         colour: Any = f"C{index}"
         if coloured is not None and (len(settings) == 1 or not named):
-            colour = colours(_norm_of(coloured)(_position(coloured, point[coloured.name])))
+            colour = colours(norm(_position(coloured, point[coloured.name])))
         label = ", ".join(map(show_field, point.values())) if named else None
         marker = "o" if len(at) == 1 else ""
         axes.plot(at, [spread.mean for spread in spreads], c=colour, marker=marker, ms=3, lw=1.2, label=label or None)
@@ -137,7 +131,7 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
         title = ", ".join(axis.name for axis in settings)
         axes.legend(fontsize="small", title=title, title_fontsize="small", ncols=1 + (len(curves) > 4), handlelength=1)
     elif coloured is not None and not named:
-        _mark(coloured, _add_colour_bar(axes, _norm_of(coloured), colours, coloured.name).ax.yaxis)
+        _mark(coloured, _add_colour_bar(axes, norm, colours, coloured.name).ax.yaxis)
     sizes = [spreads[0].n for _, _, spreads in curves if spreads[0].n > 1]
     title = "mean over seeds" if sizes else "curves"
     if sizes and named:
@@ -184,13 +178,11 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
 
 def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     """Draws the means over two settings: a heat map of a grid, or coloured points of scattered draws."""
-    from matplotlib import colormaps
-
     x, y = (_drawable(axis) for axis in sweep.settings)
     groups = sweep.group([x.name, y.name], metric)
     results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
     more = sweep.more_is_better(metric)
-    norm = _norm(results.min(), results.max(), log=_is_wide(results, more))
+    norm = _norm(results, log=_is_wide(results, more))
     # Better is darker.
     colours = colormaps["viridis_r" if more else "viridis"]
     cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
@@ -225,15 +217,11 @@ def _is_wide(values: np.ndarray, more_is_better: bool) -> bool:
     return not more_is_better and len(values) > 0 and bool(0 < DECADE * values.min() < values.max())
 
 
-def _norm(low: float, high: float, *, log: bool) -> Normalize:
-    from matplotlib.colors import LogNorm, Normalize
-
-    return (LogNorm if log else Normalize)(low, high)
+def _norm(values: np.ndarray | list[float], *, log: bool) -> Normalize:
+    return (LogNorm if log else Normalize)(np.min(values), np.max(values))
 
 
 def _add_colour_bar(axes: Axes, norm: Normalize, colours: Any, label: str) -> Any:
-    from matplotlib.cm import ScalarMappable
-
     return axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=label, pad=0.02)
 
 

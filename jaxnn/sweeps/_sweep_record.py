@@ -14,18 +14,9 @@ from jaxnn.observe import describe_devices
 from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
 from jaxnn.run import check_same_config, file_name_of, recorded_setup
 from jaxnn.search import Halving, Points
+from jaxnn.sweeps import _stored
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
-from jaxnn.sweeps._stored import (
-    ENDED,
-    GROUPS,
-    MEMBER_FOLDER,
-    MEMBERS_FILE,
-    open_sweep,
-    read_point,
-    shard_folders,
-    sweep_folders,
-)
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
 
@@ -59,12 +50,12 @@ class SweepRecord:
         lines = []
         for member in self._members(plan):
             facts = {name: value for name, value in vars(member).items() if name != "index"}
-            folder = f"{MEMBER_FOLDER}/{member.dir.name}" if member.dir else None
+            folder = f"{_stored.MEMBER_FOLDER}/{member.dir.name}" if member.dir else None
             lines.append(record.json_line({"member": member.index, **facts, "dir": folder}))
-        record.write_bytes(self.directory.path / MEMBERS_FILE, "".join(lines).encode())
+        record.write_bytes(self.directory.path / _stored.MEMBERS_FILE, "".join(lines).encode())
 
     def _members(self, plan: SweepPlan) -> Iterator[Member]:
-        folder = self.directory.path / MEMBER_FOLDER if self.directory is not None else None
+        folder = self.directory.path / _stored.MEMBER_FOLDER if self.directory is not None else None
         exported = {path.name: path for path in folder.iterdir()} if folder is not None and folder.is_dir() else {}
         for planned in plan.members:
             log, config = planned.log, record.config_json(planned.experiment.config)
@@ -103,7 +94,7 @@ class SweepRecord:
         """
         if self.directory is None:
             return []
-        trainer.open_store(self.directory, self.directory.path / GROUPS / f"{number}")
+        trainer.open_store(self.directory, self.directory.path / _stored.GROUPS / f"{number}")
         notes = [] if trainer.options.resume is None else self._restore_group(number, trainer)
         assert trainer.vmapped is not None
         self.describe_group(
@@ -193,12 +184,8 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
 
 def read_before(path: Path) -> dict[str, Any]:
     """The content of ``sweep.json`` in ``path``."""
-    if (path / record.RUN_FILE).is_file():
-        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
-    if record.is_sweep(path) and not (path / record.SWEEP_FILE).is_file():
+    if _stored.sweep_folders(path) != [path]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
-    if not record.is_sweep(path):
-        raise RecordError(f"{path} holds no sweep (no {record.SWEEP_FILE} in it): `jaxnn runs` lists those there are.")
     facts = record.read_facts(
         path / record.SWEEP_FILE, ("config", "axes", "points", "halving", "options", "groups", "started")
     )
@@ -213,12 +200,11 @@ def read_before(path: Path) -> dict[str, Any]:
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
     """The experiment and the points that the sweep in ``path``, or any shard of it, was started with.
 
-    Raises:
-        RecordError, ConfigError: there is none, or it is one of another experiment.
+    Raises RecordError or ConfigError if there is none, or it is one of another experiment.
     """
-    before = read_before(next(iter(sweep_folders(path)), path))
+    before = read_before(_stored.sweep_folders(path)[0])
     config = record.config_from_json(before["config"], experiment.config)
-    made = tuple(read_point(point, before) for point in before["points"])
+    made = tuple(_stored.read_point(point, before) for point in before["points"])
     points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
     design, experiment = before["halving"], dataclasses.replace(experiment, config=config)
     return experiment, points if design is None else Halving(points, design["eta"], design["min_fraction"])
@@ -250,7 +236,7 @@ def recall(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
     run_dir, path = plan.options.run_dir, plan.options.resume
     if before is None or path is None:
         if plan.options.shard is not None and run_dir is not None:
-            for folder in shard_folders(run_dir.parent.parent)[:1]:
+            for folder in _stored.shard_folders(run_dir.parent.parent)[:1]:
                 _check_same(plan, read_before(folder), run_dir.parent.parent)
         return
     _check_same(plan, before, path)
@@ -259,14 +245,14 @@ def recall(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
             f"the members of the sweep in {path} form other groups than when it was started: undo what was changed in "
             "the experiment since, or start a new sweep."
         )
-    recorded, lines = open_sweep(path), dict[int, list[dict[str, Any]]]()
+    recorded, lines = _stored.open_sweep(path), dict[int, list[dict[str, Any]]]()
     for line in recorded.lines:
         lines.setdefault(line["member"], []).append(record.without_member(line))
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
     planned = {member.number: member for member in plan.members}
     for member in recorded.members:
         # Those that failed are tried again, if they can be built; others are as their group's checkpoint says.
-        done = member.index in closed and member.status in ENDED and member.status != "failed"
+        done = member.index in closed and member.status in _stored.ENDED and member.status != "failed"
         if member.index in planned and (done or member.status == "pruned"):
             log = planned[member.index].log
             log.status, log.lines = member.status, lines.get(member.index, [])
@@ -308,7 +294,7 @@ def located(options: SweepOptions) -> SweepOptions:
         raise ConfigError(f"{shared} holds a sweep that was not divided into shards: choose another run_dir.")
     num_shards = parse_shard(options.shard)[1]
     # A sweep divided in two ways would train members twice.
-    for folder in shard_folders(shared):
+    for folder in _stored.shard_folders(shared):
         if not folder.name.endswith(f"-of-{num_shards}"):
             raise ConfigError(
                 f"{shared} holds the shard {folder.name.replace('-of-', '/')}, so the sweep is not divided into "

@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import functools
 import math
+import operator
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -23,12 +24,11 @@ from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
 from jaxnn.sweeps._members import LOST, count_by_status, show_point
-from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, plan_sweep
+from jaxnn.sweeps._plan import SweepOptions, SweepPlan, checked_points, group_rows, plan_sweep, sweep_rows
 from jaxnn.sweeps._ray import sweep_on_ray
 from jaxnn.sweeps._stored import export_members
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
-from jaxnn.sweeps._sweep_report import SweepReport, group_rows, sweep_rows
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
 
 # Errors of one group that leave the others as they are; a full disk is not among them.
@@ -126,20 +126,31 @@ def sweep_here(
         return results
 
 
+@dataclasses.dataclass(frozen=True)
+class SweepReport:
+    """One window of one block of members, as a display shows it. Steps are those of all members together."""
+
+    step: int
+    num_steps: int
+    title: str
+    numbers: str
+    rates: str
+    is_milestone: bool
+
+    def __str__(self) -> str:
+        return f"{self.title}  {self.numbers}  {self.rates}"
+
+
 class SweepRun:
     """A sweep under way: its plan and record, what ends it after a window, and where it prints."""
 
     def __init__(self, plan: SweepPlan, record: SweepRecord, interruption: Interruption, display: Display) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
         self.monitored, self.higher_is_better = record.facts["monitor"], record.facts["higher_is_better"]
-        # The best evaluation of any member so far, and the member's point.
-        self.best: tuple[float, Mapping[str, Any]] | None = None
         self.member_steps = 0
         self.compilations: list[dict[str, Any]] = []
         self.flight = Flight()
         self._shown: set[int] = set()
-        for group in plan.groups:
-            self._see_earlier(group)
 
     def train(self) -> None:
         """Trains every group rung by rung; keeps ``sweep.json`` true: running, then how it ended, after errors too."""
@@ -172,7 +183,13 @@ class SweepRun:
             for window in train(trainer, lambda: self.interruption.signum is not None, until):
                 self._report(group, window)
         except FAILURES as error:
-            self._fail(group, error)
+            for member in group.members:
+                if member.log.unfinished:
+                    member.fail(error)
+            self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
+            if group.number in plan.open:
+                self._close(group.number)
+            self.record.write_members(plan)
             return
         except KeyboardInterrupt:
             # The first signal breaks off what precedes a group's training: those before it are saved.
@@ -192,10 +209,9 @@ class SweepRun:
         trainer.flight = self.flight
         if number not in self._shown:
             self._shown.add(number)
-            self.display.rows(group_rows(number, trainer, group.static, len(plan.groups)))
+            self.display.rows(group_rows(plan, group))
             for note in self.record.open_group(number, trainer):
                 self.display.say(f"  {note}")
-            self._see_earlier(group)
         return trainer
 
     def _close(self, number: int) -> None:
@@ -208,31 +224,21 @@ class SweepRun:
             with self.plan.clock.span("checkpoint"):
                 trainer.checkpoints.close()
 
-    def _see_earlier(self, group: Group) -> None:
-        """Looks for the best evaluation in what the members of a group reported before."""
-        for member in group.members:
-            if member.log.status not in LOST:
-                self._see(member.point, member.log.lines)
-
-    def _see(self, point: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
-        sign = -1.0 if self.higher_is_better else 1.0
-        for line in lines:
-            value = line.get(self.monitored, math.nan)
-            if math.isfinite(value) and (self.best is None or sign * value < sign * self.best[0]):
-                self.best = value, point
-
     def _report(self, group: Group, window: WindowReport) -> None:
         plan, num_updates = self.plan, window.num_steps * len(window.lines)
         self.member_steps += num_updates
-        for row, line in window.lines.items():
-            self._see(group.members[row].point, [line])
         if window.saved:
             self.record.write_members(plan)
         done, left = sum(member.log.step for member in plan.members), plan.num_left
         place = f"group {group.number + 1}/{len(plan.groups)}  " if len(plan.groups) > 1 else ""
         numbers = count_by_status(member.log for member in plan.members)
-        if self.best is not None:
-            value, point = self.best
+        latest = []
+        for member in plan.members:
+            values = (line[self.monitored] for line in reversed(member.log.lines) if self.monitored in line)
+            if math.isfinite(value := next(values, math.nan)) and member.log.status not in LOST:
+                latest.append((value, member.point))
+        if latest:
+            value, point = (max if self.higher_is_better else min)(latest, key=operator.itemgetter(0))
             numbers += f"; best {self.monitored.replace('_', ' ')} {value:.4g} ({show_point(point)})"
         report = SweepReport(
             step=done,
@@ -242,17 +248,11 @@ class SweepRun:
             rates=f"{format_rate(num_updates / window.seconds)} member-steps/s",
             is_milestone=window.evaluated or left == 0,
         )
-        self.display.report(report)
-
-    def _fail(self, group: Group, error: Exception) -> None:
-        """Records for the members of a group that were not over that they cannot be run, and why."""
-        for member in group.members:
-            if member.log.unfinished:
-                member.fail(error)
-        self.display.say(f"  group {group.number + 1} failed: {reason(error)}")
-        if group.number in self.plan.open:
-            self._close(group.number)
-        self.record.write_members(self.plan)
+        try:
+            self.display.report(report)
+        except BrokenPipeError:
+            # What read it has ended: nothing trained is lost.
+            self.interruption.ask_to_stop("standard output was closed: stopping after the current window")
 
     def _prune(self, share: float) -> None:
         """Takes out the members that are not among the best of those that came to the end of a rung."""
@@ -302,9 +302,8 @@ def _plan_only(plan: SweepPlan, display: Display, origin: Mapping[str, Any]) -> 
     """Prints how the sweep would be run."""
     facts: dict[str, Any] = {}
     for group in plan.groups:
-        trainer = plan.trainer(group)
-        display.rows(group_rows(group.number, trainer, group.static, len(plan.groups)))
-        facts = facts or {**sweep_facts(plan, trainer, origin), "status": "planned"}
+        display.rows(group_rows(plan, group))
+        facts = facts or {**sweep_facts(plan, plan.trainer(group), origin), "status": "planned"}
         del plan.open[group.number]
     return SweepRecord(None, facts).results(plan)
 

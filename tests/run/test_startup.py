@@ -156,11 +156,11 @@ def test_a_script_that_is_interrupted_while_it_imports_jaxnn_says_so(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_reader_that_leaves_stops_a_run_after_its_window(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["", "sweep --seed 0 1"])
+def test_a_reader_that_leaves_stops_a_run_after_its_window(tmp_path: Path, words: str) -> None:
     (tmp_path / "slow.py").write_text(SLOW.format(depth=0, loops=0))
-    command = (
-        f"{sys.executable} slow.py --no-record --progress plain --steps-per-call 100 --report-every 100 | sed /^step/q"
-    )
+    flags = "--no-record --progress plain --steps-per-call 100 --report-every 100"
+    command = f"{sys.executable} slow.py {words} {flags} | sed '/^ *step/q'"
     variables = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=120)
     assert done.stderr == "standard output was closed: stopping after the current window\n"

@@ -175,7 +175,10 @@ def test_settings_of_one_seed_are_one_pair(sides: Sides) -> None:
             lambda s: compare(s.seeds([1.0, 2.0]), s.seeds([1.0, 2.0], first=2)),
             "no member of A has a partner in B with the same seed: train both with them.",
         ),
-        (lambda s: compare([], s.seeds(LUCK)), "side A is an empty list: give at least one sweep or run."),
+        (
+            lambda s: compare([], s.seeds(LUCK)),
+            "side A is []: give a sweep, a run, the path of either, or a list of these.",
+        ),
         (
             lambda s: compare(s.seeds(LUCK), 3),
             "side B is 3: give a sweep, a run, the path of either, or a list of these.",

@@ -15,8 +15,7 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
-from jaxnn.sweeps._groups import Loader, plan_groups, plan_members
-from jaxnn.sweeps._tracing import traced_values, watched
+from jaxnn.sweeps._groups import Loader, plan_groups, plan_members, traced_values, watched
 from tests import tiny
 
 
