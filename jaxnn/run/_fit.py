@@ -51,11 +51,8 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
                 display.rows(startup_report(session.trainer, path, session.resumed), NAME_WIDTH)
             _watch(session, around, aloud=options.progress != "none")
             for report in _reports(session, lambda: interruption.signum is not None):
-                try:
+                with interruption.stopping_if_unread():
                     display.report(report)
-                except BrokenPipeError:
-                    # Whoever read it has ended, as `tee` does when its disk is full: nothing trained is lost.
-                    interruption.ask_to_stop("standard output was closed: stopping after the current window")
         display.close()
         run = run_of(session)
         display.rows(run.closing_rows())

@@ -84,11 +84,16 @@ class Interruption:
             self._finishes, self._breaks_off = before
             self._over = self._finishes is None
 
-    def ask_to_stop(self, text: str) -> None:
-        """Asks to stop as a first signal does, since standard output is closed; ``text`` goes to standard error."""
-        self.signum = self.signum or signal.SIGPIPE
-        drop_output()
-        _say(text)
+    @contextlib.contextmanager
+    def stopping_if_unread(self) -> Iterator[None]:
+        """Asks to stop as a first signal does, if standard output turns out to be closed: nothing trained is lost."""
+        try:
+            yield
+        except BrokenPipeError:
+            # Its reader has ended, as `tee` does when its disk is full.
+            self.signum = self.signum or signal.SIGPIPE
+            drop_output()
+            _say("standard output was closed: stopping after the current window")
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
         """Python's handler, in the main thread: raises KeyboardInterrupt if everything is to end at once."""

@@ -248,11 +248,8 @@ class SweepRun:
             rates=f"{format_rate(num_updates / window.seconds)} member-steps/s",
             is_milestone=window.evaluated or left == 0,
         )
-        try:
+        with self.interruption.stopping_if_unread():
             self.display.report(report)
-        except BrokenPipeError:
-            # What read it has ended: nothing trained is lost.
-            self.interruption.ask_to_stop("standard output was closed: stopping after the current window")
 
     def _prune(self, share: float) -> None:
         """Takes out the members that are not among the best of those that came to the end of a rung."""
