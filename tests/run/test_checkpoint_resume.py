@@ -105,7 +105,7 @@ def test_a_damaged_best_checkpoint_is_named(whole: jn.Run) -> None:
     best = max((whole.dir / "checkpoints").iterdir(), key=lambda path: int(path.name))
     kept = (best / "default" / "_METADATA").read_bytes()
     flip(best / "default" / "_METADATA")
-    with pytest.raises(jn.RecordError, match=r"step \d+ in .* is damaged, its file default/_METADATA has other bytes"):
+    with pytest.raises(jn.RecordError, match=r"checkpoints/\d+ is damaged, its file default/_METADATA has other bytes"):
         whole.best_state()
     (best / "default" / "_METADATA").write_bytes(kept)
     tiny.assert_bitwise_equal(whole.best_state().params, whole.state.params)

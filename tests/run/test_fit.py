@@ -198,11 +198,14 @@ def test_nothing_is_compiled_between_the_first_window_and_the_last() -> None:
     assert events[shown[0] : shown[-1] + 1] == [5, 10, 15, 20, 23]
 
 
-def test_a_run_chooses_its_steps_per_call_by_measuring(tmp_path: Path) -> None:
-    run = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10)
+# Of steps that are surely short, a single one need not be measured.
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_run_chooses_its_steps_per_call_by_measuring(resident: bool, tmp_path: Path) -> None:
+    run = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10, resident=resident)
     facts = tiny.read(run.dir)
     measured = {int(steps): seconds for steps, seconds in facts["seconds_per_step_measured"].items()}
-    assert 1 in measured and len(measured) >= 2 and all(seconds > 0 for seconds in measured.values())
+    assert list(measured) == [10] if resident else (1 in measured and len(measured) >= 2)
+    assert all(seconds > 0 for seconds in measured.values())
     assert facts["steps_per_call"] == min(measured, key=lambda steps: measured[steps])
     # Measuring trained nothing: the numbers are those of a run with them given.
     given = tiny.fit(tiny.experiment(), report_every=10)
