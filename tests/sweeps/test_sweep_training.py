@@ -546,3 +546,10 @@ def test_without_held_out_data_members_are_ranked_by_what_they_train_on(tmp_path
     assert sweep.best().final["train_loss"] < 1 and sweep.members[0].status == "pruned"
     with pytest.raises(jn.ConfigError, match="patience needs"):
         jn.sweep(bare, jn.grid(seed=[0, 1]), record=False, patience=2, **HOW)
+
+
+def test_members_of_short_steps_share_one_vmap(tmp_path: Path) -> None:
+    how = {**tiny.HOW, "vmap_size": None, "devices": 1, "eval_every": 0}
+    jn.sweep(tiny.experiment(num_steps=5), jn.grid(seed=range(6)), run_dir=tmp_path / "sweep", **how)
+    (group,) = tiny.read(tmp_path / "sweep", "sweep.json")["groups"]
+    assert [trial["size"] for trial in group["vmap"]["trials"]] == [6]
