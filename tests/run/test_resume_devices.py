@@ -85,7 +85,7 @@ def test_what_is_asked_for_drops_what_the_record_says_against_it(
     [({"devices": 8}, "devices=8"), ({"mesh": "data=4,model=2", "devices": 8}, "mesh data=4,model=2")],
 )
 def test_devices_of_the_record_that_are_not_here_are_named_as_the_records(recorded: dict[str, Any], used: str) -> None:
-    message = rf"the run in there used {used}: give --devices 4 .* JAX has 4 cpu devices here"
+    message = rf"the run in there used {used}: give --devices 4 .* only 4 CPU devices are available"
     with pytest.raises(jn.ConfigError, match=message):
         continued(recorded)
     with pytest.raises(jn.ConfigError, match=message):
