@@ -31,6 +31,7 @@ class Members(NamedTuple):
     member: Callable[[Mapping[str, Any]], Experiment[Any]]
     shared_seed: int | None = None  # the seed that orders the data for all; None: each member's own
     vmap_size: int | None = None  # the given one; None: measured
+    apart: bool = False  # whether some may be stopped before others
     thorough: bool = False  # whether to measure vmap sizes until they are slower, for their throughput curve
     plan: VmapPlan | None = None  # what an earlier process chose; None: measured
 
@@ -127,7 +128,8 @@ def _open_population(trainer: Trainer, members: Members) -> None:
             check_sums(programs, split, lambda: member_state(programs.initial, programs.shapes, 0))
         with trainer.clock.span("measure", "measuring vmap sizes"):
             steps = trainer.options.steps_per_call
-            vmapped = plan_vmap_size(programs, plan, members.vmap_size, steps, thorough=members.thorough)
+            how = {"apart": members.apart, "thorough": members.thorough}
+            vmapped = plan_vmap_size(programs, plan, members.vmap_size, steps, **how)
     trainer.vmapped = vmapped
     trainer.plan = with_tails(plan._replace(steps_per_call=min(vmapped.steps_per_call, plan.num_steps)))
 

@@ -27,9 +27,8 @@ ENOUGH_STEPS = 16
 WARY_STEPS = 2
 # A step of fewer arithmetic operations takes less than about a millisecond: long calls of it are the fastest.
 SHORT_STEP = 2e6
-# Members with short steps share a vmap up to this many operations of a step: wider ones gain little, and lanes of
-# members that are stopped early are computed until their whole chunk is.
-SHORT_VMAP = 2e7
+# Members with short steps share a vmap up to this many operations of a step: wider ones gain little.
+SHORT_VMAP = 1e8
 ROUNDS = 3
 WORTHWHILE, HARMLESS = 0.95, 1.05
 # A call has a cost of its own, seen as a few percent at 0.1 seconds per call of an MNIST MLP and hardly at longer ones.
@@ -185,7 +184,7 @@ class VmapPlan(NamedTuple):
 
 
 def plan_vmap_size(
-    programs: Programs, plan: Plan, given: int | None, given_steps: int | None, *, thorough: bool
+    programs: Programs, plan: Plan, given: int | None, given_steps: int | None, *, apart: bool, thorough: bool
 ) -> VmapPlan:
     """Chooses vmap size, steps per call, and the number of members that are on a device at a time.
 
@@ -193,8 +192,9 @@ def plan_vmap_size(
     one by one, whose small matrices stay in its cache, then a few together, but many at once if their steps are short;
     on an accelerator many, then all.
 
-    A size or steps per call that are given are not measured. If ``thorough``, sizes are tried until they are slower,
-    for their throughput curve. TrainingError if not even one member fits.
+    A size or steps per call that are given are not measured. ``apart``: some members may be stopped before others. If
+    ``thorough``, sizes are tried until they are slower, for their throughput curve. TrainingError if not even one
+    member fits.
     """
     num_devices, device = programs.spec.num_devices, programs.layout.device
     num_members, window = -(-programs.num_members // num_devices), min(typical_window(plan), plan.num_steps)
@@ -225,8 +225,10 @@ def plan_vmap_size(
     if given is not None:
         sizes = [min(given, block)]
     elif not thorough and on_cpu and programs.operations < SHORT_STEP:
-        # Most of a short step is overhead of its operations, which members under one vmap share.
-        sizes = [max(size for size in sizes if size == 1 or size * programs.operations <= SHORT_VMAP)]
+        # Most of a short step is overhead of its operations, which members under one vmap share. If some are stopped
+        # before others, more chunks are better: those without a living member are not computed.
+        most = SHORT_VMAP / (FACTOR if apart else 1)
+        sizes = [max(size for size in sizes if size == 1 or size * programs.operations <= most)]
     elif not thorough:
         sizes = sizes[:2] if on_cpu else sizes[-2:]
     started = time.perf_counter()

@@ -138,6 +138,7 @@ class SweepPlan:
                 member=functools.partial(with_values, first),
                 shared_seed=shared_seed,
                 vmap_size=options.vmap_size,
+                apart=self.halving is not None or options.patience is not None or options.stop is not None,
                 thorough=options.plan_only,
                 plan=self.vmapped.get(group.number),
             )
