@@ -169,7 +169,9 @@ def operations(function: Callable[..., Any], *args: Any) -> float:
     def count(jaxpr: Any) -> float:
         total = 0.0
         for equation in jaxpr.eqns:
-            name, outputs = equation.primitive.name, [math.prod(value.aval.shape) for value in equation.outvars]
+            # Tokens have no shape.
+            outputs = [math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars]
+            name = equation.primitive.name
             if name == "while":
                 return math.inf
             if name in _PRODUCTS:

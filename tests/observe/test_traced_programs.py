@@ -169,4 +169,5 @@ def test_operations_count_products_and_the_steps_of_loops() -> None:
         return jax.lax.scan(lambda carry, _: (carry, left @ right), 0, length=7)[1]
 
     assert operations(scanned, left, right) >= 7 * product
+    assert operations(lambda x: jax.lax.optimization_barrier((x, jax.lax.create_token(x)))[0], left) >= 4 * 5
     assert operations(lambda x: jax.lax.while_loop(jnp.any, jnp.sin, x), left) == float("inf")
