@@ -159,7 +159,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         alone = parallel.process_count() > 1 and error is not None and not isinstance(error, TrainingError)
         with trainer.clock.span("checkpoint"):
             attempt(lambda: checkpoints.close(wait=not alone))
-        # Whatever the disk refused, the rest is tried: what is small may find room.
+        # The rest is tried if the disk refused a part: what is small may find room.
         if refused:
             log.status = "failed"
         kept = () if alone else checkpoints.steps()
