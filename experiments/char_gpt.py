@@ -22,7 +22,7 @@ class Config:
 
 
 def data(config):
-    return jn.data.characters(length=config.length, stride=config.length // 4)
+    return jn.data.char_corpus(length=config.length, stride=config.length // 4)
 
 
 def task(config):

@@ -8,66 +8,82 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxnn import data as data
-    from jaxnn import models as models
-    from jaxnn import nn as nn
-    from jaxnn import observe as observe
-    from jaxnn import optim as optim
-    from jaxnn import search as search
-    from jaxnn import tasks as tasks
-    from jaxnn.advice import advise as advise
-    from jaxnn.advice import plan_batch_size as plan_batch_size
-    from jaxnn.cli import main as main
-    from jaxnn.engine import RunOptions as RunOptions
-    from jaxnn.nn import Policy as Policy
-    from jaxnn.optim import schedules as schedules
-    from jaxnn.record import load as load
-    from jaxnn.record import save as save
-    from jaxnn.run import Run as Run
-    from jaxnn.run import fit as fit
-    from jaxnn.run import iterate as iterate
-    from jaxnn.run import train as train
-    from jaxnn.search import Points as Points
-    from jaxnn.search import grid as grid
-    from jaxnn.steps import init_train_state as init_train_state
-    from jaxnn.steps import make_evaluate_step as make_evaluate_step
-    from jaxnn.steps import make_train_step as make_train_step
-    from jaxnn.sweeps import Member as Member
-    from jaxnn.sweeps import Sweep as Sweep
-    from jaxnn.sweeps import SweepOptions as SweepOptions
-    from jaxnn.sweeps import compare as compare
-    from jaxnn.sweeps import open_sweep as open_sweep
-    from jaxnn.sweeps import sweep as sweep
-    from jaxnn.types import Batch as Batch
-    from jaxnn.types import ConfigError as ConfigError
-    from jaxnn.types import DataError as DataError
-    from jaxnn.types import Experiment as Experiment
-    from jaxnn.types import JaxnnError as JaxnnError
-    from jaxnn.types import RecordError as RecordError
-    from jaxnn.types import Splits as Splits
-    from jaxnn.types import Task as Task
-    from jaxnn.types import TrainingError as TrainingError
-    from jaxnn.types import TrainState as TrainState
+    from jaxnn import data, models, nn, observe, optim, search, steps, tasks
+    from jaxnn.advice import advise, plan_batch_size
+    from jaxnn.cli import main
+    from jaxnn.engine import RunOptions
+    from jaxnn.optim import schedules
+    from jaxnn.record import load_checkpoint, save_checkpoint
+    from jaxnn.run import Run, fit, iterate, train
+    from jaxnn.search import grid
+    from jaxnn.sweeps import Sweep, SweepOptions, compare, open_sweep, sweep
+    from jaxnn.types import (
+        Batch,
+        ConfigError,
+        DataError,
+        Experiment,
+        JaxnnError,
+        RecordError,
+        Splits,
+        Task,
+        TrainingError,
+        TrainState,
+    )
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Batch",
+    "ConfigError",
+    "DataError",
+    "Experiment",
+    "JaxnnError",
+    "RecordError",
+    "Run",
+    "RunOptions",
+    "Splits",
+    "Sweep",
+    "SweepOptions",
+    "Task",
+    "TrainState",
+    "TrainingError",
+    "advise",
+    "compare",
+    "data",
+    "fit",
+    "grid",
+    "iterate",
+    "load_checkpoint",
+    "main",
+    "models",
+    "nn",
+    "observe",
+    "open_sweep",
+    "optim",
+    "plan_batch_size",
+    "save_checkpoint",
+    "schedules",
+    "search",
+    "steps",
+    "sweep",
+    "tasks",
+    "train",
+]
+
 # The packages are imported when a name of theirs is first used: what a script does not use, it does not wait for.
 _NAMES = {
-    "": "data models nn observe optim search tasks",
+    "": "data models nn observe optim search steps tasks",
     ".advice": "advise plan_batch_size",
     ".cli": "main",
     ".engine": "RunOptions",
-    ".nn": "Policy",
     ".optim": "schedules",
-    ".record": "load save",
+    ".record": "load_checkpoint save_checkpoint",
     ".run": "Run fit iterate train",
-    ".search": "Points grid",
-    ".steps": "init_train_state make_evaluate_step make_train_step",
-    ".sweeps": "Member Sweep SweepOptions compare open_sweep sweep",
+    ".search": "grid",
+    ".sweeps": "Sweep SweepOptions compare open_sweep sweep",
     ".types": "Batch ConfigError DataError Experiment JaxnnError RecordError Splits Task TrainingError TrainState",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted(_HOMES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:

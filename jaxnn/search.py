@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import itertools
 import math
@@ -12,6 +13,8 @@ import jax
 import numpy as np
 
 from jaxnn.types import ConfigError
+
+__all__ = ["Halving", "Points", "choice", "grid", "halving", "integers", "log_uniform", "random", "uniform", "zip"]
 
 # From this ratio of the largest to the smallest value on, evenly spaced powers get a logarithmic axis.
 LOG_RATIO = 8.0
@@ -30,7 +33,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """The members of a sweep before they run; made by `grid`, `zipped` and `random`, joined by ``+``.
+    """The members of a sweep before they run; made by `grid`, `zip` and `random`, joined by ``+``.
 
     Attributes:
         points: for each member, the config fields it sets; nested fields by dotted names, ``"model.dropout"``.
@@ -94,20 +97,20 @@ def grid(**axes: Iterable[Any]) -> Points:
     return _points(columns, itertools.product(*columns.values()))
 
 
-def zipped(**axes: Iterable[Any]) -> Points:
+def zip(**axes: Iterable[Any]) -> Points:
     """Returns one member per position.
 
-    ``jn.search.zipped(features=[64, 128], learning_rate=[1e-2, 1e-3])`` has two members.
+    ``jn.search.zip(features=[64, 128], learning_rate=[1e-2, 1e-3])`` has two members.
 
     Raises:
         ConfigError: no axis, one that is empty or is no list of values, or lengths that differ.
     """
-    columns = _columns("zipped", axes, distinct=False)
+    columns = _columns("zip", axes, distinct=False)
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise ConfigError(f"zipped needs axes of one length, but {listed}: use grid for every combination.")
-    return _points(columns, zip(*columns.values(), strict=True))
+        raise ConfigError(f"zip needs axes of one length, but {listed}: use grid for every combination.")
+    return _points(columns, builtins.zip(*columns.values(), strict=True))
 
 
 def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
@@ -136,9 +139,9 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
         key = np.asarray(jax.random.key_data(key)).ravel().tolist()
     rng = np.random.default_rng(key)
     listed = _columns("random", {name: axis for name, axis in axes.items() if name not in drawn})
-    draws = zip(*(axis.sample(rng, num) for axis in drawn.values()), strict=True)
+    draws = builtins.zip(*(axis.sample(rng, num) for axis in drawn.values()), strict=True)
     rows = ([*draw, *repeat] for draw in draws for repeat in itertools.product(*listed.values()))
-    points = (dict(zip([*drawn, *listed], row, strict=True)) for row in rows)
+    points = (dict(builtins.zip([*drawn, *listed], row, strict=True)) for row in rows)
     scales = {name: drawn[name].scale if name in drawn else scale_of(name, listed[name]) for name in axes}
     return Points(tuple({name: point[name] for name in axes} for point in points), scales)
 
@@ -230,7 +233,7 @@ def halving(points: Points, eta: int = 3, *, min_fraction: float = 0.01) -> Halv
     runs. Members are ranked one by one, each seed for itself; a schedule is that of a full run, cut off.
 
     Args:
-        points: from `grid`, `zipped` or `random`.
+        points: from `grid`, `zip` or `random`.
         eta: number of members that compete for a place in the next rung.
         min_fraction: least length of the first rung, as a share of a run.
 
@@ -283,7 +286,7 @@ def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> d
 
 
 def _points(columns: Mapping[str, list[Any]], rows: Iterable[tuple[Any, ...]]) -> Points:
-    points = tuple(dict(zip(columns, row, strict=True)) for row in rows)
+    points = tuple(dict(builtins.zip(columns, row, strict=True)) for row in rows)
     return Points(points, {name: scale_of(name, values) for name, values in columns.items()})
 
 

@@ -15,6 +15,8 @@ from jaxnn.optim import apply_updates, evaluation_params
 from jaxnn.tasks import checked, checked_batch
 from jaxnn.types import Array, Batch, Metrics, Params, PyTree, Task, TrainState
 
+__all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_train_step", "scan_steps"]
+
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 type EvaluateStep = Callable[[TrainState, Batch], Metrics]
 
@@ -49,7 +51,7 @@ def make_train_step(
         task: what is trained.
         optimizer: any Optax optimizer.
         value_and_grad: as ``jax.value_and_grad``; ``optim.value_and_grad_of(optimizer)`` gives the gradients of the
-            tables of ``optim.lazy`` by rows.
+            tables of ``optim.sparse_rows`` by rows.
 
     Raises:
         ConfigError: when traced, a loss that does not return what `Task.loss` must.

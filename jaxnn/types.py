@@ -110,8 +110,8 @@ class Task(NamedTuple):
         evaluate: ``(params, model_state, batch) -> sums``: masked sums of each metric over the batch, numbers or
             arrays, and their ``count``: what a sum is divided by, such as ``batch.mask.sum()``.
         predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything.
-        finish: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported; called
-            on the host for one run, or one member of a sweep, at a time. It may add what is no mean, such as a
+        derive_metrics: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported;
+            called on the host for one run, or one member of a sweep, at a time. It may add what is no mean, such as a
             perplexity, and must reduce arrays to numbers. It is tried on ones before training.
         check: ``(params, model_state, batch, splits) -> None``, called once before training: raises `DataError` for
             data that the task cannot be trained on, such as labels that the model has no output for. The first three
@@ -122,7 +122,7 @@ class Task(NamedTuple):
     loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
     evaluate: Callable[[Params, ModelState, Batch], Metrics]
     predict: Callable[[Params, ModelState, Array], Any]
-    finish: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
+    derive_metrics: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
 
 
@@ -185,7 +185,7 @@ class Splits(NamedTuple):
     class_names: tuple[str, ...] = ()
 
     @property
-    def held_out(self) -> str | None:
+    def eval_split(self) -> str | None:
         """The name of the split evaluated during training: ``validation`` if there is one, else ``test``; or None."""
         return next((name for name in ("validation", "test") if name in self.named()), None)
 

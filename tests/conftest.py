@@ -28,12 +28,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> pathlib.Path:
-    """The folder of real data sets; the test is skipped where there is none."""
+def real_data() -> pathlib.Path | None:
+    """The folder of real data sets, if there is one."""
     folder = pathlib.Path(os.environ.get("JAXNN_DATA", REPOSITORY.parent / "shared" / "data"))
-    if not folder.is_dir():
-        pytest.skip(f"no real data at {folder}: set JAXNN_DATA to a folder that has them")
-    return folder
+    return folder if folder.is_dir() else None
+
+
+@pytest.fixture(scope="session")
+def data_dir(real_data: pathlib.Path | None) -> pathlib.Path:
+    """The folder of real data sets; the test is skipped if there is none."""
+    if real_data is None:
+        pytest.skip("no real data beside the repository: set JAXNN_DATA to a folder that has them")
+    return real_data
 
 
 @pytest.fixture(scope="module")

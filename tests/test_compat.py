@@ -20,14 +20,14 @@ def test_private_name_of_orbax_is_still_there(tmp_path: Path) -> None:
     """If this fails, find out how Orbax counts what TensorStore wrote now: asking leaks 16 KiB a checkpoint."""
     utilities = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
     assert hasattr(utilities, "get_tensorstore_raw_bytes")
-    jn.save(tmp_path / "state", {"w": np.arange(3.0)})
+    jn.save_checkpoint(tmp_path / "state", {"w": np.arange(3.0)})
     assert utilities.get_tensorstore_raw_bytes() == 0
 
 
 def test_saving_works_without_the_private_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orbax.checkpoint._src.serialization.tensorstore_utils", None)
-    jn.save(tmp_path / "state", {"w": np.arange(3.0)})
-    assert jn.load(tmp_path / "state")["w"].tolist() == [0, 1, 2]
+    jn.save_checkpoint(tmp_path / "state", {"w": np.arange(3.0)})
+    assert jn.load_checkpoint(tmp_path / "state")["w"].tolist() == [0, 1, 2]
 
 
 def failing_in(path: str) -> OSError:
@@ -45,7 +45,7 @@ def test_writes_of_orbax_that_fail_together_are_reported_once(
     reported: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     for name in ("a", "b"):
-        jn.save(tmp_path / name, {"w": np.arange(3.0)})
+        jn.save_checkpoint(tmp_path / name, {"w": np.arange(3.0)})
     closed = types.SimpleNamespace(object=None, exc_value=RuntimeError("Event loop is closed"))
     others = [
         types.SimpleNamespace(object=None, exc_value=RuntimeError("mine")),

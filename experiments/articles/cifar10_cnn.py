@@ -20,7 +20,7 @@ class Config:
 
 
 def data(config):
-    return jn.data.augmented(jn.data.cifar10(), jn.data.chain(jn.data.shift(3), jn.data.flip()))
+    return jn.data.with_augmentation(jn.data.cifar10(), jn.data.compose(jn.data.random_shift(3), jn.data.random_flip()))
 
 
 def task(config):

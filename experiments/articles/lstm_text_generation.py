@@ -20,7 +20,7 @@ class Config:
 
 
 def data(config):
-    return jn.data.characters(length=40, stride=3, targets="last", lowercase=True)
+    return jn.data.char_corpus(length=40, stride=3, targets="last", lowercase=True)
 
 
 def task(config):

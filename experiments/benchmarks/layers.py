@@ -113,7 +113,7 @@ def layer_cases() -> dict[str, Case]:
             differentiated(lambda logits: plain(logits, labels), logits),
         ),
         "Adam, a table of 1.2 M x 50": lambda: (
-            table_step(jn.optim.lazy(optax.adam(1e-3))),
+            table_step(jn.optim.sparse_rows(optax.adam(1e-3))),
             table_step(optax.adam(1e-3)),
         ),
     }
@@ -143,7 +143,7 @@ def training(model: linen.Module, inputs: jax.Array, tx: Any, num_classes: int =
     task = jn.tasks.classification(model)
     labels = jnp.arange(len(inputs)) % num_classes
     batch = jn.Batch(inputs, labels, jnp.ones(len(inputs)))
-    return jn.make_train_step(task, tx), jn.init_train_state(task, tx, jax.random.key(0), batch), batch
+    return jn.steps.make_train_step(task, tx), jn.steps.init_train_state(task, tx, jax.random.key(0), batch), batch
 
 
 def stepping(step: Any, state: Any, batch: Any, length: int, *, scan: bool = False) -> Call:

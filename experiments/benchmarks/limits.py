@@ -83,7 +83,7 @@ def work(problem: Any) -> tuple[float, int]:
     rows = slice(problem.batch_size)
     batch = jn.Batch(problem.inputs[rows], problem.targets[rows], np.ones(problem.batch_size, np.float32))
     key = jax.random.key(0)
-    state = jax.eval_shape(lambda key: jn.init_train_state(task, optax.adam(1e-3), key, batch), key)
+    state = jax.eval_shape(lambda key: jn.steps.init_train_state(task, optax.adam(1e-3), key, batch), key)
 
     def backward(params: Any, model_state: Any) -> Any:
         vjp: Any = jax.vjp(lambda params: task.loss(params, model_state, batch, key)[0], params)[1]
@@ -91,7 +91,7 @@ def work(problem: Any) -> tuple[float, int]:
         return vjp.opaque_residuals, vjp.structured_residuals
 
     kept = jax.eval_shape(backward, state.params, state.model_state)
-    step = jax.make_jaxpr(jn.make_train_step(task, optax.adam(1e-3)))(state, batch)
+    step = jax.make_jaxpr(jn.steps.make_train_step(task, optax.adam(1e-3)))(state, batch)
     return flops(step.jaxpr), ADAM_PASSES * jn.observe.nbytes(state.params) + 2 * jn.observe.nbytes(kept)
 
 

@@ -33,7 +33,7 @@ def task(config):
 
 
 def optimizer(config):
-    return jn.optim.averaged(optax.adamw(jn.schedules.cosine(1e-2, config.num_steps)), 0.99)
+    return jn.optim.with_ema(optax.adamw(jn.schedules.cosine(1e-2, config.num_steps)), 0.99)
 
 
 experiment = jn.Experiment(Config(), data, task, optimizer)

@@ -1,30 +1,65 @@
 """Benchmark harness: cases, an interleaved timer, statistics, and results as JSON and Markdown."""
 
-from jaxnn.bench._results import Machine as Machine
-from jaxnn.bench._results import Measured as Measured
-from jaxnn.bench._results import Results as Results
-from jaxnn.bench._results import bench as bench
-from jaxnn.bench._results import describe_machine as describe_machine
-from jaxnn.bench._results import findings_table as findings_table
-from jaxnn.bench._results import make_page as make_page
-from jaxnn.bench._results import merge as merge
-from jaxnn.bench._results import read_results as read_results
-from jaxnn.bench._results import write_page as write_page
-from jaxnn.bench._study import Bench as Bench
-from jaxnn.bench._study import Case as Case
-from jaxnn.bench._study import Finding as Finding
-from jaxnn.bench._study import NotMeasured as NotMeasured
-from jaxnn.bench._study import Plain as Plain
-from jaxnn.bench._study import Quantity as Quantity
-from jaxnn.bench._study import Row as Row
-from jaxnn.bench._study import Rows as Rows
-from jaxnn.bench._study import Study as Study
-from jaxnn.bench._study import find_studies as find_studies
-from jaxnn.bench._study import format_ratio as format_ratio
-from jaxnn.bench._study import interleaved as interleaved
-from jaxnn.bench._study import load_study as load_study
-from jaxnn.bench._study import measure_group as measure_group
-from jaxnn.bench._study import median_interval as median_interval
-from jaxnn.bench._study import per_call as per_call
-from jaxnn.bench._study import quantity as quantity
-from jaxnn.bench._study import ratios as ratios
+from jaxnn.bench._results import (
+    Machine,
+    Measured,
+    Results,
+    bench,
+    describe_machine,
+    findings_table,
+    make_page,
+    merge,
+    read_results,
+    write_page,
+)
+from jaxnn.bench._study import (
+    Bench,
+    Case,
+    Finding,
+    NotMeasured,
+    Plain,
+    Quantity,
+    Row,
+    Rows,
+    Study,
+    find_studies,
+    format_ratio,
+    interleaved,
+    load_study,
+    measure_group,
+    median_interval,
+    per_call,
+    quantity,
+    ratios,
+)
+
+__all__ = [
+    "Bench",
+    "Case",
+    "Finding",
+    "Machine",
+    "Measured",
+    "NotMeasured",
+    "Plain",
+    "Quantity",
+    "Results",
+    "Row",
+    "Rows",
+    "Study",
+    "bench",
+    "describe_machine",
+    "find_studies",
+    "findings_table",
+    "format_ratio",
+    "interleaved",
+    "load_study",
+    "make_page",
+    "measure_group",
+    "median_interval",
+    "merge",
+    "per_call",
+    "quantity",
+    "ratios",
+    "read_results",
+    "write_page",
+]

@@ -120,7 +120,8 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
 
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | Halving | None) -> Sweep:
     """Sweeps the points of the flags, or the script's ``own`` with what the flags give for their fields and others."""
-    from jaxnn.search import Halving, grid, halving, override, zipped
+    from jaxnn.search import Halving, grid, halving, override
+    from jaxnn.search import zip as zip_points
     from jaxnn.sweeps import recorded_points, sweep
 
     use_all_cores()
@@ -140,7 +141,7 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | 
                 raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
             experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
             if points is None:
-                points = (grid if design.combine == "grid" else zipped)(**many)
+                points = (grid if design.combine == "grid" else zip_points)(**many)
             elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
                 points = override(points, axes)
             eta = eta if design.halving is None else design.halving
@@ -163,7 +164,7 @@ def _with_values(experiment: Experiment[Any], values: Mapping[str, list[Any]]) -
 class Design:
     """How the values of the flags make members."""
 
-    combine: Literal["grid", "zipped"] = "grid"
+    combine: Literal["grid", "zip"] = "grid"
     """Every combination of the values, or the first of each field, the second of each, and so on."""
     halving: int | None = None
     """Successive halving: one of this many members continues after each rung; default: all train to the end."""

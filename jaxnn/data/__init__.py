@@ -1,47 +1,71 @@
 """Data sets as sources, in memory or streamed: a batch is a pure function of the seed and the step."""
 
-from jaxnn.data._arrays import ArraySource as ArraySource
-from jaxnn.data._arrays import Augmentation as Augmentation
-from jaxnn.data._arrays import arrays as arrays
-from jaxnn.data._arrays import check_batch_size as check_batch_size
-from jaxnn.data._arrays import check_labels as check_labels
-from jaxnn.data._arrays import hold_out as hold_out
-from jaxnn.data._arrays import padded_indices as padded_indices
-from jaxnn.data._arrays import standardized as standardized
-from jaxnn.data._augmentation import augmented as augmented
-from jaxnn.data._augmentation import chain as chain
-from jaxnn.data._augmentation import cutout as cutout
-from jaxnn.data._augmentation import flip as flip
-from jaxnn.data._augmentation import shift as shift
-from jaxnn.data._files import data_dir as data_dir
-from jaxnn.data._files import fetch as fetch
-from jaxnn.data._image_folder import cats_vs_dogs as cats_vs_dogs
-from jaxnn.data._image_folder import image_folder as image_folder
-from jaxnn.data._image_sets import cifar10 as cifar10
-from jaxnn.data._image_sets import fashion_mnist as fashion_mnist
-from jaxnn.data._image_sets import mnist as mnist
-from jaxnn.data._image_sets import read_idx as read_idx
-from jaxnn.data._shuffle import batch_indices as batch_indices
-from jaxnn.data._shuffle import permute as permute
-from jaxnn.data._shuffle import steps_per_epoch as steps_per_epoch
-from jaxnn.data._sklearn_sets import breast_cancer as breast_cancer
-from jaxnn.data._sklearn_sets import diabetes as diabetes
-from jaxnn.data._sklearn_sets import digits as digits
-from jaxnn.data._sklearn_sets import iris as iris
-from jaxnn.data._sklearn_sets import linnerud as linnerud
-from jaxnn.data._sklearn_sets import wine as wine
-from jaxnn.data._stream import StreamSource as StreamSource
-from jaxnn.data._stream import stream as stream
-from jaxnn.data.text._text_sets import imdb as imdb
-from jaxnn.data.text._text_sets import text_folder as text_folder
-from jaxnn.data.text._text_sets import texts as texts
-from jaxnn.data.text._text_sets import vocabulary as vocabulary
-from jaxnn.data.text._text_tables import ag_news as ag_news
-from jaxnn.data.text._text_tables import csv as csv
-from jaxnn.data.text._text_tables import sms_spam as sms_spam
-from jaxnn.data.text._text_tables import tsv as tsv
-from jaxnn.data.text._text_windows import characters as characters
-from jaxnn.data.text._text_windows import ptb as ptb
-from jaxnn.data.text._text_windows import words as words
-from jaxnn.data.text._tokenizer import Tokenizer as Tokenizer
-from jaxnn.data.text._tokenizer import Vocabulary as Vocabulary
+from jaxnn.data._arrays import (
+    ArraySource,
+    Augmentation,
+    arrays,
+    check_batch_size,
+    check_labels,
+    padded_indices,
+    split_off_validation,
+    standardize,
+)
+from jaxnn.data._augmentation import compose, cutout, random_flip, random_shift, with_augmentation
+from jaxnn.data._files import data_dir, fetch
+from jaxnn.data._image_folder import cats_vs_dogs, image_folder
+from jaxnn.data._image_sets import cifar10, fashion_mnist, mnist, read_idx
+from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
+from jaxnn.data._sklearn_sets import breast_cancer, diabetes, digits, iris, linnerud, wine
+from jaxnn.data._stream import StreamSource, stream
+from jaxnn.data.text._text_sets import imdb, text_arrays, text_folder, vocabulary
+from jaxnn.data.text._text_tables import ag_news, read_csv, read_tsv, sms_spam
+from jaxnn.data.text._text_windows import char_corpus, ptb, word_corpus
+from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary
+
+__all__ = [
+    "ArraySource",
+    "Augmentation",
+    "StreamSource",
+    "Tokenizer",
+    "Vocabulary",
+    "ag_news",
+    "arrays",
+    "batch_indices",
+    "breast_cancer",
+    "cats_vs_dogs",
+    "char_corpus",
+    "check_batch_size",
+    "check_labels",
+    "cifar10",
+    "compose",
+    "cutout",
+    "data_dir",
+    "diabetes",
+    "digits",
+    "fashion_mnist",
+    "fetch",
+    "image_folder",
+    "imdb",
+    "iris",
+    "linnerud",
+    "mnist",
+    "padded_indices",
+    "permute",
+    "ptb",
+    "random_flip",
+    "random_shift",
+    "read_csv",
+    "read_idx",
+    "read_tsv",
+    "sms_spam",
+    "split_off_validation",
+    "standardize",
+    "steps_per_epoch",
+    "stream",
+    "text_arrays",
+    "text_folder",
+    "vocabulary",
+    "wine",
+    "with_augmentation",
+    "word_corpus",
+]

@@ -161,7 +161,7 @@ def known_classes(class_names: Sequence[str], num_classes: int | None) -> int | 
     return num_classes
 
 
-def hold_out(
+def split_off_validation(
     pair: tuple[np.ndarray, np.ndarray], num_validation: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
     """The training pair without its last ``num_validation`` examples, and these (None if 0); else DataError."""
@@ -204,7 +204,7 @@ def split_off(texts: Sequence[str], labels: np.ndarray, shares: Mapping[str, flo
     }
 
 
-def standardized(splits: Splits) -> Splits:
+def standardize(splits: Splits) -> Splits:
     """The data set with each column of its inputs at mean 0 and variance 1 over ``train``.
 
     A column is one number of an example, over all examples. The other splits are shifted and scaled by the statistics

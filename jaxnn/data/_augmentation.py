@@ -15,28 +15,29 @@ from jaxnn.data._arrays import Augmentation, array_source, check_integer
 from jaxnn.types import ConfigError, DataError, Splits
 
 
-def augmented(splits: Splits, *augmentations: Augmentation) -> Splits:
+def with_augmentation(splits: Splits, *augmentations: Augmentation) -> Splits:
     """The data set of `ArraySource` with its training inputs augmented, after any augmentation they had before.
 
-    ``augmentations`` such as ``jn.data.flip()`` are applied in order. Raises DataError for another kind of source.
+    ``augmentations`` such as ``jn.data.random_flip()`` are applied in order. Raises DataError for another kind of
+    source.
     """
     train = array_source(splits.train)
     before = () if train.augment is None else (train.augment,)
-    return splits._replace(train=dataclasses.replace(train, augment=chain(*before, *augmentations)))
+    return splits._replace(train=dataclasses.replace(train, augment=compose(*before, *augmentations)))
 
 
-def flip() -> Augmentation:
+def random_flip() -> Augmentation:
     """Mirrors each image left to right with probability ½."""
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
-        _check_images("flip", inputs)
+        _check_images("random_flip", inputs)
         mirrored = jax.random.bernoulli(key, 0.5, inputs.shape[:1])
         return jnp.where(mirrored[:, None, None, None], inputs[:, :, ::-1, :], inputs)
 
     return apply
 
 
-def shift(pixels: int) -> Augmentation:
+def random_shift(pixels: int) -> Augmentation:
     """Moves each image by up to ``pixels`` along either axis and fills the gap with 0; all moves are equally likely.
 
     It is a random crop of the image padded by ``pixels`` zeros.
@@ -44,10 +45,10 @@ def shift(pixels: int) -> Augmentation:
     Raises:
         ConfigError: ``pixels`` is not a positive integer.
     """
-    check_integer("shift(pixels)", pixels, 1, ConfigError)
+    check_integer("random_shift(pixels)", pixels, 1, ConfigError)
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
-        _check_images("shift", inputs, larger_than=pixels)
+        _check_images("random_shift", inputs, larger_than=pixels)
         batch, height, width, channels = inputs.shape
         padded = jnp.pad(inputs, ((0, 0), (pixels, pixels), (pixels, pixels), (0, 0)))
         corners = jax.random.randint(key, (batch, 2), 0, 2 * pixels + 1)
@@ -86,7 +87,7 @@ def cutout(size: int) -> Augmentation:
     return apply
 
 
-def chain(*augmentations: Augmentation) -> Augmentation:
+def compose(*augmentations: Augmentation) -> Augmentation:
     """Applies ``augmentations`` in turn, each with a key of its own, folded from the key."""
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from jaxnn.data._arrays import arrays, hold_out
+from jaxnn.data._arrays import arrays, split_off_validation
 from jaxnn.data._files import PathLike, fetch, find, os_errors_named, read_members
 from jaxnn.types import DataError, Splits
 
@@ -85,7 +85,7 @@ def _idx_images(name: str, class_names: tuple[str, ...], data_dir: PathLike | No
         return read_idx(fetch(name, file_name, urls, _IDX_SHA256[name][f"{split}-{kind}"], data_dir), num_axes)
 
     pairs = {split: (read(split, "images", 3)[..., None], read(split, "labels", 1)) for split in ("train", "t10k")}
-    train, validation = hold_out(pairs["train"], num_validation)
+    train, validation = split_off_validation(pairs["train"], num_validation)
     return arrays(train, pairs["t10k"], validation, name=name, class_names=class_names)
 
 
@@ -179,6 +179,6 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
             raise DataError(f"record {bad[0]} of {name} of {path} has the label {label}, not 0 to 9: get it again.")
         labels.append(records[:, 0])
         images.append(np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)))
-    train, validation = hold_out((np.concatenate(images[:-1]), np.concatenate(labels[:-1])), num_validation)
+    train, validation = split_off_validation((np.concatenate(images[:-1]), np.concatenate(labels[:-1])), num_validation)
     class_names = tuple(_CIFAR10.split("|"))
     return arrays(train, (images[-1], labels[-1]), validation, name="cifar10", class_names=class_names)

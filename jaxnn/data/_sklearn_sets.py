@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnn.data._arrays import arrays, check_shares, standardized
+from jaxnn.data._arrays import arrays, check_shares, standardize
 from jaxnn.types import DataError, Splits
 
 
@@ -24,17 +24,17 @@ def digits(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: i
 
 def iris(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
     """150 irises: 4 standardized lengths, 3 species. Arguments and errors as of `digits`."""
-    return standardized(_bundled("iris", test_fraction, validation_fraction, seed))
+    return standardize(_bundled("iris", test_fraction, validation_fraction, seed))
 
 
 def wine(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
     """178 wines: 13 standardized measurements, 3 growers. Arguments and errors as of `digits`."""
-    return standardized(_bundled("wine", test_fraction, validation_fraction, seed))
+    return standardize(_bundled("wine", test_fraction, validation_fraction, seed))
 
 
 def breast_cancer(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
     """569 tumours: 30 standardized measurements, 2 classes. Arguments and errors as of `digits`."""
-    return standardized(_bundled("breast_cancer", test_fraction, validation_fraction, seed))
+    return standardize(_bundled("breast_cancer", test_fraction, validation_fraction, seed))
 
 
 def diabetes(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
@@ -42,7 +42,7 @@ def diabetes(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
 
     Targets are float32 ``[examples]``, raw: from 25 to 346. Arguments and errors as of `digits`.
     """
-    return standardized(_bundled("diabetes", test_fraction, validation_fraction, seed))
+    return standardize(_bundled("diabetes", test_fraction, validation_fraction, seed))
 
 
 def linnerud(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
@@ -50,7 +50,7 @@ def linnerud(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
 
     Targets are float32 ``[examples, 3]``, raw: pounds, inches, beats per minute. Arguments and errors as of `digits`.
     """
-    return standardized(_bundled("linnerud", test_fraction, validation_fraction, seed))
+    return standardize(_bundled("linnerud", test_fraction, validation_fraction, seed))
 
 
 def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:

@@ -1,50 +1,36 @@
 """The engine: trains a population of one or more members that share one program; it prints nothing."""
 
-from jaxnn.engine._checks import check_data as check_data
-from jaxnn.engine._checks import check_parts as check_parts
-from jaxnn.engine._compiler import Programs as Programs
-from jaxnn.engine._feed import make_feed as make_feed
-from jaxnn.engine._loop import WindowReport as WindowReport
-from jaxnn.engine._loop import train as train
-from jaxnn.engine._options import RunOptions as RunOptions
-from jaxnn.engine._options import check_choice as check_choice
-from jaxnn.engine._options import check_config as check_config
-from jaxnn.engine._options import check_count as check_count
-from jaxnn.engine._options import closing_writers as closing_writers
-from jaxnn.engine._options import make_plan as make_plan
-from jaxnn.engine._options import more_is_better as more_is_better
-from jaxnn.engine._options import recorded_options as recorded_options
-from jaxnn.engine._options import resolve_cadences as resolve_cadences
-from jaxnn.engine._options import with_changes as with_changes
-from jaxnn.engine._prepare import Members as Members
-from jaxnn.engine._prepare import fastest_steps as fastest_steps
-from jaxnn.engine._prepare import make_calls as make_calls
-from jaxnn.engine._prepare import open_trainer as open_trainer
-from jaxnn.engine._prepare import programs_of as programs_of
-from jaxnn.engine._pure import GroupSpec as GroupSpec
-from jaxnn.engine._pure import make_init as make_init
-from jaxnn.engine._pure import make_step as make_step
-from jaxnn.engine._states import MEMBERS as MEMBERS
-from jaxnn.engine._states import HostStates as HostStates
-from jaxnn.engine._states import Population as Population
-from jaxnn.engine._states import Shape as Shape
-from jaxnn.engine._states import arrange as arrange
-from jaxnn.engine._states import host_shapes as host_shapes
-from jaxnn.engine._states import member_state as member_state
-from jaxnn.engine._trainer import RUNNING as RUNNING
-from jaxnn.engine._trainer import MemberLog as MemberLog
-from jaxnn.engine._trainer import Trainer as Trainer
-from jaxnn.engine._trainer import evaluations_since_best as evaluations_since_best
-from jaxnn.engine._tuning import CALL_SECONDS as CALL_SECONDS
-from jaxnn.engine._tuning import ENOUGH_STEPS as ENOUGH_STEPS
-from jaxnn.engine._tuning import MEMORY_SHARE as MEMORY_SHARE
-from jaxnn.engine._tuning import PROBE_SECONDS as PROBE_SECONDS
-from jaxnn.engine._tuning import Trial as Trial
-from jaxnn.engine._tuning import VmapPlan as VmapPlan
-from jaxnn.engine._tuning import seconds_per_step as seconds_per_step
-from jaxnn.engine._tuning import try_size as try_size
-from jaxnn.engine._tuning import widen as widen
-from jaxnn.engine._windows import CALLS_AHEAD as CALLS_AHEAD
-from jaxnn.engine._windows import Flight as Flight
-from jaxnn.engine._windows import Stall as Stall
-from jaxnn.engine._windows import typical_window as typical_window
+from jaxnn.engine._checks import check_data, check_parts
+from jaxnn.engine._compiler import Programs
+from jaxnn.engine._feed import make_feed
+from jaxnn.engine._loop import WindowReport, train
+from jaxnn.engine._options import (
+    RunOptions,
+    check_choice,
+    check_config,
+    check_count,
+    closing_writers,
+    make_plan,
+    more_is_better,
+    recorded_options,
+    resolve_cadences,
+    with_changes,
+)
+from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of
+from jaxnn.engine._pure import GroupSpec, make_init, make_step
+from jaxnn.engine._states import MEMBERS, HostStates, Population, Shape, arrange, host_shapes, member_state
+from jaxnn.engine._trainer import RUNNING, MemberLog, Trainer, evaluations_since_best
+from jaxnn.engine._tuning import (
+    CALL_SECONDS,
+    ENOUGH_STEPS,
+    MEMORY_SHARE,
+    PROBE_SECONDS,
+    Trial,
+    VmapPlan,
+    seconds_per_step,
+    try_size,
+    widen,
+)
+from jaxnn.engine._windows import CALLS_AHEAD, Flight, Stall, typical_window
+
+__all__ = ["RunOptions"]

@@ -111,7 +111,7 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
     if layout.axis_name is None or layout.data_size == 1:
         return
     seed = programs.spec.experiment.config.seed
-    whole, parts = _make_whole_and_parts(programs.task, layout, evaluated=splits.held_out is not None)
+    whole, parts = _make_whole_and_parts(programs.task, layout, evaluated=splits.eval_split is not None)
     examples = feed.sample(COMPARED_BATCHES)
 
     def compare(state: TrainState, examples: Examples) -> Any:

@@ -213,7 +213,7 @@ class Programs:
         rows = jax.ShapeDtypeStruct((size,), np.int32)
         batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
         evaluation = None
-        if self.splits.held_out:
+        if self.splits.eval_split:
             # Derived metrics are plain Python: compared by the numbers that they give.
             derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
             program = program_fingerprint(self._evaluate, self.shapes, self.batch)

@@ -144,7 +144,7 @@ def _train_block(
 
 def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowReport:
     """Evaluates a window that is done, if due, and reports and settles each living member."""
-    trainer, split = block.trainer, block.trainer.splits.held_out
+    trainer, split = block.trainer, block.trainer.splits.eval_split
     means: dict[str, np.ndarray] = {}
     if result.state is not None:
         block.state = result.state

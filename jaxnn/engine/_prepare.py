@@ -73,9 +73,9 @@ def open_trainer(
     logs = list(logs) if logs is not None else [MemberLog()]
     programs = Programs(spec, splits, eval_batch_size, given.values, len(logs), clock=clock)
     programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, splits)
-    if options.patience is not None and splits.held_out is None:
+    if options.patience is not None and splits.eval_split is None:
         raise ConfigError("patience needs an eval split: give the data a validation or test split.")
-    if options.monitor not in (known := [*(programs.derived if splits.held_out else programs.metrics)]):
+    if options.monitor not in (known := [*(programs.derived if splits.eval_split else programs.metrics)]):
         raise ConfigError(f"monitor is {options.monitor!r}, no metric of this task: {suggest(options.monitor, known)}.")
     plan, numbers = make_plan(options, config.num_steps), None if members is None else members.numbers
     trainer = Trainer(options, splits, programs, plan, logs, clock, numbers)
@@ -100,31 +100,31 @@ def programs_of(experiment: Experiment[Any], splits: Splits, *, resident: bool |
 
 
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:
-    programs, plan, held_out = trainer.programs, trainer.plan, trainer.splits.held_out
+    programs, plan, eval_split = trainer.programs, trainer.plan, trainer.splits.eval_split
     steps, window = trainer.options.steps_per_call or steps_per_call, min(typical_window(plan), plan.num_steps)
     if steps is None and window > 1:
         cause = "to measure steps per call"
-        programs.compile_together(None, [first_length(programs, window)], held_out, cause)
+        programs.compile_together(None, [first_length(programs, window)], eval_split, cause)
         with trainer.clock.span("measure", "measuring steps per call"):
             steps, trainer.seconds_per_step = fastest_steps(programs, make_calls(programs, cause), window)
     steps = min(steps or 1, plan.num_steps)
     trainer.plan = with_tails(plan._replace(steps_per_call=steps))
     if not trainer.seconds_per_step:
-        programs.compile_together(None, trainer.plan.call_lengths(), held_out, "start")
+        programs.compile_together(None, trainer.plan.call_lengths(), eval_split, "start")
     for length in trainer.plan.call_lengths():
         programs.train(None, length, "start" if length == steps else "window's end")
     trainer.state = programs.init()
-    if held_out is not None:
-        check_sums(programs, trainer.splits.named()[held_out], lambda: trainer.state)
+    if eval_split is not None:
+        check_sums(programs, trainer.splits.named()[eval_split], lambda: trainer.state)
     check_placement(trainer.placement(), platform())
 
 
 def _open_population(trainer: Trainer, members: Members) -> None:
-    programs, plan, held_out = trainer.programs, trainer.plan, trainer.splits.held_out
+    programs, plan, eval_split = trainer.programs, trainer.plan, trainer.splits.eval_split
     vmapped = members.plan
     if vmapped is None:
-        if held_out is not None:
-            split = trainer.splits.named()[held_out]
+        if eval_split is not None:
+            split = trainer.splits.named()[eval_split]
             check_sums(programs, split, lambda: member_state(programs.initial, programs.shapes, 0))
         with trainer.clock.span("measure", "measuring vmap sizes"):
             steps = trainer.options.steps_per_call

@@ -98,7 +98,7 @@ class Trainer:
     @property
     def monitored(self) -> str:
         """The metric that ranks members and checkpoints, as reports name it; a training one without an eval split."""
-        return f"{self.splits.held_out or 'train'}_{self.options.monitor}"
+        return f"{self.splits.eval_split or 'train'}_{self.options.monitor}"
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str | None]:
@@ -239,7 +239,7 @@ class Trainer:
         if not log.lines or self.monitored not in log.lines[-1]:
             return False
         # Without an eval split every report has the metric; the state is at hand where an evaluation would be.
-        if self.splits.held_out is None and not self.plan.evaluates(log.step):
+        if self.splits.eval_split is None and not self.plan.evaluates(log.step):
             return False
         patience, rule = self.options.patience, stopping_rule(self.options.stop)
         if patience is not None and self._since_best(log) >= patience:

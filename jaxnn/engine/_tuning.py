@@ -209,7 +209,7 @@ def plan_vmap_size(
 
     def attempt(size: int) -> Trial:
         shape, cause = shape_of(block * num_devices, size, num_devices), "to choose the vmap size"
-        programs.compile_together(shape, [steps], programs.splits.held_out, cause)
+        programs.compile_together(shape, [steps], programs.splits.eval_split, cause)
         program = programs.train(shape, steps, cause)
         rows, alive = range(min(shape.lanes, programs.num_members)), np.ones(programs.num_members, np.bool_)
         population: Any = programs.lay_out(programs.initial, arrange(rows, shape), alive, 0)

@@ -7,14 +7,21 @@ statistics, at momentum 0.9, are in that collection. Sizes that are not positive
 arguments that do not fit together raise `ConfigError` where a model is made.
 """
 
-from jaxnn.models._feedforward import CNN as CNN
-from jaxnn.models._feedforward import MLP as MLP
-from jaxnn.models._model_inputs import num_parameters as num_parameters
-from jaxnn.models._residual import BottleneckResNet as BottleneckResNet
-from jaxnn.models._residual import MobileNetV2 as MobileNetV2
-from jaxnn.models._residual import ResNet as ResNet
-from jaxnn.models._text_models import GPT as GPT
-from jaxnn.models._text_models import BagOfTokens as BagOfTokens
-from jaxnn.models._text_models import RecurrentClassifier as RecurrentClassifier
-from jaxnn.models._text_models import RecurrentLanguageModel as RecurrentLanguageModel
-from jaxnn.models._text_models import TextGenerator as TextGenerator
+from jaxnn.models._feedforward import CNN, MLP
+from jaxnn.models._model_inputs import num_parameters
+from jaxnn.models._residual import BottleneckResNet, MobileNetV2, ResNet
+from jaxnn.models._text_models import GPT, BagOfTokens, RecurrentClassifier, RecurrentLanguageModel, TextGenerator
+
+__all__ = [
+    "BagOfTokens",
+    "BottleneckResNet",
+    "CNN",
+    "GPT",
+    "MLP",
+    "MobileNetV2",
+    "RecurrentClassifier",
+    "RecurrentLanguageModel",
+    "ResNet",
+    "TextGenerator",
+    "num_parameters",
+]

@@ -1,35 +1,48 @@
 """Layers as Flax's where Flax's fall short: fast on CPU too, in loops and populations; mixed precision."""
 
-from jaxnn.nn._attention import attention as attention
-from jaxnn.nn._cross_entropy import cross_entropy as cross_entropy
-from jaxnn.nn._cross_entropy import linear_cross_entropy as linear_cross_entropy
-from jaxnn.nn._dense import Dense as Dense
-from jaxnn.nn._dense import Dropout as Dropout
-from jaxnn.nn._dense import Embed as Embed
-from jaxnn.nn._dense import dot_general as dot_general
-from jaxnn.nn._layer_arguments import Policy as Policy
-from jaxnn.nn._layer_arguments import batch_mask as batch_mask
-from jaxnn.nn._layer_arguments import batch_split_over as batch_split_over
-from jaxnn.nn._layer_arguments import check_rate as check_rate
-from jaxnn.nn._layer_arguments import is_full as is_full
-from jaxnn.nn._layer_arguments import mean_over_batch_axis as mean_over_batch_axis
-from jaxnn.nn._layer_arguments import partition_specs as partition_specs
-from jaxnn.nn._layer_arguments import partitioned as partitioned
-from jaxnn.nn._layer_arguments import platform as platform
-from jaxnn.nn._layer_arguments import positive_int as positive_int
-from jaxnn.nn._layer_arguments import positive_ints as positive_ints
-from jaxnn.nn._layer_arguments import rows_masked as rows_masked
-from jaxnn.nn._layer_arguments import unboxed as unboxed
-from jaxnn.nn._layer_arguments import widened as widened
-from jaxnn.nn._normalization import BatchNorm as BatchNorm
-from jaxnn.nn._normalization import LayerNorm as LayerNorm
-from jaxnn.nn._normalization import RMSNorm as RMSNorm
-from jaxnn.nn._rnn import GRU as GRU
-from jaxnn.nn._rnn import LSTM as LSTM
-from jaxnn.nn._rnn import Bidirectional as Bidirectional
-from jaxnn.nn._rnn import Recurrent as Recurrent
-from jaxnn.nn._rnn import Stacked as Stacked
-from jaxnn.nn._spatial import Conv as Conv
-from jaxnn.nn._spatial import avg_pool as avg_pool
-from jaxnn.nn._spatial import conv_general_dilated as conv_general_dilated
-from jaxnn.nn._spatial import max_pool as max_pool
+from jaxnn.nn._attention import attention
+from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
+from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
+from jaxnn.nn._layer_arguments import (
+    Policy,
+    batch_mask,
+    batch_split_over,
+    check_rate,
+    is_full,
+    mean_over_batch_axis,
+    partition_specs,
+    partitioned,
+    platform,
+    positive_int,
+    positive_ints,
+    rows_masked,
+    unboxed,
+    widened,
+)
+from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
+from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent, Stacked
+from jaxnn.nn._spatial import Conv, avg_pool, conv_general_dilated, max_pool
+
+__all__ = [
+    "BatchNorm",
+    "Bidirectional",
+    "Conv",
+    "Dense",
+    "Dropout",
+    "Embed",
+    "GRU",
+    "LSTM",
+    "LayerNorm",
+    "Policy",
+    "RMSNorm",
+    "Recurrent",
+    "Stacked",
+    "attention",
+    "avg_pool",
+    "batch_mask",
+    "conv_general_dilated",
+    "cross_entropy",
+    "dot_general",
+    "linear_cross_entropy",
+    "max_pool",
+]

@@ -71,9 +71,9 @@ _dense.defvjp(lambda inputs, kernel: (_product(inputs, kernel), (inputs, kernel)
 class Embed(linen.Embed):
     """``flax.linen.Embed``, which refuses ids that are no integers, and takes narrow ones as they are meant.
 
-    For large vocabularies ``optim.lazy`` gives a gradient that never is an array of the table's size. Negative ids
-    count from the end; ids beyond the table give NaN and no gradient (in a table of one row, that row). On a GPU the
-    gradients of equal ids are summed in no fixed order, so two runs may differ in the last bits.
+    For large vocabularies ``optim.sparse_rows`` gives a gradient that never is an array of the table's size. Negative
+    ids count from the end; ids beyond the table give NaN and no gradient (in a table of one row, that row). On a GPU
+    the gradients of equal ids are summed in no fixed order, so two runs may differ in the last bits.
     """
 
     def __call__(self, inputs: jax.Array) -> jax.Array:

@@ -1,34 +1,33 @@
 """Instruments: clocks, compilations, memory, devices, placement, precision, implementations, throughput, tables."""
 
-from jaxnn.observe._clock import Clock as Clock
-from jaxnn.observe._clock import Throughput as Throughput
-from jaxnn.observe._clock import Window as Window
-from jaxnn.observe._clock import steady_throughput as steady_throughput
-from jaxnn.observe._machine import UNOPENED as UNOPENED
-from jaxnn.observe._machine import Placement as Placement
-from jaxnn.observe._machine import available_bytes as available_bytes
-from jaxnn.observe._machine import check_placement as check_placement
-from jaxnn.observe._machine import cpu_count as cpu_count
-from jaxnn.observe._machine import describe_devices as describe_devices
-from jaxnn.observe._machine import device_kind as device_kind
-from jaxnn.observe._machine import device_name as device_name
-from jaxnn.observe._machine import format_bytes as format_bytes
-from jaxnn.observe._machine import missing_gpu as missing_gpu
-from jaxnn.observe._machine import nbytes as nbytes
-from jaxnn.observe._machine import observe_placement as observe_placement
-from jaxnn.observe._machine import peak_memory_bytes as peak_memory_bytes
-from jaxnn.observe._printing import Table as Table
-from jaxnn.observe._printing import html_table as html_table
-from jaxnn.observe._printing import markdown_table as markdown_table
-from jaxnn.observe._printing import printable as printable
-from jaxnn.observe._printing import text_table as text_table
-from jaxnn.observe._programs import Compilation as Compilation
-from jaxnn.observe._programs import Ledger as Ledger
-from jaxnn.observe._programs import Lowered as Lowered
-from jaxnn.observe._programs import equations as equations
-from jaxnn.observe._programs import implementations as implementations
-from jaxnn.observe._programs import lower_ahead as lower_ahead
-from jaxnn.observe._programs import operations as operations
-from jaxnn.observe._programs import plain_convolutions as plain_convolutions
-from jaxnn.observe._programs import product_dtypes as product_dtypes
-from jaxnn.observe._programs import temporary_bytes as temporary_bytes
+from jaxnn.observe._clock import Clock, Throughput, Window, steady_throughput
+from jaxnn.observe._machine import (
+    UNOPENED,
+    Placement,
+    available_bytes,
+    check_placement,
+    cpu_count,
+    describe_devices,
+    device_kind,
+    device_name,
+    format_bytes,
+    missing_gpu,
+    nbytes,
+    observe_placement,
+    peak_memory_bytes,
+)
+from jaxnn.observe._printing import Table, html_table, markdown_table, printable, text_table
+from jaxnn.observe._programs import (
+    Compilation,
+    Ledger,
+    Lowered,
+    equations,
+    implementations,
+    lower_ahead,
+    operations,
+    plain_convolutions,
+    product_dtypes,
+    temporary_bytes,
+)
+
+__all__ = ["cpu_count", "describe_devices", "device_name", "markdown_table", "missing_gpu", "nbytes", "text_table"]

@@ -1,14 +1,19 @@
 """Schedules, and combinators that take an Optax optimizer and return one."""
 
-from jaxnn.optim import _schedules
-from jaxnn.optim._combinators import accumulated as accumulated
-from jaxnn.optim._combinators import averaged as averaged
-from jaxnn.optim._combinators import clipped as clipped
-from jaxnn.optim._combinators import evaluation_params as evaluation_params
-from jaxnn.optim._lazy import lazy as lazy
-from jaxnn.optim._lazy import value_and_grad_of as value_and_grad_of
-from jaxnn.optim._row_gradients import SparseRows as SparseRows
-from jaxnn.optim._row_gradients import apply_updates as apply_updates
-from jaxnn.optim._row_gradients import value_and_row_gradient as value_and_row_gradient
+from jaxnn.optim import _schedules as schedules
+from jaxnn.optim._combinators import evaluation_params, with_accumulation, with_clipping, with_ema
+from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_gradient
+from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
 
-schedules = _schedules
+__all__ = [
+    "SparseRows",
+    "apply_updates",
+    "evaluation_params",
+    "schedules",
+    "sparse_rows",
+    "value_and_grad_of",
+    "value_and_row_gradient",
+    "with_accumulation",
+    "with_clipping",
+    "with_ema",
+]

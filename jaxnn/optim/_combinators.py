@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from jaxnn.types import ConfigError, Params
 
 
-def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
+def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
     """``optimizer`` that updates once in ``num_steps`` calls, with the mean of their gradients.
 
     The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It equals one batch of
@@ -27,14 +27,16 @@ def accumulated(optimizer: optax.GradientTransformation, num_steps: int) -> opta
     finite stays in the mean for good: to skip such micro-batches put ``optax.apply_if_finite`` around this, not inside.
     ``num_steps`` is an integer of at least 1; 1 returns ``optimizer`` itself.
     """
-    check_count("accumulated", "num_steps", num_steps, 1)
+    check_count("with_accumulation", "num_steps", num_steps, 1)
     if num_steps == 1:
         return optimizer
     multi_steps = optax.MultiSteps(optimizer, int(num_steps))
     return optax.GradientTransformationExtraArgs(multi_steps.init, multi_steps.update)
 
 
-def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> optax.GradientTransformationExtraArgs:
+def with_clipping(
+    optimizer: optax.GradientTransformation, max_norm: ArrayLike
+) -> optax.GradientTransformationExtraArgs:
     """``optimizer`` fed with gradients scaled down together to a global norm of ``max_norm``.
 
     Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013 (arXiv:1211.5063).
@@ -42,7 +44,7 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> opt
     refuses a traced norm for gradients narrower than float32; here their norm is computed in float32.
     The norm is above 0; infinity clips nothing.
     """
-    check_positive("clipped", "max_norm", max_norm)
+    check_positive("with_clipping", "max_norm", max_norm)
 
     def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         norm = optax.tree.norm(optax.tree.cast(updates, jnp.float32))
@@ -53,14 +55,14 @@ def clipped(optimizer: optax.GradientTransformation, max_norm: ArrayLike) -> opt
 
 
 class AveragedState(NamedTuple):
-    """State of ``averaged``."""
+    """State of ``with_ema``."""
 
     inner: optax.OptState  # of the optimizer within
     average: optax.Params  # the average so far, debiased already, shaped as the parameters, float32 or wider
     total: jax.Array  # ``[]`` float32, the sum of the weights averaged so far: ``1 + decay + decay² + …``
 
 
-def averaged(
+def with_ema(
     optimizer: optax.GradientTransformation, decay: ArrayLike, *, debias: bool = True
 ) -> optax.GradientTransformationExtraArgs:
     """``optimizer`` that also keeps an exponential moving average of the parameters it leads to.
@@ -68,11 +70,11 @@ def averaged(
     Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is their uniform
     average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
     ``evaluation_params``. Costs one copy of the parameters. Put it around all else that changes the updates; around
-    ``accumulated`` it averages at each micro-batch, within at each update.
+    ``with_accumulation`` it averages at each micro-batch, within at each update.
     ``decay`` is 0…1. ``debias=False`` starts from the initial parameters, as if they had always been there, so that
     they weigh ``decay**updates``. An ``update`` without parameters raises `ConfigError`.
     """
-    check_range("averaged", "decay", decay, 0.0, 1.0)
+    check_range("with_ema", "decay", decay, 0.0, 1.0)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> AveragedState:
@@ -87,7 +89,7 @@ def averaged(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, AveragedState]:
         if params is None:
-            raise ConfigError("averaged: update needs the parameters: pass them as params.")
+            raise ConfigError("with_ema: update needs the parameters: pass them as params.")
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
         total = jnp.asarray(1.0 + decay * state.total, jnp.float32)
         trained = optax.apply_updates(params, updates)
@@ -98,11 +100,11 @@ def averaged(
 
 
 def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
-    """The parameters to evaluate with: ``averaged``'s average, or ``params`` where there is none.
+    """The parameters to evaluate with: ``with_ema``'s average, or ``params`` where there is none.
 
-    The average is found wherever it is in the state of any optimizer: in a chain, under ``accumulated``, in injected
-    hyper-parameters; of averages within averages the outermost. Where several cover parts of the parameters, as in
-    ``optax.partition``, each gives its part. The result has the structure, shapes and dtypes of ``params``.
+    The average is found wherever it is in the state of any optimizer: in a chain, under ``with_accumulation``, in
+    injected hyper-parameters; of averages within averages the outermost. Where several cover parts of the parameters,
+    as in ``optax.partition``, each gives its part. The result has the structure, shapes and dtypes of ``params``.
     """
 
     def is_masked(node: Any) -> bool:

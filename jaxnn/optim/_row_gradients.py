@@ -111,7 +111,7 @@ def value_and_row_gradient(
                 if isinstance(out, _Table):
                     raise ConfigError(
                         f"the table {out.name!r} has no gradient by rows, because the loss gives it back: leave it out "
-                        "of the tables of optim.lazy."
+                        "of the tables of optim.sparse_rows."
                     )
             given = jax.tree.unflatten(jax.tree.structure(outputs), outs)
             return given[0] if has_aux else given, (given, ids, rows)
@@ -181,7 +181,7 @@ def _run_with_table(program: Any, equation: Any, given: list[Any], tap: Tap) -> 
     raise ConfigError(
         f"the table {table.name!r} has no gradient by rows, because the loss does more than look up rows: the table "
         f"meets {primitive!r}, as in attend, a penalty on weights, a loop or jax.checkpoint; leave it out of the "
-        "tables of optim.lazy."
+        "tables of optim.sparse_rows."
     )
 
 

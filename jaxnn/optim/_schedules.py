@@ -17,6 +17,8 @@ from jax.typing import ArrayLike
 from jaxnn.optim._combinators import check_count, check_positive, check_range
 from jaxnn.types import ConfigError
 
+__all__ = ["constant", "cosine", "inverse_sqrt", "inverse_time", "linear", "one_cycle"]
+
 
 def constant(peak: ArrayLike) -> optax.Schedule:
     """``peak`` at every step."""

@@ -1,30 +1,19 @@
 """Devices, meshes and strategies: one program on many devices, in one process or several."""
 
-from jaxnn.parallel._devices import DATA as DATA
-from jaxnn.parallel._devices import check_divides as check_divides
-from jaxnn.parallel._devices import choose_devices as choose_devices
-from jaxnn.parallel._devices import computing_on as computing_on
-from jaxnn.parallel._devices import find_devices as find_devices
-from jaxnn.parallel._devices import first_devices as first_devices
-from jaxnn.parallel._devices import format_mesh as format_mesh
-from jaxnn.parallel._devices import make_mesh as make_mesh
-from jaxnn.parallel._devices import parse_mesh as parse_mesh
-from jaxnn.parallel._layout import SINGLE_DEVICE as SINGLE_DEVICE
-from jaxnn.parallel._layout import Layout as Layout
-from jaxnn.parallel._layout import make_layout as make_layout
-from jaxnn.parallel._place import EXPLICIT as EXPLICIT
-from jaxnn.parallel._place import LOST_AFTER as LOST_AFTER
-from jaxnn.parallel._place import START_TIMEOUT as START_TIMEOUT
-from jaxnn.parallel._place import Place as Place
-from jaxnn.parallel._place import detect_place as detect_place
-from jaxnn.parallel._place import is_primary as is_primary
-from jaxnn.parallel._place import process_count as process_count
-from jaxnn.parallel._processes import StopVote as StopVote
-from jaxnn.parallel._processes import all_agree as all_agree
-from jaxnn.parallel._processes import broadcast_from_primary as broadcast_from_primary
-from jaxnn.parallel._processes import joined as joined
-from jaxnn.parallel._processes import set_resume_hint as set_resume_hint
-from jaxnn.parallel._strategies import STRATEGIES as STRATEGIES
-from jaxnn.parallel._strategies import Strategy as Strategy
-from jaxnn.parallel._strategies import find_strategy as find_strategy
-from jaxnn.parallel._strategies import shardings_of as shardings_of
+from jaxnn.parallel._devices import (
+    DATA,
+    check_divides,
+    choose_devices,
+    computing_on,
+    find_devices,
+    first_devices,
+    format_mesh,
+    make_mesh,
+    parse_mesh,
+)
+from jaxnn.parallel._layout import SINGLE_DEVICE, Layout, make_layout
+from jaxnn.parallel._place import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, is_primary, process_count
+from jaxnn.parallel._processes import StopVote, all_agree, broadcast_from_primary, joined, set_resume_hint
+from jaxnn.parallel._strategies import STRATEGIES, Strategy, find_strategy, shardings_of
+
+__all__ = ["STRATEGIES", "Strategy"]

@@ -1,50 +1,50 @@
 """The run directory: complete, plain, readable without jaxnn, and never half-written; checkpoints and plots in it."""
 
-from jaxnn.record._checkpoints import FOLDER as FOLDER
-from jaxnn.record._checkpoints import Checkpoints as Checkpoints
-from jaxnn.record._checkpoints import Restored as Restored
-from jaxnn.record._checkpoints import load as load
-from jaxnn.record._metric_log import LogDigest as LogDigest
-from jaxnn.record._metric_log import MetricWriter as MetricWriter
-from jaxnn.record._metric_log import rewind_metrics as rewind_metrics
-from jaxnn.record._plots import draw_curves as draw_curves
-from jaxnn.record._plots import new_figure as new_figure
-from jaxnn.record._provenance import PARTS as PARTS
-from jaxnn.record._provenance import changed_parts as changed_parts
-from jaxnn.record._provenance import config_from_json as config_from_json
-from jaxnn.record._provenance import config_json as config_json
-from jaxnn.record._provenance import data_fingerprint as data_fingerprint
-from jaxnn.record._provenance import git_state as git_state
-from jaxnn.record._provenance import jax_flags as jax_flags
-from jaxnn.record._provenance import program_fingerprint as program_fingerprint
-from jaxnn.record._provenance import script as script
-from jaxnn.record._provenance import text_fingerprint as text_fingerprint
-from jaxnn.record._record_reader import SHARDS as SHARDS
-from jaxnn.record._record_reader import check_facts as check_facts
-from jaxnn.record._record_reader import final_metrics as final_metrics
-from jaxnn.record._record_reader import find_records as find_records
-from jaxnn.record._record_reader import is_sweep as is_sweep
-from jaxnn.record._record_reader import metrics_of as metrics_of
-from jaxnn.record._record_reader import numbers as numbers
-from jaxnn.record._record_reader import read_facts as read_facts
-from jaxnn.record._record_reader import read_lines as read_lines
-from jaxnn.record._record_reader import read_metrics as read_metrics
-from jaxnn.record._record_reader import read_run as read_run
-from jaxnn.record._record_reader import without_member as without_member
-from jaxnn.record._run_directory import METRICS_FILE as METRICS_FILE
-from jaxnn.record._run_directory import RUN_FILE as RUN_FILE
-from jaxnn.record._run_directory import SWEEP_FILE as SWEEP_FILE
-from jaxnn.record._run_directory import Record as Record
-from jaxnn.record._run_directory import check_vacant as check_vacant
-from jaxnn.record._run_directory import create_run_dir as create_run_dir
-from jaxnn.record._run_directory import is_locked as is_locked
-from jaxnn.record._run_directory import json_line as json_line
-from jaxnn.record._run_directory import jsonable as jsonable
-from jaxnn.record._run_directory import make_room as make_room
-from jaxnn.record._run_directory import new_run_dir as new_run_dir
-from jaxnn.record._run_directory import open_record as open_record
-from jaxnn.record._run_directory import write_bytes as write_bytes
-from jaxnn.record._run_directory import write_json as write_json
-from jaxnn.record._state_files import find_damage as find_damage
-from jaxnn.record._state_files import preload_orbax as preload_orbax
-from jaxnn.record._state_files import save as save
+from jaxnn.record._checkpoints import FOLDER, Checkpoints, Restored, load_checkpoint
+from jaxnn.record._metric_log import LogDigest, MetricWriter, rewind_metrics
+from jaxnn.record._plots import draw_curves, new_figure
+from jaxnn.record._provenance import (
+    PARTS,
+    changed_parts,
+    config_from_json,
+    config_json,
+    data_fingerprint,
+    git_state,
+    jax_flags,
+    program_fingerprint,
+    script,
+    text_fingerprint,
+)
+from jaxnn.record._record_reader import (
+    SHARDS,
+    check_facts,
+    final_metrics,
+    find_records,
+    is_sweep,
+    metrics_of,
+    numbers,
+    read_facts,
+    read_lines,
+    read_metrics,
+    read_run,
+    without_member,
+)
+from jaxnn.record._run_directory import (
+    METRICS_FILE,
+    RUN_FILE,
+    SWEEP_FILE,
+    Record,
+    check_vacant,
+    create_run_dir,
+    is_locked,
+    json_line,
+    jsonable,
+    make_room,
+    new_run_dir,
+    open_record,
+    write_bytes,
+    write_json,
+)
+from jaxnn.record._state_files import find_damage, preload_orbax, save_checkpoint
+
+__all__ = ["MetricWriter", "load_checkpoint", "save_checkpoint"]

@@ -202,15 +202,15 @@ class Checkpoints:
         return value if self.higher_is_better else -value
 
 
-def load(path: Path | str, like: PyTree | None = None) -> PyTree:
-    """Reads a saved state: of `jn.save`, or of a run, without the run's script and data.
+def load_checkpoint(path: Path | str, like: PyTree | None = None) -> PyTree:
+    """Reads a saved state: of `jn.save_checkpoint`, or of a run, without the run's script and data.
 
-    >>> jn.load("runs/digits/…")["params"]  # doctest: +SKIP
+    >>> jn.load_checkpoint("runs/digits/…")["params"]  # doctest: +SKIP
     {'dense_0': {'bias': array([...], dtype=float32), ...
 
     Args:
-        path: a directory that `jn.save` wrote, the checkpoint of a step (``runs/…/checkpoints/4000``), or the directory
-            of a run, whose newest checkpoint is read; its best is that of `Run.best_state`.
+        path: a directory that `jn.save_checkpoint` wrote, the checkpoint of a step (``runs/…/checkpoints/4000``), or
+            the directory of a run, whose newest checkpoint is read; its best is that of `Run.best_state`.
         like: a pytree of the same structure, shapes, dtypes and placement (``jax.eval_shape`` of its maker will do);
             default: NumPy arrays in dicts and lists, wherever they were saved, with a typed key as its data.
 
@@ -225,7 +225,7 @@ def load(path: Path | str, like: PyTree | None = None) -> PyTree:
     if not (target / disk.SUMS_FILE).is_file():
         raise RecordError(
             f"{target} does not hold a state (it has neither {disk.SUMS_FILE} nor complete {FOLDER}): give what "
-            "jn.save wrote, the directory of a run, or a checkpoint in it."
+            "jn.save_checkpoint wrote, the directory of a run, or a checkpoint in it."
         )
     in_run = (target / disk.ABOUT_FILE).is_file()
     if what := disk.find_damage(target, int(target.name) if in_run and target.name.isdecimal() else None):

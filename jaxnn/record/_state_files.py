@@ -38,7 +38,7 @@ SUMS_FILE = "SHA256SUMS"
 SUMS_HEAD = "# sha256 of the lines below: "
 
 
-def save(path: Path | str, state: PyTree) -> None:
+def save_checkpoint(path: Path | str, state: PyTree) -> None:
     """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
 
     In a run of several processes all of them call it, with arrays of all their devices or NumPy's; process 0 writes

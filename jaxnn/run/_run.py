@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxnn.engine import Trainer, check_count
 from jaxnn.observe import html_table, text_table
-from jaxnn.record import FOLDER, Checkpoints, draw_curves, load
+from jaxnn.record import FOLDER, Checkpoints, draw_curves, load_checkpoint
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
@@ -118,7 +118,7 @@ class Run:
         step = checkpoints.best()
         if step is None:
             raise RecordError(f"{self.dir / FOLDER} holds no complete checkpoint.")
-        state: TrainState = load(self.dir / FOLDER / str(step), self.state)
+        state: TrainState = load_checkpoint(self.dir / FOLDER / str(step), self.state)
         return state
 
     def plot(self) -> Figure:

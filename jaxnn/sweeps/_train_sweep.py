@@ -48,7 +48,7 @@ def sweep(
 
     Args:
         experiment: what is run; its config holds the fields that ``points`` do not set.
-        points: what `grid`, `zipped`, `random` make, a sum of these, or a `halving` of it; default: those of the sweep
+        points: what `grid`, `zip`, `random` make, a sum of these, or a `halving` of it; default: those of the sweep
             that is resumed.
         options: how to run it.
         **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.

@@ -223,8 +223,8 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
         bits = sums["loss"] / math.log(2)
         return {"loss": sums["loss"], "bits_per_token": bits, "accuracy": sums["accuracy"], "count": sums["tokens"]}
 
-    def finish(means: dict[str, Any]) -> dict[str, Any]:
+    def derive_metrics(means: dict[str, Any]) -> dict[str, Any]:
         return {**means, "perplexity": np.exp(means["loss"])}
 
     check = check_data(task.predict, last_axis, ignore)
-    return task._replace(loss=loss, evaluate=evaluate, finish=finish, check=check)
+    return task._replace(loss=loss, evaluate=evaluate, derive_metrics=derive_metrics, check=check)

@@ -115,12 +115,13 @@ def checked(task: Task) -> Task:
 
 
 def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ") -> dict[str, float]:
-    """The numbers that ``task.finish`` derives from the mean of each metric over a split: those that are reported.
+    """Returns the reported metrics: what ``task.derive_metrics`` gives for the mean of each metric over a split.
 
-    ``what`` the means are is for errors: ConfigError if ``finish`` raises, or gives something else than numbers.
+    ``what`` the means are is for errors: ConfigError if ``derive_metrics`` raises, or gives something else than
+    numbers.
     """
     try:
-        values: Any = task.finish(means)
+        values: Any = task.derive_metrics(means)
     # The user's own code: any error that it raises, only the user can fix.
     except Exception as error:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
@@ -128,9 +129,11 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
         # A key that is not there is another mistake than a number that cannot be taken.
         if isinstance(error, ArithmeticError | ValueError):
             reason += "; let it take any numbers, as NumPy's functions do"
-        raise ConfigError(f"the task's finish failed on {what}of {given}: {reason}.") from error
+        raise ConfigError(f"the task's derive_metrics failed on {what}of {given}: {reason}.") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(f"the task's finish gave a {type(values).__name__}: return a dict of numbers from finish.")
+        raise ConfigError(
+            f"the task's derive_metrics gave a {type(values).__name__}: return a dict of numbers from derive_metrics."
+        )
     return {str(name): _number(name, value) for name, value in values.items()}
 
 
@@ -140,7 +143,7 @@ def _number(name: str, value: Any) -> float:
         with contextlib.suppress(TypeError, ValueError):
             return float(value)
     given = f"an array of shape {shape}" if shape else f"{value!r}"
-    raise ConfigError(f"the metric {name!r} of the task is {given} in the end: return numbers from finish.")
+    raise ConfigError(f"the metric {name!r} of the task is {given} in the end: return numbers from derive_metrics.")
 
 
 def _check_state(before: ModelState, after: Any) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxnn import data as augment
-from jaxnn.data import arrays, augmented, check_batch_size, check_labels, hold_out, standardized
+from jaxnn.data import arrays, check_batch_size, check_labels, split_off_validation, standardize, with_augmentation
 from jaxnn.types import Batch, DataError, Splits
 
 
@@ -108,7 +108,7 @@ def test_standardized_columns_have_mean_0_and_variance_1_over_train():
     # Train column 0: 1, 3 -> mean 2, deviation 1. Column 1: constant. Test 5 -> (5 - 2) / 1 = 3.
     train = (np.array([[1.0, 0.1], [3.0, 0.1]]), [0, 1])
     test = (np.array([[5.0, 0.4]]), [0])
-    splits = standardized(arrays(train, test))
+    splits = standardize(arrays(train, test))
     np.testing.assert_array_equal(splits.train.examples.inputs, [[-1, 0], [1, 0]])
     np.testing.assert_array_equal(splits.test.examples.inputs, [[3, 0]])
     assert splits.train.examples.inputs.dtype == np.float32
@@ -118,7 +118,7 @@ def test_standardized_columns_have_mean_0_and_variance_1_over_train():
 def test_standardized_is_accurate_far_from_zero():
     offsets = np.arange(1000) % 5
     values = (1e6 + offsets[:, None]).astype(np.float32)
-    result = standardized(arrays((values, np.zeros(1000, int)))).train.examples.inputs
+    result = standardize(arrays((values, np.zeros(1000, int)))).train.examples.inputs
     # 0 … 4 have mean 2 and variance 2.
     np.testing.assert_allclose(result[:, 0], (offsets - 2) / np.sqrt(2), rtol=1e-6)
 
@@ -130,7 +130,7 @@ def test_augmented_changes_training_only_and_composes_in_order():
     def double(key, inputs):
         return inputs * 2
 
-    splits = augmented(augmented(arrays(GOOD, GOOD), plus_one), double)
+    splits = with_augmentation(with_augmentation(arrays(GOOD, GOOD), plus_one), double)
     assert splits.test.augment is None
     batch = Batch(np.full((1, 2), 3.0), np.zeros(1), np.ones(1))
     changed = splits.train.transform(batch, jax.random.key(0))
@@ -140,11 +140,11 @@ def test_augmented_changes_training_only_and_composes_in_order():
 
 def test_hold_out_takes_the_last_examples():
     inputs, targets = np.arange(10)[:, None], np.arange(10)
-    train, validation = hold_out((inputs, targets), 3)
+    train, validation = split_off_validation((inputs, targets), 3)
     np.testing.assert_array_equal(train[1], np.arange(7))
     np.testing.assert_array_equal(validation[1], [7, 8, 9])
     np.testing.assert_array_equal(validation[0][:, 0], [7, 8, 9])
-    assert hold_out((inputs, targets), 0) == ((inputs, targets), None)
+    assert split_off_validation((inputs, targets), 0) == ((inputs, targets), None)
 
 
 TEST = (GOOD[0], np.array([0, 1, 2, 3, 2]))
@@ -163,17 +163,20 @@ PAIR = (np.arange(10)[:, None], np.arange(10))
             (lambda number=number: arrays(GOOD, num_classes=number), "num_classes must be an integer of at least 1")
             for number in (0, 0.5, "3", [1])
         ),
-        (lambda: standardized(arrays((np.zeros((2, 2), np.uint8), [0, 1]))), "uint8 cannot be standardized"),
-        (lambda: augmented(Splits(object()), augment.flip()), "a object cannot be changed, only an ArraySource"),
+        (lambda: standardize(arrays((np.zeros((2, 2), np.uint8), [0, 1]))), "uint8 cannot be standardized"),
+        (
+            lambda: with_augmentation(Splits(object()), augment.random_flip()),
+            "a object cannot be changed, only an ArraySource",
+        ),
         (lambda: check_batch_size(arrays(GOOD).train, 6), "batch of 6 .* set of 5 examples"),
         (lambda: check_labels(arrays(GOOD, TEST), 3), "label 3 of example 3 in test .* 0 to 2"),
         (lambda: check_labels(arrays((GOOD[0], np.zeros(5))), 10), "targets of train are float32"),
-        (lambda: hold_out(PAIR, 10), "num_validation = 10 of 10"),
-        (lambda: hold_out(PAIR, -1), "num_validation, .* must be an integer of at least 0, not -1"),
-        (lambda: hold_out(PAIR, 0.1), r"counts examples, must be an integer of at least 0, not 0\.1"),
-        (lambda: hold_out(PAIR, 2.0), r"num_validation, .* must be an integer of at least 0, not 2\.0"),
-        (lambda: hold_out(PAIR, None), "num_validation, .* must be an integer"),
-        (lambda: hold_out(PAIR, "3"), "num_validation, .* must be an integer of at least 0, not '3'"),
+        (lambda: split_off_validation(PAIR, 10), "num_validation = 10 of 10"),
+        (lambda: split_off_validation(PAIR, -1), "num_validation, .* must be an integer of at least 0, not -1"),
+        (lambda: split_off_validation(PAIR, 0.1), r"counts examples, must be an integer of at least 0, not 0\.1"),
+        (lambda: split_off_validation(PAIR, 2.0), r"num_validation, .* must be an integer of at least 0, not 2\.0"),
+        (lambda: split_off_validation(PAIR, None), "num_validation, .* must be an integer"),
+        (lambda: split_off_validation(PAIR, "3"), "num_validation, .* must be an integer of at least 0, not '3'"),
     ),
 )
 def test_what_cannot_be_used_is_named(call, message):

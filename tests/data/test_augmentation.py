@@ -5,11 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.data import chain, cutout, flip, shift
+from jaxnn.data import compose, cutout, random_flip, random_shift
 from jaxnn.types import ConfigError, DataError
 
 KEY = jax.random.key(7)
-AUGMENTATIONS = {"flip": flip(), "shift": shift(2), "cutout": cutout(3), "chain": chain(flip(), shift(1), cutout(2))}
+AUGMENTATIONS = {
+    "flip": random_flip(),
+    "shift": random_shift(2),
+    "cutout": cutout(3),
+    "chain": compose(random_flip(), random_shift(1), cutout(2)),
+}
 
 
 def images(batch=64, height=6, width=5, channels=2):
@@ -20,7 +25,7 @@ def images(batch=64, height=6, width=5, channels=2):
 
 def test_flip_mirrors_about_half_of_the_images_left_to_right():
     inputs = images(batch=400)
-    outputs = np.asarray(flip()(KEY, inputs))
+    outputs = np.asarray(random_flip()(KEY, inputs))
     mirrored = np.array([np.array_equal(out, image[:, ::-1]) for out, image in zip(outputs, inputs, strict=True)])
     same = np.array([np.array_equal(out, image) for out, image in zip(outputs, inputs, strict=True)])
     assert np.all(mirrored ^ same)
@@ -41,7 +46,7 @@ def shifted(image, down, right):
 
 def test_shift_gives_one_of_the_explicit_shifts_and_all_of_them():
     inputs = np.asarray(images(batch=300, height=4, width=5, channels=1))
-    outputs = np.asarray(shift(1)(KEY, inputs))
+    outputs = np.asarray(random_shift(1)(KEY, inputs))
     moves = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1)]
     counts = dict.fromkeys(moves, 0)
     for image, output in zip(inputs, outputs, strict=True):
@@ -77,14 +82,14 @@ def test_cutout_draws_rows_and_columns_apart():
 
 def test_chain_applies_each_with_a_key_of_its_own_in_order():
     first, second = (jax.random.fold_in(KEY, index) for index in (0, 1))
-    expected = cutout(2)(second, shift(1)(first, images()))
-    np.testing.assert_array_equal(chain(shift(1), cutout(2))(KEY, images()), expected)
-    np.testing.assert_array_equal(chain()(KEY, images()), images())
+    expected = cutout(2)(second, random_shift(1)(first, images()))
+    np.testing.assert_array_equal(compose(random_shift(1), cutout(2))(KEY, images()), expected)
+    np.testing.assert_array_equal(compose()(KEY, images()), images())
 
 
 def test_chaining_a_thing_with_itself_draws_anew():
     # With the same key, flipping twice would be the identity.
-    assert not np.array_equal(chain(flip(), flip())(KEY, images()), images())
+    assert not np.array_equal(compose(random_flip(), random_flip())(KEY, images()), images())
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -118,7 +123,7 @@ def test_the_dtype_stays(name):
 @pytest.mark.parametrize("bad", (0, -1, 1.5, True, "2"))
 def test_bad_arguments_are_named(bad):
     with pytest.raises(ConfigError, match=r"shift\(pixels\) must be .* not "):
-        shift(bad)
+        random_shift(bad)
     with pytest.raises(ConfigError, match=r"cutout\(size\) must be .* not "):
         cutout(bad)
 
@@ -129,7 +134,7 @@ def test_inputs_that_are_no_images_are_named_when_traced(name):
         jax.eval_shape(AUGMENTATIONS[name], KEY, jnp.zeros((64, 30)))
 
 
-@pytest.mark.parametrize(("name", "factory"), (("shift", shift), ("cutout", cutout)))
+@pytest.mark.parametrize(("name", "factory"), (("random_shift", random_shift), ("cutout", cutout)))
 def test_images_not_larger_than_the_change_are_named(name, factory):
     with pytest.raises(DataError, match=rf"{name}\(5\) needs images larger than 5 .* 6×5"):
         factory(5)(KEY, images())

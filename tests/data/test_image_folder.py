@@ -204,7 +204,9 @@ def test_pictures_are_augmented_on_the_host_where_they_are_trained_on(greys):
 
 @pytest.mark.parametrize("option", ({"num_workers": 2}, {"augment": lambda rng, image: image}))
 def test_options_of_a_stream_are_refused_for_pictures_in_memory(greys, option):
-    with pytest.raises(ConfigError, match="give stream=True too, or augment those in memory by jn.data.augmented"):
+    with pytest.raises(
+        ConfigError, match="give stream=True too, or augment those in memory by jn.data.with_augmentation"
+    ):
         image_folder(greys, (4, 5), **option)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxnn.data import Tokenizer, ag_news, csv, sms_spam, tsv, vocabulary
+from jaxnn.data import Tokenizer, ag_news, read_csv, read_tsv, sms_spam, vocabulary
 from jaxnn.types import DataError
 
 HOW = Tokenizer(length=4)
@@ -26,7 +26,7 @@ def shown(splits: Any, split: str = "train") -> list[str]:
 
 
 def test_columns_are_joined_and_labels_numbered(tmp_path: Path) -> None:
-    splits = csv(written(tmp_path, NEWS), HOW, text=(1, 2), label=0, header=False)
+    splits = read_csv(written(tmp_path, NEWS), HOW, text=(1, 2), label=0, header=False)
     assert shown(splits) == ["up two big gains", "match won", "oil over two lines"]  # the last four words of each
     # As numbers 3 comes before 10.
     assert (splits.name, splits.class_names) == ("news", ("3", "10"))
@@ -35,19 +35,19 @@ def test_columns_are_joined_and_labels_numbered(tmp_path: Path) -> None:
 
 
 def test_labels_of_one_number_have_one_order(tmp_path: Path) -> None:
-    splits = csv(written(tmp_path, "1,one\n01,other\n2,two\n10,ten\n"), HOW, text=1, label=0, header=False)
+    splits = read_csv(written(tmp_path, "1,one\n01,other\n2,two\n10,ten\n"), HOW, text=1, label=0, header=False)
     assert splits.class_names == ("01", "1", "2", "10")
 
 
 def test_a_text_may_be_long(tmp_path: Path) -> None:
     long = "a " * 70_000 + "word"
-    splits = csv(written(tmp_path, f'1,"{long}"\n2,short\n'), HOW, text=1, label=0, header=False)
+    splits = read_csv(written(tmp_path, f'1,"{long}"\n2,short\n'), HOW, text=1, label=0, header=False)
     assert shown(splits)[0].endswith("word")
 
 
 def test_columns_have_names_where_there_is_a_header(tmp_path: Path) -> None:
     path = written(tmp_path, "\ufeffkind,words\nham,so long\n\nspam , buy now\nham,hi\n")
-    splits = csv(path, HOW, text="words", label="kind")
+    splits = read_csv(path, HOW, text="words", label="kind")
     assert shown(splits) == ["so long", "buy now", "hi"]
     assert splits.class_names == ("ham", "spam")
     np.testing.assert_array_equal(splits.train.targets, [0, 1, 0])
@@ -56,16 +56,16 @@ def test_columns_have_names_where_there_is_a_header(tmp_path: Path) -> None:
 def test_without_quoting_a_quotation_mark_is_a_character(tmp_path: Path) -> None:
     path = written(tmp_path, 'ham\t"so\tspam\tit\'s "\u2028x\n', "sms.tsv")
     with pytest.raises(DataError, match="line 1 of .* has 4 columns|the row that begins in line 1"):
-        tsv(path, HOW, text=1, label=0, header=False)
+        read_tsv(path, HOW, text=1, label=0, header=False)
     path = written(tmp_path, 'ham\t"so\nspam\tit\'s, "\u2028x\r\n\n', "sms.tsv")
-    splits = tsv(path, Tokenizer(unit="characters", length=20), text=1, label=0, header=False, quoting=False)
+    splits = read_tsv(path, Tokenizer(unit="characters", length=20), text=1, label=0, header=False, quoting=False)
     assert shown(splits) == ['"so', "it's, \"\u2028x"]
 
 
 def test_a_share_is_held_out_by_the_seed_and_the_vocabulary_is_of_the_rest(tmp_path: Path) -> None:
     path = written(tmp_path, "".join(f"{i % 3},common w{i}\n" for i in range(40)))
     options: dict[str, Any] = {"text": 1, "label": 0, "header": False, "test": 0.25, "validation": 0.1}
-    splits = csv(path, HOW, **options)
+    splits = read_csv(path, HOW, **options)
     assert {name: source.num_examples for name, source in splits.named().items()} == {
         "train": 26,
         "validation": 4,
@@ -73,13 +73,13 @@ def test_a_share_is_held_out_by_the_seed_and_the_vocabulary_is_of_the_rest(tmp_p
     }
     assert set(vocabulary(splits).tokens[2:]) == {word for line in shown(splits) for word in line.split()}
     assert shown(splits, "test") == ["common \N{REPLACEMENT CHARACTER}"] * 10
-    assert shown(csv(path, HOW, **options)) == shown(splits)
-    assert shown(csv(path, HOW, seed=1, **options)) != shown(splits)
+    assert shown(read_csv(path, HOW, **options)) == shown(splits)
+    assert shown(read_csv(path, HOW, seed=1, **options)) != shown(splits)
 
 
 def test_a_label_keeps_its_text_when_rows_are_shuffled(tmp_path: Path) -> None:
     path = written(tmp_path, "".join(f"c{i % 3},word{i % 3}\n" for i in range(30)))
-    splits = csv(path, HOW, text=1, label=0, header=False, test=0.5)
+    splits = read_csv(path, HOW, text=1, label=0, header=False, test=0.5)
     for name, source in splits.named().items():
         assert [f"word{label}" for label in source.targets] == shown(splits, name)
 
@@ -87,7 +87,7 @@ def test_a_label_keeps_its_text_when_rows_are_shuffled(tmp_path: Path) -> None:
 def test_other_splits_may_be_tables_of_their_own(tmp_path: Path) -> None:
     train = written(tmp_path, "b,one two\na,two\n", "train.csv")
     test = written(tmp_path, "a,two three\n", "test.csv")
-    splits = csv(train, HOW, text=1, label=0, header=False, test=test)
+    splits = read_csv(train, HOW, text=1, label=0, header=False, test=test)
     assert splits.test is not None
     np.testing.assert_array_equal(splits.test.examples.inputs, [[2, 1, 0, 0]])
     np.testing.assert_array_equal(splits.test.targets, [0])
@@ -128,7 +128,7 @@ def test_what_is_no_such_table_is_named(content: str, options: dict[str, Any], s
     written(tmp_path, "kind,words\neggs,x\n", "other.csv")
     paths = {key: tmp_path / value for key, value in options.items() if str(value).endswith(".csv")}
     with pytest.raises(DataError, match=sentence):
-        csv(path, HOW, **{"text": "words", "label": "kind", **options, **paths})
+        read_csv(path, HOW, **{"text": "words", "label": "kind", **options, **paths})
 
 
 MORE = "ham,hi\nspam,now\n"
@@ -137,14 +137,14 @@ MORE = "ham,hi\nspam,now\n"
 def test_columns_have_places_without_a_header_and_names_with_one(tmp_path: Path) -> None:
     path = written(tmp_path, MORE)
     with pytest.raises(DataError, match="has no column 1: .*header=False if that is an example"):
-        csv(path, HOW, text=1, label=0)
-    assert csv(path, HOW, text=1, label=0, header=False).train.num_examples == 2
+        read_csv(path, HOW, text=1, label=0)
+    assert read_csv(path, HOW, text=1, label=0, header=False).train.num_examples == 2
 
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
     (tmp_path / "news.csv").write_bytes(b"0,caf\xe9!\n")
     with pytest.raises(DataError, match=r"news\.csv is no text in UTF-8 .*at byte 5"):
-        csv(tmp_path / "news.csv", HOW, text=1, label=0, header=False)
+        read_csv(tmp_path / "news.csv", HOW, text=1, label=0, header=False)
 
 
 def test_a_set_that_is_not_there_says_how_to_put_it_there(tmp_path: Path) -> None:

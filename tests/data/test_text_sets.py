@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.data import Tokenizer, texts, vocabulary
+from jaxnn.data import Tokenizer, text_arrays, vocabulary
 from jaxnn.record import data_fingerprint
 from jaxnn.types import DataError, Splits
 
@@ -22,7 +22,7 @@ TEST = (["bad good", "what film"], [0, 1])
 
 
 def test_texts_and_labels_by_hand() -> None:
-    splits = texts(TRAIN, TEST, tokenizer=SHORT, name="films", class_names=("neg", "pos"))
+    splits = text_arrays(TRAIN, TEST, tokenizer=SHORT, name="films", class_names=("neg", "pos"))
     # "good" three times is 2, "film" twice is 3, "bad" is 4.
     np.testing.assert_array_equal(splits.train.examples.inputs, [[2, 2, 3], [4, 3, 0], [2, 0, 0]])
     np.testing.assert_array_equal(splits.train.targets, [1, 0, 1])
@@ -33,15 +33,15 @@ def test_texts_and_labels_by_hand() -> None:
 
 
 def test_the_vocabulary_reaches_the_user() -> None:
-    splits = texts(TRAIN, TEST, tokenizer=SHORT)
+    splits = text_arrays(TRAIN, TEST, tokenizer=SHORT)
     known = vocabulary(splits)
     assert known.tokens[2:] == ("good", "film", "bad")
     assert known.decode(splits.test.examples.inputs) == ["bad good", "\N{REPLACEMENT CHARACTER} film"]
-    assert vocabulary(jn.data.augmented(splits, lambda key, inputs: inputs)) is known
+    assert vocabulary(jn.data.with_augmentation(splits, lambda key, inputs: inputs)) is known
 
 
 def test_a_test_text_changes_nothing_of_training() -> None:
-    alone, more = texts(TRAIN), texts(TRAIN, (["film film film more words"], [0]))
+    alone, more = text_arrays(TRAIN), text_arrays(TRAIN, (["film film film more words"], [0]))
     np.testing.assert_array_equal(alone.train.examples.inputs, more.train.examples.inputs)
     assert vocabulary(alone).tokens == vocabulary(more).tokens
 
@@ -49,13 +49,13 @@ def test_a_test_text_changes_nothing_of_training() -> None:
 def test_the_fingerprint_tells_texts_and_tokenizers_apart() -> None:
     other = (["good good film", "bad film", "bad"], [1, 0, 1])
     made = [
-        texts(TRAIN, tokenizer=SHORT),
-        texts(TRAIN, tokenizer=dataclasses.replace(SHORT, pad="start")),
-        texts(other, tokenizer=SHORT),
-        texts((TRAIN[0], [1, 1, 1]), tokenizer=SHORT),
+        text_arrays(TRAIN, tokenizer=SHORT),
+        text_arrays(TRAIN, tokenizer=dataclasses.replace(SHORT, pad="start")),
+        text_arrays(other, tokenizer=SHORT),
+        text_arrays((TRAIN[0], [1, 1, 1]), tokenizer=SHORT),
     ]
     assert len({data_fingerprint(splits) for splits in made}) == 4
-    assert data_fingerprint(made[0]) == data_fingerprint(texts(TRAIN, tokenizer=SHORT))
+    assert data_fingerprint(made[0]) == data_fingerprint(text_arrays(TRAIN, tokenizer=SHORT))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def films(config: Config) -> Splits:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 64)
     lines = [f"a {('bad', 'good')[label]} film {number % 7}" for number, label in enumerate(labels)]
-    return texts((lines, labels), (lines[:16], labels[:16]), tokenizer=config.tokenizer)
+    return text_arrays((lines, labels), (lines[:16], labels[:16]), tokenizer=config.tokenizer)
 
 
 def films_experiment() -> jn.Experiment[Config]:
@@ -106,7 +106,7 @@ def test_a_tokenizer_is_a_field_of_a_config_and_words_are_learned(tmp_path: Path
 )
 def test_what_is_no_data_set_of_texts_is_named(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
-        texts(**arguments)
+        text_arrays(**arguments)
 
 
 def test_other_data_have_no_vocabulary() -> None:
@@ -118,7 +118,7 @@ def shared(folder: Path, shares: dict[str, Any], seed: int = 3) -> dict[str, lis
     """Which rows of a table of 50 each split has: every label is the row's number."""
     path = folder / "table.csv"
     path.write_text("".join(f"{number},word\n" for number in range(50)))
-    splits = jn.data.csv(path, SHORT, text=1, label=0, header=False, seed=seed, **shares)
+    splits = jn.data.read_csv(path, SHORT, text=1, label=0, header=False, seed=seed, **shares)
     return {name: source.targets.tolist() for name, source in splits.named().items()}
 
 

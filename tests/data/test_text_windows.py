@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxnn.data import characters, ptb, words
+from jaxnn.data import char_corpus, ptb, word_corpus
 from jaxnn.types import DataError
 
 ALPHABET = "".join(map(chr, range(100, 200)))
@@ -26,7 +26,7 @@ def rows(source: Any) -> tuple[list[Any], list[Any]]:
 
 def test_windows_of_characters_by_hand(tmp_path: Path) -> None:
     # The first 27 of 30 characters are trained on: a newline is 0, a space 1, a 2, b 3, c 4.
-    splits = characters(written(tmp_path, "ab c\n" * 6), length=2)
+    splits = char_corpus(written(tmp_path, "ab c\n" * 6), length=2)
     assert (splits.class_names, splits.name) == (("\n", " ", "a", "b", "c"), "tale")
     inputs, targets = rows(splits.train)
     # 27 characters hold 13 windows of two inputs, each with one character more.
@@ -39,21 +39,21 @@ def test_windows_of_characters_by_hand(tmp_path: Path) -> None:
 
 def test_training_windows_may_overlap_and_those_of_the_test_do_not(tmp_path: Path) -> None:
     # Of 90 characters, windows of 4 inputs and a target more begin at 0, 3, …, 84.
-    train = characters(written(tmp_path, ALPHABET), length=4, stride=3).train.examples
+    train = char_corpus(written(tmp_path, ALPHABET), length=4, stride=3).train.examples
     np.testing.assert_array_equal(train.inputs[:, 0], np.arange(0, 86, 3))
     np.testing.assert_array_equal(train.inputs + 1, train.targets)
-    splits = characters(written(tmp_path, "abcdefghij" * 10), length=4, stride=3)
+    splits = char_corpus(written(tmp_path, "abcdefghij" * 10), length=4, stride=3)
     assert rows(splits.test)[1] == [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
 def test_the_characters_of_the_training_split_are_the_vocabulary(tmp_path: Path) -> None:
-    splits = characters(written(tmp_path, "ab" * 9 + "zé"), length=1)
+    splits = char_corpus(written(tmp_path, "ab" * 9 + "zé"), length=1)
     assert splits.class_names == ("a", "b", "\N{REPLACEMENT CHARACTER}")
     assert rows(splits.test) == ([[2]], [[2]])
 
 
 def test_the_next_character_alone_as_in_keras(tmp_path: Path) -> None:
-    splits = characters(written(tmp_path, ALPHABET), length=4, stride=3, targets="last")
+    splits = char_corpus(written(tmp_path, ALPHABET), length=4, stride=3, targets="last")
     # Keras's lstm_text_generation: for i in range(0, len(text) - maxlen, step).
     assert rows(splits.train) == ([list(range(i, i + 4)) for i in range(0, 86, 3)], list(range(4, 90, 3)))
     # The test's windows are as far apart as those of training; none of its characters is known.
@@ -63,8 +63,8 @@ def test_the_next_character_alone_as_in_keras(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_a_text_may_be_lowered(lowercase: bool, tmp_path: Path) -> None:
     path = written(tmp_path, "The the " * 20)
-    assert words(path, length=2, lowercase=lowercase).class_names == (("the",) if lowercase else ("The", "the"))
-    assert ("T" in characters(path, length=2, lowercase=lowercase).class_names) != lowercase
+    assert word_corpus(path, length=2, lowercase=lowercase).class_names == (("the",) if lowercase else ("The", "the"))
+    assert ("T" in char_corpus(path, length=2, lowercase=lowercase).class_names) != lowercase
 
 
 def test_windows_of_words_of_three_files_by_hand(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_windows_of_words_of_three_files_by_hand(tmp_path: Path) -> None:
         "validation": written(tmp_path, "a\nb\n", "valid.txt"),
         "test": written(tmp_path, "c b a b c", "test.txt"),
     }
-    splits = words(paths, length=2)
+    splits = word_corpus(paths, length=2)
     # a and b three times each, c and the line's end once.
     assert (splits.class_names, splits.name) == (("a", "b", "<eos>", "c"), "ptb.train")
     # a b a <eos> b b c a
@@ -83,7 +83,7 @@ def test_windows_of_words_of_three_files_by_hand(tmp_path: Path) -> None:
 
 
 def test_one_file_is_cut_at_nine_tenths_of_its_words(tmp_path: Path) -> None:
-    splits = words(written(tmp_path, " ".join(f"w{i:02}" for i in range(40))), length=3, stride=1)
+    splits = word_corpus(written(tmp_path, " ".join(f"w{i:02}" for i in range(40))), length=3, stride=1)
     # 36 words hold 33 windows of 3 and a target more; of the 4 others none is known.
     assert splits.train.num_examples == 33
     assert splits.class_names == (*(f"w{i:02}" for i in range(36)), "<unk>")
@@ -110,28 +110,28 @@ def test_words_without_an_id_are_the_unknown(
     train: str, test: str, size: int, vocabulary: tuple[str, ...], targets: list[list[int]], tmp_path: Path
 ) -> None:
     paths = {"train": written(tmp_path, train, "train.txt"), "test": written(tmp_path, test, "test.txt")}
-    splits = words(paths, length=2, vocabulary_size=size)
+    splits = word_corpus(paths, length=2, vocabulary_size=size)
     assert (splits.class_names, rows(splits.test)[1]) == (vocabulary, targets)
 
 
 @pytest.mark.parametrize(
     ("load", "content", "options", "sentence"),
     [
-        (characters, None, {}, "tale.txt cannot be read: No such file"),
-        (characters, b"ab\xff\xfe" * 500, {}, "tale.txt is no text in UTF-8 .*at byte 2"),
-        (characters, b"", {}, "train of tale has 0 characters, which do not fill a window of 4"),
-        (characters, b"ab" * 20, {}, "test of tale has 4 characters, which do not fill a window of 4"),
-        (characters, None, {"length": 0}, "characters: length must be an integer of at least 1, not 0"),
-        (characters, None, {"stride": -1}, "characters: stride must be an integer of at least 1, not -1"),
-        (characters, b"ab" * 320, {"targets": "next"}, "characters: targets is 'next': .*Known are 'all', 'last'"),
-        (words, None, {}, "tale.txt cannot be read: No such file"),
-        (words, b"ab \xff" * 500, {}, "tale.txt is no text in UTF-8 .*at byte 3"),
-        (words, b"", {}, "train of tale has 0 words, which do not fill a window of 4"),
-        (words, b"a " * 40, {}, "test of tale has 4 words, which do not fill a window of 4"),
-        (words, None, {"length": "4"}, "words: length must be an integer of at least 1, not '4'"),
-        (words, b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer of at least 2, not 1"),
-        (words, b"a " * 90, {"path": {"test": "tale.txt"}}, "no file is named as 'train'"),
-        (words, b"a " * 90, {"path": {"train": "tale.txt", "valid": ""}}, "no split 'valid': did you mean"),
+        (char_corpus, None, {}, "tale.txt cannot be read: No such file"),
+        (char_corpus, b"ab\xff\xfe" * 500, {}, "tale.txt is no text in UTF-8 .*at byte 2"),
+        (char_corpus, b"", {}, "train of tale has 0 characters, which do not fill a window of 4"),
+        (char_corpus, b"ab" * 20, {}, "test of tale has 4 characters, which do not fill a window of 4"),
+        (char_corpus, None, {"length": 0}, "char_corpus: length must be an integer of at least 1, not 0"),
+        (char_corpus, None, {"stride": -1}, "char_corpus: stride must be an integer of at least 1, not -1"),
+        (char_corpus, b"ab" * 320, {"targets": "next"}, "char_corpus: targets is 'next': .*Known are 'all', 'last'"),
+        (word_corpus, None, {}, "tale.txt cannot be read: No such file"),
+        (word_corpus, b"ab \xff" * 500, {}, "tale.txt is no text in UTF-8 .*at byte 3"),
+        (word_corpus, b"", {}, "train of tale has 0 words, which do not fill a window of 4"),
+        (word_corpus, b"a " * 40, {}, "test of tale has 4 words, which do not fill a window of 4"),
+        (word_corpus, None, {"length": "4"}, "word_corpus: length must be an integer of at least 1, not '4'"),
+        (word_corpus, b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer of at least 2, not 1"),
+        (word_corpus, b"a " * 90, {"path": {"test": "tale.txt"}}, "no file is named as 'train'"),
+        (word_corpus, b"a " * 90, {"path": {"train": "tale.txt", "valid": ""}}, "no split 'valid': did you mean"),
     ],
 )
 def test_what_cannot_be_used_is_named(
@@ -144,7 +144,7 @@ def test_what_cannot_be_used_is_named(
 
 
 def test_a_text_just_long_enough_passes(tmp_path: Path) -> None:
-    splits = characters(written(tmp_path, "ab" * 325), length=64)
+    splits = char_corpus(written(tmp_path, "ab" * 325), length=64)
     # 585 // 64 and 65 - 1 characters.
     assert [source.num_examples for source in splits.named().values()] == [9, 1]
 
@@ -157,13 +157,13 @@ def test_penn_treebank_that_is_not_there_says_how_to_put_it_there(tmp_path: Path
 
 
 def test_tiny_shakespeare(data_dir: Path) -> None:
-    splits = characters(data_dir=data_dir)
+    splits = char_corpus(data_dir=data_dir)
     # 1,115,394 characters: 1,003,854 to train, whose successors fill 15,685 windows; 111,540 to test, 1,742.
     assert [source.num_examples for source in splits.named().values()] == [15_685, 1_742]
     assert (len(splits.class_names), splits.name) == (65, "tinyshakespeare")
     beginning = "".join(splits.class_names[index] for index in splits.train.examples.inputs[0])
     assert beginning.startswith("First Citizen:\nBefore we proceed")
-    keras = characters(length=40, stride=3, targets="last", lowercase=True, data_dir=data_dir)
+    keras = char_corpus(length=40, stride=3, targets="last", lowercase=True, data_dir=data_dir)
     # ceil((1,003,854 - 40) / 3) and ceil((111,540 - 40) / 3); without capitals 39 characters.
     assert [source.num_examples for source in keras.named().values()] == [334_605, 37_167]
     assert len(keras.class_names) == 39

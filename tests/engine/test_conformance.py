@@ -15,7 +15,7 @@ import pytest
 from flax import linen
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxnn import Policy, models, observe, tasks
+from jaxnn import models, observe, tasks
 from jaxnn.models import (
     CNN,
     GPT,
@@ -28,7 +28,7 @@ from jaxnn.models import (
     ResNet,
     TextGenerator,
 )
-from jaxnn.nn import GRU
+from jaxnn.nn import GRU, Policy
 from jaxnn.steps import EvaluateStep, TrainStep, init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import binary_classification, classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState

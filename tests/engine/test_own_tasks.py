@@ -56,7 +56,7 @@ def sums(**others: Any) -> Any:
     )
 
 
-def sweep(experiment: jn.Experiment[Any], points: jn.Points | None = None, **options: Any) -> jn.Sweep:
+def sweep(experiment: jn.Experiment[Any], points: jn.search.Points | None = None, **options: Any) -> jn.Sweep:
     points = points or jn.grid(learning_rate=[0.1, 0.2, 0.3])
     return jn.sweep(experiment, points, **{**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1, **options})
 
@@ -66,7 +66,7 @@ def test_arrays_are_summed_over_batches_alone_and_reach_finish_in_fit_and_sweep(
         assert means["sizes"].shape == (7,) and np.ndim(means["loss"]) == 0
         return {"loss": means["loss"], "largest": means["sizes"].max(), "all": sum(means["sizes"])}
 
-    task = own(evaluate=sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0)), finish=finish)
+    task = own(evaluate=sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0)), derive_metrics=finish)
     alone = tiny.fit(task, eval_batch_size=4)
     assert alone.final["test_largest"] == 6.0 and alone.final["test_all"] == 21.0
     members = sweep(task, eval_batch_size=4).members
@@ -78,11 +78,14 @@ def test_arrays_are_summed_over_batches_alone_and_reach_finish_in_fit_and_sweep(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "arrays that finish leaves": (
         {"evaluate": sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0))},
-        r"sizes.* of shape \(7,\).* finish",
+        r"sizes.* of shape \(7,\).* derive_metrics",
     ),
-    "words from finish": ({"finish": lambda means: {"loss": "low"}}, r"'loss'.* 'low'.* finish"),
-    "finish that breaks": ({"finish": lambda means: {"loss": means["los"]}}, r"finish.*KeyError.*los"),
-    "finish that gives nothing": ({"finish": lambda means: None}, r"finish.*NoneType"),
+    "words from derive_metrics": (
+        {"derive_metrics": lambda means: {"loss": "low"}},
+        r"'loss'.* 'low'.* derive_metrics",
+    ),
+    "finish that breaks": ({"derive_metrics": lambda means: {"loss": means["los"]}}, r"derive_metrics.*KeyError.*los"),
+    "finish that gives nothing": ({"derive_metrics": lambda means: None}, r"derive_metrics.*NoneType"),
     "no count": ({"evaluate": lambda *_: {"loss": jnp.float32(1)}}, r"evaluate.* count"),
     "a count for each example": ({"evaluate": sums(count=lambda batch: batch.mask)}, r"count.* shape \(8,\)"),
     "sums that are no dict": ({"evaluate": lambda *_: jnp.float32(1)}, r"evaluate.* dict"),
@@ -152,8 +155,8 @@ def test_what_a_task_may_not_give_is_named_before_training(case: str, tmp_path: 
 def test_the_functional_core_names_it_too(case: str) -> None:
     parts, words = REFUSED[case]
     batch = jn.Batch(*tiny.points(8), np.ones(8, np.float32))
-    step = jn.make_train_step(OWN._replace(**parts), optax.sgd(0.1))
-    state = jn.init_train_state(OWN, optax.sgd(0.1), jax.random.key(0), batch)
+    step = jn.steps.make_train_step(OWN._replace(**parts), optax.sgd(0.1))
+    state = jn.steps.init_train_state(OWN, optax.sgd(0.1), jax.random.key(0), batch)
     with pytest.raises(jn.ConfigError, match=words):
         jax.eval_shape(step, state, batch)
 
@@ -170,7 +173,7 @@ def test_sums_that_do_not_double_with_their_examples_may_be_what_they_should_be(
         # Of a batch of two there are no five.
         "ranked": lambda batch: jax.lax.top_k(batch.mask, 5)[0].min() * batch.mask.sum(),
     }
-    run = tiny.fit(own(evaluate=sums(**others), finish=_without_never))
+    run = tiny.fit(own(evaluate=sums(**others), derive_metrics=_without_never))
     # Two batches, of 16 and of 7 examples.
     assert run.final["test_coupled"] == pytest.approx((16 * np.log(16) + 7 * np.log(7)) / 23, rel=1e-6)
     assert run.final["train_half"] == 0.5

@@ -14,8 +14,9 @@ import pytest
 from flax import linen
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxnn import Policy, nn, optim, tasks
+from jaxnn import nn, optim, tasks
 from jaxnn.models import MLP
+from jaxnn.nn import Policy
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over
 from jaxnn.types import Batch, ConfigError, Metrics, Task, TrainState
@@ -215,8 +216,8 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "polyak_sgd": lambda: optax.polyak_sgd(max_learning_rate=0.1),
     "schedule_free": lambda: optax.contrib.schedule_free_adamw(learning_rate=0.1),
     "MultiSteps": lambda: optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
-    "clipped, accumulated, averaged": lambda: optim.averaged(
-        optim.accumulated(optim.clipped(optax.adam(0.1), 1.0), 2), 0.9
+    "clipped, accumulated, averaged": lambda: optim.with_ema(
+        optim.with_accumulation(optim.with_clipping(optax.adam(0.1), 1.0), 2), 0.9
     ),
 }
 NUM_STEPS = 6
@@ -286,7 +287,7 @@ def test_lbfgs_solves_a_parabola_at_once() -> None:
 def test_evaluation_uses_the_averaged_parameters() -> None:
     # One step leads from 1 to 1.6 as above; from there errors -1.4, -0.8 have the slope -1.4 - 1.6 = -3, to 1.9.
     # Weighted 1/2 and 1: (0.8 + 1.9) / 1.5 = 1.8, where the errors are -1.2 and -0.4: squares 1.44 + 0.16.
-    optimizer = optim.averaged(optax.sgd(0.1), 0.5)
+    optimizer = optim.with_ema(optax.sgd(0.1), 0.5)
     step, state = make_train_step(LINE, optimizer), start(LINE, optimizer)
     for _ in range(2):
         state, _ = step(state, POINTS)

@@ -29,9 +29,9 @@ def run(optimizer: optax.GradientTransformation, params: Any, gradients: list[An
 
 def nested(order: tuple[str, ...], optimizer: optax.GradientTransformation) -> Any:
     wrap: dict[str, Callable] = {
-        "clipped": lambda inner: optim.clipped(inner, 1.0),
-        "accumulated": lambda inner: optim.accumulated(inner, 2),
-        "averaged": lambda inner: optim.averaged(inner, 0.5),
+        "clipped": lambda inner: optim.with_clipping(inner, 1.0),
+        "accumulated": lambda inner: optim.with_accumulation(inner, 2),
+        "averaged": lambda inner: optim.with_ema(inner, 0.5),
     }
     for name in order:
         optimizer = wrap[name](optimizer)
@@ -42,22 +42,22 @@ def test_clipping_by_hand() -> None:
     # The norm over all leaves, of (3, 0) and 4, is 5: each is divided by it, then subtracted.
     gradient = {"a": jnp.array([3.0, 0.0]), "b": jnp.array(4.0)}
     params = jax.tree.map(jnp.zeros_like, gradient)
-    got = run(optim.clipped(optax.sgd(1.0), 1.0), params, [gradient])
+    got = run(optim.with_clipping(optax.sgd(1.0), 1.0), params, [gradient])
     np.testing.assert_allclose(got["a"], [-0.6, 0.0], rtol=1e-6)
     np.testing.assert_allclose(got["b"], -0.8, rtol=1e-6)
 
 
 def test_gradients_within_the_norm_are_untouched() -> None:
     gradient = jnp.array([0.3, -0.1234567])
-    got = run(optim.clipped(optax.sgd(1.0), 5.0), jnp.zeros(2), [gradient])
+    got = run(optim.with_clipping(optax.sgd(1.0), 5.0), jnp.zeros(2), [gradient])
     assert np.array_equal(got, -gradient)
-    assert np.array_equal(run(optim.clipped(optax.sgd(1.0), jnp.inf), jnp.zeros(2), [gradient]), got)
+    assert np.array_equal(run(optim.with_clipping(optax.sgd(1.0), jnp.inf), jnp.zeros(2), [gradient]), got)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_norm_may_be_traced(dtype: str) -> None:
     def step(max_norm: jax.Array) -> jax.Array:
-        optimizer, params = optim.clipped(optax.sgd(1.0), max_norm), jnp.zeros(2, dtype)
+        optimizer, params = optim.with_clipping(optax.sgd(1.0), max_norm), jnp.zeros(2, dtype)
         return optimizer.update(jnp.array([3.0, 4.0], dtype), optimizer.init(params), params)[0]
 
     got = jax.jit(jax.vmap(step))(jnp.array([2.5, 10.0]))
@@ -66,7 +66,7 @@ def test_the_norm_may_be_traced(dtype: str) -> None:
 
 
 def test_zero_gradients_stay_zero_and_a_nan_is_not_hidden() -> None:
-    optimizer = optim.clipped(optax.sgd(1.0), 1.0)
+    optimizer = optim.with_clipping(optax.sgd(1.0), 1.0)
     assert np.array_equal(run(optimizer, jnp.zeros(2), [jnp.zeros(2)]), [0.0, 0.0])
     assert np.isnan(run(optimizer, jnp.zeros(2), [jnp.array([jnp.nan, 1.0])])).all()
 
@@ -90,12 +90,12 @@ def test_four_micro_batches_equal_one_batch(make: Callable) -> None:
             trained = optax.apply_updates(trained, updates)
         return trained
 
-    got, expected = train(optim.accumulated(make(0.1), 4), 8), train(make(0.1), 32)
+    got, expected = train(optim.with_accumulation(make(0.1), 4), 8), train(make(0.1), 32)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, expected)
 
 
 def test_updates_between_are_zero() -> None:
-    optimizer = optim.accumulated(optax.sgd(1.0), 3)
+    optimizer = optim.with_accumulation(optax.sgd(1.0), 3)
     state = optimizer.init(jnp.float32(0.0))
     got = []
     for gradient in (1.0, 2.0, 6.0, 5.0, 5.0, 5.0):
@@ -107,13 +107,13 @@ def test_updates_between_are_zero() -> None:
 
 def test_a_schedule_within_counts_updates() -> None:
     rates = optax.piecewise_constant_schedule(1.0, {1: 10.0})  # 1 at update 0, 10 at update 1
-    got = run(optim.accumulated(optax.sgd(rates), 2), jnp.float32(0.0), [jnp.float32(-1.0)] * 4)
+    got = run(optim.with_accumulation(optax.sgd(rates), 2), jnp.float32(0.0), [jnp.float32(-1.0)] * 4)
     assert float(got) == 11.0
 
 
 def test_one_micro_batch_is_the_optimizer_itself() -> None:
     optimizer = optax.adam(0.1)
-    assert optim.accumulated(optimizer, 1) is optimizer
+    assert optim.with_accumulation(optimizer, 1) is optimizer
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -165,10 +165,10 @@ def test_extra_arguments_pass_an_optimizer_that_has_none(wrap: str) -> None:
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: optim.clipped(optax.sgd(1.0), 0.0), "clipped: max_norm must be a number > 0"),
-        (lambda: optim.clipped(optax.sgd(1.0), float("nan")), "max_norm must be a number > 0"),
-        (lambda: optim.accumulated(optax.sgd(1.0), 0), "num_steps must be an integer >= 1, not 0"),
-        (lambda: optim.accumulated(optax.sgd(1.0), 2.0), "num_steps must be an integer >= 1"),
+        (lambda: optim.with_clipping(optax.sgd(1.0), 0.0), "with_clipping: max_norm must be a number > 0"),
+        (lambda: optim.with_clipping(optax.sgd(1.0), float("nan")), "max_norm must be a number > 0"),
+        (lambda: optim.with_accumulation(optax.sgd(1.0), 0), "num_steps must be an integer >= 1, not 0"),
+        (lambda: optim.with_accumulation(optax.sgd(1.0), 2.0), "num_steps must be an integer >= 1"),
     ],
 )
 def test_a_bad_argument_is_named(make: Callable, named: str) -> None:

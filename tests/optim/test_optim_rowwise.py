@@ -17,7 +17,7 @@ from tiny import fit, read
 import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn import Embed
-from jaxnn.optim import SparseRows, lazy, value_and_grad_of, value_and_row_gradient
+from jaxnn.optim import SparseRows, sparse_rows, value_and_grad_of, value_and_row_gradient
 from jaxnn.optim._row_gradients import summed
 from jaxnn.steps import init_train_state, make_train_step
 from jaxnn.types import Batch, ConfigError, Metrics, TrainState
@@ -80,7 +80,7 @@ def test_a_row_that_counts_moves_as_under_adam_and_another_not_at_all() -> None:
     # Bias-corrected, the first step of Adam is -rate * sign(gradient). In the second, row 0 has no gradient and stays.
     # Row 1 is new at update 2: m = 0.1 g, v = 0.001 g², m / (1 - 0.9²) = 0.1 / 0.19 g = 0.526 g,
     # v / (1 - 0.999²) = 0.001 / 0.001999 g² = 0.50025 g²: a step of 0.526 / 0.7073 = 0.7441 rates.
-    optimizer = lazy(optax.adam(0.1, eps=0.0), tables="words")
+    optimizer = sparse_rows(optax.adam(0.1, eps=0.0), tables="words")
     params = {"words": jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])}
     state = optimizer.init(params)
     for ids in ([0], [1, 1]):
@@ -214,7 +214,7 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
     "adagrad": lambda: optax.adagrad(0.1),
     "narrow moments": lambda: optax.adam(0.1, mu_dtype=jnp.bfloat16),
-    "clipped": lambda: optim.clipped(optax.adam(0.1), 0.1),
+    "clipped": lambda: optim.with_clipping(optax.adam(0.1), 0.1),
     "injected": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
     "plateau": lambda: optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(patience=2)),
     "partition": lambda: optax.partition(
@@ -229,14 +229,14 @@ TASK = tasks.classification(Bag())
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_by_rows_equals_by_definition(name: str) -> None:
     # Given a dense gradient, lazy runs the optimizer on whole tables and undoes it for rows without a gradient.
-    optimizer = lazy(OPTIMIZERS[name]())
+    optimizer = sparse_rows(OPTIMIZERS[name]())
     by_rows, by_definition = (trained(TASK, each)[1] for each in (optimizer, dense_only(optimizer)))
     tolerance = 1e-2 if name == "narrow moments" else 1e-4
     assert_close(by_rows._replace(key=0), by_definition._replace(key=0), rtol=tolerance, atol=1e-6)
 
 
 def test_untouched_rows_keep_their_bits_and_padding_touches_none() -> None:
-    optimizer = lazy(optax.adamw(0.1, weight_decay=0.1))
+    optimizer = sparse_rows(optax.adamw(0.1, weight_decay=0.1))
     before, after = trained(TASK, optimizer)
     seen = {int(word) for seed in range(4) for word in texts(seed).inputs[:4].ravel()}
     # Padding is blanked to id 0, which no text of these holds.
@@ -249,7 +249,7 @@ def test_untouched_rows_keep_their_bits_and_padding_touches_none() -> None:
 
 def test_a_row_with_moments_stays_where_padding_has_its_id() -> None:
     # Word 0 is learnt in the first step; in the second it is only padding, and its momentum must not carry it on.
-    optimizer = lazy(optax.sgd(0.1, momentum=0.9))
+    optimizer = sparse_rows(optax.sgd(0.1, momentum=0.9))
     step, state = (
         jax.jit(make_train_step(TASK, optimizer, value_and_grad=value_and_grad_of(optimizer))),
         start(TASK, optimizer),
@@ -264,7 +264,7 @@ def test_a_row_with_moments_stays_where_padding_has_its_id() -> None:
 def test_equals_adam_where_every_row_counts() -> None:
     batch = Batch(np.arange(NUM_WORDS, dtype=np.int32).reshape(5, 10), texts().targets, np.ones(5, np.float32))
     states = []
-    for optimizer in (optax.adam(0.1), lazy(optax.adam(0.1))):
+    for optimizer in (optax.adam(0.1), sparse_rows(optax.adam(0.1))):
         step, state = (
             jax.jit(make_train_step(TASK, optimizer, value_and_grad=value_and_grad_of(optimizer))),
             start(TASK, optimizer),
@@ -277,7 +277,7 @@ def test_equals_adam_where_every_row_counts() -> None:
 
 @pytest.mark.parametrize("model", [Bag(nn.Embed), Bag(options=(("dtype", jnp.bfloat16),))])
 def test_any_embed_will_do(model: nn.Module) -> None:
-    task, optimizer = tasks.classification(model), lazy(optax.sgd(0.1))
+    task, optimizer = tasks.classification(model), sparse_rows(optax.sgd(0.1))
     by_rows, dense = (trained(task, each, 2)[1] for each in (optimizer, optax.sgd(0.1)))
     # A step of plain gradient descent is lazy as it is; sums in bfloat16 are JAX's own.
     assert_close(by_rows.params, dense.params, atol=1e-2 if dict(model.options).get("dtype") else 1e-6)
@@ -291,14 +291,14 @@ def test_a_pair_of_functions_will_do_under_a_policy() -> None:
         return params["words"]["embedding"][ids].mean(axis=1)
 
     task = tasks.classification((init, apply), policy=jn.nn.Policy(compute="bfloat16"))
-    by_rows, dense = (trained(task, each, 2)[1] for each in (lazy(optax.sgd(0.1)), optax.sgd(0.1)))
+    by_rows, dense = (trained(task, each, 2)[1] for each in (sparse_rows(optax.sgd(0.1)), optax.sgd(0.1)))
     assert table_of(by_rows).dtype == np.float32
     assert_close(by_rows.params, dense.params, atol=1e-2)
 
 
 def test_averages_and_accumulation_go_outside() -> None:
-    for around in (lambda inner: optim.averaged(inner, 0.9), lambda inner: optim.accumulated(inner, 2)):
-        before, after = trained(TASK, around(lazy(optax.adam(0.1))))
+    for around in (lambda inner: optim.with_ema(inner, 0.9), lambda inner: optim.with_accumulation(inner, 2)):
+        before, after = trained(TASK, around(sparse_rows(optax.adam(0.1))))
         untouched = np.setdiff1d(
             np.arange(NUM_WORDS), np.concatenate([texts(seed).inputs[:4].ravel() for seed in range(4)])
         )
@@ -307,7 +307,7 @@ def test_averages_and_accumulation_go_outside() -> None:
 
 
 def test_jit_scan_and_vmap_agree() -> None:
-    optimizer = lazy(optim.clipped(optax.adam(0.1), 1.0))
+    optimizer = sparse_rows(optim.with_clipping(optax.adam(0.1), 1.0))
     step = make_train_step(TASK, optimizer, value_and_grad=value_and_grad_of(optimizer))
     batches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(texts(seed) for seed in range(3)))
     members = jax.vmap(lambda key: start(TASK, optimizer, key))(jax.random.split(KEY))
@@ -345,7 +345,7 @@ def on_tables(optimizer: optax.GradientTransformation) -> set[str]:
 
 
 def test_no_operation_but_reads_and_writes_of_rows_sees_a_table() -> None:
-    assert on_tables(lazy(optim.clipped(optax.adamw(0.1), 1.0))) == {"gather", "scatter", "scatter-add"}
+    assert on_tables(sparse_rows(optim.with_clipping(optax.adamw(0.1), 1.0))) == {"gather", "scatter", "scatter-add"}
     assert {"mul", "sqrt"} <= on_tables(optax.adamw(0.1))
 
 
@@ -355,7 +355,7 @@ def test_no_copy_of_a_table_in_a_scan() -> None:
         def __call__(self, ids: jax.Array) -> jax.Array:
             return nn.Dense(2)(Embed(100_000, 8, name="words")(ids).mean(axis=1))
 
-    task, optimizer = tasks.classification(Large()), lazy(optax.adam(0.1))
+    task, optimizer = tasks.classification(Large()), sparse_rows(optax.adam(0.1))
     step = make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer))
     train = jax.jit(
         lambda state: jax.lax.scan(lambda state, _: step(state, texts()), state, length=3), donate_argnums=0
@@ -372,12 +372,21 @@ def test_no_copy_of_a_table_in_a_scan() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "sentence"),
     [
-        (lazy(optax.adam(0.1), tables="embeding"), "lazy: no parameter is called 'embeding': did you mean"),
-        (lazy(optax.adam(0.1), tables=("embedding", "tags/embedding")), "no parameter is called 'tags/embedding'"),
-        (lazy(optim.averaged(optax.adam(0.1), 0.9)), "AveragedState concerns every row in every update: put averaged"),
-        (lazy(optim.accumulated(optax.adam(0.1), 2)), "MultiStepsState concerns every row"),
-        (lazy(optax.lbfgs()), r"keeps \[10, 50, 3\] for the table 'words/embedding' \[50, 3\]"),
-        (lazy(optax.adafactor(0.1, min_dim_size_to_factor=2)), r"it does not work element by element"),
+        (
+            sparse_rows(optax.adam(0.1), tables="embeding"),
+            "sparse_rows: no parameter is called 'embeding': did you mean",
+        ),
+        (
+            sparse_rows(optax.adam(0.1), tables=("embedding", "tags/embedding")),
+            "no parameter is called 'tags/embedding'",
+        ),
+        (
+            sparse_rows(optim.with_ema(optax.adam(0.1), 0.9)),
+            "AveragedState concerns every row in every update: put with_ema",
+        ),
+        (sparse_rows(optim.with_accumulation(optax.adam(0.1), 2)), "MultiStepsState concerns every row"),
+        (sparse_rows(optax.lbfgs()), r"keeps \[10, 50, 3\] for the table 'words/embedding' \[50, 3\]"),
+        (sparse_rows(optax.adafactor(0.1, min_dim_size_to_factor=2)), r"it does not work element by element"),
     ],
 )
 def test_an_optimizer_that_cannot_be_lazy_is_named(optimizer: Any, sentence: str) -> None:
@@ -386,13 +395,13 @@ def test_an_optimizer_that_cannot_be_lazy_is_named(optimizer: Any, sentence: str
 
 
 def test_a_line_search_is_named() -> None:
-    optimizer = lazy(optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5)))
+    optimizer = sparse_rows(optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5)))
     with pytest.raises(ConfigError, match="lazy: the optimizer looks for a step size itself"):
         trained(TASK, optimizer, 1)
 
 
 def test_missing_parameters_are_named() -> None:
-    optimizer = lazy(optax.adam(0.1), tables="w")
+    optimizer = sparse_rows(optax.adam(0.1), tables="w")
     params = {"w": jnp.ones((2, 2))}
     with pytest.raises(ConfigError, match="lazy: update needs the parameters"):
         optimizer.update(params, optimizer.init(params))
@@ -414,7 +423,7 @@ def test_a_bag_of_words_is_learnt_and_recorded(tmp_path: Any) -> None:
     words = draws.integers(1, NUM_WORDS, (300, 7)).astype(np.int32)
     labels = (words % 2 == 0).sum(axis=1) > 3
     splits = jn.data.arrays(train=(words[:250], labels[:250].astype(int)), test=(words[250:], labels[250:].astype(int)))
-    experiment = jn.Experiment(Config(), lambda _: splits, lambda _: TASK, lambda _: lazy(optax.adam(0.1)))
+    experiment = jn.Experiment(Config(), lambda _: splits, lambda _: TASK, lambda _: sparse_rows(optax.adam(0.1)))
     run = fit(experiment, tmp_path / "run", report_every=20, eval_every=60)
     # The batch holds an example often enough in 60 steps for every word to have its sign.
     assert run.evaluate()["accuracy"] > 0.9
@@ -431,8 +440,8 @@ def test_value_and_grad_of_an_optimizer(has_aux: bool) -> None:
     plain = optax.sgd(0.1)
     assert optim.value_and_grad_of(plain) is jax.value_and_grad
     # A combinator around a lazy optimizer takes dense gradients.
-    assert optim.value_and_grad_of(optim.averaged(lazy(plain, "table"), 0.9)) is jax.value_and_grad
-    optimizer = lazy(plain, "table")
+    assert optim.value_and_grad_of(optim.with_ema(sparse_rows(plain, "table"), 0.9)) is jax.value_and_grad
+    optimizer = sparse_rows(plain, "table")
     given, gradient = optim.value_and_grad_of(optimizer)(loss, has_aux=has_aux)(params, 2.0)
     expected, dense = jax.value_and_grad(loss, has_aux=has_aux)(params, 2.0)
     assert_close(given, expected)
@@ -444,7 +453,7 @@ def test_value_and_grad_of_an_optimizer(has_aux: bool) -> None:
 
 
 def test_rows_of_devices_that_share_a_batch_are_gathered() -> None:
-    optimizer, params = lazy(optax.adam(0.1), "table"), {"table": jnp.arange(10.0).reshape(5, 2)}
+    optimizer, params = sparse_rows(optax.adam(0.1), "table"), {"table": jnp.arange(10.0).reshape(5, 2)}
 
     def updated(ids: jax.Array, axis_name: str | None = None) -> Any:
         gradient = value_and_grad_of(optimizer, axis_name)(lambda params: jnp.mean(params["table"][ids] ** 2))(params)[

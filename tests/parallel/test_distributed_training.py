@@ -176,8 +176,8 @@ def test_a_lost_process_ends_the_others_and_the_last_checkpoint_is_whole(tmp_pat
 DIFFERENCES = {
     "learning_rate": "config=tiny.Config(learning_rate=0.2, num_steps=60)",
     "the program of a step": "optimizer=lambda config: optax.adam(0.02)",
-    "the order or augmentation of the data": "data=lambda _: jn.data.augmented(tiny.splits(), lambda key, x: x + 1)",
-    "the evaluation": "task=lambda _: CLASSES._replace(finish=lambda means: means | {'doubled': 2 * means['loss']})",
+    "the order or augmentation of the data": "data=lambda _: jn.data.with_augmentation(tiny.splits(), lambda _, x: -x)",
+    "the evaluation": "task=lambda _: CLASSES._replace(derive_metrics=lambda m: m | {'doubled': 2 * m['loss']})",
     "the data": "data=lambda _: jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))",
 }
 
@@ -217,9 +217,9 @@ def test_a_state_saved_by_hand_in_two_processes_is_whole_and_read_by_two_and_by_
         STATE
         + f"""
 for number in range(3):
-    jn.save("{tmp_path}/" + str(number), state(number))
+    jn.save_checkpoint("{tmp_path}/" + str(number), state(number))
     assert os.path.exists("{tmp_path}/" + str(number) + "/SHA256SUMS"), "not whole when the first returns"
-found = jn.load("{tmp_path}/2", state(0))
+found = jn.load_checkpoint("{tmp_path}/2", state(0))
 for name, wanted in state(2).items():
     for left, right in zip(parts(found[name]), parts(wanted), strict=True):
         np.testing.assert_array_equal(left, right)
@@ -230,7 +230,7 @@ for name, wanted in state(2).items():
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
     lengths = {"split": 4, "same": 2, "host": 3}
     like = {name: np.zeros(length, np.float32) for name, length in lengths.items()} | {"number": 0.0}
-    found = jn.load(tmp_path / "1", like)
+    found = jn.load_checkpoint(tmp_path / "1", like)
     np.testing.assert_array_equal(found["split"], [1, 2, 3, 4])
     np.testing.assert_array_equal(found["same"], [1, 1])
     np.testing.assert_array_equal(found["host"], [1, 1, 1])
@@ -241,9 +241,9 @@ def test_what_two_processes_cannot_save_is_one_sentence_in_both(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     (tmp_path / "there").mkdir()
     tries = [("there", "state(0)"), ("file/state", "state(0)"), ("new", "{'a': {'b': jax.numpy.ones(2)}}")]
-    code = "".join(f"\ntell(lambda: jn.save({str(tmp_path / name)!r}, {tree}))" for name, tree in tries)
+    code = "".join(f"\ntell(lambda: jn.save_checkpoint({str(tmp_path / name)!r}, {tree}))" for name, tree in tries)
     # Once more, where Orbax has written and the sums or the name fail.
-    code += f"\nbreak_sums()\ntell(lambda: jn.save({str(tmp_path / 'late')!r}, state(0)))"
+    code += f"\nbreak_sums()\ntell(lambda: jn.save_checkpoint({str(tmp_path / 'late')!r}, state(0)))"
     done = processes.run(STATE + code, devices=2)
     assert [process.status for process in done] == [0, 0], done
     for rank, process in enumerate(done):

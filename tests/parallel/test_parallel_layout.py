@@ -96,7 +96,7 @@ def test_a_models_names_lay_it_out() -> None:
 
 @pytest.mark.slow
 def test_accumulated_gradients_and_streamed_data_are_split_alike() -> None:
-    accumulating = tiny.experiment(optimizer=lambda config: jn.optim.accumulated(optax.adam(0.01), 2))
+    accumulating = tiny.experiment(optimizer=lambda config: jn.optim.with_accumulation(optax.adam(0.01), 2))
     expected = tiny.fit(accumulating).summary.metrics
     for options in ({"strategy": "data"}, {"strategy": "fsdp"}, {"strategy": "pmap"}):
         got = tiny.fit(accumulating, resident=False, devices=4, **options).summary.metrics

@@ -210,7 +210,7 @@ disk = Path(sys.argv[1])
 for count in map(int, sys.argv[2:]):
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"nr_inodes={count}", "tmpfs", disk], check=True)
     for number, save in enumerate([
-        lambda: jn.save(disk / "state", {"w": jn.Batch(1.0, 2.0, 3.0)}),
+        lambda: jn.save_checkpoint(disk / "state", {"w": jn.Batch(1.0, 2.0, 3.0)}),
         lambda: tiny.fit(tiny.experiment(), disk / "run", checkpoint_every=5),
     ]):
         try:

@@ -139,19 +139,19 @@ def test_if_all_are_damaged_nothing_is_moved(copy: Path) -> None:
 def test_damaged_and_absent_steps_are_refused(copy: Path) -> None:
     flip(copy / "2" / "default" / "manifest.ocdbt")
     with pytest.raises(RecordError, match=r"/2 is damaged, its file default/manifest\.ocdbt has other bytes"):
-        jn.load(copy / "2", make_state(0))
+        jn.load_checkpoint(copy / "2", make_state(0))
     with pytest.raises(RecordError, match=r"there is no checkpoint at .*/7: check the path"):
-        jn.load(copy / "7", make_state(0))
+        jn.load_checkpoint(copy / "7", make_state(0))
 
 
 def test_damaged_state_is_not_loaded(tmp_path: Path) -> None:
     state = make_state(1)
-    jn.save(tmp_path / "state", state)
+    jn.save_checkpoint(tmp_path / "state", state)
     for name in files_of(tmp_path / "state"):
         shutil.copytree(tmp_path / "state", tmp_path / "copy")
         flip(tmp_path / "copy" / name)
         with pytest.raises(RecordError, match=f"copy is damaged, its file {name} has other bytes.*from a copy"):
-            jn.load(tmp_path / "copy", state)
+            jn.load_checkpoint(tmp_path / "copy", state)
         shutil.rmtree(tmp_path / "copy")
 
 
@@ -248,7 +248,7 @@ def test_reading_disturbs_no_save_under_way(tmp_path: Path, monkeypatch: pytest.
     checkpoints.save(2, make_state(2), {})
     other = Checkpoints(tmp_path)
     assert other.steps() == [1] and other.best() == 1
-    assert_bitwise_equal(jn.load(tmp_path / "1", make_state(0)), make_state(1))
+    assert_bitwise_equal(jn.load_checkpoint(tmp_path / "1", make_state(0)), make_state(1))
     resume.set()
     checkpoints.close()
     assert other.steps() == [1, 2] and find_damage(tmp_path / "2") is None

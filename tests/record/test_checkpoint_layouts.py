@@ -35,7 +35,7 @@ MODEL = GPT(7, num_layers=1, features=16, num_heads=2, max_length=8, dropout=0.2
 GPT_EXPERIMENT = tiny.experiment(
     data=jn.data.arrays(train=(TOKENS[:, :-1], TOKENS[:, 1:])),
     task=lambda config: jn.tasks.next_token(MODEL),
-    optimizer=lambda config: jn.optim.averaged(optax.adam(1e-3), 0.9),
+    optimizer=lambda config: jn.optim.with_ema(optax.adam(1e-3), 0.9),
 )
 
 
@@ -65,7 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_layout_reads_what_every_other_saved(saved: Path, before: str, after: str) -> None:
     like = fresh(after)
     blank = jax.tree.map(lambda leaf: leaf if _is_key(leaf) else leaf * 0, like)
-    found = jn.load(saved / str(list(LAYOUTS).index(before)), blank)
+    found = jn.load_checkpoint(saved / str(list(LAYOUTS).index(before)), blank)
     for got, wanted, place in zip(*map(jax.tree.leaves, (found, fresh(before), like)), strict=True):
         assert got.sharding.is_equivalent_to(place.sharding, got.ndim)
         got, wanted = (jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in (got, wanted))

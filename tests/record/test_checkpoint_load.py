@@ -1,4 +1,5 @@
-"""A run's state without its script, data, working directory and devices: with `jn.load`, and as the docs show."""
+"""A run's state without its script, data, working directory and devices: with `jn.load_checkpoint`, and as the docs
+show."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
 
 def test_a_run_and_its_checkpoints_are_loaded_as_numpy_arrays(run: jn.Run) -> None:
     assert run.dir is not None
-    newest = jn.load(run.dir)
-    assert newest["step"] == 20 and jn.load(run.dir / "checkpoints" / "10")["step"] == 10
+    newest = jn.load_checkpoint(run.dir)
+    assert newest["step"] == 20 and jn.load_checkpoint(run.dir / "checkpoints" / "10")["step"] == 10
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(newest))
     tiny.assert_bitwise_equal(newest["params"], jax.device_get(run.state.params))
     tiny.assert_bitwise_equal(newest["opt_state"][0]["mu"], jax.device_get(run.state.opt_state[0].mu))
@@ -37,16 +38,16 @@ def test_a_run_and_its_checkpoints_are_loaded_as_numpy_arrays(run: jn.Run) -> No
 
 def test_a_checkpoint_is_loaded_like_a_state(run: jn.Run) -> None:
     assert run.dir is not None
-    found = jn.load(run.dir / "checkpoints" / "20", run.state)
+    found = jn.load_checkpoint(run.dir / "checkpoints" / "20", run.state)
     tiny.assert_bitwise_equal(found.params, run.state.params)
     assert jax.tree.map(lambda leaf: leaf.sharding, found) == jax.tree.map(lambda leaf: leaf.sharding, run.state)
     with pytest.raises(jn.RecordError, match="opt_state"):
-        jn.load(run.dir, run.state._replace(opt_state={}))
+        jn.load_checkpoint(run.dir, run.state._replace(opt_state={}))
 
 
 def test_a_saved_state_is_loaded_as_numpy_arrays(tmp_path: Path) -> None:
-    jn.save(tmp_path / "state", {"w": jax.numpy.arange(3.0), "more": [np.float64(0.1)]})
-    tiny.assert_bitwise_equal(jn.load(tmp_path / "state")["w"], np.arange(3.0, dtype=np.float32))
+    jn.save_checkpoint(tmp_path / "state", {"w": jax.numpy.arange(3.0), "more": [np.float64(0.1)]})
+    tiny.assert_bitwise_equal(jn.load_checkpoint(tmp_path / "state")["w"], np.arange(3.0, dtype=np.float32))
 
 
 def test_what_cannot_be_loaded_is_named(run: jn.Run, tmp_path: Path) -> None:
@@ -54,10 +55,10 @@ def test_what_cannot_be_loaded_is_named(run: jn.Run, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run.dir, tmp_path / "copy"))
     (copy / "checkpoints" / "20" / "default" / "_METADATA").write_text("{}")
     with pytest.raises(jn.RecordError, match="checkpoints/20 is damaged"):
-        jn.load(copy)
+        jn.load_checkpoint(copy)
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(jn.RecordError, match="does not hold a state"):
-        jn.load(copy)
+        jn.load_checkpoint(copy)
 
 
 READ = """
@@ -65,7 +66,7 @@ import os
 os.chdir("/")
 assert jax.device_count() == 1 and metrics[-1]["step"] == step == int(state["step"])
 import jaxnn as jn
-again = jn.load(run)
+again = jn.load_checkpoint(run)
 np.testing.assert_array_equal(again["params"]["kernel"], state["params"]["kernel"])
 print(jax.tree.structure(again) == jax.tree.structure(state), type(state["params"]["kernel"]).__name__)
 """

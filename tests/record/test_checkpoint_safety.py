@@ -110,14 +110,14 @@ EVENTS = ("pickle.find_class", "os.system", "os.exec", "ctypes.call_function")
 folder = Path(sys.argv[1])
 run = tiny.fit(tiny.experiment(), resume=folder / "run")
 run.best_state()
-jn.load(folder / "state", {"w": jnp.zeros(3)})
+jn.load_checkpoint(folder / "state", {"w": jnp.zeros(3)})
 print(run.summary.status, seen)
 """
 
 
 def test_no_name_is_unpickled_when_a_run_and_a_state_are_loaded(tmp_path: Path) -> None:
     tiny.fit(tiny.experiment(), tmp_path / "run")
-    jn.save(tmp_path / "state", {"w": jnp.ones(3)})
+    jn.save_checkpoint(tmp_path / "state", {"w": jnp.ones(3)})
     done = shell.python("-c", WATCHED, tmp_path)
     assert done.stdout.splitlines()[-1:] == ["finished []"], done.stderr
 

@@ -33,20 +33,20 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 def test_state_comes_back_with_key_bfloat16_and_empty_dicts(tmp_path: Path) -> None:
     state = make_state(5)
-    jn.save(tmp_path / "state", state)
-    found = jn.load(tmp_path / "state", state)
+    jn.save_checkpoint(tmp_path / "state", state)
+    found = jn.load_checkpoint(tmp_path / "state", state)
     assert isinstance(found, TrainState)
     assert_equal(found, state)
     assert_equal(jax.random.normal(found.key, (3,)), jax.random.normal(state.key, (3,)))
-    by_shape = jn.load(tmp_path / "state", jax.eval_shape(make_state, 5))
+    by_shape = jn.load_checkpoint(tmp_path / "state", jax.eval_shape(make_state, 5))
     assert_equal(by_shape, state)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(by_shape))
 
 
 def test_numpy_arrays_keep_their_wide_dtypes(tmp_path: Path) -> None:
     tree = {"fine": np.array([1.0 + 1e-12]), "large": np.array([2**40]), "plain": 3}
-    jn.save(tmp_path / "tree", tree)
-    found = jn.load(tmp_path / "tree", tree)
+    jn.save_checkpoint(tmp_path / "tree", tree)
+    found = jn.load_checkpoint(tmp_path / "tree", tree)
     np.testing.assert_array_equal(found["fine"], tree["fine"])
     np.testing.assert_array_equal(found["large"], tree["large"])
     assert int(found["plain"]) == 3
@@ -57,7 +57,7 @@ OPTIMIZERS = {
     "a chain with a schedule": optax.chain(optax.clip(1.0), optax.sgd(optax.linear_schedule(1.0, 0.0, 9), 0.9)),
     "masked": optax.masked(optax.adam(1e-3), {"dense": {"kernel": True, "bias": False}}),
     "two in one": optax.multi_transform({"a": optax.adam(1e-3), "b": optax.sgd(1e-3)}, {"dense": "a"}),
-    "averaged and accumulated": jn.optim.averaged(jn.optim.accumulated(optax.adam(1e-3), 2), 0.9),
+    "averaged and accumulated": jn.optim.with_ema(jn.optim.with_accumulation(optax.adam(1e-3), 2), 0.9),
     "hyperparameters": optax.inject_hyperparams(optax.adam)(1e-3),
     "second order": optax.lbfgs(),
 }
@@ -66,22 +66,22 @@ OPTIMIZERS = {
 def test_state_of_any_optimizer_comes_back(tmp_path: Path) -> None:
     params = make_state().params
     states = {name: optimizer.init(params) for name, optimizer in OPTIMIZERS.items()}
-    jn.save(tmp_path / "states", states)
-    assert_equal(jn.load(tmp_path / "states", jax.eval_shape(lambda: states)), states)
+    jn.save_checkpoint(tmp_path / "states", states)
+    assert_equal(jn.load_checkpoint(tmp_path / "states", jax.eval_shape(lambda: states)), states)
 
 
 def test_bad_paths_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    jn.save(tmp_path / "state", make_state(1))
+    jn.save_checkpoint(tmp_path / "state", make_state(1))
     for call, words in (
-        (lambda: jn.save(tmp_path / "state", make_state(2)), f"{tmp_path / 'state'} exists already"),
-        (lambda: jn.save(tmp_path / "file" / "state", make_state()), "cannot be written"),
-        (lambda: jn.load(tmp_path / "nowhere", make_state()), "there is no checkpoint at .*nowhere"),
-        (lambda: jn.load(tmp_path, make_state()), "does not hold a state"),
+        (lambda: jn.save_checkpoint(tmp_path / "state", make_state(2)), f"{tmp_path / 'state'} exists already"),
+        (lambda: jn.save_checkpoint(tmp_path / "file" / "state", make_state()), "cannot be written"),
+        (lambda: jn.load_checkpoint(tmp_path / "nowhere", make_state()), "there is no checkpoint at .*nowhere"),
+        (lambda: jn.load_checkpoint(tmp_path, make_state()), "does not hold a state"),
     ):
         with pytest.raises(RecordError, match=words):
             call()
-    assert_equal(jn.load(tmp_path / "state", make_state()), make_state(1))
+    assert_equal(jn.load_checkpoint(tmp_path / "state", make_state()), make_state(1))
 
 
 MISFITS = {
@@ -94,13 +94,13 @@ MISFITS = {
 
 
 def test_states_that_do_not_fit_are_named_in_one_line(tmp_path: Path) -> None:
-    jn.save(tmp_path / "state", make_state())
+    jn.save_checkpoint(tmp_path / "state", make_state())
     checkpoints = Checkpoints(tmp_path / "run")
     checkpoints.save(3, make_state(), {})
     checkpoints.wait()
     for like in MISFITS.values():
         with pytest.raises(RecordError, match="does not hold a state") as caught:
-            jn.load(tmp_path / "state", like)
+            jn.load_checkpoint(tmp_path / "state", like)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
         with pytest.raises(RecordError, match="run/3 does not hold a state .*its (params|step|opt|model)"):
             checkpoints.restore_newest(like)
@@ -144,7 +144,7 @@ def test_newest_is_restored_with_its_bits(tmp_path: Path) -> None:
     checkpoints.close()
     reopened = Checkpoints(tmp_path / "run")
     assert reopened.steps()[-1] == 2
-    assert_equal(jn.load(tmp_path / "run" / "2", make_state()), make_state(2))
+    assert_equal(jn.load_checkpoint(tmp_path / "run" / "2", make_state()), make_state(2))
 
 
 def test_save_is_complete_though_its_buffers_are_donated_at_once(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_save_is_complete_though_its_buffers_are_donated_at_once(tmp_path: Path)
     checkpoints.wait()
     assert checkpoints.steps() == list(range(1, 7))
     for step in checkpoints.steps():
-        for leaf in jax.tree.leaves(jn.load(tmp_path / "run" / str(step), like)):
+        for leaf in jax.tree.leaves(jn.load_checkpoint(tmp_path / "run" / str(step), like)):
             np.testing.assert_array_equal(leaf, np.full(leaf.shape, step, leaf.dtype))
     checkpoints.close()
 
@@ -171,7 +171,7 @@ def test_plain_orbax_reads_both_kinds(tmp_path: Path) -> None:
     import orbax.checkpoint as ocp
 
     state = make_state(5)
-    jn.save(tmp_path / "state", state)
+    jn.save_checkpoint(tmp_path / "state", state)
     with ocp.StandardCheckpointer() as checkpointer:
         found = checkpointer.restore(tmp_path / "state")
     np.testing.assert_array_equal(found["params"]["dense"]["kernel"], state.params["dense"]["kernel"])
@@ -189,5 +189,5 @@ def test_plain_orbax_reads_both_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tree", [{}, None, jnp.ones(3), np.ones(3)], ids=["empty", "None", "array", "numpy"])
 def test_trees_that_cannot_be_saved_are_named(tmp_path: Path, tree: Any) -> None:
     with pytest.raises(RecordError, match="put arrays in a dict"):
-        jn.save(tmp_path / "state", tree)
+        jn.save_checkpoint(tmp_path / "state", tree)
     assert not (tmp_path / "state").exists()

@@ -109,7 +109,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_named_and_not_used(
     folder = halved / "checkpoints"
     put(folder / "20", folder / "30")
     with pytest.raises(jn.RecordError, match="state of step 20"):
-        jn.load(folder / "30")
+        jn.load_checkpoint(folder / "30")
     resume(halved)
     (resumed,) = tiny.read(halved)["resumed"]
     assert resumed["step"] == 20 and "state of step 20" in resumed["damaged"][0]

@@ -26,9 +26,9 @@ def by_hand(experiment: jn.Experiment[Any]) -> tuple[jn.TrainState, dict[str, np
     """The run as a user would write it: one jitted step a call over the same batches."""
     config, train = experiment.config, experiment.data(experiment.config).train
     task, optimizer = experiment.task(config), experiment.optimizer(config)
-    step = jax.jit(jn.make_train_step(task, optimizer))
+    step = jax.jit(jn.steps.make_train_step(task, optimizer))
     first = train.gather(train.examples, np.arange(config.batch_size))
-    state = jn.init_train_state(task, optimizer, jax.random.key(config.seed), first)
+    state = jn.steps.init_train_state(task, optimizer, jax.random.key(config.seed), first)
     history = []
     for indices in train.order(config.seed, np.arange(config.num_steps), config.batch_size):
         state, metrics = step(state, train.gather(train.examples, indices))
@@ -109,7 +109,7 @@ def test_augmentation_differs_from_step_to_step_and_not_from_run_to_run() -> Non
     def noisy(key: jax.Array, inputs: jax.Array) -> jax.Array:
         return inputs + jax.random.normal(key, inputs.shape[1:])[None]
 
-    data = jn.data.augmented(tiny.splits(), noisy)
+    data = jn.data.with_augmentation(tiny.splits(), noisy)
     # Nothing is learnt and every batch is the whole set, moved as one: only the noise tells the steps apart.
     experiment = tiny.experiment(data=data, learning_rate=0.0, batch_size=37, num_steps=4)
     first = tiny.fit(experiment, report_every=1, steps_per_call=2).metrics["train_loss"]
@@ -118,7 +118,7 @@ def test_augmentation_differs_from_step_to_step_and_not_from_run_to_run() -> Non
 
 
 def test_the_average_of_the_parameters_is_evaluated_and_predicts() -> None:
-    run = tiny.fit(tiny.experiment(optimizer=lambda config: jn.optim.averaged(optax.sgd(0.5), 0.9)))
+    run = tiny.fit(tiny.experiment(optimizer=lambda config: jn.optim.with_ema(optax.sgd(0.5), 0.9)))
     average = jn.optim.evaluation_params(run.state.params, run.state.opt_state)
     inputs, labels = tiny.points(23, 1)
     np.testing.assert_allclose(run.predict(inputs), tiny.apply(average, inputs), rtol=1e-5)
@@ -129,7 +129,7 @@ def test_the_average_of_the_parameters_is_evaluated_and_predicts() -> None:
 def test_accumulated_gradients_of_two_batches_are_those_of_one_twice_as_large() -> None:
     # Batches of the whole set are equal but for their order, so two of them make the step of one.
     whole = {"batch_size": tiny.NUM_TRAIN, "num_steps": 8}
-    accumulated = tiny.experiment(optimizer=lambda config: jn.optim.accumulated(optax.sgd(0.1), 2), **whole)
+    accumulated = tiny.experiment(optimizer=lambda config: jn.optim.with_accumulation(optax.sgd(0.1), 2), **whole)
     plain = tiny.experiment(optimizer=lambda config: optax.sgd(0.1), **whole | {"num_steps": 4})
     found, expected = tiny.fit(accumulated).state, tiny.fit(plain).state
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found.params, expected.params)
@@ -138,7 +138,7 @@ def test_accumulated_gradients_of_two_batches_are_those_of_one_twice_as_large() 
 
 def test_a_policy_computes_in_bfloat16_and_keeps_float32(tmp_path: Path) -> None:
     def task(config: tiny.Config) -> jn.Task:
-        return jn.tasks.classification(tiny.MODEL, policy=jn.Policy(compute="bfloat16"))
+        return jn.tasks.classification(tiny.MODEL, policy=jn.nn.Policy(compute="bfloat16"))
 
     run = tiny.fit(tiny.experiment(task=task), tmp_path / "run")
     # Forward and backward of one layer, whose inputs need no gradient: two products.

@@ -194,7 +194,7 @@ class Config:
 
 
 def data(config: Config) -> Splits:
-    return jn.data.augmented(jn.data.digits(), jn.data.shift(1))
+    return jn.data.with_augmentation(jn.data.digits(), jn.data.random_shift(1))
 
 
 def task(config: Config) -> Task:
@@ -203,7 +203,7 @@ def task(config: Config) -> Task:
 
 
 def optimizer(config: Config) -> optax.GradientTransformation:
-    return jn.optim.averaged(optax.adam(jn.schedules.cosine(1e-2, config.num_steps)), 0.9)
+    return jn.optim.with_ema(optax.adam(jn.schedules.cosine(1e-2, config.num_steps)), 0.9)
 
 
 EXPERIMENT: Experiment[Config] = Experiment(Config(), data, task, optimizer)

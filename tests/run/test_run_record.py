@@ -186,9 +186,15 @@ WEIGHTS = np.array([1.0, 2.0], np.float32)
 TASK = jn.tasks.classification(tiny.MODEL)
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, ""),
-    "augmentation": ({"data": jn.data.augmented(tiny.splits(), lambda key, inputs: inputs + 1)}, "augmentation"),
+    "augmentation": (
+        {"data": jn.data.with_augmentation(tiny.splits(), lambda key, inputs: inputs + 1)},
+        "augmentation",
+    ),
     "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, "the evaluation"),
-    "derived metrics": ({"task": lambda config: TASK._replace(finish=lambda means: {**means, "z": 1.0})}, "evaluation"),
+    "derived metrics": (
+        {"task": lambda config: TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})},
+        "evaluation",
+    ),
     "optimizer": ({"optimizer": lambda config: optax.sgd(0.1, momentum=0.9)}, "the program of a step"),
 }
 

@@ -50,7 +50,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object, **how: Any) ->
 
 def test_every_field_takes_several_values() -> None:
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
-    values, design, options = parse(wide(), [*flags.split(), *"--combine zipped --halving 3 --vmap-size 7".split()])
+    values, design, options = parse(wide(), [*flags.split(), *"--combine zip --halving 3 --vmap-size 7".split()])
     assert values == {
         "learning_rate": [0.001, 2.0],
         "model.features": [(8, 8), (16,)],

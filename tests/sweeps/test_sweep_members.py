@@ -34,7 +34,9 @@ class Config:
 def images() -> jn.Splits:
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(0, 256, (size, 8, 8, 1), np.uint8), rng.integers(0, 3, size)) for size in (29, 11)]
-    return jn.data.augmented(jn.data.arrays(train=pairs[0], test=pairs[1]), jn.data.flip(), jn.data.shift(1))
+    return jn.data.with_augmentation(
+        jn.data.arrays(train=pairs[0], test=pairs[1]), jn.data.random_flip(), jn.data.random_shift(1)
+    )
 
 
 def texts(*, successors: bool = False) -> jn.Splits:
@@ -61,7 +63,7 @@ MODELS: dict[str, tuple[Callable[[], jn.Splits], Callable[[Any], Any]]] = {
 }
 
 
-def experiment(name: str, policy: jn.Policy | None = None) -> jn.Experiment[Config]:
+def experiment(name: str, policy: jn.nn.Policy | None = None) -> jn.Experiment[Config]:
     """A small network of one kind, all of whose floats may be swept."""
     splits, model = MODELS[name]
 
@@ -72,12 +74,14 @@ def experiment(name: str, policy: jn.Policy | None = None) -> jn.Experiment[Conf
 
     def optimizer(config: Config) -> optax.GradientTransformation:
         rate = jn.schedules.cosine(config.learning_rate, config.num_steps, warmup_steps=2)
-        return jn.optim.averaged(jn.optim.clipped(optax.adamw(rate, weight_decay=config.weight_decay), 1.0), decay=0.9)
+        return jn.optim.with_ema(
+            jn.optim.with_clipping(optax.adamw(rate, weight_decay=config.weight_decay), 1.0), decay=0.9
+        )
 
     return jn.Experiment(Config(), lambda config: splits(), task, optimizer)
 
 
-POINTS = jn.search.zipped(
+POINTS = jn.search.zip(
     learning_rate=[0.01, 0.002, 0.03], dropout=[0.0, 0.3, 0.5], label_smoothing=[0.0, 0.1, 0.2], seed=[0, 3, 2**32 - 1]
 )
 
@@ -123,7 +127,7 @@ def test_members_differ_from_each_other_and_share_the_batches_of_a_seed() -> Non
 @pytest.mark.slow
 def test_a_member_in_bfloat16_is_computed_in_bfloat16() -> None:
     # A traced float must take the precision of what it meets, as Python's do, and not lift it to float32.
-    narrow = experiment("MLP", jn.Policy(compute="bfloat16"))
+    narrow = experiment("MLP", jn.nn.Policy(compute="bfloat16"))
     sweep = jn.sweep(narrow, POINTS, record=False, vmap_size=3, devices=1, **HOW)
     run = jn.fit(narrow.replace(**POINTS.points[2]), record=False, **HOW)
     assert sweep.values("test_loss")[2] == pytest.approx(run.final["test_loss"], rel=2e-3)

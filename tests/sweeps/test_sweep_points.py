@@ -13,7 +13,7 @@ from jaxnn.search import scale_of
 def test_grids_lists_and_sums() -> None:
     points = jn.grid(a=[1, 2], b=["x", "y", "z"])
     assert [tuple(point.values()) for point in points] == [(1, "x"), (1, "y"), (1, "z"), (2, "x"), (2, "y"), (2, "z")]
-    assert list(jn.search.zipped(a=[1, 2], b=[3, 3])) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    assert list(jn.search.zip(a=[1, 2], b=[3, 3])) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
     joined = jn.grid(a=[1, 2]) + jn.grid(a=[2, 4])
     assert [point["a"] for point in joined] == [1, 2, 4] and joined.values("a") == (1, 2, 4)
     plain = jn.grid(a=np.array([0.5, 1.5]), b=jax.numpy.arange(2))
@@ -82,7 +82,7 @@ def test_the_scale_of_an_axis(name: str, values: list[object], scale: str) -> No
             lambda: jn.grid(rate=jn.search.uniform(0, 1)),
             "is a distribution: give a list of values, or use jn.search.random",
         ),
-        (lambda: jn.search.zipped(a=[1, 2], b=[1]), "zipped needs axes of one length, but a has 2, b has 1"),
+        (lambda: jn.search.zip(a=[1, 2], b=[1]), "zipped needs axes of one length, but a has 2, b has 1"),
         (lambda: jn.grid(a=[1]) + jn.grid(b=[1]), "cannot be joined: give 'a' to both"),
         (lambda: jn.search.random(0, 0, a=jn.search.uniform(0, 1)), "random needs at least 1 draw, not 0"),
         (lambda: jn.search.random(3, 0, a=[1]), "random needs a field to draw"),

@@ -45,7 +45,7 @@ def cluster(compiled_once: None) -> Iterator[Any]:
     ray.shutdown()
 
 
-def sweep(experiment: jn.Experiment[Any], points: jn.Points = POINTS, **options: Any) -> jn.Sweep:
+def sweep(experiment: jn.Experiment[Any], points: jn.search.Points = POINTS, **options: Any) -> jn.Sweep:
     return jn.sweep(experiment, points, executor="ray", **{**HOW, **options})
 
 

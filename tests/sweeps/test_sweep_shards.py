@@ -31,7 +31,7 @@ def experiment() -> jn.Experiment[Any]:
     return tiny.experiment(num_steps=10)
 
 
-def sweep(points: jn.Points = POINTS, **options: Any) -> jn.Sweep:
+def sweep(points: jn.search.Points = POINTS, **options: Any) -> jn.Sweep:
     return jn.sweep(experiment(), points, **{**HOW, **options})
 
 
@@ -39,7 +39,7 @@ def indices(sweep: jn.Sweep) -> list[int]:
     return [member.index for member in sweep.members]
 
 
-def planned(shard: str | None, points: jn.Points = POINTS, **fields: Any) -> list[tuple[int, ...]]:
+def planned(shard: str | None, points: jn.search.Points = POINTS, **fields: Any) -> list[tuple[int, ...]]:
     """The numbers of the members of each group of a shard."""
     plan = plan_sweep(tiny.experiment(**fields), points, SweepOptions(shard=shard))
     return [tuple(member.number for member in group.members) for group in plan.groups]

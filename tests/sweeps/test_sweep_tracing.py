@@ -50,14 +50,14 @@ def experiment(optimizer: Any = None, **parts: Any) -> jn.Experiment[Config]:
     )
 
 
-def groups_of(swept: jn.Experiment[Config], points: jn.Points) -> list[tuple[tuple[str, ...], list[int]]]:
+def groups_of(swept: jn.Experiment[Config], points: jn.search.Points) -> list[tuple[tuple[str, ...], list[int]]]:
     members = plan_members(swept, points)
     groups, _ = plan_groups(members, Loader())
     assert not [member for member in members if member.log.error is not None]
     return [(group.traced, [member.number for member in group.members]) for group in groups]
 
 
-def assert_equal_solo_runs(swept: jn.Experiment[Config], members: Sequence[jn.Member]) -> None:
+def assert_equal_solo_runs(swept: jn.Experiment[Config], members: Sequence[jn.sweeps.Member]) -> None:
     for member in members:
         alone = tiny.fit(swept.replace(**member.point))
         assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
@@ -67,7 +67,7 @@ def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
     points = jn.grid(batch_size=[4, 8], decay=[0.0, 0.1], seed=[0, 1])
     assert groups_of(experiment(), points) == [(("decay", "seed"), [0, 1, 2, 3]), (("decay", "seed"), [4, 5, 6, 7])]
     # A field that is the same in a group stays a Python number.
-    points = jn.search.zipped(batch_size=[4, 4, 8], decay=[0.1, 0.2, 0.3])
+    points = jn.search.zip(batch_size=[4, 4, 8], decay=[0.1, 0.2, 0.3])
     assert groups_of(experiment(), points) == [(("decay",), [0, 1]), ((), [2])]
 
 
@@ -136,7 +136,7 @@ def test_a_field_that_augmentation_reads_when_it_is_traced_is_grouped_by(name: s
     plain = tiny.splits()
 
     def data(config: Config) -> jn.Splits:
-        return jn.data.augmented(plain, lambda key, inputs: inputs * (1 + getattr(config, name)))
+        return jn.data.with_augmentation(plain, lambda key, inputs: inputs * (1 + getattr(config, name)))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

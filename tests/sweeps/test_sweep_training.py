@@ -70,7 +70,7 @@ def outcome(sweep: jn.Sweep) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def diverged(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
     """Three members of which the second sees a NaN gradient at update 7, so that the loss of step 8 is not finite."""
-    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 7.0, 0.0])
+    points = jn.search.zip(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 7.0, 0.0])
     return jn.sweep(breaking(), points, run_dir=tmp_path_factory.mktemp("diverged") / "sweep", member_runs=True, **HOW)
 
 
@@ -83,7 +83,7 @@ def test_a_diverged_member_is_frozen_and_marked(diverged: jn.Sweep) -> None:
     assert member.dir is not None
     before = tiny.fit(breaking().replace(learning_rate=0.2, bad_step=7.0, num_steps=5)).state
     assert Checkpoints(member.dir / "checkpoints").steps() == [5]
-    kept = jn.load(member.dir, before)
+    kept = jn.load_checkpoint(member.dir, before)
     for name, value in before.params.items():
         np.testing.assert_allclose(kept.params[name], value, rtol=1e-5)
     with pytest.raises(jn.ConfigError, match="member 1 is diverged, and loading it would train it on"):
@@ -91,7 +91,7 @@ def test_a_diverged_member_is_frozen_and_marked(diverged: jn.Sweep) -> None:
 
 
 def test_the_others_are_untouched_bit_for_bit(diverged: jn.Sweep) -> None:
-    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 70.0, 0.0])
+    points = jn.search.zip(learning_rate=[0.1, 0.2, 0.3], bad_step=[0.0, 70.0, 0.0])
     sound = jn.sweep(breaking(), points, record=False, **HOW)
     assert [member.status for member in sound.members] == ["finished"] * 3
     for index in (0, 2):
@@ -101,7 +101,7 @@ def test_the_others_are_untouched_bit_for_bit(diverged: jn.Sweep) -> None:
 
 
 def test_a_sweep_of_which_all_diverge_ends(tmp_path: Path) -> None:
-    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3], bad_step=[1.0, 2.0, 8.0])
+    points = jn.search.zip(learning_rate=[0.1, 0.2, 0.3], bad_step=[1.0, 2.0, 8.0])
     sweep = jn.sweep(breaking(), points, run_dir=tmp_path / "sweep", **HOW)
     assert [(member.status, member.step) for member in sweep.members] == [
         ("diverged", 5),
@@ -269,7 +269,7 @@ def test_an_interrupted_sweep_ends_as_if_nothing_had_been(finished: jn.Sweep, st
 @pytest.mark.slow
 def test_an_interrupted_halving_takes_out_the_same_members(tmp_path: Path) -> None:
     # The second group's members are all among the worst, so that a resumed sweep never opens it again.
-    points = jn.search.zipped(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
+    points = jn.search.zip(learning_rate=[0.1, 0.2, 0.3, 1e-4, 2e-4, 3e-4], batch_size=[8, 8, 8, 4, 4, 4])
     long, design = tiny.experiment(num_steps=40), jn.search.halving(points, 2)
     whole = jn.sweep(long, design, record=False, **HOW)
     assert [member.status for member in whole.members[3:]] == ["pruned"] * 3
@@ -340,8 +340,8 @@ def test_a_resumed_sweep_names_what_is_computed_otherwise_and_refuses_other_data
     with pytest.raises(jn.RecordError, match="the data are not those"):
         jn.sweep(tiny.experiment(data=other), resume=path, progress="none")
     task = jn.tasks.classification(tiny.MODEL)
-    task = task._replace(finish=lambda means: {**means, "error": 1 - means["accuracy"]})
-    moved = jn.data.augmented(plain, lambda key, inputs: inputs + 1)
+    task = task._replace(derive_metrics=lambda means: {**means, "error": 1 - means["accuracy"]})
+    moved = jn.data.with_augmentation(plain, lambda key, inputs: inputs + 1)
     jn.sweep(tiny.experiment(data=moved, task=lambda config: task), resume=path, progress="plain", writers=(Ending(1),))
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "changed" in line]
     assert "augmentation" in said and "the evaluation" in said and "the program" not in said
@@ -475,7 +475,7 @@ def test_fields_that_a_config_checks_together_are_set_together() -> None:
 
     own = tiny.experiment()
     checked = jn.Experiment(Checked(), own.data, own.task, lambda config: optax.sgd(0.1 / config.warmup))
-    points = jn.search.zipped(warmup=[5, 50, 60], num_steps=[10, 100, 50])
+    points = jn.search.zip(warmup=[5, 50, 60], num_steps=[10, 100, 50])
     plan = plan_sweep(checked, points, SweepOptions())
     assert {member.number: member.log.error for member in plan.members} == {
         0: None,

@@ -12,8 +12,9 @@ import pytest
 from flax import linen
 from losses import KEY, SCALE, batch_of, gradient_of, loss_of, sums_of
 
-from jaxnn import Policy, observe, tasks
+from jaxnn import observe, tasks
 from jaxnn.models import CNN, MLP
+from jaxnn.nn import Policy
 from jaxnn.tasks import as_model
 from jaxnn.types import Batch, ConfigError
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from losses import KEY, loss_of, sums_of
 
-from jaxnn import Policy, tasks
+from jaxnn import tasks
+from jaxnn.nn import Policy
 from jaxnn.types import Batch, ConfigError, Task
 
 LABELS = np.array([2, 0], np.int32)

@@ -92,9 +92,9 @@ def make_step(
     )
     batches = jax.device_put(batches, NamedSharding(mesh, SPLIT))
     first = jax.tree.map(lambda a: a[0], batches)
-    init = functools.partial(jn.init_train_state, task, optimizer)
+    init = functools.partial(jn.steps.init_train_state, task, optimizer)
     state = jax.jit(init, out_shardings=NamedSharding(mesh, WHOLE))(jax.random.key(config.seed), first)
-    step = jn.make_train_step(task, optimizer)
+    step = jn.steps.make_train_step(task, optimizer)
 
     def train(state: Any, batches: Any) -> Any:
         return jax.lax.scan(step, state, batches)

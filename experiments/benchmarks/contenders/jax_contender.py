@@ -44,7 +44,7 @@ def fitted(problem: Any, network: Any, steps: int, dtype: str) -> Callable[[], f
     params = nested(problem.weights)
 
     def task(config: Config) -> jn.Task:
-        made = make_task(network, policy=jn.Policy(compute=dtype))
+        made = make_task(network, policy=jn.nn.Policy(compute=dtype))
 
         def init(key: jax.Array, batch: jn.Batch) -> Any:
             _, model_state = made.init(key, batch)

@@ -121,13 +121,13 @@ def looped(experiment: jn.Experiment) -> Measure:
     source = experiment.data(config).train
     inputs, targets = source.read(np.arange(source.num_examples))
     task, optimizer = experiment.task(config), experiment.optimizer(config)
-    update = jn.make_train_step(task, optimizer)
+    update = jn.steps.make_train_step(task, optimizer)
     per_epoch = source.num_examples // config.batch_size
 
     def batch(inputs: Any, targets: Any) -> jn.Batch:
         return source.gather(Examples(inputs, targets), jnp.arange(config.batch_size))
 
-    init = jax.jit(lambda key: jn.init_train_state(task, optimizer, key, batch(inputs, targets)))
+    init = jax.jit(lambda key: jn.steps.init_train_state(task, optimizer, key, batch(inputs, targets)))
     step = jax.jit(lambda state, *rows: update(state, batch(*rows)), donate_argnums=0)
 
     def epoch(state: Any, number: int) -> Any:

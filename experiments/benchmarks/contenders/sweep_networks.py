@@ -42,10 +42,10 @@ class Network(NamedTuple):
     in_torch: bool
 
 
-def members(experiment: jn.Experiment, num_members: int) -> jn.Points:
+def members(experiment: jn.Experiment, num_members: int) -> jn.search.Points:
     """So many members, the first as the experiment stands; each has its own learning rate, seed and data order."""
     rates = experiment.config.learning_rate * 0.1 ** (np.arange(num_members) / num_members)
-    return jn.search.zipped(learning_rate=[float(rate) for rate in rates], seed=list(range(num_members)))
+    return jn.search.zip(learning_rate=[float(rate) for rate in rates], seed=list(range(num_members)))
 
 
 def adam(config: Config) -> optax.GradientTransformation:

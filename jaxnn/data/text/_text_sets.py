@@ -43,7 +43,7 @@ class TextSource(ArraySource):
     vocabulary: Vocabulary
 
 
-def texts(
+def text_arrays(
     train: Any,
     test: Any = None,
     validation: Any = None,
@@ -86,8 +86,8 @@ def vocabulary(splits: Splits) -> Vocabulary:
     if isinstance(splits.train, TextSource):
         return splits.train.vocabulary
     raise DataError(
-        f"{splits.name} has no vocabulary of texts to classify: those made by jn.data.texts, text_folder, csv, tsv and "
-        "the like have one; of characters and words it is class_names."
+        f"{splits.name} has no vocabulary of texts to classify: those made by jn.data.text_arrays, text_folder, "
+        "read_csv, read_tsv and the like have one; of char_corpus and word_corpus it is class_names."
     )
 
 
@@ -104,7 +104,7 @@ def text_folder(path: PathLike, tokenizer: Tokenizer | None = None) -> Splits:
     """
     root = Path(path)
     pairs, class_names = _read_tree(root, list_folder(root, _SUFFIXES))
-    return texts(**pairs, tokenizer=tokenizer, name=root.resolve().name, class_names=class_names)
+    return text_arrays(**pairs, tokenizer=tokenizer, name=root.resolve().name, class_names=class_names)
 
 
 def imdb(
@@ -140,7 +140,7 @@ def imdb(
         raise DataError(f"{path} does not hold {_IMDB_FOLDER}/{{train,test}}/{{neg,pos}}/*.txt: download it again.")
     reviews, labels = pairs["train"]
     splits = split_off(reviews, labels, {"validation": validation}, seed)
-    return texts(**splits, test=pairs["test"], tokenizer=tokenizer, name="imdb", class_names=class_names)
+    return text_arrays(**splits, test=pairs["test"], tokenizer=tokenizer, name="imdb", class_names=class_names)
 
 
 def _read_archive(path: Path) -> tuple[Listing, dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv as csv_format
+import csv
 import io
 import os
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnn.data._arrays import split_off
 from jaxnn.data._files import PathLike, fetch, folder_with, read_text
-from jaxnn.data.text._text_sets import texts
+from jaxnn.data.text._text_sets import text_arrays
 from jaxnn.data.text._tokenizer import Tokenizer
 from jaxnn.types import DataError, Splits, suggest
 
@@ -25,7 +25,7 @@ _SMS_SPAM = "SMSSpamCollection.tsv"
 type Column = int | str
 
 
-def csv(
+def read_csv(
     path: PathLike,
     tokenizer: Tokenizer | None = None,
     *,
@@ -91,10 +91,10 @@ def csv(
         if unknown := [entry for entry in entries if entry not in numbers]:
             raise DataError(f"{file} has the label {unknown[0]!r}, which the training table lacks: remove such rows.")
         pairs[split] = lines, np.array([numbers[entry] for entry in entries], np.int32)
-    return texts(**pairs, tokenizer=tokenizer, name=Path(path).stem, class_names=class_names)
+    return text_arrays(**pairs, tokenizer=tokenizer, name=Path(path).stem, class_names=class_names)
 
 
-def tsv(
+def read_tsv(
     path: PathLike,
     tokenizer: Tokenizer | None = None,
     *,
@@ -102,8 +102,8 @@ def tsv(
     label: Column,
     **options: Any,
 ) -> Splits:
-    """Texts and labels in the columns of a table with tabs between them; arguments and errors as of `csv`."""
-    return csv(path, tokenizer, text=text, label=label, delimiter="\t", **options)
+    """Texts and labels in the columns of a table with tabs between them; arguments and errors as of `read_csv`."""
+    return read_csv(path, tokenizer, text=text, label=label, delimiter="\t", **options)
 
 
 def ag_news(
@@ -126,7 +126,7 @@ def ag_news(
         DataError: the file is missing and cannot be downloaded, or damaged; shares that cannot be held out.
     """
     path = fetch("ag_news_test", "test.csv", _AG_NEWS, _AG_NEWS_SHA256, data_dir)
-    splits = csv(path, tokenizer, text=(1, 2), label=0, header=False, test=test, validation=validation, seed=seed)
+    splits = read_csv(path, tokenizer, text=(1, 2), label=0, header=False, test=test, validation=validation, seed=seed)
     if splits.class_names != ("1", "2", "3", "4"):
         raise DataError(f"{path} has the classes {', '.join(splits.class_names)} instead of 1 to 4: get it again.")
     return splits._replace(name="ag_news", class_names=("World", "Sports", "Business", "Sci/Tech"))
@@ -149,31 +149,31 @@ def sms_spam(
     advice = "get SMSSpamCollection from the UCI Machine Learning Repository and put it there under that name"
     path = folder_with("sms_spam", [_SMS_SPAM], advice, data_dir) / _SMS_SPAM
     shares = {"test": test, "validation": validation}
-    splits = tsv(path, tokenizer, text=1, label=0, header=False, quoting=False, seed=seed, **shares)
+    splits = read_tsv(path, tokenizer, text=1, label=0, header=False, quoting=False, seed=seed, **shares)
     return splits._replace(name="sms_spam")
 
 
 def _read_rows(path: Path, delimiter: str, quoting: bool) -> list[tuple[int, list[str]]]:
     """The number of the line that each row begins in, from 1, and the row's columns."""
     content = read_text(path)
-    kind: Any = csv_format.QUOTE_MINIMAL if quoting else csv_format.QUOTE_NONE
-    rows = csv_format.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True, quoting=kind)
+    kind: Any = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
+    rows = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True, quoting=kind)
     numbered = []
     first_line = 1
     # Python reads no field of more than 131,072 characters otherwise.
-    limit = csv_format.field_size_limit(len(content) + 1)
+    limit = csv.field_size_limit(len(content) + 1)
     try:
         for row in rows:
             if "".join(row).strip() or len(row) > 1:
                 numbered.append((first_line, row))
             first_line = rows.line_num + 1
-    except csv_format.Error as error:
+    except csv.Error as error:
         raise DataError(
             f"the row that begins in line {first_line} of {path} is no row of a table ({error}): fix its quotation "
             "marks, or give quoting=False."
         ) from error
     finally:
-        csv_format.field_size_limit(limit)
+        csv.field_size_limit(limit)
     return numbered
 
 
@@ -203,7 +203,7 @@ def _texts_and_labels(
         if len(row) != len(first):
             raise DataError(
                 f"line {number} of {path} has {len(row)} columns where the first row has {len(first)}: fix it, or use "
-                "the other of jn.data.csv and tsv, or another quoting."
+                "the other of jn.data.read_csv and read_tsv, or another quoting."
             )
         entries.append(row[label_place].strip())
         lines.append(" ".join(row[column] for column in places))

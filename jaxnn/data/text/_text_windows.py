@@ -24,7 +24,7 @@ _PTB = {"train": "ptb.train.txt", "validation": "ptb.valid.txt", "test": "ptb.te
 type Targets = Literal["all", "last"]
 
 
-def characters(
+def char_corpus(
     path: PathLike | None = None,
     length: int = 64,
     *,
@@ -57,8 +57,8 @@ def characters(
             a length or stride below 1, or unknown targets.
     """
     if targets not in ("all", "last"):
-        raise DataError(f"characters: targets is {targets!r}: {suggest(targets, ('all', 'last'))}.")
-    stride = _checked_stride("characters", length, stride)
+        raise DataError(f"char_corpus: targets is {targets!r}: {suggest(targets, ('all', 'last'))}.")
+    stride = _checked_stride("char_corpus", length, stride)
     name = "tinyshakespeare" if path is None else Path(path).stem
     if path is None:
         path = fetch(name, "input.txt", _TINY_SHAKESPEARE, _TINY_SHAKESPEARE_SHA256, data_dir)
@@ -73,7 +73,7 @@ def characters(
     return _windows(name, "characters", found, known, len(known) - 1, length, stride, targets)
 
 
-def words(
+def word_corpus(
     path: PathLike | Mapping[str, PathLike],
     length: int = 32,
     vocabulary_size: int = 10_000,
@@ -101,14 +101,14 @@ def words(
         DataError: a file that cannot be read, is not UTF-8 or is too short for one window in each split; an unknown
             split, or none to train on; a length or stride below 1, a vocabulary below 2.
     """
-    check_integer("words: vocabulary_size", vocabulary_size, 2)
-    stride = _checked_stride("words", length, stride)
+    check_integer("word_corpus: vocabulary_size", vocabulary_size, 2)
+    stride = _checked_stride("word_corpus", length, stride)
     paths = path if isinstance(path, Mapping) else {"train": path}
     for split in paths:
         if split not in _SPLITS:
-            raise DataError(f"words: there is no split {split!r}: {suggest(split, _SPLITS)}.")
+            raise DataError(f"word_corpus: there is no split {split!r}: {suggest(split, _SPLITS)}.")
     if "train" not in paths:
-        raise DataError("words: no file is named as 'train', and there is nothing to train on: name one.")
+        raise DataError("word_corpus: no file is named as 'train', and there is nothing to train on: name one.")
     found = {}
     for split, file in paths.items():
         text = read_text(Path(file))
@@ -129,11 +129,12 @@ def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
 
     Marcus, Santorini & Marcinkiewicz (1993), as prepared by Mikolov et al., "Recurrent neural network based language
     model" (2010): ``<unk>`` stands for rare words and ``N`` for numbers. Read from ``ptb/`` in the data directory; its
-    licence forbids redistribution: if it is not there, the DataError says where to get it. Other errors as of `words`.
+    licence forbids redistribution: if it is not there, the DataError says where to get it. Other errors as of
+    `word_corpus`.
     """
     advice = "take them from Mikolov's simple-examples.tgz and put them there"
     folder = folder_with("ptb", list(_PTB.values()), advice, data_dir)
-    return words({split: folder / name for split, name in _PTB.items()}, length)._replace(name="ptb")
+    return word_corpus({split: folder / name for split, name in _PTB.items()}, length)._replace(name="ptb")
 
 
 def _checked_stride(unit: str, length: int, stride: int | None) -> int:

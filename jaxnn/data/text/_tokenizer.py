@@ -147,7 +147,7 @@ class Vocabulary:
 
 
 def checked_texts(where: str, texts: Any) -> Sequence[str]:
-    """``texts`` if it is a sequence of strings, else DataError; ``where`` is its name, for the message."""
+    """``text_arrays`` if it is a sequence of strings, else DataError; ``where`` is its name, for the message."""
     if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
         raise DataError(f"{where} must be a list of texts, not one {type(texts).__name__}: put it into a list.")
     for index, text in enumerate(texts):

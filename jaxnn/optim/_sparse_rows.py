@@ -15,27 +15,29 @@ from jaxnn.optim._row_gradients import Path, SparseRows, is_rows, path_name, sum
 from jaxnn.types import ConfigError, Params, PyTree, suggest
 
 
-class LazyTransformation(optax.GradientTransformationExtraArgs):
-    """What ``lazy`` returns: an Optax optimizer that knows which parameters, by their path, are tables."""
+class SparseRowsTransformation(optax.GradientTransformationExtraArgs):
+    """What ``sparse_rows`` returns: an Optax optimizer that knows which parameters, by their path, are tables."""
 
     is_table: Callable[[Path], bool]
 
 
-def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = "embedding") -> LazyTransformation:
+def sparse_rows(
+    optimizer: optax.GradientTransformation, tables: str | Sequence[str] = "embedding"
+) -> SparseRowsTransformation:
     """``optimizer`` that leaves the rows of tables as they are, moments and all, where their gradient is zero.
 
     What TensorFlow Addons' LazyAdam and PyTorch's SparseAdam do to Adam, for any optimizer that works element by
-    element: ``optim.lazy(optax.adam(1e-3))``. In each update, a row of a table counts if any element of its gradient,
-    summed over the batch, is not zero. SparseRows that count are updated as always, with the optimizer's own count of
-    updates for schedules and bias corrections. All others keep their parameters and their state bit for bit: their
+    element: ``optim.sparse_rows(optax.adam(1e-3))``. In each update, a row of a table counts if any element of its
+    gradient, summed over the batch, is not zero. Rows that count are updated as always, with the optimizer's own count
+    of updates for schedules and bias corrections. All others keep their parameters and their state bit for bit: their
     moments do not decay, weight decay does not reach them, and momentum does not carry them on. A table whose every
-    row counts in every update is updated as if ``lazy`` were not there. Other parameters are never lazy.
+    row counts in every update is updated as if ``sparse_rows`` were not there. Other parameters are never lazy.
 
     `make_train_step` then takes the gradient by rows, and no operation of an update but the lookups and the writes
     sees a whole table: time and memory follow the ids in a batch, not the size of the vocabulary. It can do so for
-    tables of which the loss only looks rows up, and where ``lazy`` is outermost. Gradient clipping goes inside, and its
-    norm is that of all gradients. ``averaged`` and ``accumulated`` touch whole tables and go outside: the updates mean
-    the same then, but come from dense gradients and save nothing.
+    tables of which the loss only looks rows up, and where ``sparse_rows`` is outermost. Gradient clipping goes inside,
+    and its norm is that of all gradients. ``with_ema`` and ``with_accumulation`` touch whole tables and go outside: the
+    updates mean the same then, but come from dense gradients and save nothing.
 
     It pays where a table has many more rows than a batch has ids. With 12,800 ids a step of Adam on two CPU cores is 6
     to 15 times as fast for 1,200,000 rows of 50 (the more ids repeat, the faster), and half as fast for 20,000. On a
@@ -62,7 +64,7 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
         known = [path_name(path) for path, _ in jax.tree.leaves_with_path(params)]
         for name in names:
             if not any(_is_called(path, name) for path in known):
-                raise ConfigError(f"lazy: no parameter is called {name!r}: {suggest(name, known)}.")
+                raise ConfigError(f"sparse_rows: no parameter is called {name!r}: {suggest(name, known)}.")
         state = inner.init(params)
         _check_state(params, state, is_table)
         return state
@@ -71,7 +73,7 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
-            raise ConfigError("lazy: update needs the parameters: pass them as params.")
+            raise ConfigError("sparse_rows: update needs the parameters: pass them as params.")
         leaves, gradients = jax.tree.leaves_with_path(params), jax.tree.leaves(updates, is_leaf=is_rows)
         paths = {path for path, _ in leaves}
         selected = {
@@ -97,7 +99,7 @@ def lazy(optimizer: optax.GradientTransformation, tables: str | Sequence[str] = 
         state = on_tables(lambda rows, leaf, new: rows.put(leaf, new), state, some_state)
         return on_tables(lambda rows, step: rows.update(step), steps), state
 
-    transformation = LazyTransformation(init, update)
+    transformation = SparseRowsTransformation(init, update)
     transformation.is_table = is_table
     return transformation
 
@@ -107,11 +109,11 @@ def value_and_grad_of(
 ) -> Callable[..., Callable[..., Any]]:
     """Returns the function that differentiates a loss for ``optimizer``, called as ``jax.value_and_grad``.
 
-    It is that function itself, or for an optimizer by `lazy` one that gives ``SparseRows`` for gradients of tables.
-    Optimizers around one by `lazy` take dense gradients. `apply_updates` takes the updates of both. ``axis_name`` is
-    the mapped axis that batches are split over (`tasks.averaged_over`); every device gets all rows.
+    It is that function itself, or for an optimizer by `sparse_rows` one that gives ``SparseRows`` for gradients of
+    tables. Optimizers around one by `sparse_rows` take dense gradients. `apply_updates` takes the updates of both.
+    ``axis_name`` is the mapped axis that batches are split over (`tasks.averaged_over`); every device gets all rows.
     """
-    if not isinstance(optimizer, LazyTransformation):
+    if not isinstance(optimizer, SparseRowsTransformation):
         return jax.value_and_grad
     return functools.partial(value_and_row_gradient, is_table=optimizer.is_table, axis_name=axis_name)
 
@@ -158,18 +160,20 @@ def _check_state(params: Params, state: optax.OptState, is_table: Callable[[Path
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, whole)):
         if isinstance(node, whole):
             raise ConfigError(
-                f"lazy: {type(node).__name__} concerns every row in every update: put averaged or accumulated around "
-                "lazy, not inside."
+                f"sparse_rows: {type(node).__name__} concerns every row in every update: put with_ema "
+                "or with_accumulation around sparse_rows, not inside."
             )
     tables = dict(jax.tree.leaves_with_path(params))
     for path, leaf in jax.tree.leaves_with_path(state):
         owner = _owner(path, tables)
         if owner and is_table(owner) and leaf.shape != tables[owner].shape:
             raise ConfigError(
-                f"lazy: the optimizer keeps {list(leaf.shape)} for the table {path_name(owner)!r} "
+                f"sparse_rows: the optimizer keeps {list(leaf.shape)} for the table {path_name(owner)!r} "
                 f"{list(tables[owner].shape)}, so it does not work element by element: take another, as optax.adam."
             )
 
 
 def _refuse_line_search(params: Params) -> jax.Array:
-    raise ConfigError("lazy: the optimizer looks for a step size itself, for which it needs every row: take another.")
+    raise ConfigError(
+        "sparse_rows: the optimizer looks for a step size itself, for which it needs every row: take another."
+    )
