@@ -113,7 +113,7 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
         figure, name = open_sweep(run).plot(), "sweep.png"
     else:
         facts = read_run(run)
-        figure, name = draw_curves(read_metrics(run), f"{facts['name']} · {facts.get('data')}"), "curves.png"
+        figure, name = draw_curves(read_metrics(run), facts["name"], facts.get("data") or ""), "curves.png"
     path = out or run / name
     try:
         figure.savefig(path, dpi=120)

@@ -2,7 +2,7 @@
 
 from jaxnn.record._checkpoints import FOLDER, Checkpoints, Restored, load_checkpoint
 from jaxnn.record._metric_log import LogDigest, MetricWriter, rewind_metrics
-from jaxnn.record._plots import draw_curves, new_figure
+from jaxnn.record._plots import draw_curves, format_value, label_ticks, new_figure, new_panels
 from jaxnn.record._provenance import (
     PARTS,
     changed_parts,

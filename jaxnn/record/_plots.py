@@ -1,8 +1,9 @@
-"""Plots of a run against the step, by matplotlib, imported when the first is made; any thread may draw them."""
+"""Figures in the style of the package, and the curves of a run. Matplotlib is imported for the first figure."""
 
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -10,55 +11,97 @@ from typing import TYPE_CHECKING, Any
 from jaxnn.record._record_reader import METRIC_PREFIXES, metrics_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-COLOURS = dict(zip(METRIC_PREFIXES, ("tab:blue", "tab:green", "tab:orange"), strict=True))
+STYLE = "jaxnn.record.figure"
+COLOURS = dict(zip(METRIC_PREFIXES, ("C0", "C2", "C1"), strict=True))
+STYLE_LOCK = threading.RLock()  # matplotlib's settings are global, and any thread may draw
 
 
 def new_figure(**arguments: Any) -> Figure:
-    """A ``matplotlib.figure.Figure`` without a window, which a notebook shows even before it imports ``pyplot``."""
+    """A styled figure without a window, which a notebook shows even before it imports ``pyplot``."""
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    def as_png() -> bytes:
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png")
-        return picture.getvalue()
+    class StyledFigure(Figure):
+        def add_subplot(self, *args: Any, **kwargs: Any) -> Any:
+            with STYLE_LOCK, style.context(STYLE):
+                return super().add_subplot(*args, **kwargs)
 
-    figure: Any = Figure(**arguments)
-    figure._repr_png_ = as_png
-    return figure  # type: ignore[no-any-return]
+        def draw(self, renderer: Any) -> None:
+            with STYLE_LOCK, style.context(STYLE):  # creates ticks
+                super().draw(renderer)
+
+        def _repr_png_(self) -> bytes:
+            picture = io.BytesIO()
+            self.savefig(picture, format="png")
+            return picture.getvalue()
+
+    return StyledFigure(facecolor="white", **arguments)
 
 
-def draw_curves(lines: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
+def new_panels(count: int) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` panels, at most three in a row."""
+    columns = 2 if count == 4 else min(3, count)
+    rows = -(-count // columns)
+    figure = new_figure(figsize=(4.4 * columns, 3.4 * rows), layout="constrained")
+    return figure, [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
+
+
+def label_ticks(axis: Axis, metric: str = "") -> None:
+    """Labels ticks plainly: accuracies in per cent, logarithmic axes 0.2, 0.5, 1; powers over many decades."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    if metric.endswith("accuracy"):
+        axis.set_major_formatter(lambda value, _: format_value(metric, value))
+    elif axis.get_scale() == "log" and high < 1e4 * low:
+        dense = (1, 1.5, 2, 3, 4, 6, 8) if high < 10 * low else (1, 2, 5)
+        subs = dense if high < (30 if axis is axis.axes.xaxis else 1000) * low else (1,)
+        axis.set_major_locator(LogLocator(subs=subs) if high > 2.5 * low else MaxNLocator(5))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+
+
+def format_value(metric: str, value: float) -> str:
+    """The value with four digits, of an accuracy in per cent."""
+    return f"{100 * value:.4g} %" if metric.endswith("accuracy") else f"{value:.4g}"
+
+
+def draw_curves(lines: Sequence[Mapping[str, Any]], run: str = "", data: str = "") -> Figure:
     """One panel per metric with all splits, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
 
-    The figure belongs to no window; ``savefig`` it, or return it from a notebook's cell.
+    The title is ``run``, and ``data`` unless ``run`` contains it. Save the figure, or return it from a notebook's cell.
     """
     names = sorted({key.partition("_")[2] for line in lines for key in metrics_of(line)})
     names.sort(key=lambda name: name != "loss")
-    figure = new_figure(figsize=(4.2 * (len(names) + 1), 3.4), layout="constrained")
-    panels = figure.subplots(1, len(names) + 1, squeeze=False)[0]
+    figure, panels = new_panels(len(names) + 1)
     for name, axes in zip(names, panels, strict=False):
         for prefix, colour in COLOURS.items():
             if points := [(line["step"], line[prefix + name]) for line in lines if prefix + name in line]:
-                marker, label = "" if prefix == "train_" else "o", f"{prefix[:-1]} {points[-1][1]:.4g}"
+                marker, label = "" if prefix == "train_" else "o", f"{prefix[:-1]} {format_value(name, points[-1][1])}"
                 axes.plot(*zip(*points, strict=True), marker=marker, ms=3, c=colour, label=label)
         if name == "loss" and all(line.get("train_loss", 1.0) > 0 for line in lines):
             axes.set_yscale("log")
+        label_ticks(axes.yaxis, name)
     reported = [line for line in lines if isinstance(line.get("steps_per_second"), int | float)]
     steps, rates = [line["step"] for line in reported], [line["steps_per_second"] for line in reported]
-    # Windows of a millisecond end when the host wakes up: single ones misstate the speed.
+    # Single windows of a millisecond measure when the host wakes up.
     smooth = [median(rates[max(0, index - 2) : index + 3]) for index in range(len(rates))]
     if smooth:
         panels[-1].plot(steps, rates, c="lightgray")
-        panels[-1].plot(steps, smooth, c="tab:gray", label=f"median of five, last {smooth[-1]:,.0f}")
+        panels[-1].plot(
+            steps, smooth, c="C7", label=f"running median, last {smooth[-1]:,.{1 if smooth[-1] < 100 else 0}f}"
+        )
         panels[-1].set_ylim(0, 1.5 * max(smooth))
+        panels[-1].yaxis.set_major_formatter("{x:,.10g}")
     for name, axes in zip([*names, "steps per second"], panels, strict=True):
         axes.set_title(name.replace("_", " "), fontsize="medium")
         axes.set_xlabel("step")
-        axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize="small")
-    if title:
-        figure.suptitle(title, fontsize="medium")
+    if run or data:
+        figure.suptitle(run if data in run else f"{run} · {data}", fontsize="medium")
     return figure

@@ -14,26 +14,21 @@ from matplotlib.axis import Axis as DrawnAxis
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from jaxnn.record import metrics_of, new_figure
+from jaxnn.record import format_value, label_ticks, metrics_of, new_panels
 from jaxnn.search import Axis, scale_of
 from jaxnn.sweeps._members import ENOUGH, SEED, GroupRow, count_by_status, grouped, show, show_field, spread_of
 
 if TYPE_CHECKING:
     from jaxnn.sweeps._sweep import Sweep
 
-PANELS_PER_ROW = 3
-PANEL_INCHES = (4.6, 3.6)
-# Up to this many groups have bands and a legend; more are coloured by value.
-MOST_NAMED = 8
-# More labels, or letters in a row of labels, than this would be unreadable.
-MOST_LABELS = 8
-MOST_LETTERS = 30
-# Viridis ends here: its light end is invisible on white.
-VISIBLE = 0.92
-# From this ratio on, losses are drawn on a logarithmic scale.
-DECADE = 10.0
-LOST_COLOUR = "tab:red"
+MOST_NAMED = 8  # groups with bands and a legend; more are coloured by value
+MOST_LABELS = 8  # on an axis
+MOST_LETTERS = 30  # in a horizontal row of labels
+VISIBLE = 0.92  # the light end of viridis is invisible on white
+DECADE = 10.0  # the ratio of losses from which they are drawn on a logarithmic scale
+LOST_COLOUR = "C5"
 # Members that were cut short, at their last value.
 SHORT: dict[str, Any] = {"marker": "o", "mfc": "none", "mec": "0.7", "mew": 0.8, "ms": 4, "ls": "none", "zorder": 1}
 BEST: dict[str, Any] = {"marker": "*", "c": "black", "ms": 11, "mec": "white", "ls": "none", "zorder": 5}
@@ -48,13 +43,10 @@ def draw_sweep(sweep: Sweep, metric: str | None = None) -> Figure:
         panels.insert(0, partial(draw_curves))
     if len(sweep.settings) == 2:
         panels.append(partial(draw_pair))
-    columns = 2 if len(panels) == 4 else min(PANELS_PER_ROW, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(figsize=(PANEL_INCHES[0] * columns, PANEL_INCHES[1] * rows), layout="constrained")
-    for index, panel in enumerate(panels):
-        panel(figure.add_subplot(rows, columns, index + 1), sweep, metric)
-    cut_short = [member for member in sweep.members if member.cut_short]
-    marks = {"×": sweep.lost, "○": cut_short}
+    figure, subplots = new_panels(len(panels))
+    for panel, axes in zip(panels, subplots, strict=True):
+        panel(axes, sweep, metric)
+    marks = {"×": sweep.lost, "○": [member for member in sweep.members if member.cut_short]}
     marked = ", ".join(f"{mark} {count_by_status(members)}" for mark, members in marks.items() if members)
     title = f"{metric.replace('_', ' ')} of {len(sweep.members)} members" + (f" ({marked})" if marked else "")
     figure.suptitle(title, fontsize="large")
@@ -81,13 +73,15 @@ def _mark(axis: Axis, drawn: DrawnAxis) -> None:
     panel, across = drawn.axes, drawn is drawn.axes.xaxis
     if axis.scale == "log":
         (panel.set_xscale if across else panel.set_yscale)("log")
-    if axis.scale == "nominal":
+        label_ticks(drawn)
+    if axis.scale == "nominal" or (axis.scale == "log" and len(axis.values) <= MOST_LABELS):
         shown = axis.values[:: -(-len(axis.values) // MOST_LABELS)]
         labels = [show(value) for value in shown]
         drawn.set_ticks([_position(axis, value) for value in shown], labels=labels)
+        drawn.set_minor_locator(NullLocator())
         if across and sum(map(len, labels)) > MOST_LETTERS:
             drawn.set_tick_params(labelrotation=40)
-        (panel.set_xmargin if across else panel.set_ymargin)(0.15)
+        (panel.set_xmargin if across else panel.set_ymargin)(0.15 if axis.scale == "nominal" else 0.05)
     drawn.set_label_text(axis.name)
 
 
@@ -113,16 +107,16 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
     coloured = next((axis for axis in settings if axis.scale != "nominal"), None if named else settings[0])
     colours = ListedColormap(colormaps["viridis"](np.linspace(0, VISIBLE, 256)))
     if coloured is not None:
-        norm = _norm([_position(coloured, value) for value in coloured.values], log=coloured.scale == "log")
+        places = [_position(coloured, value) for value in coloured.values]
+        norm = (LogNorm if coloured.scale == "log" else Normalize)(min(places), max(places))
     if settings:
         curves.sort(key=lambda curve: _position(settings[0], curve[0][settings[0].name]))
     for index, (point, at, spreads) in enumerate(curves):
         # Numbers have an order, which colours can show; a few settings without order get distinct colours.
         colour: Any = f"C{index}"
-        if coloured is not None and (len(settings) == 1 or not named):
+        if coloured is not None and len(curves) > 1 and (len(settings) == 1 or not named):
             colour = colours(norm(_position(coloured, point[coloured.name])))
-        label = ", ".join(map(show_field, point.values())) if named else None
-        marker = "o" if len(at) == 1 else ""
+        label, marker = ", ".join(map(show_field, point.values())) if named else "", "o" if len(at) <= 3 else ""
         axes.plot(at, [spread.mean for spread in spreads], c=colour, marker=marker, ms=3, lw=1.2, label=label or None)
         if named:
             ends = [spread.low for spread in spreads], [spread.high for spread in spreads]
@@ -131,7 +125,7 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
         title = ", ".join(axis.name for axis in settings)
         axes.legend(fontsize="small", title=title, title_fontsize="small", ncols=1 + (len(curves) > 4), handlelength=1)
     elif coloured is not None and not named:
-        _mark(coloured, _add_colour_bar(axes, norm, colours, coloured.name).ax.yaxis)
+        _mark(coloured, axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, pad=0.02).ax.yaxis)
     sizes = [spreads[0].n for _, _, spreads in curves if spreads[0].n > 1]
     title = "mean over seeds" if sizes else "curves"
     if sizes and named:
@@ -154,9 +148,9 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
         axes.plot(places[short], values[short], label="cut short", **SHORT)
     spread, title = spread_of(scores), "last value"
     if axis.name == SEED and spread.n > 1:
-        title = f"{spread.n} seeds: {spread}"
-        axes.axhline(spread.mean, c="tab:blue", lw=1.2)
-        axes.axhspan(spread.low, spread.high, color="tab:blue", alpha=0.15, lw=0)
+        title = f"{spread.n} seeds: " + (f"{spread_of(100 * scores)} %" if metric.endswith("accuracy") else str(spread))
+        axes.axhline(spread.mean, c="C0", lw=1.2)
+        axes.axhspan(spread.low, spread.high, color="C0", alpha=0.15, lw=0)
     elif axis.name != SEED and spread.n:
         groups = sweep.group([setting.name for setting in sweep.settings], metric)
         best = groups.best()
@@ -165,12 +159,12 @@ def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
         line.sort(key=lambda row: _position(axis, row.point[axis.name]))
         x, means = [_position(axis, row.point[axis.name]) for row in line], [row.spread.mean for row in line]
         style = "none" if axis.scale == "nominal" else "-"
-        axes.plot(x, means, c="tab:blue", ls=style, marker="o", ms=4, lw=1.2)
-        axes.vlines(x, [row.spread.low for row in line], [row.spread.high for row in line], color="tab:blue", lw=1.5)
+        axes.plot(x, means, c="C0", ls=style, marker="o", ms=4, lw=1.2)
+        axes.vlines(x, [row.spread.low for row in line], [row.spread.high for row in line], color="C0", lw=1.5)
         axes.plot(_position(axis, best.point[axis.name]), best.spread.mean, **BEST)
-        title = f"★ {show(best.spread.mean)} at {show_field(best.point[axis.name])}"
+        title = f"★ {format_value(metric, best.spread.mean)} at {show(best.point[axis.name])}"
         if len(best.members) > 1:
-            title += f", mean over {best.n} of {len(best.members)} seeds"
+            title += f" (mean of {best.n}" + (f" of {len(best.members)} seeds)" if best.left_out else " seeds)")
     _mark(axis, axes.xaxis)
     lost = [_position(axis, member.fields.get(axis.name)) for member in sweep.lost]
     _finish(axes, sweep, metric, values[np.isfinite(scores) | short], lost, title)
@@ -182,7 +176,7 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     groups = sweep.group([x.name, y.name], metric)
     results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
     more = sweep.more_is_better(metric)
-    norm = _norm(results, log=_is_wide(results, more))
+    norm = (LogNorm if _is_wide(results, more) else Normalize)(results.min(), results.max())
     # Better is darker.
     colours = colormaps["viridis_r" if more else "viridis"]
     cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
@@ -204,25 +198,19 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
             axes.plot(column, line, **{"marker": "x", "c": LOST_COLOUR, "ms": 5} if row.num_lost else SHORT)
     if cells:
         axes.imshow(means, cmap=colours, norm=norm, origin="lower", aspect="auto")
+        axes.grid(visible=False)
     _mark(x, axes.xaxis)
     _mark(y, axes.yaxis)
     if any(row.n for row in groups.rows):
         axes.plot(*place(groups.best()), **BEST)
-    _add_colour_bar(axes, norm, colours, metric.replace("_", " "))
+    bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=metric.replace("_", " "), pad=0.02)
+    label_ticks(bar.ax.yaxis, metric)
     axes.set_title("mean over seeds" if any(row.n > 1 for row in groups.rows) else "members", fontsize="medium")
 
 
 def _is_wide(values: np.ndarray, more_is_better: bool) -> bool:
     """Whether ``values`` are of a loss, positive, and span more than a decade."""
     return not more_is_better and len(values) > 0 and bool(0 < DECADE * values.min() < values.max())
-
-
-def _norm(values: np.ndarray | list[float], *, log: bool) -> Normalize:
-    return (LogNorm if log else Normalize)(np.min(values), np.max(values))
-
-
-def _add_colour_bar(axes: Axes, norm: Normalize, colours: Any, label: str) -> Any:
-    return axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=label, pad=0.02)
 
 
 def _finish(axes: Axes, sweep: Sweep, metric: str, values: np.ndarray, lost: list[float], title: str) -> None:
@@ -235,5 +223,7 @@ def _finish(axes: Axes, sweep: Sweep, metric: str, values: np.ndarray, lost: lis
         style: dict[str, Any] = {"c": LOST_COLOUR, "ms": 5, "clip_on": False, "transform": axes.get_xaxis_transform()}
         axes.plot(lost, [0.03 if more else 0.97] * len(lost), "x", label=count_by_status(sweep.lost), **style)
     axes.set_ylabel(metric.replace("_", " "))
-    axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.3)
+    axes.set_title(title if len(values) else "no results", fontsize="medium")
+    label_ticks(axes.yaxis, metric)
+    if not len(values):
+        axes.set_yticks([])

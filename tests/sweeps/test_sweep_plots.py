@@ -1,4 +1,4 @@
-"""The figure of a sweep: panels, scales, lines and marks; not pixels."""
+"""Figures of runs and sweeps: panels, titles, scales, ticks, curves and marks."""
 
 from __future__ import annotations
 
@@ -14,197 +14,211 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
+from jaxnn.record import draw_curves
 from jaxnn.sweeps import Sweep
 from jaxnn.types import ConfigError
 from tests import swept
 
 
-def over(folder: Path, axes: dict[str, list[Any]], lost: set[int] = frozenset()) -> Sweep:  # type: ignore[assignment]
-    """A full grid whose losses grow with the place in it; members ``lost`` diverged."""
+def grid(folder: Path, axes: dict[str, list[Any]], lost: set[int] = frozenset()) -> Sweep:  # type: ignore[assignment]
+    """A full grid with losses 1.0, 1.1, 1.2, … in order; members ``lost`` diverged."""
     points = itertools.product(*axes.values())
     losses = {point: None if index in lost else 1.0 + 0.1 * index for index, point in enumerate(points)}
     return swept.sweep(folder / "sweep", losses, *axes)
 
 
-def panels(figure: Figure, folder: Path) -> dict[tuple[str, str], Axes]:
-    """The panels by the labels of their axes, colour bars too; drawn once, which warns where a thing cannot be."""
-    figure.savefig(folder / "sweep.png")
+def with_status(sweep: Sweep, statuses: dict[int, str]) -> Sweep:
+    """The sweep with these members stopped at step 10, their first report."""
+    members = (
+        dataclasses.replace(m, status=statuses[m.index], step=10) if m.index in statuses else m for m in sweep.members
+    )
+    lines = (line for line in sweep.lines if line["member"] not in statuses or line["step"] == 10)
+    return dataclasses.replace(sweep, members=tuple(members), lines=tuple(lines))
+
+
+def panels(figure: Figure) -> dict[tuple[str, str], Axes]:
+    """The panels by the labels of their axes, colour bars too."""
     return {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in figure.axes}
 
 
-def ticks(axes: Axes, which: str = "x") -> list[str]:
-    return [label.get_text() for label in (axes.get_xticklabels() if which == "x" else axes.get_yticklabels())]
+def ticks(figure: Figure, axes: Axes, which: str = "x") -> list[str]:
+    """The tick labels that a reader sees."""
+    figure.draw_without_rendering()
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = sorted(axis.get_view_interval())
+    drawn = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+    return [label.get_text() for place, label in drawn if low <= place <= high]
 
 
-def crosses(axes: Axes) -> np.ndarray:
-    """Where the members that were lost are marked: x in data, y in shares of the panel's height."""
-    return np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "x"] or [[]])
+def marks(axes: Axes, marker: str) -> np.ndarray:
+    return np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == marker] or [[]])
 
 
-def test_one_axis_and_seeds(tmp_path: Path) -> None:
-    sweep = over(tmp_path, {"learning_rate": [0.1, 0.001, 0.01], "seed": [0, 1, 2, 3]}, lost={10, 11})
-    figure = sweep.plot()
-    found = panels(figure, tmp_path)
-    assert list(found) == [("step", "test loss"), ("learning_rate", "test loss")]
-    curves, points = found.values()
+def test_curves_of_a_run_have_three_panels_per_row_and_plain_ticks() -> None:
+    lines: list[dict[str, Any]] = []
+    for step in (10, 20, 30):
+        values = {"loss": 6.0 / step, "accuracy": step / 40, "perplexity": 2.0, "bits": 1.0}
+        lines.append({"step": step, "steps_per_second": 1234.5 * step, **{f"train_{k}": v for k, v in values.items()}})
+    lines[-1] |= {"test_loss": 0.25, "test_accuracy": 0.5}
+    figure = draw_curves(lines, "char_gpt", "shakespeare")
+    assert figure.get_suptitle() == "char_gpt · shakespeare" and figure.get_facecolor() == (1, 1, 1, 1)
+    assert draw_curves(lines, "shakespeare_gpt", "shakespeare").get_suptitle() == "shakespeare_gpt"
+    loss, accuracy, *_, speed = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy", "bits", "perplexity", "steps per second"]
+    assert loss.get_subplotspec().get_gridspec().get_geometry() == (2, 3)  # type: ignore[union-attr]
+    assert loss.get_yscale() == "log" and ticks(figure, loss, "y") == ["0.2", "0.3", "0.4", "0.6"]
+    assert ticks(figure, accuracy, "y")[:2] == ["30 %", "40 %"]
+    texts = [text.get_text() for text in accuracy.get_legend().get_texts()]  # type: ignore[union-attr]
+    assert texts == ["train 75 %", "test 50 %"]
+    assert speed.get_legend().get_texts()[0].get_text() == "running median, last 24,690"  # type: ignore[union-attr]
+    assert "20,000" in ticks(figure, speed, "y")
+    assert len(draw_curves([]).axes) == 1
+
+
+def test_one_setting_and_seeds(tmp_path: Path) -> None:
+    figure = grid(tmp_path, {"learning_rate": [0.1, 0.001, 0.01], "seed": [0, 1, 2, 3]}, lost={10, 11}).plot()
+    assert list(panels(figure)) == [("step", "test loss"), ("learning_rate", "test loss")]
+    curves, points = figure.axes
     assert figure.get_suptitle() == "test loss of 12 members (× 2 diverged)"
-    # A line a learning rate, least first, of the mean over seeds: of 0.001, the second, 20 / step · 1.55 at step 20.
     legend = curves.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["0.001", "0.01", "0.1"]
     assert legend.get_title().get_text() == "learning_rate"
     assert curves.get_title() == "mean over seeds, with the range of few seeds"
+    # The mean over seeds of 0.001, the second value: 20 / step · 1.55.
     np.testing.assert_allclose(curves.get_lines()[0].get_xydata(), [[10, 3.1], [20, 1.55]])
-    assert len(curves.collections) == 3, "a band a learning rate"
-    assert points.get_xscale() == "log" and points.get_title() == "★ 1.15 at 0.1, mean over 4 of 4 seeds"
-    np.testing.assert_array_equal(points.get_lines()[0].get_xdata(), [0.001, 0.01, 0.1])
-    np.testing.assert_allclose(points.get_lines()[0].get_ydata(), [1.55, 1.85, 1.15])
+    np.testing.assert_allclose(marks(curves, "x"), [[10, 0.97]] * 2)
+    assert len(curves.collections) == 3, "one band per learning rate"
+    assert points.get_title() == "★ 1.15 at 0.1 (mean of 4 seeds)"
+    assert points.get_xscale() == "log" and ticks(figure, points) == ["0.001", "0.01", "0.1"]
+    np.testing.assert_allclose(points.get_lines()[0].get_xydata(), [[0.001, 1.55], [0.01, 1.85], [0.1, 1.15]])
+    np.testing.assert_allclose(marks(points, "x"), [[0.01, 0.97]] * 2)
     assert points.collections[0].get_offsets().shape == (12, 2)
     (bars,) = (c for c in points.collections if isinstance(c, LineCollection))
     np.testing.assert_allclose(bars.get_segments()[2], [[0.1, 1.0], [0.1, 1.3]])
 
 
-def test_lost_members_are_marked_at_the_bad_edge(tmp_path: Path) -> None:
-    sweep = over(tmp_path, {"learning_rate": [0.001, 0.01], "seed": [0, 1]}, lost={3})
-    for metric, edge in (("test_loss", 0.97), ("test_accuracy", 0.03)):
-        found = panels(sweep.plot(metric), tmp_path)
-        np.testing.assert_allclose(crosses(found["learning_rate", metric.replace("_", " ")]), [[0.01, edge]])
-    curves = panels(sweep.plot(), tmp_path)["step", "test loss"]
-    np.testing.assert_allclose(crosses(curves), [[10, 0.97]])
-    # The curve of 0.01 is that of its one member that did not diverge, whose loss is 1.2 at the end.
-    np.testing.assert_allclose(curves.get_lines()[1].get_ydata(), [2.4, 1.2])
+def test_accuracies_are_in_per_cent_and_lost_members_at_the_bottom(tmp_path: Path) -> None:
+    figure = grid(tmp_path, {"seed": [0, 1, 2, 3, 4]}, lost={3}).plot("test_accuracy")
+    (strip,) = figure.axes  # these members have no curves of it
+    # Accuracy is 1 - loss / 10: 90, 89, 88 and 86 %.
+    assert strip.get_title() == "4 seeds: 88.2 ± 1.7 (86.0 to 90.0) %"
+    assert ticks(figure, strip, "y")[:2] == ["86 %", "87 %"]
+    np.testing.assert_allclose(marks(strip, "x"), [[3, 0.03]])
 
 
-def test_seeds_alone(tmp_path: Path) -> None:
-    sweep = over(tmp_path, {"seed": [3, 4, 5, 6, 7]}, lost={2})
-    curves, strip = panels(sweep.plot(), tmp_path).values()
+def test_seeds_alone_have_their_mean_and_interval(tmp_path: Path) -> None:
+    figure = grid(tmp_path, {"seed": [3, 4, 5, 6, 7]}, lost={2}).plot()
+    curves, strip = figure.axes
     assert len(curves.get_lines()) == 2 and len(curves.collections) == 1 and curves.get_legend() is None
-    assert strip.get_xlabel() == "seed" and ticks(strip) == ["3", "4", "5", "6", "7"]
+    assert strip.get_xlabel() == "seed" and ticks(figure, strip) == ["3", "4", "5", "6", "7"]
     # 1.0, 1.1, 1.3, 1.4: mean 1.2, deviation √(0.1 / 3) = 0.1826.
     assert strip.get_title() == "4 seeds: 1.20 ± 0.18 (1.00 to 1.40)"
     mean, _ = strip.get_lines()
     assert mean.get_ydata() == pytest.approx([1.2, 1.2]) and len(strip.patches) == 1
-    np.testing.assert_allclose(crosses(strip), [[2, 0.97]])
+    np.testing.assert_allclose(marks(strip, "x"), [[2, 0.97]])
 
 
 @pytest.mark.parametrize(
     ("seeds", "title"),
     [
         ((1, 1), "curves"),
-        ((2, 4), "mean over seeds, with the range of few seeds"),
-        ((5, 6), "mean over seeds, with its 95 % interval"),
         ((4, 5), "mean over seeds, with the range of few seeds"),
+        ((5, 6), "mean over seeds, with its 95 % interval"),
     ],
 )
-def test_the_title_names_the_band(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
+def test_title_names_the_band(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
     points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
     sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "seed")
-    assert panels(sweep.plot(), tmp_path)["step", "test loss"].get_title() == title
+    assert sweep.plot().axes[0].get_title() == title
 
 
-def cut(sweep: Sweep, statuses: dict[int, str]) -> Sweep:
-    """The sweep with these members cut short, or stopped, at step 10, their first report."""
-    changed = {index: {"status": status, "step": 10} for index, status in statuses.items()}
-    members = (dataclasses.replace(m, **changed.get(m.index, {})) for m in sweep.members)
-    lines = (line for line in sweep.lines if line["member"] not in statuses or line["step"] == 10)
-    return dataclasses.replace(sweep, members=tuple(members), lines=tuple(lines))
-
-
-def test_members_that_were_cut_short_are_rings_and_curves_end_where_members_stop(tmp_path: Path) -> None:
-    axes = {"learning_rate": [0.001, 0.01, 0.1], "seed": [0, 1]}
-    stopped = cut(over(tmp_path, axes), {1: "stopped early"})
-    first, second, _ = panels(stopped.plot(), tmp_path)["step", "test loss"].get_lines()
+def test_curves_end_when_a_member_stops_and_members_cut_short_are_rings(tmp_path: Path) -> None:
+    sweep = grid(tmp_path, {"learning_rate": [0.001, 0.01, 0.1], "seed": [0, 1]})
+    first, second, _ = with_status(sweep, {1: "stopped early"}).plot().axes[0].get_lines()
     # Losses 1 and 1.1 at the end, twice that at step 10.
     np.testing.assert_allclose(first.get_xydata(), [[10, 2.1]])
     np.testing.assert_array_equal(second.get_xdata(), [10, 20])
-    sweep = cut(over(tmp_path, axes), {1: "pruned", 4: "pruned", 5: "interrupted"})
-    figure = sweep.plot()
-    curves, points = panels(figure, tmp_path).values()
+    figure = with_status(sweep, {1: "pruned", 4: "pruned", 5: "interrupted"}).plot()
+    curves, points = figure.axes
     assert figure.get_suptitle() == "test loss of 6 members (○ 2 pruned, 1 interrupted)"
-    # The pruned one of 0.001, grey; its member that finished; a group that did; one of which none did.
+    # The pruned one of 0.001 in grey, its finished member, a finished group, and a group without a finished member.
     drawn = [(line.get_xdata().tolist(), line.get_ydata()[0]) for line in curves.get_lines()]
     assert drawn == [([10], 2.2), ([10, 20], 2.0), ([10, 20], pytest.approx(2.5)), ([10], pytest.approx(2.9))]
     (rings,) = (line for line in points.get_lines() if line.get_label() == "cut short")
     np.testing.assert_allclose(rings.get_xydata(), [[0.001, 1.1], [0.1, 1.4], [0.1, 1.5]])
-    assert points.get_title() == "★ 1.25 at 0.01, mean over 2 of 2 seeds"
+    assert points.get_title() == "★ 1.25 at 0.01 (mean of 2 seeds)"
 
 
-def test_the_star_prefers_groups_that_lost_no_seed(tmp_path: Path) -> None:
+def test_star_prefers_groups_that_lost_no_seed(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.01], "seed": [0, 1]}
-    preferred = panels(over(tmp_path, axes, lost={0}).plot(), tmp_path)["learning_rate", "test loss"]
-    assert preferred.get_title() == "★ 1.25 at 0.01, mean over 2 of 2 seeds"
-    said = panels(over(tmp_path, axes, lost={0, 2}).plot(), tmp_path)["learning_rate", "test loss"]
-    assert said.get_title() == "★ 1.1 at 0.001, mean over 1 of 2 seeds"
+    assert grid(tmp_path, axes, lost={0}).plot().axes[1].get_title() == "★ 1.25 at 0.01 (mean of 2 seeds)"
+    assert grid(tmp_path, axes, lost={0, 2}).plot().axes[1].get_title() == "★ 1.1 at 0.001 (mean of 1 of 2 seeds)"
 
 
-def test_a_halving_of_scattered_draws_is_drawn(tmp_path: Path) -> None:
-    points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
-    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "model.dropout")
-    found = panels(cut(sweep, dict.fromkeys(range(2, 6), "pruned")).plot(), tmp_path)
-    drawn = found["learning_rate", "model.dropout"]
-    rings = [line for line in drawn.get_lines() if line.get_markerfacecolor() == "none"]
-    assert len(rings) == 4 and not crosses(drawn).size
-
-
-def test_two_axes_have_a_heat_map(tmp_path: Path) -> None:
+def test_two_settings_have_a_heat_map(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.01, 0.1], "model.dropout": [0.5, 0.0], "seed": [0, 1]}
-    found = panels(over(tmp_path, axes, lost={8, 9}).plot(), tmp_path)
+    figure = grid(tmp_path, axes, lost={8, 9}).plot()
+    found = panels(figure)
     assert ("model.dropout", "test loss") in found
     cells = found["learning_rate", "model.dropout"]
     (image,) = cells.get_images()
     # Dropout upwards, so its row is turned; a cell is the mean of two losses 0.1 apart.
     np.testing.assert_allclose(image.get_array().filled(math.nan), [[1.25, 1.65, 2.05], [1.05, 1.45, math.nan]])
-    assert ticks(cells) == ["0.001", "0.01", "0.1"] and ticks(cells, "y") == ["0", "0.5"]
-    np.testing.assert_array_equal(crosses(cells), [[2, 1]])
-    (star,) = (line for line in cells.get_lines() if line.get_marker() == "*")
-    np.testing.assert_array_equal(star.get_xydata(), [[0, 1]])
+    assert ticks(figure, cells) == ["0.001", "0.01", "0.1"] and ticks(figure, cells, "y") == ["0", "0.5"]
+    np.testing.assert_array_equal(marks(cells, "x"), [[2, 1]])
+    np.testing.assert_array_equal(marks(cells, "*"), [[0, 1]])
     slice_ = found["learning_rate", "test loss"].get_lines()[0]
     np.testing.assert_allclose(slice_.get_xydata(), [[0.001, 1.05], [0.01, 1.45]])
 
 
-def test_scattered_draws_are_points_where_they_were_drawn(tmp_path: Path) -> None:
+def test_scattered_draws_are_points_and_rings(tmp_path: Path) -> None:
     points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
     points[(1.0, 0.9)] = None
     sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "model.dropout")
-    drawn = panels(sweep.plot(), tmp_path)["learning_rate", "model.dropout"]
+    drawn = panels(sweep.plot())["learning_rate", "model.dropout"]
     assert not drawn.get_images() and (drawn.get_xscale(), drawn.get_yscale()) == ("log", "linear")
-    assert sum(line.get_marker() == "o" for line in drawn.get_lines()) == 6
-    np.testing.assert_allclose(crosses(drawn), [[1.0, 0.9]])
+    assert len(marks(drawn, "o")) == 6
+    np.testing.assert_allclose(marks(drawn, "x"), [[1.0, 0.9]])
+    halved = with_status(sweep, dict.fromkeys(range(2, 6), "pruned"))
+    drawn = panels(halved.plot())["learning_rate", "model.dropout"]
+    assert sum(line.get_markerfacecolor() == "none" for line in drawn.get_lines()) == 4
 
 
-def test_three_axes_have_a_panel_each(tmp_path: Path) -> None:
-    axes = {"learning_rate": [0.001, 0.1], "model.dropout": [0.0, 0.5], "nesterov": [True, False], "seed": [0, 1]}
-    found = panels(over(tmp_path, axes, lost={14, 15}).plot(), tmp_path)
-    assert [name for name, _ in found] == ["step", "learning_rate", "model.dropout", "nesterov"]
-    assert ticks(found["nesterov", "test loss"]) == ["True", "False"]
+def test_three_settings_have_two_rows_of_panels(tmp_path: Path) -> None:
+    axes = {"learning_rate": [0.001, 0.1], "model.dropout": [0.0, 0.5], "nesterov": [True, False]}
+    figure = grid(tmp_path, axes, lost={7}).plot()
+    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "learning_rate", "model.dropout", "nesterov"]
+    assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 2)  # type: ignore[union-attr]
+    assert ticks(figure, figure.axes[3]) == ["True", "False"]
 
 
-def test_many_groups_are_coloured(tmp_path: Path) -> None:
-    sweep = over(tmp_path, {"learning_rate": [10.0**-k for k in range(9)], "seed": [0, 1]})
-    figure = sweep.plot()
-    curves = figure.axes[0]
-    found = panels(figure, tmp_path)
+def test_many_groups_are_coloured_by_value(tmp_path: Path) -> None:
+    figure = grid(tmp_path, {"learning_rate": [10.0**-k for k in range(9)]}).plot()
+    curves, bar = figure.axes[0], panels(figure)["", "learning_rate"]
     assert len(curves.get_lines()) == 9 and not curves.collections and curves.get_legend() is None
-    bar = found["", "learning_rate"]
     assert bar.get_yscale() == "log" and len({line.get_color() for line in curves.get_lines()}) == 9
+    # Nine decades are labelled with powers.
+    assert all("10^" in label for label in ticks(figure, figure.axes[1]) if label)
 
 
 def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
     sweep = swept.sweep(tmp_path / "s", {(0.1,): 0.01, (0.01,): 1.0, (0.001,): 3.0}, "learning_rate")
     assert {axes.get_yscale() for axes in sweep.plot().axes} == {"log"}
     assert {axes.get_yscale() for axes in sweep.plot("test_accuracy").axes} == {"linear"}
-    near = over(tmp_path, {"learning_rate": [0.1, 0.2]})
+    near = grid(tmp_path, {"learning_rate": [0.1, 0.2]})
     assert [axes.get_yscale() for axes in near.plot().axes] == ["linear"] * 2
-    assert [axes.get_xlabel() for axes in near.plot("test_accuracy").axes] == ["learning_rate"], "it has no curves"
     with pytest.raises(ConfigError, match="no member has a metric 'acc'"):
         near.plot("acc")
 
 
-@pytest.mark.parametrize("losses", [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]])
-def test_sweeps_without_usable_results_are_drawn(tmp_path: Path, losses: list[float | None]) -> None:
-    for axes in (("seed",), ("learning_rate",), ("learning_rate", "model.dropout"), ("learning_rate", "a", "b")):
-        points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(losses)}
-        sweep = swept.sweep(tmp_path / "-".join(axes), points, *axes)
-        panels(sweep.plot(), tmp_path)
+def test_plot_handles_sweeps_without_results(tmp_path: Path) -> None:
+    losses: list[list[float | None]] = [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]]
+    for axes, values in itertools.product((("seed",), ("learning_rate", "model.dropout")), losses):
+        points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(values)}
+        figure = swept.sweep(tmp_path / "s", points, *axes).plot()
+        figure.draw_without_rendering()
+        if values == [None, None]:
+            assert figure.axes[0].get_title() == "no results" and not ticks(figure, figure.axes[0], "y")
 
 
 @pytest.mark.parametrize(
@@ -220,12 +234,12 @@ def test_sweeps_without_usable_results_are_drawn(tmp_path: Path, losses: list[fl
         ((1, 2), "nominal", "nominal"),
     ],
 )
-def test_the_scale_is_one_that_the_values_allow(tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str) -> None:
+def test_scale_is_one_that_the_values_allow(tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str) -> None:
     losses = {(value,): 1.0 + place for place, value in enumerate(values)}
     sweep = swept.sweep(tmp_path / "s", losses, "x")
     (axis,) = sweep.axes
     sweep = dataclasses.replace(sweep, axes=(dataclasses.replace(axis, scale=scale),))
-    drawn = panels(sweep.plot(), tmp_path)["x", "test loss"]
+    drawn = panels(sweep.plot())["x", "test loss"]
     places = drawn.collections[0].get_offsets()[:, 0]
     assert np.isfinite(places).all() and drawn.get_xscale() == ("log" if kind == "log" else "linear")
     assert (places.tolist() == list(range(len(values)))) == (kind == "nominal")
