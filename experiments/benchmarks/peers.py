@@ -46,6 +46,23 @@ ALL = (
     "keras_torch",
 )
 NETWORKS = ("mnist_mlp", "mnist_cnn", "cifar10_cnn", "imdb_lstm", "fasttext", "char_gpt", "resnet20")
+# The names in the picture.
+TITLES = {
+    "jaxnn": "jaxnn",
+    "jaxnn_flax": "jaxnn, Flax's layers",
+    "jax": "jitted step, Flax and Optax",
+    "keras_jax": "Keras on JAX",
+    "torch": "PyTorch",
+    "torch_compile": "torch.compile",
+    "keras_torch": "Keras on PyTorch",
+    "mnist_mlp": "MNIST MLP",
+    "mnist_cnn": "MNIST CNN",
+    "cifar10_cnn": "CIFAR-10 CNN",
+    "imdb_lstm": "IMDb LSTM",
+    "fasttext": "fastText",
+    "char_gpt": "character GPT",
+    "resnet20": "ResNet-20",
+}
 # Adam's first steps divide by the gradient's own size, so rounding alone parts the losses by some thousandths.
 TOLERANCE = 5e-3
 
@@ -188,25 +205,35 @@ def conclude(networks: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """A bar for each network and contender: its speed over that of the best peer."""
+    """Draws a bar per network and contender: its median speed over that of the best peer, from minimum to maximum."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    plt.style.use("jaxnn.record.figure")
     names = list(dict.fromkeys(name for results in networks.values() for name in results))
-    figure, axes = plt.subplots(figsize=(11, 4.5), layout="constrained")
+    width = 0.85 / len(names)
+    figure, axes = plt.subplots(figsize=(12, 4.5), layout="constrained")
     for index, name in enumerate(names):
-        present = {network: results for network, results in networks.items() if name in results}
-        places = [list(networks).index(network) + (index - len(names) / 2) * 0.8 / len(names) for network in present]
-        median = lambda results, name: statistics.median(results[name]["steps_per_second"])  # noqa: E731
-        heights = [median(results, name) / median(results, best_peer(results)) for results in present.values()]
-        axes.bar(places, heights, 0.8 / len(names), label=name, color=plt.get_cmap("tab10")(index), align="edge")
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(networks)), list(networks))
-    axes.set_ylabel("speed / best peer's")
-    axes.legend(ncols=2, fontsize=8)
-    figure.savefig(path, dpi=120)
+        places, heights, spread = [], [], []
+        for place, results in enumerate(networks.values()):
+            if name in results:
+                best = statistics.median(results[best_peer(results)]["steps_per_second"])
+                low, *_, high = speeds = sorted(rate / best for rate in results[name]["steps_per_second"])
+                places.append(place + (index + 0.5 - len(names) / 2) * width)
+                heights.append(statistics.median(speeds))
+                spread.append((heights[-1] - low, high - heights[-1]))
+        plain, _, malloc = name.partition("+")
+        label = TITLES[plain] + (", allocator tuned" if malloc else "")
+        error = {"elinewidth": 0.8, "ecolor": "#343a40"}
+        axes.bar(places, heights, width, yerr=list(zip(*spread, strict=True)), error_kw=error, label=label)
+    axes.axhline(1, color="#343a40", linewidth=0.8)
+    axes.set_xticks(range(len(networks)), [TITLES[network] for network in networks])
+    axes.grid(visible=False, axis="x")
+    axes.set_ylabel("training speed / that of the fastest other")
+    axes.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1), frameon=False)
+    figure.savefig(path, dpi=110)
 
 
 def main(options: Options) -> None:

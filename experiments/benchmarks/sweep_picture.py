@@ -15,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from jaxnn.run import format_rate
 
+plt.style.use("jaxnn.record.figure")
 OURS, PLANNED, WHOLE, INK = "#1f5fa8", "#d9480f", "#2b8a3e", "#343a40"
 # The contenders without a width, as their lines are labelled and coloured.
 LINES = {
@@ -113,10 +114,6 @@ def _finish(axes: Axes, widths: list[int]) -> None:
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high / low > 10 else (1, 1.5, 2, 3, 4, 6, 8)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: format_rate(rate)))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.grid(color="#e9ecef", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK, labelsize="small", length=3)
     axes.set_xlabel("width (members side by side on a device)", fontsize="small", color=INK)
     axes.set_ylabel("member-steps / s", fontsize="small", color=INK)
     axes.legend(loc="lower right", fontsize="small", frameon=False, labelcolor=INK, labelspacing=0.9)

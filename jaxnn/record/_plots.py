@@ -57,7 +57,7 @@ def label_ticks(axis: Axis, metric: str = "") -> None:
     low, high = axis.get_view_interval()
     if metric.endswith("accuracy"):
         axis.set_major_formatter(lambda value, _: format_value(metric, value))
-    elif axis.get_scale() == "log" and high < 1e4 * low:
+    elif axis.get_scale() == "log" and 1e-4 < low < high < min(1e6, 1e4 * low):
         dense = (1, 1.5, 2, 3, 4, 6, 8) if high < 10 * low else (1, 2, 5)
         subs = dense if high < (30 if axis is axis.axes.xaxis else 1000) * low else (1,)
         axis.set_major_locator(LogLocator(subs=subs) if high > 2.5 * low else MaxNLocator(5))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from articles.studies.study_rows import distinct, measured
 
 from jaxnn.bench import Plain, Quantity, Row, Rows
+from jaxnn.record import label_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,8 @@ def draw_lines(
             _draw_line(axes, rows.where(**{lines: name}), across, quantity, told, colour, dashes)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.grid(alpha=0.3)
+    label_ticks(axes.xaxis)
+    label_ticks(axes.yaxis)
     if axes.lines:
         axes.legend(fontsize="x-small")
 
@@ -84,7 +86,6 @@ def draw_dots(axes: Axes, columns: Mapping[str, Sequence[tuple[str, Quantity | N
             axes.errorbar(medians, places, xerr=spread, label=label, color=colour, fmt="o", ms=6, lw=1.5, capsize=3)
     axes.set_yticks([place + step * (len(columns) - 1) / 2 for place in range(len(names))], names)
     axes.set_ylim(max(1, len(names)) - 0.5, -0.5)
-    axes.grid(alpha=0.3)
     figures = [found for pairs in columns.values() for _, found in pairs if found is not None]
     if figures:
         axes.legend(fontsize="x-small")
@@ -95,6 +96,7 @@ def draw_dots(axes: Axes, columns: Mapping[str, Sequence[tuple[str, Quantity | N
         axes.set_xscale("log")
         # Whole decades: less than one would have its labels one upon another.
         axes.set_xlim(10 ** math.floor(math.log10(0.9 * low)), 10 ** math.ceil(math.log10(1.1 * high)))
+        label_ticks(axes.xaxis)
 
 
 def short_labels(labels: Iterable[str]) -> dict[str, str]:
