@@ -22,7 +22,6 @@ from jaxnn.bench import (
     find_studies,
     interleaved,
     load_study,
-    make_page,
     median_interval,
     merge,
     per_call,
@@ -211,13 +210,6 @@ def test_merge_refuses_other_settings_and_duplicates(tmp_path: Path, other: Resu
     assert not (tmp_path / "both").exists()
     with pytest.raises(ConfigError, match="two or more"):
         merge([tmp_path / "a"], tmp_path / "both")
-
-
-def test_the_page_lists_every_commit_it_was_measured_at() -> None:
-    rows = results()["activations"].rows
-    other = studies.results_of(activations.STUDY, activations.STUDY.quick, rows, commit="fedcba")["activations"]
-    lines = make_page({**results(), "more": other}, {}).splitlines()
-    assert [line.split(" | ")[2] for line in lines if CPU in line] == ["abc", "fedcba"]
 
 
 # --- running ---
