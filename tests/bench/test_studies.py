@@ -1,4 +1,4 @@
-"""Every study of this repository is complete and runs; its computations are what it says."""
+"""Every study of this repository is complete and runs, and its computations are correct."""
 
 import dataclasses
 import io
@@ -43,7 +43,7 @@ STUDIES = find_studies()
 FAST: dict[str, Any] = {"rounds": 2, "seconds": 0.0}
 SCALING = PictureSettings(8, 2, (8,), 2, 2, 2, 0.0, blocks=((2,),), dense=(), size=4)
 PIPELINE = pipeline.Settings(8, (2,), batch_size=4, num_workers=0, steps=3, **FAST)
-# Settings that take a second or two; other studies are run without their data sets, where all cases have a reason.
+# Small settings; other studies run without their data sets, so all of their cases have a reason.
 TINY = {
     "activations": activations.Settings((100, 1_000), 100, **FAST),
     "bandwidth": bandwidth.Settings((64, 256), largest_on_cpu=256, **FAST),

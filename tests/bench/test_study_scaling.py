@@ -87,8 +87,7 @@ def test_efficiency_is_the_speedup_in_a_round_over_the_number_of_devices() -> No
 
 
 def measured(**observed: Any) -> Rows:
-    """A batch of 48 on 1, 2 and 4 devices: a step of one takes 8 ms and 1 ms per example; 8 MB are reduced at 1 "
-    "GB/s."""
+    """A batch of 48 on 1, 2 and 4 devices: a step takes 8 ms and 1 ms per example; 8 MB are reduced at 1 GB/s."""
     sums = {"all-reduce runs": 1.0, "all-reduce num_bytes": 8e6, "loss": 2.0, **observed}
 
     def reduction(devices: int, size: float) -> Row:
