@@ -17,8 +17,7 @@ from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
 from jaxnn.types import ConfigError, RecordError
 
-_FILE = "results.json"
-_FORMAT = 3
+_FILE, _FORMAT = "results.json", 3
 
 
 class Machine(NamedTuple):

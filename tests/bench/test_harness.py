@@ -158,7 +158,7 @@ def test_a_failing_case_has_a_reason_and_the_others_are_measured(error: Exceptio
 
 
 def test_a_case_that_fails_while_timed_and_a_bug_in_a_study() -> None:
-    answers = iter([None])  # the first call succeeds
+    answers = iter([True])  # the first call succeeds
     broken = Case("cpu", {"size": 1}, lambda: lambda: next(answers, 0) or failing(MemoryError("full"))())
     rows = measured_rows(study(lambda bench: [[broken], [Case("cpu", {"size": 2}, lambda: lambda: None)]]))
     assert rows[0].missing == "MemoryError: full" and rows[0].seconds == () and rows[1].seconds
@@ -241,8 +241,10 @@ def test_a_page_grows_and_keeps_results_until_new_ones_are_complete(tmp_path: Pa
     written(studies.results_of(study(), Settings(), {GPU: Rows()}), tmp_path)
     bench(study(), out=tmp_path, say=SILENT)
     assert list(read_results(tmp_path)["sums"].parts) == [GPU, mine]
+    lines: list[str] = []
     with pytest.raises(RecordError, match="other settings"):
-        bench(study(), quick=True, out=tmp_path, say=SILENT)
+        bench(study(), quick=True, out=tmp_path, say=lines.append)
+    assert lines == []
 
 
 def test_errors_come_before_anything_is_measured(tmp_path: Path) -> None:
