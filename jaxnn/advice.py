@@ -108,7 +108,7 @@ def plan_batch_size(
             return trial
 
         trials = [attempt(sizes[0])]
-        # The config's own size is always measured.
+        # Sizes up to the config's own are measured even if throughput stops growing.
         memory = None if free is None else MEMORY_SHARE * free
         note = widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
     best = max(trial.per_second for trial in trials)
