@@ -1,8 +1,8 @@
-"""A small GPT writes like Shakespeare, one character at a time.
+"""A small GPT on the characters of tiny Shakespeare.
 
-Claim     at most 2.45 bits a character, a perplexity of 5.5, on the last tenth of tiny Shakespeare
+Claim     at most 2.45 bits per character, a perplexity of 5.5, on the last tenth of the text
 Command   python experiments/char_gpt.py
-Seen      2.37 bits, a perplexity of 5.2; ten minutes of training on two overloaded cores of an AMD EPYC, jax 0.12.0.1
+Result    2.37 bits, a perplexity of 5.2; ten minutes of training on two overloaded cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    length: int = 64  # Characters of a window
-    learning_rate: float = 3e-3  # Peak learning rate of AdamW, after a warm-up and before a cosine to zero
-    batch_size: int = 32  # Windows a step
-    num_steps: int = 2_000  # Updates in all
-    seed: int = 0  # Decides initial parameters and data order
+    length: int = 64  # Characters per window
+    learning_rate: float = 3e-3  # Peak learning rate of AdamW, with warmup and cosine decay to zero
+    batch_size: int = 32  # Windows per step
+    num_steps: int = 2_000  # Updates
+    seed: int = 0  # Determines initial parameters and data order
 
 
 def data(config):

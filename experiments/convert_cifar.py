@@ -1,9 +1,9 @@
-"""Converts CIFAR-10 from the layout of Python pickles to the binary layout, which jaxnn reads.
+"""Converts CIFAR-10 from Python pickles to the binary format that jaxnn reads.
 
 Command   python experiments/convert_cifar.py cifar-10-batches-py
 
-Writes the folder `cifar-10-batches-bin` beside the given one: records of 1 label byte and 3,072 pixel bytes. Only names
-that CIFAR's pickles need are unpickled.
+Writes the folder `cifar-10-batches-bin` next to the given one: records of 1 label byte and 3,072 pixel bytes. Unpickles
+only the names that CIFAR's pickles need.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ALLOWED = {
 class Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str):
         if (module, name) not in ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} is not part of CIFAR: the file may be hostile")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of CIFAR-10: the file may be malicious")
         return super().find_class(module, name)
 
 
-def unpickled(path: Path) -> dict:
+def unpickle(path: Path) -> dict:
     with open(path, "rb") as file:
         return Unpickler(file, encoding="bytes").load()
 
@@ -39,7 +39,7 @@ def convert(folder: Path) -> Path:
     target = folder.parent / "cifar-10-batches-bin"
     target.mkdir(exist_ok=True)
     for name in (*(f"data_batch_{index}" for index in range(1, 6)), "test_batch"):
-        batch = unpickled(folder / name)
+        batch = unpickle(folder / name)
         labels = np.array(batch[b"labels"], np.uint8)[:, None]
         np.concatenate([labels, batch[b"data"]], axis=1).tofile(target / f"{name}.bin")
     return target

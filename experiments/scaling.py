@@ -1,6 +1,6 @@
-"""How many devices pay off? An MLP on digits over 1, 2, 4 and 8 of them, measured, and predicted for up to 1,024.
+"""Scaling of an MLP on digits: measured on 1, 2, 4 and 8 devices, predicted for up to 1,024.
 
-Claim     a step sums the parameters' bytes and at most 12 besides; devices that share cores are no faster than these
+Claim     a step reduces the bytes of the parameters and at most 12 more; devices that share cores gain no speed
 Command   JAX_NUM_CPU_DEVICES=8 jaxnn bench experiments/scaling.py
 Result    8 bytes more; 0.55 of one device's speed on eight, 0.71 predicted, two CPU cores: docs/scaling.md; 2 minutes
 """
@@ -16,10 +16,10 @@ import jaxnn as jn
 @dataclasses.dataclass(frozen=True)
 class Config:
     features: tuple[int, ...] = (1024, 1024)  # Widths of the hidden layers: 1.1 million parameters
-    learning_rate: float = 1e-3  # Of Adam
-    batch_size: int = 512  # Examples a step, shared by all devices
-    num_steps: int = 1_000  # Updates in all, were it trained
-    seed: int = 0  # Decides initial parameters and data order
+    learning_rate: float = 1e-3  # Learning rate of Adam
+    batch_size: int = 512  # Examples per step, sharded over all devices
+    num_steps: int = 1_000  # Updates of a full run
+    seed: int = 0  # Determines initial parameters and data order
 
 
 def data(config):

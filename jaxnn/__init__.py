@@ -8,7 +8,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxnn import data, models, nn, observe, optim, search, steps, tasks
+    from jaxnn import bench, data, models, nn, observe, optim, search, steps, tasks
     from jaxnn.advice import advise, plan_batch_size
     from jaxnn.cli import main
     from jaxnn.engine import RunOptions
@@ -72,7 +72,7 @@ __all__ = [
 
 # The packages are imported when a name of theirs is first used: what a script does not use, it does not wait for.
 _NAMES = {
-    "": "data models nn observe optim search steps tasks",
+    "": "bench data models nn observe optim search steps tasks",
     ".advice": "advise plan_batch_size",
     ".cli": "main",
     ".engine": "RunOptions",

@@ -1,10 +1,9 @@
-"""Measurements that advise: which kind of device an experiment should run on, and which batch size fills it."""
+"""Recommends a device and a batch size for an experiment, from measurements."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -29,78 +28,74 @@ from jaxnn.engine import (
     widen,
     with_changes,
 )
-from jaxnn.observe import Table, available_bytes, device_name, format_bytes, missing_gpu, text_table
+from jaxnn.observe import Table, available_bytes, device_name, format_bytes, missing_gpu
 from jaxnn.parallel import computing_on, find_devices, first_devices
 from jaxnn.search import grid
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from jaxnn.types import Batch, ConfigError, Experiment, Splits
 
-# `advise` tries batch sizes in steps of a factor, from two below the config's to five above.
-FACTOR, POWERS = 4, range(-2, 6)
-# A size with this share of the best throughput is as good, and leaves more updates for the same examples.
-NEARLY = 0.9
-# `plan_batch_size` goes up to this many times the config's own size.
-MOST = 64
-# A short call of fewer steps would count its overhead as the steps'.
+# `advise` tries the config's batch size times these factors.
+FACTORS = tuple(4.0**power for power in range(-2, 6))
+# The smallest size with this share of the best throughput is recommended: it gives more updates per example.
+SATURATED = 0.9
+# `plan_batch_size` tries up to this many times the config's batch size.
+MAX_FACTOR = 64
+# Fast steps are timed in calls of this many, so that the overhead of a call does not count.
 MANY_STEPS = 256
 
 
 class BatchSizePlan(NamedTuple):
-    """The speed of an experiment at several batch sizes on this machine.
+    """The throughput of an experiment at several batch sizes.
 
     Attributes:
-        trials: the sizes that were tried, smallest first; ``per_second`` is of examples.
-        smallest: the smallest size that reaches nine tenths of the best throughput.
-        note: why larger ones were not tried, if memory forbade it.
+        trials: the measured sizes, smallest first; ``per_second`` is examples/s.
+        smallest: the smallest size with at least 90 % of the best throughput.
+        note: why larger sizes were not tried, if they exceed the memory.
     """
 
     trials: tuple[Trial, ...]
     smallest: int
     note: str | None
 
-    def table(self) -> Table:
-        """Returns the trials as a table with a row per size."""
+    def __repr__(self) -> str:
         rows = []
         for trial in self.trials:
             speed = f"{trial.per_second:,.0f}", f"{1e3 * trial.seconds:.3g}"
-            mark = "← the smallest that is nearly as fast as any" if trial.size == self.smallest else ""
+            mark = "← smallest with 90 % of the best throughput" if trial.size == self.smallest else ""
             rows.append((str(trial.size), *speed, format_bytes(trial.temporary_bytes), mark))
         notes = [f"batch size {self.note}"] if self.note else []
-        return Table(("batch size", "examples/s", "ms/step", "temporaries", ""), rows, notes)
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
+        return str(Table(("batch size", "examples/s", "ms/step", "temporaries", ""), rows, notes))
 
 
 def plan_batch_size(
     experiment: Experiment[Any], batch_sizes: Sequence[int] | None = None, device: str | None = None
 ) -> BatchSizePlan:
-    """Measures examples per second at several batch sizes, and the memory they take; nothing is trained or written.
+    """Measures throughput and memory at several batch sizes; trains and writes nothing.
 
-    It shows how the machine is filled, not what learns best: a larger batch may need another learning rate.
+    Throughput is not convergence: a larger batch may need another learning rate.
 
     Args:
-        experiment: what would be run.
-        batch_sizes: the sizes to try, ascending; default: doubling from a quarter of the config's until it is no
-            faster, no longer fits, or is 64 times that.
+        experiment: what to measure.
+        batch_sizes: the sizes to try; default: doubling from a quarter of the config's until throughput stops growing,
+            memory runs out, or 64 times the config's is reached.
         device: the kind of device, ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
 
-    Raises:
-        ConfigError, DataError: it cannot be run.
+    Raises ConfigError or DataError if the experiment cannot be run.
+
+    >>> print(jn.plan_batch_size(experiment, [32, 512]))
+    batch size  examples/s ...
     """
     with computing_on(device):
         config, splits = experiment.config, _checked_data(experiment)
         for size in batch_sizes or ():
             check_count("batch_size", size, 1)
-        doubling = [max(1, config.batch_size // 4)]
-        while 2 * doubling[-1] <= config.batch_size * MOST:
-            doubling.append(2 * doubling[-1])
-        sizes = [size for size in sorted(set(batch_sizes or doubling)) if size <= splits.train.num_examples]
+        doubled = (max(1, config.batch_size // 4) * 2**power for power in range(9))
+        tried = batch_sizes or [size for size in doubled if size <= MAX_FACTOR * config.batch_size]
+        sizes = [size for size in sorted(set(tried)) if size <= splits.train.num_examples]
         if not sizes:
-            raise ConfigError(f"no batch size to try is within the {splits.train.num_examples} training examples.")
+            raise ConfigError(
+                f"no batch size fits the {splits.train.num_examples} training examples: add a smaller one."
+            )
         free = available_bytes(find_devices(device)[0])
 
         def attempt(size: int) -> Trial:
@@ -113,16 +108,16 @@ def plan_batch_size(
             return trial
 
         trials = [attempt(sizes[0])]
-        # The config's own is what others are compared with.
+        # Sizes up to the config's own are measured even if throughput stops growing.
         memory = None if free is None else MEMORY_SHARE * free
         note = widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
     best = max(trial.per_second for trial in trials)
-    smallest = next(trial.size for trial in trials if trial.per_second >= NEARLY * best)
+    smallest = next(trial.size for trial in trials if trial.per_second >= SATURATED * best)
     return BatchSizePlan(tuple(trials), smallest, note)
 
 
 def _checked_data(experiment: Experiment[Any]) -> Splits:
-    """The data of an experiment that can be run."""
+    """Returns the data of the experiment, after checking that it can be run."""
     check_config(experiment.config)
     splits = experiment.data(experiment.config)
     check_data(splits)
@@ -130,32 +125,16 @@ def _checked_data(experiment: Experiment[Any]) -> Splits:
     return splits
 
 
-class StepParts(NamedTuple):
-    """The seconds of one step that is a call of its own, on a batch that is on the device.
-
-    Attributes:
-        call: a call that computes next to nothing.
-        forward: from the batch to the loss.
-        backward: from the loss to the gradient of all parameters.
-        update: from the gradient to the next state.
-    """
-
-    call: float
-    forward: float
-    backward: float
-    update: float
-
-
 @dataclasses.dataclass(frozen=True)
 class AdviseOptions:
-    """How to measure; flags of every script's ``advise`` and keyword arguments of ``jn.advise``."""
+    """Options of `advise`; flags of every script's ``advise`` command."""
 
     devices: tuple[str, ...] | None = None
-    """Kinds of device to compare, such as cpu gpu; default: all that there are."""
+    """Kinds of device to compare, such as cpu gpu; default: all available."""
     members: int = 64
-    """The most members of a sweep to try side by side; 1: none are tried."""
+    """Largest number of sweep members to vmap; 1 measures no sweep."""
     progress: Literal["auto", "none"] = "auto"
-    """Whether to print what is being done."""
+    """Whether to print progress."""
 
     def __post_init__(self) -> None:
         check_count("members", self.members, 1)
@@ -163,33 +142,34 @@ class AdviseOptions:
 
 
 class DeviceFigures(NamedTuple):
-    """What was measured on one device.
+    """Measurements on one device.
 
     Attributes:
         name: such as ``CPU, AMD EPYC, 2 cores``.
         batch_sizes: throughput at several batch sizes, in examples/s.
-        parts: the time of a step of the config's batch size, by part.
-        members: throughput at several numbers of sweep members side by side, in member-steps/s; may be empty.
+        parts: seconds of one step at the config's batch size, dispatched alone on a batch that is on the device: the
+            overhead of the ``call``, ``forward`` to the loss, ``backward`` to the gradient, ``update`` to the state.
+        members: throughput at several numbers of vmapped sweep members, in member-steps/s; may be empty.
     """
 
     name: str
     batch_sizes: BatchSizePlan
-    parts: StepParts
+    parts: Mapping[str, float]
     members: tuple[Trial, ...]
 
     def at(self, batch_size: int) -> Trial:
-        """The figures of a batch size; if it does not fit, of the largest smaller one that was tried."""
+        """Returns the trial of ``batch_size``, or of the largest smaller size if that does not fit."""
         return [trial for trial in self.batch_sizes.trials if trial.size <= batch_size][-1]
 
 
 class Advice(NamedTuple):
-    """Which device to train an experiment on; it prints as a table and a sentence for each device.
+    """Recommends the device to train on; prints as a table and a conclusion.
 
     Attributes:
         data: the data set's name.
         batch_size: the config's.
-        devices: what was measured, by kind.
-        absent: why a GPU is not among them.
+        devices: measurements by kind of device.
+        absent: why no GPU was measured.
     """
 
     data: str
@@ -199,32 +179,30 @@ class Advice(NamedTuple):
 
     @property
     def compared(self) -> int:
-        """The batch size that devices are compared at: the config's, or the largest below it that fits on all."""
+        """The batch size at which devices are compared: the config's, or the largest below it that fits on all."""
         return min(figures.at(self.batch_size).size for figures in self.devices.values())
 
     @property
     def best(self) -> str:
-        """The kind of device with the most examples/s at that batch size."""
+        """The kind of device with the highest throughput at that batch size."""
         return max(self.devices, key=lambda kind: self.devices[kind].at(self.compared).per_second)
 
     def speedup(self, kind: str, over: str) -> float:
-        """Speed of ``kind`` relative to ``over`` at that batch size."""
+        """Returns the speed of ``kind`` relative to ``over`` at that batch size."""
         mine, other = (self.devices[name].at(self.compared).per_second for name in (kind, over))
         return mine / other
 
     def faster(self, kind: str, over: str) -> list[int]:
-        """The batch sizes, of those tried on both, at which ``kind`` is faster than ``over``."""
-        mine, other = (
-            {trial.size: trial.per_second for trial in self.devices[name].batch_sizes.trials} for name in (kind, over)
-        )
+        """Returns the batch sizes measured on both at which ``kind`` is faster than ``over``."""
+        mine, other = ({t.size: t.per_second for t in self.devices[k].batch_sizes.trials} for k in (kind, over))
         return [size for size in mine if size in other and mine[size] > other[size]]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         columns = []
         for figures in self.devices.values():
-            step = sum(figures.parts)
-            shares = ", ".join(f"{name} {seconds / step:.0%}" for name, seconds in figures.parts._asdict().items())
-            cells = {"a step by itself": f"{1e3 * step:.3g} ms: {shares}"}
+            step = sum(figures.parts.values())
+            shares = ", ".join(f"{name} {seconds / step:.0%}" for name, seconds in figures.parts.items())
+            cells = {"one step": f"{1e3 * step:.3g} ms: {shares}"}
             for one in figures.batch_sizes.trials:
                 cells[f"batch size {one.size}"] = f"{one.per_second:,.0f} examples/s"
             for one in figures.members:
@@ -235,55 +213,55 @@ class Advice(NamedTuple):
         header = f"{self.data}, batch size {self.batch_size}", *(figures.name for figures in self.devices.values())
         best, others = self.best, [kind for kind in self.devices if kind != self.best]
         why = ", ".join(f"{self.speedup(best, kind):.1f} times as fast as the {kind.upper()}" for kind in others)
-        why = f"{why} at a batch size of {self.compared}" if why else "it is all that was measured"
+        why = f"{why} at a batch size of {self.compared}" if why else "the only device measured"
         full = self.devices[best].batch_sizes.smallest
-        lines = [f"Train on the {best.upper()}: {why}. A batch size of {full} fills it. {self.absent}".rstrip()]
+        notes = ["", f"Train on the {best.upper()}: {why}. A batch size of {full} fills it. {self.absent}".rstrip()]
         for kind in others:
             sizes = ", ".join(map(str, self.faster(kind, best)))
-            lines.append(f"The {kind.upper()} is faster at {f'batch sizes {sizes}' if sizes else 'no size tried'}.")
-        return "\n".join([text_table(rows, header), "", *lines])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+            notes.append(f"The {kind.upper()} is faster at {f'batch sizes {sizes}' if sizes else 'no size measured'}.")
+        return str(Table(header, rows, notes))
 
 
 def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **changes: Any) -> Advice:
-    """Measures ``experiment`` on each kind of device, and recommends one and a batch size that fills it.
+    """Measures ``experiment`` on each kind of device and recommends a device and a batch size that fills it.
 
-    For each: throughput at several batch sizes, the parts of a step's time, throughput of several sweep members side by
-    side. Nothing is trained or written. It costs some seconds and about ten compilations a device.
+    On each device it measures throughput at several batch sizes, the parts of a step, and the throughput of vmapped
+    sweep members: some seconds and about ten compilations. Nothing is trained or written.
 
     Args:
-        experiment: what would be run.
-        options: how to measure.
+        experiment: what to measure.
+        options: how to measure, see `AdviseOptions`.
         **changes: single options, such as ``devices=("cpu", "gpu")``.
 
-    Raises:
-        ConfigError, DataError: it cannot be run, or a device is not there.
+    Raises ConfigError or DataError if the experiment cannot be run or a device is not available.
+
+    >>> print(jn.advise(experiment.replace(batch_size=1024), devices=("cpu",), members=1, progress="none"))
+    digits, batch size 1024 ...
+    Train on the CPU: the only device measured. A batch size of ... fills it.
     """
     options = with_changes(options or AdviseOptions(), changes)
     devices = first_devices(options.devices)
     config, splits = experiment.config, _checked_data(experiment)
     check_batch_size(splits.train, config.batch_size)
-    tried = {int(config.batch_size * FACTOR**power) for power in POWERS}
+    tried = {int(config.batch_size * factor) for factor in FACTORS}
     sizes = sorted(size for size in tried if 1 <= size <= splits.train.num_examples)
-    held = dataclasses.replace(experiment, data=lambda _: splits)  # read once, for all that is tried
+    loaded = dataclasses.replace(experiment, data=lambda _: splits)  # reads the data once
     found = {}
     for kind, device in devices.items():
         name = device_name(device)
         if options.progress == "auto":
             print(f"advise: {name}: batch sizes {sizes[0]} to {sizes[-1]}, up to {options.members} members", flush=True)
-        plan, parts = plan_batch_size(held, sizes, kind), _measure_parts(held, splits, kind)
-        found[kind] = DeviceFigures(name, plan, parts, _measure_members(held, options.members, kind))
-    wanted = options.devices is None and "gpu" not in devices
-    absent = missing_gpu() or "JAX has no GPU here, so none was measured." if wanted else ""
+        plan, parts = plan_batch_size(loaded, sizes, kind), _measure_parts(loaded, splits, kind)
+        found[kind] = DeviceFigures(name, plan, parts, _measure_members(loaded, options.members, kind))
+    expected = options.devices is None and "gpu" not in devices
+    absent = missing_gpu() or "No GPU was measured: JAX finds none." if expected else ""
     return Advice(splits.name, config.batch_size, found, absent)
 
 
 def _measure_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[Trial, ...]:
-    """Measures up to ``num_members`` members under one vmap, which differ in their seed; none if it cannot be swept."""
+    """Measures up to ``num_members`` seeds under one vmap; none if the experiment cannot be swept."""
     options = with_changes(SweepOptions(devices=1, record=False, progress="none", plan_only=True), {"device": kind})
-    # Not every experiment can be swept: one whose data are streamed cannot.
+    # Streamed data, among others, cannot be swept.
     with computing_on(kind), contextlib.suppress(ConfigError):
         if num_members > 1:
             plan = plan_sweep(experiment, grid(seed=range(num_members)), options)
@@ -292,27 +270,27 @@ def _measure_members(experiment: Experiment[Any], num_members: int, kind: str) -
     return ()
 
 
-def _measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> StepParts:
-    """Times programs that do more and more of a step on a ``kind`` of device; a part is what it adds, at least 0."""
+def _measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> dict[str, float]:
+    """Times growing prefixes of a step on a ``kind`` of device; a part is the difference of two, at least 0."""
 
     def loss(params: Any, state: Any, batch: Any) -> Any:
         task = experiment.task(experiment.config)
         return task.loss(params, state.model_state, batch, state.key)
 
-    parts: list[Callable[[Any, Any], Any]] = [
-        lambda state, batch: state.step + 1,
-        lambda state, batch: loss(state.params, state, batch),
-        lambda state, batch: jax.value_and_grad(loss, has_aux=True)(state.params, state, batch),
-        make_step(experiment),
-    ]
+    parts: dict[str, Callable[[Any, Any], Any]] = {
+        "call": lambda state, batch: state.step + 1,
+        "forward": lambda state, batch: loss(state.params, state, batch),
+        "backward": lambda state, batch: jax.value_and_grad(loss, has_aux=True)(state.params, state, batch),
+        "update": make_step(experiment),
+    }
     with computing_on(kind):
         programs = programs_of(experiment, splits, resident=False)
         state, batch = programs.init(), splits.train.as_batch(programs.first_examples)
 
         def seconds(part: Callable[[Any, Any], Any]) -> float:
-            # The mask is closed over: like a run's step, the program is to know that the batch is full.
+            # The mask is a constant, as in a run's step: the program can use that the batch is full.
             program = jax.jit(lambda state, inputs, targets: part(state, Batch(inputs, targets, batch.mask)))
             return try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
 
-        times = np.maximum.accumulate([seconds(part) for part in parts])
-    return StepParts(*np.diff(times, prepend=0.0).tolist())
+        times = np.maximum.accumulate([seconds(part) for part in parts.values()])
+    return dict(zip(parts, np.diff(times, prepend=0.0).tolist(), strict=True))

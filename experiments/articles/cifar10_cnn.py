@@ -1,8 +1,8 @@
-"""Keras's cifar10_cnn, as Woolf timed it on CPUs and GPUs in 2017: four convolutions, RMSprop, 20 epochs.
+"""Keras's cifar10_cnn, as benchmarked by Woolf on CPUs and GPUs in 2017: four convolutions, RMSprop, 20 epochs.
 
-Claim     75.1 % of the 10,000 test pictures in the article; of pictures with JPEG's losses, what Keras reaches on them
+Claim     75.1 % test accuracy in the article; on JPEG-compressed images, at least the accuracy of Keras
 Command   python experiments/articles/cifar10_cnn.py
-Seen      72.4 % on such pictures, where Keras 3 has 71.5 %; 18 minutes on two cores of an AMD EPYC, jax 0.12.0.1
+Result    72.4 % on JPEG-compressed images (Keras 3: 71.5 %); 18 minutes on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    batch_size: int = 32  # Pictures a step
-    num_steps: int = 31_260  # Updates in all: twenty epochs
-    seed: int = 0  # Decides initial parameters, data order, augmentation and dropout
+    batch_size: int = 32  # Images per step
+    num_steps: int = 31_260  # Updates: twenty epochs
+    seed: int = 0  # Determines initial parameters, data order, augmentation and dropout
 
 
 def data(config):

@@ -1,8 +1,8 @@
-"""Keras's lstm_text_generation, as Woolf timed it on CPUs and GPUs in 2017: an LSTM, RMSprop, 10 epochs.
+"""Keras's lstm_text_generation, as benchmarked by Woolf on CPUs and GPUs in 2017: an LSTM, RMSprop, 10 epochs.
 
-Claim     none: the article's training loss, 1.41, is of Nietzsche's texts, this one's of tiny Shakespeare
+Claim     none: the article reports a training loss of 1.41 on texts by Nietzsche; this is tiny Shakespeare
 Command   python experiments/articles/lstm_text_generation.py
-Seen      1.41 nats a character in training, 1.66 on the test text; 17 minutes on two cores of an AMD EPYC, jax 0.12.0.1
+Result    1.41 nats per character in training, 1.66 in test; 17 minutes on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    batch_size: int = 128  # Windows of 40 characters a step
-    num_steps: int = 26_130  # Updates in all: ten epochs
-    seed: int = 0  # Decides initial parameters and data order
+    batch_size: int = 128  # Windows of 40 characters per step
+    num_steps: int = 26_130  # Updates: ten epochs
+    seed: int = 0  # Determines initial parameters and data order
 
 
 def data(config):

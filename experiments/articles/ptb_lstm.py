@@ -1,9 +1,8 @@
-"""The LSTM of Shi et al. (2017, arXiv:1608.07249): two layers of 256 on the Penn Treebank's words, clipped at 5.
+"""The LSTM of Shi et al. (2017, arXiv:1608.07249): two layers of 256 on the Penn Treebank, gradients clipped.
 
-Claim     a perplexity of at most 135 on the validation words
+Claim     validation perplexity of at most 135
 Command   python experiments/articles/ptb_lstm.py
-Seen      128.3, and of the test words, by `run.evaluate("test")`, 122.6; 2.4 steps a second on two cores of an
-          AMD EPYC, jax 0.12.0.1
+Result    128.3; test perplexity 122.6, by `run.evaluate("test")`; 2.4 steps/s on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
@@ -15,9 +14,9 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    batch_size: int = 64  # Sequences of 32 words a step, the second of the article's
-    num_steps: int = 3_624  # Updates in all: eight epochs
-    seed: int = 0  # Decides initial parameters and data order
+    batch_size: int = 64  # Sequences of 32 words per step, the second size of the article
+    num_steps: int = 3_624  # Updates: eight epochs
+    seed: int = 0  # Determines initial parameters and data order
 
 
 def data(config):
@@ -29,7 +28,7 @@ def task(config):
 
 
 def optimizer(config):
-    # The loss is a mean over words, where the article's scripts add up the 32 of a sequence.
+    # The loss is a mean over words; the article's scripts sum over the 32 words of a sequence.
     return optax.chain(optax.scale(32.0), optax.clip_by_global_norm(5.0), optax.sgd(1.0))
 
 

@@ -1,8 +1,8 @@
-"""ResNet-56 of He et al. (2015), as Shi et al. (2017, arXiv:1608.07249) timed it on CIFAR-10.
+"""ResNet-56 of He et al. (2015), as benchmarked by Shi et al. (2017, arXiv:1608.07249) on CIFAR-10.
 
-Claim     at least 78 % of the 10,000 test pictures are told apart after 3,900 steps of its authors' 64,000
+Claim     at least 78 % test accuracy after 3,900 steps of the authors' 64,000
 Command   python experiments/articles/resnet56.py
-Seen      79.1 % of pictures with JPEG's losses; 92 minutes of training on two busy cores of an AMD EPYC, jax 0.12.0.1
+Result    79.1 % on JPEG-compressed images; 92 minutes of training on two busy cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    batch_size: int = 128  # Pictures a step, the largest of the article's
-    num_steps: int = 3_900  # Updates in all: ten epochs
-    seed: int = 0  # Decides initial parameters, data order and augmentation
+    batch_size: int = 128  # Images per step, the largest size of the article
+    num_steps: int = 3_900  # Updates: ten epochs
+    seed: int = 0  # Determines initial parameters, data order and augmentation
 
 
 def data(config):

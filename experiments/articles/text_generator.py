@@ -1,8 +1,8 @@
 """Woolf's text_generator_keras: an LSTM with auxiliary logits, dense layers with batch norm, Adam, 10 epochs.
 
-Claim     none: the article gives no loss of it; this one's is of tiny Shakespeare
+Claim     none: no loss is published; this is tiny Shakespeare
 Command   python experiments/articles/text_generator.py
-Seen      1.57 nats a character in training, 1.55 on the test text; 29 minutes on two cores of an AMD EPYC, jax 0.12.0.1
+Result    1.57 nats per character in training, 1.55 in test; 29 minutes on two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    batch_size: int = 128  # Windows of 40 characters a step
-    num_steps: int = 26_130  # Updates in all: ten epochs
-    seed: int = 0  # Decides initial parameters and data order
+    batch_size: int = 128  # Windows of 40 characters per step
+    num_steps: int = 26_130  # Updates: ten epochs
+    seed: int = 0  # Determines initial parameters and data order
 
 
 def data(config):

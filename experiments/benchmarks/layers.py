@@ -1,7 +1,7 @@
-"""What each layer's trick is worth alone: jaxnn's layer against Flax's or JAX's, forward and backward, in turn.
+"""Layer benchmarks: jaxnn's layers against those of Flax or JAX, forward and backward.
 
-Claim     on a CPU a convolution network's scanned step costs at most 1.1 times its unscanned one; eight CNNs as a
-          population about as much as eight solo runs; 64 small MLPs train at least 4 times as fast as one after another
+Claim     on a CPU the scanned step of a convolutional network takes at most 1.1 times the unscanned one; eight CNNs as
+          a population take about the time of eight runs; 64 small MLPs train at least 4 times as fast as in sequence
 Command   python experiments/benchmarks/layers.py
 """
 
@@ -22,7 +22,7 @@ from jaxnn import models, nn
 from jaxnn.bench import describe_machine, interleaved, per_call, quantity, ratios
 
 type Call = Callable[[], Any]
-# Makes both sides of a comparison, whose memory is free again once they are measured.
+# Returns both sides of a comparison; created lazily, so that their memory is freed after the measurement.
 type Case = Callable[[], tuple[Call, Call]]
 
 
@@ -31,13 +31,13 @@ class Options:
     """What to measure."""
 
     only: tuple[str, ...] = ()
-    """Cases whose name holds one of these words; default: all."""
+    """Cases whose name contains one of these words; default: all."""
     rounds: int = 7
     out: Path = Path("runs/benchmarks")
 
 
 def trained(module: linen.Module, *inputs: Any, **kwargs: Any) -> Call:
-    """Forward and backward of a layer, jitted: gradients of parameters and of floating inputs."""
+    """Returns the jitted forward and backward of a layer: gradients of parameters and of float inputs."""
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     variables = module.init(keys, *inputs, **kwargs)
     stats = {name: value for name, value in variables.items() if name != "params"}
@@ -55,18 +55,18 @@ def trained(module: linen.Module, *inputs: Any, **kwargs: Any) -> Call:
 
 
 def differentiated(function: Callable[..., jax.Array], *inputs: Any) -> Call:
-    """Forward and backward of a function, jitted."""
+    """Returns the jitted forward and backward of a function."""
     gradient = jax.jit(jax.grad(lambda *args: jnp.sum(jnp.square(function(*args))), argnums=tuple(range(len(inputs)))))
     return lambda: gradient(*inputs)
 
 
 def normal(*shape: int) -> jax.Array:
-    """Made-up floats."""
+    """Returns random floats."""
     return jax.random.normal(jax.random.key(2), shape)
 
 
 def layer_cases() -> dict[str, Case]:
-    """For each trick: jaxnn's form and the plain one."""
+    """Returns jaxnn's layer and the reference, by case."""
     image, wide, small = normal(128, 26, 26, 32), normal(128, 32, 32, 16), normal(128, 8, 8, 64)
     tokens, heads = normal(12, 64, 128), normal(12, 64, 4, 32)
     words = normal(32, 100, 128)
@@ -120,7 +120,7 @@ def layer_cases() -> dict[str, Case]:
 
 
 def scanned(module: linen.Module, inputs: jax.Array, length: int = 4) -> Call:
-    """Gradient steps of one layer in a scan."""
+    """Returns gradient steps of one layer in a scan."""
     params = module.init(jax.random.key(0), inputs)
 
     def loss(params: Any) -> jax.Array:
@@ -139,7 +139,7 @@ def scanned(module: linen.Module, inputs: jax.Array, length: int = 4) -> Call:
 
 
 def training(model: linen.Module, inputs: jax.Array, tx: Any, num_classes: int = 10) -> tuple[Any, Any, jn.Batch]:
-    """A train step, its state and a batch."""
+    """Returns a train step, its state and a batch."""
     task = jn.tasks.classification(model)
     labels = jnp.arange(len(inputs)) % num_classes
     batch = jn.Batch(inputs, labels, jnp.ones(len(inputs)))
@@ -147,7 +147,7 @@ def training(model: linen.Module, inputs: jax.Array, tx: Any, num_classes: int =
 
 
 def stepping(step: Any, state: Any, batch: Any, length: int, *, scan: bool = False) -> Call:
-    """``length`` training steps, one call each or all in one scan; the state is donated."""
+    """Returns ``length`` training steps, one call each or all in one scan; the state is donated."""
 
     def steps(state: Any, batch: Any) -> Any:
         return jax.lax.scan(lambda state, _: (step(state, batch)[0], None), state, length=length)[0]
@@ -165,19 +165,19 @@ def stepping(step: Any, state: Any, batch: Any, length: int, *, scan: bool = Fal
 
 
 def table_step(tx: Any) -> Call:
-    """A training step of averaged embeddings from a table of 1.2 million rows."""
+    """Returns a training step of averaged embeddings from a table of 1.2 million rows."""
     ids = jax.random.randint(jax.random.key(0), (32, 400), 0, 1_200_000)
     model = models.BagOfTokens(2, vocabulary_size=1_200_000, features=50)
     return stepping(*training(model, ids, tx, 2), length=1)
 
 
 def mnist_cnn() -> linen.Module:
-    """Keras's MNIST network, without dropout."""
+    """Returns Keras's MNIST network, without dropout."""
     return models.CNN(10, blocks=((32, 64),), padding="VALID")
 
 
 def program_cases() -> dict[str, Case]:
-    """Whole training steps: what a loop around them, or a population, costs; the second is the yardstick."""
+    """Returns training steps in a scan or a population, and their reference, by case."""
     adam = optax.adam(1e-3)
     cnn = training(mnist_cnn(), normal(128, 28, 28, 1), adam)
     mlp = training(models.MLP((32, 32, 10)), normal(32, 64), adam)
@@ -197,7 +197,7 @@ def program_cases() -> dict[str, Case]:
 
 
 def population(step: Any, state: Any, batch: Any, members: int, length: int, width: int | None = None) -> Call:
-    """``length`` training steps of many members, their states stacked, the batch shared: ``width`` at once, or all."""
+    """Returns ``length`` steps of members with stacked states and a shared batch; ``width`` are vmapped, or all."""
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * members), state)
 
     def in_turn(states: Any, batch: Any) -> Any:
@@ -208,7 +208,7 @@ def population(step: Any, state: Any, batch: Any, members: int, length: int, wid
 
 
 def compare(ours: Call, theirs: Call, rounds: int) -> dict[str, tuple[float, ...]]:
-    """Seconds of each per round, after a call to compile and warm up."""
+    """Returns the seconds of each per round, after a warm-up call."""
     calls = {"ours": ours, "theirs": theirs}
     for call in calls.values():
         jax.block_until_ready(call())
@@ -220,7 +220,7 @@ def compare(ours: Call, theirs: Call, rounds: int) -> dict[str, tuple[float, ...
 
 
 def main(options: Options) -> None:
-    """Times the cases in turn and prints by how much the plain form takes longer."""
+    """Times the cases and prints the time of the reference relative to jaxnn."""
     print(f"{describe_machine()}; medians of {options.rounds} rounds")
     results = {}
     for name, make in (layer_cases() | program_cases()).items():

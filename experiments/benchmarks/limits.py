@@ -1,12 +1,12 @@
-"""How far training is from what the device could do: measured peaks, each network's work, the floor, the distance.
+"""Roofline of training: measured peaks, the work of each network, the lower bound of a step, and the distance to it.
 
-Claim     none: it says what bounds each network, and by how much jaxnn misses it
+Claim     none: it shows what bounds each network, and how far jaxnn is from the bound
 Command   python experiments/benchmarks/limits.py
 
-The floor of a step is the longer of two times: its matrix products and convolutions at the rate of this device's best
-large product, and the bytes that cannot be avoided at the rate of its memory. Those are: parameters and Adam's two
-moments read and written once, and all that the backward pass keeps of the forward pass written and read once. What
-fits in caches moves faster than memory, so the second is no true floor for small networks.
+The lower bound of a step is the longer of two times: its matrix products and convolutions at the rate of the device's
+best large product, and its unavoidable bytes at the memory bandwidth. The bytes are parameters and Adam's two moments,
+read and written once, and all residuals of the forward pass, written and read once. Caches are faster than memory, so
+the second is not a strict bound for small networks.
 """
 
 import dataclasses
@@ -50,13 +50,13 @@ class Options:
 
 
 def fastest(call: Callable[[], Any], repeats: int = 10) -> float:
-    """Seconds of the fastest of some calls, after one to warm up."""
+    """Returns the seconds of the fastest of some calls, after a warm-up."""
     jax.block_until_ready(call())
     return min(interleaved({0: per_call(lambda: jax.block_until_ready(call()), 0.0)}, rounds=repeats)[0])
 
 
 def product_rate() -> float:
-    """Floating-point operations a second of the best square float32 product."""
+    """Returns FLOP/s of the best square float32 product."""
     rates = []
     for size in (512, 1024, 2048):
         product = functools.partial(jax.jit(jnp.matmul), jnp.ones((size, size)), jnp.ones((size, size)))
@@ -65,7 +65,7 @@ def product_rate() -> float:
 
 
 def memory_rate() -> float:
-    """Bytes a second, read and written, of adding to an array far larger than any cache."""
+    """Returns bytes/s, read and written, of an addition to an array larger than any cache."""
     array = jnp.ones(2**26)
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
 
@@ -78,7 +78,7 @@ def memory_rate() -> float:
 
 
 def work(problem: Any) -> tuple[float, int]:
-    """Floating-point operations in products, and unavoidable bytes, of one training step of the plain network."""
+    """Returns the FLOPs in products, and the unavoidable bytes, of one training step of the plain network."""
     task = task_of(problem)
     rows = slice(problem.batch_size)
     batch = jn.Batch(problem.inputs[rows], problem.targets[rows], np.ones(problem.batch_size, np.float32))
@@ -87,7 +87,7 @@ def work(problem: Any) -> tuple[float, int]:
 
     def backward(params: Any, model_state: Any) -> Any:
         vjp: Any = jax.vjp(lambda params: task.loss(params, model_state, batch, key)[0], params)[1]
-        # Not the parameters themselves, which the optimizer's passes count.
+        # Without the parameters, which the optimizer's passes count.
         return vjp.opaque_residuals, vjp.structured_residuals
 
     kept = jax.eval_shape(backward, state.params, state.model_state)
@@ -96,7 +96,7 @@ def work(problem: Any) -> tuple[float, int]:
 
 
 def flops(jaxpr: Any) -> float:
-    """Floating-point operations of the matrix products and convolutions of a program, a scan's as often as it runs."""
+    """Returns the FLOPs of the matrix products and convolutions of a program; scans count every iteration."""
     total = 0.0
     for equation in jaxpr.eqns:
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
@@ -107,7 +107,7 @@ def flops(jaxpr: Any) -> float:
 
 
 def products_each(equation: Any) -> float:
-    """Multiplications for one element of the result of a product or convolution; those by dilation's zeros left out."""
+    """Returns the multiplications per output element, without those by the zeros of dilation."""
     left, right = (operand.aval.shape for operand in equation.invars[:2])
     numbers = equation.params["dimension_numbers"]
     if equation.primitive.name == "dot_general":
@@ -117,13 +117,13 @@ def products_each(equation: Any) -> float:
 
 
 def task_of(problem: Any) -> jn.Task:
-    """The plain network's task, as the benchmark trains it."""
+    """Returns the task of the plain network."""
     make_task = jn.tasks.next_token if problem.targets.ndim == 2 else jn.tasks.classification
     return make_task(flax_networks.network(problem.network, True))
 
 
 def seconds_per_step(problem: Any, steps: int, rounds: int) -> list[float]:
-    """How long a step of jaxnn's ``fit`` takes, a figure a round."""
+    """Returns the seconds per step of jaxnn's ``fit``, one value per round."""
     train = jax_contender.make(
         problem, dropout=True, steps=steps, options=problem_files.Options("jaxnn", "", "float32", print)
     )
@@ -132,7 +132,7 @@ def seconds_per_step(problem: Any, steps: int, rounds: int) -> list[float]:
 
 
 def main(options: Options) -> None:
-    """Measures the device, then each network, and prints how far apart they are."""
+    """Measures the device, then each network, and prints the ratios."""
     rate, bandwidth = product_rate(), memory_rate()
     print(f"products {rate / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s; {describe_machine()}", flush=True)
     results, table = {}, []
@@ -149,7 +149,7 @@ def main(options: Options) -> None:
         times = f"{1e3 * floors[bound]:.3g}", bound, f"{1e3 * median:.3g}", f"{floors[bound] / median:.0%}"
         table.append((name, *work_done, *times))
         results[name] = {"flops": num_flops, "bytes": num_bytes, "floor_seconds": floors, "seconds": measured}
-    print(text_table(table, ("network", "GFLOP", "MB", "floor ms", "bound by", "jaxnn ms", "floor/jaxnn")))
+    print(text_table(table, ("network", "GFLOP", "MB", "bound ms", "bound by", "jaxnn ms", "bound/jaxnn")))
     device = {"products_flops_per_second": rate, "memory_bytes_per_second": bandwidth}
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"limits_{jax.default_backend()}.json"

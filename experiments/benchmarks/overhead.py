@@ -1,4 +1,4 @@
-"""What the loop costs: ``fit`` against a per-step loop and a scan written by hand, in one process, in turn.
+"""Overhead of the training loop: ``fit`` against a handwritten per-step loop and a scan, in one process.
 
 Claim     digits MLP: fit is at least 4 times the per-step loop and 0.95 times the scan;
           MNIST MLP: at least 0.97 times the better of the two;
@@ -31,11 +31,11 @@ ROUNDS = 5
 
 
 def hand_written(experiment: jn.Experiment) -> tuple[Callable[[], float], Callable[[], float]]:
-    """A per-step loop and a scan, as users of Flax and Optax write them; each gives steps a second.
+    """Returns a per-step loop and a scan, as users of Flax and Optax write them; each returns steps/s.
 
-    The loop is the one of the tutorials: NumPy gathers a batch on the host, a jitted step trains on it. The scan is
-    what an expert makes of it: data on the device, one call an epoch, keys drawn outside the scan. As ``fit`` does,
-    both know the mean loss and accuracy of what they trained.
+    The loop is that of tutorials: NumPy gathers a batch on the host, a jitted step trains on it. The scan is an
+    expert's version: data on the device, one call per epoch, keys drawn outside. Like ``fit``, both compute the
+    mean loss and accuracy.
     """
     config = experiment.config
     source = experiment.data(config).train
@@ -83,11 +83,11 @@ def hand_written(experiment: jn.Experiment) -> tuple[Callable[[], float], Callab
     def timed(run_epoch: Callable) -> Callable[[], float]:
         def rate() -> float:
             carry, _ = jax.block_until_ready(run_epoch(start(), 0))
-            began = time.perf_counter()
+            started = time.perf_counter()
             for epoch in range(num_epochs):
                 carry, _ = run_epoch(carry, epoch)
             jax.block_until_ready(carry)
-            return num_epochs * per_epoch / (time.perf_counter() - began)
+            return num_epochs * per_epoch / (time.perf_counter() - started)
 
         return rate
 
@@ -95,7 +95,7 @@ def hand_written(experiment: jn.Experiment) -> tuple[Callable[[], float], Callab
 
 
 def fitted(experiment: jn.Experiment) -> Callable[[], float]:
-    """``fit`` with its record and fifty reports; steps a second over all its windows, compilation apart."""
+    """Returns steps/s of ``fit`` with its record and 50 reports, over all windows, without compilation."""
 
     def rate() -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def fitted(experiment: jn.Experiment) -> Callable[[], float]:
 
 
 def compare(name: str, experiment: jn.Experiment) -> None:
-    """Runs the three in turn and prints the ratios of each round: median, least and most."""
+    """Runs the three in turn and prints ratios per round: median, minimum and maximum."""
     loop, scan = hand_written(experiment)
     contenders = {"fit": fitted(experiment), "loop": loop, "scan": scan}
     rates = interleaved(contenders, rounds=ROUNDS)
@@ -116,12 +116,12 @@ def compare(name: str, experiment: jn.Experiment) -> None:
 
 
 def compare_imports() -> None:
-    """Starts processes in turn that import jaxnn, or what it stands on, and prints the ratios."""
+    """Starts processes that import jaxnn, or its dependencies, and prints the ratios."""
 
     def seconds(statement: str) -> float:
-        began = time.perf_counter()
+        started = time.perf_counter()
         subprocess.run([sys.executable, "-c", statement], check=True)
-        return time.perf_counter() - began
+        return time.perf_counter() - started
 
     seconds("import jaxnn")
     statements = ("import jaxnn", "import jax, flax, optax")

@@ -1,13 +1,13 @@
-"""How fast jaxnn trains, against what a user would pick instead: each contender a process, in turn, round by round.
+"""Training speed of jaxnn, PyTorch, Keras and plain JAX: each contender is a process, timed in alternation.
 
-Claim     on a CPU of two cores jaxnn is faster than the best peer on mnist_mlp, fasttext and char_gpt, slower on the
-          convolution networks and the LSTM, and faster than every other use of JAX on all
-          (docs/performance.md has the figures, and what bounds each)
+Claim     on a CPU with two cores jaxnn is faster than the best peer on mnist_mlp, fasttext and char_gpt, slower on the
+          convolutional networks and the LSTM, and faster than every other use of JAX on all networks
+          (results and bounds: docs/performance.md)
 Command   make benchmark
 
 All contenders train the same network from the same initial weights on the same data with the same optimizer, and must
-reach the same losses, dropout off, before they are timed with it on. Compilation and warm-up are timed apart. Those
-named ``+malloc`` run with glibc's allocator keeping its memory (``MALLOC_`` variables).
+reach the same losses without dropout before they are timed with it. Compilation and warm-up are timed separately.
+Contenders named ``+malloc`` run with glibc's allocator keeping freed memory (``MALLOC_`` variables).
 """
 
 import contextlib
@@ -63,37 +63,37 @@ TITLES = {
     "char_gpt": "character GPT",
     "resnet20": "ResNet-20",
 }
-# Adam's first steps divide by the gradient's own size, so rounding alone parts the losses by some thousandths.
+# Adam's first steps normalize the gradient, so rounding alone changes the losses by some thousandths.
 TOLERANCE = 5e-3
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to run, and where the results go."""
+    """What to run, and where to write the results."""
 
     networks: tuple[str, ...] = NETWORKS
     contenders: tuple[str, ...] = ALL
     rounds: int = 5
-    """Timed rounds of each contender, at least."""
+    """Minimum number of timed rounds."""
     precision: float | None = None
-    """Continue until the 95 % interval of each median is within this share of it."""
+    """Continue until the 95 % interval of each median is within this fraction of it."""
     check_steps: int = 10
-    """Steps whose losses must agree."""
+    """Number of steps whose losses must agree."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     torch_python: str = ".venv-peers/bin/python"
-    """The Python that has PyTorch and Keras."""
+    """Python interpreter with PyTorch and Keras."""
     out: Path = Path("runs/benchmarks")
-    """The folder that gets peers_DEVICE_DTYPE.json and .png."""
+    """Folder for peers_DEVICE_DTYPE.json and .png."""
 
 
 class Worker:
-    """A contender in a process of its own, asked by lines of JSON."""
+    """A contender in its own process, which answers requests as JSON lines."""
 
     def __init__(self, contender: str, problem: Path, options: Options) -> None:
         name, _, variant = contender.partition("+")
         python = options.torch_python if "torch" in name else sys.executable
-        # What workers leave in temporary folders goes with the problem.
+        # Temporary files of workers are deleted with the problem.
         environment = os.environ | {"TMPDIR": str(problem)} | (KEEPING if variant == "malloc" else {})
         command = [python, str(CONTENDERS / "worker.py"), name, str(problem)]
         command += ["--device", options.device, "--dtype", options.dtype]
@@ -104,24 +104,24 @@ class Worker:
         )
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """The worker's answer to ``command``; exits with its words if it failed."""
+        """Returns the worker's answer to ``command``; exits with its error if it failed."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"command": command, **arguments}), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": f"it died\n{self._last_words()}"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"the process died\n{self._last_output()}"}
         if "error" in answer:
             raise SystemExit(f"{self.contender}: {command} failed: {answer['error']}")
         return answer
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         self.errors.seek(0)
         return self.errors.read()[-2000:]
 
 
 @contextlib.contextmanager
 def working(contenders: tuple[str, ...], problem: Path, options: Options) -> Iterator[dict[str, Worker]]:
-    """A worker for each contender, ended on the way out."""
+    """Yields a worker for each contender and kills them at the end."""
     workers = {contender: Worker(contender, problem, options) for contender in contenders}
     try:
         yield workers
@@ -132,7 +132,7 @@ def working(contenders: tuple[str, ...], problem: Path, options: Options) -> Ite
 
 
 def check(problem: Path, options: Options) -> dict[str, float]:
-    """Each contender's largest relative difference of a loss from that of the first; exits where one is too large."""
+    """Returns the largest relative difference of each contender's losses from the first; exits if it is too large."""
     losses = {}
     names = dict.fromkeys(contender.partition("+")[0] for contender in options.contenders)
     for name in names:
@@ -146,19 +146,19 @@ def check(problem: Path, options: Options) -> dict[str, float]:
     tolerance = TOLERANCE if options.dtype == "float32" else 20 * TOLERANCE
     for name, difference in differences.items():
         if not difference <= tolerance:
-            raise SystemExit(f"{problem.name}: {name} does not compute the same: {losses[name]} against {reference}.")
+            raise SystemExit(f"{problem.name}: {name} has other losses: {losses[name]} instead of {reference}.")
     return differences
 
 
 def measure(problem: Path, steps: int, options: Options) -> dict[str, dict[str, Any]]:
-    """Times the contenders in turn, another one first each round."""
+    """Times the contenders in alternation."""
     with working(options.contenders, problem, options) as workers:
         results: dict[str, dict[str, Any]] = {}
         for name, worker in workers.items():
             results[name] = worker.ask("start", steps=steps)
 
         def rate(worker: Worker) -> float:
-            time.sleep(0.3)  # the threads of the one before may still spin
+            time.sleep(0.3)  # threads of the previous contender may still spin
             return steps / worker.ask("run")["seconds"]
 
         rates = interleaved(
@@ -172,7 +172,7 @@ def measure(problem: Path, steps: int, options: Options) -> dict[str, dict[str, 
 
 
 def show(network: str, results: dict[str, dict[str, Any]]) -> None:
-    """Prints a network's table: steps a second, and how many times as fast jaxnn is in the same round."""
+    """Prints a network's table: steps/s, and the speed of jaxnn relative to each contender in the same round."""
     table = []
     for name, result in results.items():
         rates = result["steps_per_second"]
@@ -186,13 +186,13 @@ def show(network: str, results: dict[str, dict[str, Any]]) -> None:
 
 
 def best_peer(results: dict[str, dict[str, Any]]) -> str:
-    """The fastest contender that is not ours, by its median."""
+    """Returns the peer with the highest median."""
     peers = [name for name in results if name not in OURS]
     return max(peers, key=lambda name: statistics.median(results[name]["steps_per_second"]))
 
 
 def conclude(networks: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Prints, for each network, the ratio to its best peer, and their geometric mean."""
+    """Prints the ratio to the best peer for each network, and their geometric mean."""
     print("\njaxnn / best peer")
     table, medians = [], []
     for network, results in networks.items():
@@ -205,7 +205,7 @@ def conclude(networks: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
-    """Draws a bar per network and contender: its median speed over that of the best peer, from minimum to maximum."""
+    """Draws a bar for each network and contender: median speed relative to the best peer, with minimum and maximum."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -237,11 +237,11 @@ def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
 
 
 def main(options: Options) -> None:
-    """Checks, times and tells, network by network; what is done is kept if a later one fails."""
+    """Checks, times and prints each network; finished results are kept if a later one fails."""
     import problems
 
     if "jaxnn" not in options.contenders or not set(options.contenders) <= set(ALL):
-        raise SystemExit(f"contenders are jaxnn, which the others are held against, and any of {', '.join(ALL)}.")
+        raise SystemExit(f"contenders must include jaxnn, the reference, and any of {', '.join(ALL)}.")
     networks: dict[str, dict[str, dict[str, Any]]] = {}
     options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / f"peers_{options.device}_{options.dtype}"

@@ -1,13 +1,13 @@
-"""A long run in small: 200,000 tiny steps with evaluations and checkpoints, and what the process holds meanwhile.
+"""Soak test: 200,000 tiny steps with evaluations and checkpoints, and the memory of the process.
 
-Claim     resident memory stays flat: its slope, which is printed, makes at most 5 % of it over the whole run; file
-          handles and threads are as many at the end as at the beginning
+Claim     resident memory grows by at most 5 % over the run, by its slope; the number of file handles and threads does
+          not grow
 Command   python experiments/benchmarks/soak.py
           python experiments/benchmarks/soak.py --checkpoint-every 0
 
-A sample is taken at each report. The first tenth of the run is left out: caches fill, and the allocator finds its
-size. What is left of the slope without checkpoints is the reports, which a run remembers for its curves. Ends with
-status 1 and a sentence where something grew.
+A sample is taken at each report. The first tenth of the run is excluded, while caches and the allocator warm up. The
+remaining slope without checkpoints is that of the reports, which a run keeps for its curves. Exits with status 1 and a
+message if something grew.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ from jaxnn.bench import describe_machine
 
 KIB = 1024
 WARM_UP = 0.1
-# What is counted, and where a sample has it.
+# Counts and their index in a sample.
 COUNTS = {"file handles": 2, "threads": 3}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    batch_size: int = 8  # Examples a step
-    num_steps: int = 200_000  # Updates in all
-    seed: int = 0  # Decides initial parameters and data order
+    batch_size: int = 8  # Examples per step
+    num_steps: int = 200_000  # Updates
+    seed: int = 0  # Determines initial parameters and data order
 
 
 def data(config):
@@ -56,10 +56,10 @@ def optimizer(config):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How long, and how often what is done besides."""
+    """Length and cadences of the run."""
 
     num_steps: int = 200_000
-    """Updates in all."""
+    """Number of updates."""
     report_every: int = 100
     """Steps between reports."""
     eval_every: int = 200
@@ -67,11 +67,11 @@ class Options:
     checkpoint_every: int = 100
     """Steps between checkpoints; 0: none."""
     most_share: float = 0.05
-    """How much of its memory may be added over the whole run, by the slope."""
+    """Maximum growth of memory over the run, by the slope, as a fraction."""
 
 
 class Sample(NamedTuple):
-    """What the process holds at a report."""
+    """Resources of the process at a report."""
 
     step: int
     resident: int
@@ -80,7 +80,7 @@ class Sample(NamedTuple):
 
 
 def sampled(options: Options, run_dir: Path) -> Iterator[Sample]:
-    """Trains, and looks at the process at each report."""
+    """Trains and samples the process at each report."""
     experiment = jn.Experiment(Config(num_steps=options.num_steps), data, task, optimizer)
     names = ("report_every", "eval_every", "checkpoint_every")
     cadences = {name: getattr(options, name) for name in names}
@@ -90,19 +90,19 @@ def sampled(options: Options, run_dir: Path) -> Iterator[Sample]:
 
 
 def slope(samples: Sequence[Sample]) -> float:
-    """Bytes a step, by least squares, once the run is warm."""
+    """Returns bytes per step after the warm-up, by least squares."""
     warm = [sample for sample in samples if sample.step > WARM_UP * samples[-1].step]
     steps, resident = (np.array([sample[axis] for sample in warm], float) for axis in (0, 1))
     return float(np.polyfit(steps, resident, 1)[0])
 
 
 def main(options: Options) -> None:
-    """Prints what was seen.
+    """Prints the samples.
 
     Raises:
         SystemExit: something grew.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         samples = list(sampled(options, Path(folder) / "run"))
     last, growth = samples[-1], 1000 * slope(samples)
@@ -110,24 +110,24 @@ def main(options: Options) -> None:
     saves = options.num_steps // options.checkpoint_every if options.checkpoint_every else 0
     print(describe_machine())
     done = f"{len(samples):,} reports, {options.num_steps // options.eval_every:,} evaluations, {saves:,} checkpoints"
-    print(f"{last.step:,} steps, {done}, {time.perf_counter() - began:,.0f} s")
+    print(f"{last.step:,} steps, {done}, {time.perf_counter() - started:,.0f} s")
     print(f"resident memory  {samples[0].resident / KIB**2:.1f} MiB first, {last.resident / KIB**2:.1f} MiB last")
-    print(f"its slope        {growth:,.0f} bytes in 1,000 steps: {share:.2%} of the total over the whole run")
+    print(f"its slope        {growth:,.0f} bytes per 1,000 steps: {share:.2%} of the total over the run")
     for name, axis in COUNTS.items():
         values = [sample[axis] for sample in samples]
         print(f"{name:<15}  {values[0]} first, {values[-1]} last, {max(values)} at most")
     if share > options.most_share:
-        sys.exit(f"not as claimed: resident memory grows by {growth:,.0f} bytes in 1,000 steps")
+        sys.exit(f"claim violated: resident memory grows by {growth:,.0f} bytes per 1,000 steps")
     check_counts(samples)
 
 
 def check_counts(samples: Sequence[Sample]) -> None:
-    """Ends the process where the last tenth of the run never has as few as the first had at most."""
+    """Exits if the minimum of the last tenth of the run exceeds the maximum of the first tenth."""
     tenth = -(-len(samples) // 10)
     for name, axis in COUNTS.items():
         before, after = ([sample[axis] for sample in part] for part in (samples[:tenth], samples[-tenth:]))
         if min(after) > max(before):
-            sys.exit(f"not as claimed: {name} became more, from {max(before)} to {min(after)}")
+            sys.exit(f"claim violated: {name} grew from {max(before)} to {min(after)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a strategy costs where it gains nothing: one device under each against the same device plain, in turn.
+"""Overhead of strategies on one device, relative to the same device without a strategy.
 
-Claim     the strategy data on one device takes at most 1.02 times as long as the run that has none
+Claim     the strategy data on one device takes at most 1.02 times as long as a run without
 Command   python experiments/benchmarks/strategies.py
-Seen      0.998 to 1.005 for four networks: docs/devices.md; three minutes on two cores
+Result    0.998 to 1.005 for four networks: docs/devices.md; three minutes on two cores
 """
 
 import dataclasses
@@ -14,25 +14,25 @@ import optax
 import jaxnn as jn
 from jaxnn.bench import interleaved, median_interval, per_call
 
-# Many short calls, one of each strategy a round: the machine's moods fall on all alike and average out.
+# Many short calls, one of each strategy per round: disturbances affect all strategies and average out.
 ROUNDS, CALL_SECONDS = 200, 0.06
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     batch_size: int
-    num_steps: int = 100_000_000  # more than are ever trained
+    num_steps: int = 100_000_000  # more than are trained
     seed: int = 0
 
 
 def images(size, channels=1):
-    """Random pictures of ten classes."""
+    """Returns random images of ten classes."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(2048, size, size, channels)).astype(np.float32), rng.integers(0, 10, 2048)
 
 
 def experiments():
-    """A small and a large MLP, a convolutional network and a transformer, by name."""
+    """Yields a small and a large MLP, a convolutional network and a transformer, by name."""
     tokens = np.random.default_rng(0).integers(0, 65, (2048, 65)).astype(np.int32)
     digits, objects, text = images(8), images(28), (tokens[:, :-1], tokens[:, 1:])
     networks = {
@@ -47,14 +47,14 @@ def experiments():
 
 
 def compare(name, pair, batch_size, task):
-    """Prints the ratio of each strategy to none: median of the rounds and its 95 % interval."""
+    """Prints the ratio of each strategy to none: median over rounds and its 95 % interval."""
 
     def reports(**layout):
-        """A run that goes on from one report to the next, in windows of about `CALL_SECONDS`."""
+        """Returns a run that trains from one report to the next, in windows of about `CALL_SECONDS`."""
         config = Config(batch_size)
         experiment = jn.Experiment(config, lambda _: splits, lambda _: task, lambda _: optax.adam(1e-3))
-        how = {"steps_per_call": steps, "report_every": steps, "eval_every": 0, "record": False}
-        return iter(jn.iterate(experiment, **how, **layout))
+        options = {"steps_per_call": steps, "report_every": steps, "eval_every": 0, "record": False}
+        return iter(jn.iterate(experiment, **options, **layout))
 
     splits, steps = jn.data.arrays(train=pair), 16
     first = reports()

@@ -1,15 +1,14 @@
-"""How fast a population trains, in member-steps a second by its width: against runs one after another, and PyTorch.
+"""Throughput of a population in member-steps/s by its vmap size, against sequential runs and PyTorch.
 
-Claim     on a CPU of two cores the digits MLPs of a population train at least 10 times as fast as in a loop of jitted
-          steps written by hand; at the planned width no network trains slower than one member after another
+Claim     on a CPU with two cores the digits MLPs of a population train at least 10 times as fast as in a handwritten
+          loop of jitted steps; at the planned vmap size no network trains slower than its members in sequence
 Command   python experiments/benchmarks/sweep.py --devices 2
 
-Rates are those of training alone: compiling, evaluation, reports and files are left out, but for the contender
-``jn.sweep``, whose loop is what it adds to the planned population. What all of it takes from call to result is told by
-the member. Every contender trains the same network with the same Adam on batches of the same size from the same data,
-each in an order of its own; before PyTorch is timed, both must reach the same mean loss over the first steps, from the
-same weights on the same batches. Members one after another are as fast as one of them, so PyTorch trains one for the
-time given, and two processes at once one each. Its Adam is the fused one, the fastest that it has.
+Rates are those of training: compilation, evaluation, reports and files are excluded, except for ``jn.sweep``, whose
+loop is included. The time from call to result is reported per member. All contenders train the same network with the
+same Adam on batches of the same size from the same data, each in its own order. Before PyTorch is timed, both must
+reach the same mean loss over the first steps, from the same weights on the same batches. Sequential members have the
+speed of one, so PyTorch trains one member for the given time, and two processes train one each, with fused Adam.
 """
 
 import contextlib
@@ -42,35 +41,35 @@ from jaxnn.run import format_rate
 
 TORCH_SOLO = Path(__file__).parent / "contenders" / "torch_solo.py"
 CHECK_STEPS = 50
-# Rounding alone parts the losses by less than a thousandth.
+# Rounding alone changes the losses by less than a thousandth.
 TOLERANCE = 0.01
-# What populations are held against, and how a table names them.
+# The references, and their names in a table.
 PEERS = {"jn.fit": "jn.fit in turn", "loop": "jitted loop", "torch": "PyTorch", "torch x2": "2 × PyTorch"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure, and where the results go."""
+    """What to measure, and where to write the results."""
 
     only: tuple[str, ...] = tuple(NETWORKS)
-    """The networks."""
+    """Networks to measure."""
     rounds: int = 5
-    """Times that each contender is measured."""
+    """Measurements of each contender."""
     widths: tuple[int, ...] = ()
-    """Members side by side on a device; default: the network's own, up to 256 for the MLP, up to 8 for the others."""
+    """Vmap sizes on a device; default: up to 256 for the MLP, up to 8 for the others."""
     devices: int = 1
-    """Devices that populations are spread over; a CPU is made to look like so many."""
+    """Devices to shard populations over; a CPU simulates them."""
     seconds: float = 2.0
-    """About how long each measurement takes; whole sweeps and fits take what they take."""
+    """Approximate seconds per measurement, except for complete sweeps and fits."""
     torch_python: Path | None = Path(".venv-peers/bin/python")
-    """The Python that has PyTorch; None leaves it out."""
+    """Python interpreter with PyTorch; None excludes it."""
     device: Literal["cpu", "cuda"] = "cpu"
     out: Path = Path("runs/benchmarks")
-    """The folder that gets sweep_DEVICE.json and .png."""
+    """Folder for sweep_DEVICE.json and .png."""
 
 
 class TorchProcess:
-    """PyTorch in a process of its own, asked by lines of JSON; ``facts`` is what it said when it was warm."""
+    """PyTorch in its own process, which answers requests as JSON lines; ``facts`` is its first answer."""
 
     def __init__(self, problem: Path, options: Options, threads: int | None = None) -> None:
         command = [str(options.torch_python), str(TORCH_SOLO), str(problem), "--device", options.device]
@@ -81,13 +80,13 @@ class TorchProcess:
         self.facts = self.answer()
 
     def ask(self, command: str, **arguments: Any) -> None:
-        """Sends a request; its answer is to be fetched."""
+        """Sends a request; `answer` returns the result."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps({"command": command, **arguments}), file=self.process.stdin, flush=True)
 
     def answer(self) -> dict[str, Any]:
-        """The answer to the oldest request; exits with the process's words if it died."""
+        """Returns the answer to the oldest request; exits with the output of the process if it died."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -99,7 +98,7 @@ class TorchProcess:
 
 @contextlib.contextmanager
 def torch_processes(count: int, *arguments: Any) -> Iterator[list[TorchProcess]]:
-    """So many processes, ended on the way out."""
+    """Yields ``count`` processes and kills them at the end."""
     processes: list[TorchProcess] = []
     try:
         for _ in range(count):
@@ -112,7 +111,7 @@ def torch_processes(count: int, *arguments: Any) -> Iterator[list[TorchProcess]]
 
 
 def in_torch(processes: list[TorchProcess]) -> Measure:
-    """A member in each process, all at once."""
+    """Returns a measure of all processes, each with one member."""
 
     def measure(seconds: float) -> Measured:
         for process in processes:
@@ -123,11 +122,11 @@ def in_torch(processes: list[TorchProcess]) -> Measure:
 
 
 def write_problem(name: str, network: Network, folder: Path) -> None:
-    """The files that PyTorch reads: the data, the first member's weights, and the order of its first steps."""
+    """Writes the files that PyTorch reads: data, the first member's weights, and the order of its first steps."""
     experiment = network.experiment
     config, source = experiment.config, experiment.data(experiment.config).train
     inputs, targets = source.read(np.arange(source.num_examples))
-    # Bytes as the floats that jaxnn makes of them, a batch at a time.
+    # Bytes are scaled to floats, as jaxnn does per batch.
     np.save(folder / "inputs.npy", inputs if inputs.dtype == np.float32 else np.float32(inputs) / 255)
     np.save(folder / "targets.npy", targets)
     np.save(folder / "order.npy", source.order(config.seed, np.arange(CHECK_STEPS), config.batch_size))
@@ -139,7 +138,7 @@ def write_problem(name: str, network: Network, folder: Path) -> None:
 
 
 def check(name: str, network: Network, process: TorchProcess) -> dict[str, float]:
-    """The mean loss of the first steps in jaxnn and in PyTorch; exits if they do not compute the same."""
+    """Returns the mean loss of the first steps in jaxnn and in PyTorch; exits if they differ."""
     process.ask("check")
     losses = {
         "jaxnn": first_losses(network.experiment, CHECK_STEPS),
@@ -147,14 +146,14 @@ def check(name: str, network: Network, process: TorchProcess) -> dict[str, float
     }
     print(f"{name}: mean loss of the first {CHECK_STEPS} steps: {losses['jaxnn']:.5f}, PyTorch {losses['torch']:.5f}")
     if not abs(losses["torch"] / losses["jaxnn"] - 1) <= TOLERANCE:
-        raise SystemExit(f"{name}: PyTorch does not train the same.")
+        raise SystemExit(f"{name}: the losses of PyTorch and jaxnn differ.")
     return losses
 
 
 def make_contenders(
     name: str, network: Network, options: Options, stack: contextlib.ExitStack
 ) -> tuple[dict[str, Measure], dict[str, Any]]:
-    """What is measured, by name, and what is known of it before."""
+    """Returns the contenders by name, and facts about the network."""
     experiment = network.experiment
     devices, num_members = options.devices, network.num_members
     contenders = {
@@ -182,11 +181,11 @@ def make_contenders(
 
 
 def measure(contenders: dict[str, Measure], options: Options) -> dict[str, list[Measured]]:
-    """Measures the contenders in turn, another one first each round."""
+    """Measures the contenders in alternation."""
     results: dict[str, list[Measured]] = {name: [] for name in contenders}
 
     def rate(name: str) -> float:
-        time.sleep(0.3)  # the threads of the one before may still spin
+        time.sleep(0.3)  # threads of the previous contender may still spin
         results[name].append(contenders[name](options.seconds))
         return results[name][-1].rate
 
@@ -199,8 +198,8 @@ def show(facts: dict[str, Any], rates: dict[str, list[float]], walls: dict[str, 
     config = facts["config"]
     peers = [peer for peer in PEERS if peer in rates]
     print(
-        f"\n{facts['title']}, batch {config['batch_size']}: {facts['members']} members are planned at width "
-        f"{facts['planned_width']}, {facts['steps_per_call']} steps a call"
+        f"\n{facts['title']}, batch {config['batch_size']}: {facts['members']} members with vmap size "
+        f"{facts['planned_width']}, {facts['steps_per_call']} steps per call"
     )
     table = []
     for name, values in rates.items():
@@ -213,7 +212,7 @@ def show(facts: dict[str, Any], rates: dict[str, list[float]], walls: dict[str, 
 
 
 def run_network(name: str, options: Options) -> dict[str, Any]:
-    """Everything of one network: made, measured, shown."""
+    """Creates, measures and prints the contenders of one network."""
     with contextlib.ExitStack() as stack:
         contenders, facts = make_contenders(name, NETWORKS[name], options, stack)
         results = measure(contenders, options)
@@ -224,7 +223,7 @@ def run_network(name: str, options: Options) -> dict[str, Any]:
 
 
 def conclude(networks: dict[str, dict[str, Any]]) -> None:
-    """Prints what the claim is about."""
+    """Prints the ratios of the claim."""
     print("\nplanned population")
     table = []
     for name, network in networks.items():
@@ -237,9 +236,9 @@ def conclude(networks: dict[str, dict[str, Any]]) -> None:
 
 
 def main(options: Options) -> None:
-    """Measures network by network; what is done is kept if a later one fails."""
+    """Measures each network; finished results are kept if a later one fails."""
     if unknown := set(options.only) - set(NETWORKS):
-        raise SystemExit(f"no network {', '.join(unknown)}: there are {', '.join(NETWORKS)}.")
+        raise SystemExit(f"no network {', '.join(unknown)}: choose from {', '.join(NETWORKS)}.")
     jax.config.update("jax_platforms", options.device)
     if options.device == "cpu":
         jax.config.update("jax_num_cpu_devices", options.devices)

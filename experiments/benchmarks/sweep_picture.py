@@ -1,4 +1,4 @@
-"""The picture of the sweep benchmark: member-steps a second against the width, a panel a network."""
+"""Plot of the sweep benchmark: member-steps/s over the vmap size, a panel per network."""
 
 import math
 import statistics
@@ -16,8 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from jaxnn.run import format_rate
 
 plt.style.use("jaxnn.record.figure")
-OURS, PLANNED, WHOLE, INK = "#1f5fa8", "#d9480f", "#2b8a3e", "#343a40"
-# The contenders without a width, as their lines are labelled and coloured.
+OURS, PLANNED, SWEEP, INK = "#1f5fa8", "#d9480f", "#2b8a3e", "#343a40"
+# Labels and colours of contenders without a vmap size.
 LINES = {
     "jn.fit": ("jn.fit, one by one", "#1098ad"),
     "loop": ("jitted step in a loop", "#7048e8"),
@@ -25,13 +25,13 @@ LINES = {
     "torch x2": ("PyTorch, 2 processes", "#e8890c"),
 }
 PANEL_INCHES = (6.4, 4.1)
-# Labels are this share of the panel's height apart, at least.
+# Minimum distance of labels, as a share of the panel's height.
 APART = 0.062
 LEAST_SPAN = 4.0
 
 
 class Label(NamedTuple):
-    """What stands at the right end of a line."""
+    """The label at the right end of a line."""
 
     text: str
     colour: str
@@ -51,9 +51,9 @@ def draw(written: Mapping[str, Any], path: Path) -> None:
     for axes in panels[len(networks) :]:
         axes.set_visible(False)
     devices = f", {written['devices']} devices" if written["devices"] > 1 else ""
-    where = f"{written['kind']}{devices}, jax {written['versions']['jax']}"
-    how = f"median of {written['rounds']}, bands and bars from least to most"
-    title = f"Member-steps per second by the width of a population\n{where}, {how}"
+    where = f"{written['label']}{devices}, jax {written['versions']['jax']}"
+    how = f"median of {written['rounds']}, bands and bars from minimum to maximum"
+    title = f"Member-steps/s by vmap size\n{where}, {how}"
     figure.suptitle(title, fontsize="medium", color=INK)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -66,9 +66,18 @@ def _draw_panel(axes: Axes, network: Mapping[str, Any]) -> None:
     axes.set(xscale="log", yscale="log")
     labels = [_curve(axes, curve)]
     labels += [_line(axes, rates[name], *look) for name, look in LINES.items() if name in rates]
-    planned = f"{network['members']} members at the planned width, {width}"
+    planned = f"{network['members']} members at the planned vmap size, {width}"
     _mark(axes, width, rates["planned"], planned, PLANNED, "*", markersize=10)
-    _mark(axes, width, rates["jn.sweep"], "the same, in a whole jn.sweep", WHOLE, "o", markersize=14, fillstyle="none")
+    _mark(
+        axes,
+        width,
+        rates["jn.sweep"],
+        "the same in jn.sweep, with its loop",
+        SWEEP,
+        "o",
+        markersize=14,
+        fillstyle="none",
+    )
     title = f"{network['title']}, batch {network['config']['batch_size']}"
     axes.set_title(title, loc="left", fontsize="medium", fontweight="bold", color=INK)
     _finish(axes, sorted({*curve, width}))
@@ -76,17 +85,17 @@ def _draw_panel(axes: Axes, network: Mapping[str, Any]) -> None:
 
 
 def _curve(axes: Axes, curve: Mapping[int, list[float]]) -> Label:
-    """Populations by width, with a band from the least to the most."""
+    """Draws populations by vmap size, with a band from minimum to maximum."""
     widths = sorted(curve)
     medians = [statistics.median(curve[width]) for width in widths]
     least, most = ([end(curve[width]) for width in widths] for end in (min, max))
     axes.fill_between(widths, least, most, color=OURS, alpha=0.15, linewidth=0)
     axes.plot(widths, medians, color=OURS, marker="o", markersize=5, linewidth=2, zorder=3)
-    return Label(f"population, width {widths[-1]}", OURS, medians[-1])
+    return Label(f"population, vmap size {widths[-1]}", OURS, medians[-1])
 
 
 def _line(axes: Axes, values: list[float], text: str, colour: str) -> Label:
-    """What has no width, as a line with a band."""
+    """Draws a contender without a vmap size as a line with a band."""
     median = statistics.median(values)
     axes.axhspan(min(values), max(values), color=colour, alpha=0.08, linewidth=0)
     axes.axhline(median, color=colour, linewidth=1.5, linestyle=(0, (6, 2)))
@@ -102,9 +111,9 @@ def _mark(axes: Axes, width: int, values: list[float], text: str, colour: str, m
 
 
 def _finish(axes: Axes, widths: list[int]) -> None:
-    """Ticks that are read at a glance, and room below for the legend."""
+    """Sets ticks and limits, with space for the legend."""
     low, high = axes.get_ylim()
-    # Less than this would show noise as if it were much.
+    # A smaller range would exaggerate noise.
     more = max(1.0, (LEAST_SPAN * low / high) ** 0.5)
     low, high = low / more, high * more
     axes.set_ylim(low / (high / low) ** 0.28, high * (high / low) ** 0.04)
@@ -114,13 +123,13 @@ def _finish(axes: Axes, widths: list[int]) -> None:
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5) if high / low > 10 else (1, 1.5, 2, 3, 4, 6, 8)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: format_rate(rate)))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("width (members side by side on a device)", fontsize="small", color=INK)
-    axes.set_ylabel("member-steps / s", fontsize="small", color=INK)
+    axes.set_xlabel("vmap size (members per device)", fontsize="small", color=INK)
+    axes.set_ylabel("member-steps/s", fontsize="small", color=INK)
     axes.legend(loc="lower right", fontsize="small", frameon=False, labelcolor=INK, labelspacing=0.9)
 
 
 def _label(axes: Axes, labels: list[Label]) -> None:
-    """A label right of each line with its rate, moved apart where they would cover each other."""
+    """Labels each line at its right end with its rate, without overlaps."""
     low, high = map(math.log, axes.get_ylim())
     labels = sorted(labels, key=lambda label: label.rate)
     heights = _apart([(math.log(label.rate) - low) / (high - low) for label in labels])
@@ -135,7 +144,7 @@ def _label(axes: Axes, labels: list[Label]) -> None:
 
 
 def _apart(heights: list[float]) -> list[float]:
-    """Ascending heights, at least ``APART`` from each other: pushed up, pushed down, and the mean of both."""
+    """Moves ascending heights at least ``APART`` from each other: the mean of moving up and of moving down."""
     up, down = list(heights), list(heights)
     for index in range(1, len(heights)):
         up[index] = max(up[index], up[index - 1] + APART)

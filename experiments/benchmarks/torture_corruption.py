@@ -1,4 +1,4 @@
-"""A run's newest checkpoint damaged in every way, file by file, and the run resumed each time."""
+"""Corrupts a run's newest checkpoint in every way, file by file, and resumes the run each time."""
 
 import random
 import shutil
@@ -22,7 +22,7 @@ def flip(file: Path, draw: random.Random) -> None:
 
 
 def truncate(file: Path, draw: random.Random) -> None:
-    """Cuts a file short."""
+    """Truncates a file."""
     file.write_bytes(file.read_bytes()[: draw.randrange(file.stat().st_size)])
 
 
@@ -32,32 +32,32 @@ def delete(file: Path, draw: random.Random) -> None:
 
 
 def add(file: Path, draw: random.Random) -> None:
-    """Puts another file beside it."""
+    """Adds another file next to it."""
     file.with_name(f"{file.name}.more").write_bytes(draw.randbytes(8))
 
 
-KINDS: dict[str, Damage] = {"a byte flipped": flip, "cut short": truncate, "deleted": delete, "another file": add}
+KINDS: dict[str, Damage] = {"a byte flipped": flip, "truncated": truncate, "deleted": delete, "another file": add}
 
 
 def corrupt(victim: Victim, seed: int, most_files: int | None) -> Iterator[tuple[str, int]]:
-    """How many files were damaged in each way; all were found, named and got round.
+    """Yields the number of files corrupted in each way; all were detected and the previous checkpoint used.
 
     Raises:
-        Broken: one was not.
+        Broken: one was not detected.
     """
-    # What is compiled for one resume serves them all.
+    # All resumes share the compile cache.
     jax.config.update("jax_compilation_cache_dir", str(victim.folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    whole = victim.undisturbed
-    steps = steps_of(whole)
-    newest = whole / "checkpoints" / str(steps[-1])
+    intact = victim.undisturbed
+    steps = steps_of(intact)
+    newest = intact / "checkpoints" / str(steps[-1])
     names = sorted(path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file())
     names = names[:most_files]
     draw = random.Random(seed)
     for kind, damage in KINDS.items():
         for name in names:
             copy = victim.folder / "damaged"
-            shutil.copytree(whole, copy)
+            shutil.copytree(intact, copy)
             damage(copy / "checkpoints" / newest.name / name, draw)
             _resume(victim, copy, steps, f"{name}.more" if damage is add else name)
             shutil.rmtree(copy)
@@ -65,15 +65,15 @@ def corrupt(victim: Victim, seed: int, most_files: int | None) -> Iterator[tuple
 
 
 def _resume(victim: Victim, run_dir: Path, steps: list[int], name: str) -> None:
-    """Goes on with a run whose newest checkpoint is damaged, to the end."""
+    """Resumes a run whose newest checkpoint is corrupted, to the end."""
     before, newest = steps[-2:]
     run = jn.fit(experiment.replace(num_steps=victim.num_steps), resume=run_dir, progress="none")
     resumed = facts_of(run_dir)["resumed"][-1]
-    claim(resumed["step"] == before, f"with {name} damaged the run went on from {resumed['step']} and not {before}")
-    claim(len(resumed["damaged"]) == 1, f"with {name} damaged the run tells of {resumed['damaged']}")
-    told = f"the checkpoint of step {newest} is damaged, its file {name} "
-    claim(resumed["damaged"][0].startswith(told), f"with {name} damaged the run says: {resumed['damaged'][0]}")
+    claim(resumed["step"] == before, f"with {name} damaged the run resumed from {resumed['step']}, not {before}")
+    claim(len(resumed["damaged"]) == 1, f"with {name} damaged the run reports {resumed['damaged']}")
+    expected = f"the checkpoint of step {newest} is damaged, its file {name} "
+    claim(resumed["damaged"][0].startswith(expected), f"with {name} damaged the run reports: {resumed['damaged'][0]}")
     aside = run_dir / "checkpoints" / "damaged" / str(newest)
-    claim(aside.is_dir() and steps_of(run_dir)[-1] == newest, f"step {newest} was not saved anew in {run_dir}")
+    claim(aside.is_dir() and steps_of(run_dir)[-1] == newest, f"step {newest} was not saved again in {run_dir}")
     check_same_reports(run_dir, victim.undisturbed)
     check_same_arrays(dict(arrays_of(run.state)), victim.undisturbed)

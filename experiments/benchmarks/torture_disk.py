@@ -1,4 +1,4 @@
-"""A disk that is full: a tmpfs of a few MiB, filled to the last byte under a run at several moments."""
+"""A full disk: a tmpfs of a few MiB, filled under a run at several moments."""
 
 import errno
 import json
@@ -12,58 +12,60 @@ from pathlib import Path
 
 from torture_run import Broken, Victim, check_same, check_whole, claim, facts_of, remnants_of, reports_of, steps_of
 
-# Ways into a place where a file system may be mounted that nobody else sees, as anybody and as root.
-DOORS = (("unshare", "--user", "--map-root-user", "--mount"), ("unshare", "--mount"))
+# Commands that enter a private mount namespace, as a normal user and as root.
+NAMESPACES = (("unshare", "--user", "--map-root-user", "--mount"), ("unshare", "--mount"))
 DISK_MIB = 8
 NO_ROOM = os.strerror(errno.ENOSPC)
 PATIENCE_SECONDS = 120.0
 
 
-def door(folder: Path) -> tuple[str, ...]:
-    """How to get to where a tmpfs can be mounted on ``folder``.
+def mount_namespace(folder: Path) -> tuple[str, ...]:
+    """Returns a command that enters a namespace where a tmpfs can be mounted on ``folder``.
 
     Raises:
-        Broken: nowhere.
+        Broken: there is none.
     """
-    for words in DOORS:
+    for words in NAMESPACES:
         try:
             if subprocess.run([*words, "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True).returncode == 0:
                 return words
         except FileNotFoundError:
             continue
-    raise Broken("no tmpfs can be mounted here, neither as root nor with `unshare --user --map-root-user --mount`")
+    raise Broken("no tmpfs can be mounted, neither as root nor with `unshare --user --map-root-user --mount`")
 
 
 def fill_disks(folder: Path) -> dict[str, str]:
-    """What was seen, by the moment when the disk was filled; runs this file where it may mount.
+    """Runs this file in a mount namespace; returns the error of the run for each moment when the disk was filled.
 
     Raises:
-        Broken: it cannot, or a run did not end as it must.
+        Broken: nothing can be mounted, or a run violated a claim.
     """
     (folder / "disk").mkdir()
-    done = subprocess.run([*door(folder / "disk"), sys.executable, __file__, folder], capture_output=True, text=True)
+    done = subprocess.run(
+        [*mount_namespace(folder / "disk"), sys.executable, __file__, folder], capture_output=True, text=True
+    )
     claim(done.returncode == 0, done.stderr.strip())
     rows: dict[str, str] = json.loads(done.stdout)
     return rows
 
 
 def main(folder: Path) -> None:
-    """Mounts the disk and prints what was seen as JSON."""
+    """Mounts the disk and prints the errors as JSON."""
     disk = folder / "disk"
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", disk], check=True)
-    # Seldom enough that it trains most of the time, and a moment between two saves can be hit.
+    # Saves are rare, so that a moment between two saves can be hit.
     victim = Victim(folder, num_steps=40_000, checkpoint_every=10_000)
     cases = {
-        "too little room for the next checkpoint": at_a_checkpoint,
-        "no room in the middle of a save": in_a_save,
-        "no room for a report": at_a_report,
-        "no room to begin": at_the_start,
+        "too little space for the next checkpoint": at_a_checkpoint,
+        "no space in the middle of a save": in_a_save,
+        "no space for a report": at_a_report,
+        "no space to start": at_the_start,
     }
     print(json.dumps({name: case(victim, disk / name.replace(" ", "_")) for name, case in cases.items()}))
 
 
 def at_a_checkpoint(victim: Victim, run_dir: Path) -> str:
-    """A disk that has room for reports and none for the next checkpoint."""
+    """The disk has space for reports and none for the next checkpoint."""
 
     def fill() -> None:
         fill_up(run_dir.parent, leave=100 * 1024)
@@ -72,31 +74,33 @@ def at_a_checkpoint(victim: Victim, run_dir: Path) -> str:
         return len(steps_of(run_dir)) == 2
 
     said = _stopped(victim, run_dir, saved, fill, "the checkpoint of step")
-    claim(facts_of(run_dir)["status"] == "failed", f"{run_dir} does not say that it failed")
-    return _gone_on(victim, run_dir, said)
+    claim(facts_of(run_dir)["status"] == "failed", f"{run_dir} does not have the status failed")
+    return _resume(victim, run_dir, said)
 
 
 def in_a_save(victim: Victim, run_dir: Path) -> str:
-    """A disk that is filled when Orbax has begun to write."""
+    """The disk is filled when Orbax has started to write."""
 
     def saving() -> bool:
         return len(steps_of(run_dir)) >= 2 and bool(remnants_of(run_dir, "unfinished"))
 
     said = _stopped(victim, run_dir, saving, lambda: fill_up(run_dir.parent), "could not be written")
-    return _gone_on(victim, run_dir, said)
+    return _resume(victim, run_dir, said)
 
 
 def at_a_report(victim: Victim, run_dir: Path) -> str:
-    """A disk that is filled under a run without checkpoints: metrics.jsonl is what grows."""
+    """The disk is filled under a run without checkpoints: only metrics.jsonl grows."""
     flags = ("--checkpoint-every", 0, "--num-steps", 10_000_000)
-    begun = lambda: len(reports_of(run_dir)) > 2  # noqa: E731
-    said = _stopped(victim, run_dir, begun, lambda: fill_up(run_dir.parent), "metrics.jsonl cannot be written", *flags)
-    claim((run_dir / "metrics.jsonl").read_text().endswith("\n"), "metrics.jsonl ends in half a line")
+    started = lambda: len(reports_of(run_dir)) > 2  # noqa: E731
+    said = _stopped(
+        victim, run_dir, started, lambda: fill_up(run_dir.parent), "metrics.jsonl cannot be written", *flags
+    )
+    claim((run_dir / "metrics.jsonl").read_text().endswith("\n"), "metrics.jsonl ends in an incomplete line")
     return said
 
 
 def at_the_start(victim: Victim, run_dir: Path) -> str:
-    """A disk that is full before anything was written; the directory can be used once there is room."""
+    """The disk is full before anything is written; the directory can be used once there is space."""
     fill_up(run_dir.parent)
     said = _stopped(victim, run_dir, lambda: True, lambda: None, "cannot be")
     victim.finish(run_dir)
@@ -105,7 +109,7 @@ def at_the_start(victim: Victim, run_dir: Path) -> str:
 
 
 def fill_up(disk: Path, leave: int = 0) -> None:
-    """Leaves ``leave`` bytes of the disk free, or fewer."""
+    """Fills the disk except for at most ``leave`` bytes."""
     found = os.statvfs(disk)
     with (disk / "filler").open("wb", buffering=0) as file:
         try:
@@ -124,7 +128,7 @@ def _stopped(
     words: str,
     *flags: object,
 ) -> str:
-    """Runs until the moment, fills the disk, and gives the one sentence that the run must end with; then frees it."""
+    """Runs until the moment, fills the disk, checks and returns the one-line error of the run, and frees the disk."""
     process = victim.start(run_dir, *flags)
     try:
         _hold_at(process, moment)
@@ -137,12 +141,12 @@ def _stopped(
     said = said.strip()
     claim(process.returncode == 2, f"a run on a full disk ended with status {process.returncode}: {said}")
     fitting = said.startswith("error: ") and words in said and NO_ROOM in said
-    claim(fitting and "\n" not in said, f"a run on a full disk said: {said}")
+    claim(fitting and "\n" not in said, f"a run on a full disk printed: {said}")
     return said
 
 
 def _hold_at(process: "subprocess.Popen[str]", moment: Callable[[], bool]) -> None:
-    """Stops the process for a while in a state where it is the moment."""
+    """Pauses the process at the moment."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         claim(process.poll() is None, "the run ended before its disk was filled")
@@ -153,18 +157,18 @@ def _hold_at(process: "subprocess.Popen[str]", moment: Callable[[], bool]) -> No
                 return
             process.send_signal(signal.SIGCONT)
         time.sleep(0.001)
-    raise Broken("the run does not get on")
+    raise Broken("the run makes no progress")
 
 
-def _gone_on(victim: Victim, run_dir: Path, said: str) -> str:
-    """Looks at what the run left, and lets it finish, now that there is room."""
+def _resume(victim: Victim, run_dir: Path, said: str) -> str:
+    """Checks the files of the run, frees the disk and lets the run finish."""
     steps, reports = steps_of(run_dir), reports_of(run_dir)
     claim(steps and reports, f"{run_dir} lost its checkpoints or its reports")
-    claim(not remnants_of(run_dir, "unfinished"), f"{run_dir} holds half a checkpoint")
+    claim(not remnants_of(run_dir, "unfinished"), f"{run_dir} has an incomplete checkpoint")
     for step in steps:
         check_whole(run_dir / "checkpoints" / str(step))
     victim.finish(run_dir)
-    claim(facts_of(run_dir)["resumed"][0]["step"] == steps[-1], f"{run_dir} did not go on from step {steps[-1]}")
+    claim(facts_of(run_dir)["resumed"][0]["step"] == steps[-1], f"{run_dir} did not resume from step {steps[-1]}")
     check_same(run_dir, victim.undisturbed)
     return said
 

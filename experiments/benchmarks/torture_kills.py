@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of a run's life, as often as possible in the middle of a save."""
+"""SIGKILL at random moments of a run, preferably in the middle of a save."""
 
 import dataclasses
 import random
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 from torture_run import Broken, Victim, check_same, check_whole, claim, facts_of, remnants_of, reports_of, steps_of
 
-# How long a save takes here, about: a kill aimed at one comes within so many seconds of its beginning.
+# About the duration of a save: a kill aimed at a save comes within this many seconds of its start.
 SAVE_SECONDS = 0.15
-# How long a process goes on after its first report, at most.
+# Maximum time a process runs after its first report.
 LIFE_SECONDS = 1.5
-# How long it takes to start, about.
+# About the time a process takes to start.
 START_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0
 
 
 @dataclasses.dataclass
 class Kills:
-    """What came of the kills."""
+    """Counts of kills and of the states that they left."""
 
     kills: int = 0
     during_saves: int = 0
@@ -37,31 +37,31 @@ class Kills:
 
     @property
     def lost_median(self) -> float:
-        """Steps that the median kill made to be done again."""
+        """Median number of steps repeated after a kill."""
         return statistics.median(self.lost)
 
     @property
     def lost_most(self) -> int:
-        """Steps that the worst kill made to be done again."""
+        """Maximum number of steps repeated after a kill."""
         return max(self.lost)
 
 
 class Before(NamedTuple):
-    """What there was before a process was started.
+    """The state before a process was started.
 
     Attributes:
-        begun: whether there was a run at all.
+        existed: whether the run existed.
         num_resumes: how often it had been resumed.
         remnants: of checkpoints, by name and inode.
     """
 
-    begun: bool
+    existed: bool
     num_resumes: int
     remnants: set[tuple[str, int]]
 
 
 def kill_runs(victim: Victim, num_kills: int, seed: int) -> Kills:
-    """Kills runs ``num_kills`` times in all, resumes each time, and lets the last one finish.
+    """Kills runs ``num_kills`` times in total, resumes each time, and lets the last one finish.
 
     Raises:
         Broken: something was lost.
@@ -88,21 +88,21 @@ def _one_life(victim: Victim, run_dir: Path, draw: random.Random | None, found: 
         _wait_for_moment(process, run_dir, draw)
         process.kill()
     _, said = process.communicate()
-    went_on = _check_resumed(run_dir, before.num_resumes, newest, found)
+    resumed_before_kill = _check_resumed(run_dir, before.num_resumes, newest, found)
     if process.returncode == 0:
         return False
-    claim(process.returncode == -signal.SIGKILL, f"a run that was to be killed ended by itself: {said}")
-    _look(run_dir, before, went_on, found)
+    claim(process.returncode == -signal.SIGKILL, f"a run ended before it was killed: {said}")
+    _check_files(run_dir, before, resumed_before_kill, found)
     return True
 
 
 def _wait_for_moment(process: "subprocess.Popen[str]", run_dir: Path, draw: random.Random) -> None:
-    """Returns at the moment of the kill, or when the process is over."""
+    """Returns at the moment of the kill, or when the process has ended."""
     aim = draw.choices(("save", "removal", "time", "start"), (6, 1, 2, 1))[0]
     if aim == "start":
         _wait(process, lambda: False, draw.uniform(0.0, START_SECONDS))
         return
-    # A resumed run drops the reports after its checkpoint: others than before, not more, tell that it goes on.
+    # A resumed run drops the reports after its checkpoint: changed reports, not more, show that it runs.
     before = _stamp(run_dir)
     _wait(process, lambda: _stamp(run_dir) != before and len(reports_of(run_dir)) > 0, PATIENCE_SECONDS, strict=True)
     _wait(process, lambda: False, draw.uniform(0.0, LIFE_SECONDS))
@@ -115,7 +115,7 @@ def _wait_for_moment(process: "subprocess.Popen[str]", run_dir: Path, draw: rand
 
 
 def _stamp(run_dir: Path) -> int:
-    """When metrics.jsonl was last written, in nanoseconds."""
+    """Returns when metrics.jsonl was last written, in nanoseconds."""
     file = run_dir / "metrics.jsonl"
     return file.stat().st_mtime_ns if file.exists() else 0
 
@@ -123,33 +123,33 @@ def _stamp(run_dir: Path) -> int:
 def _wait(
     process: "subprocess.Popen[str]", reached: Callable[[], bool], seconds: float, *, strict: bool = False
 ) -> None:
-    """Returns when it is reached, the process is over, or the time is."""
+    """Returns when ``reached`` holds, the process has ended, or the time is over."""
     deadline = time.monotonic() + seconds
     while process.poll() is None and not reached():
         if time.monotonic() >= deadline:
             if strict:
-                raise Broken("the run does not get on")
+                raise Broken("the run makes no progress")
             return
         time.sleep(0.0005)
 
 
 def _check_resumed(run_dir: Path, resumes_before: int, newest: int, found: Kills) -> bool:
-    """Whether a process got as far as to say where it goes on; it must be the newest checkpoint."""
+    """Returns whether a process resumed; checks that it used the newest checkpoint."""
     resumed = facts_of(run_dir).get("resumed", [])
-    claim(len(resumed) <= resumes_before + 1, f"{run_dir} tells of resumes that nobody asked for")
+    claim(len(resumed) <= resumes_before + 1, f"{run_dir} records resumes that were not requested")
     if len(resumed) > resumes_before:
         took = resumed[-1]["step"]
-        claim(took == newest, f"{run_dir} was resumed from step {took}, and the newest checkpoint was that of {newest}")
+        claim(took == newest, f"{run_dir} resumed from step {took}, not from the newest checkpoint, {newest}")
         claim(not resumed[-1]["damaged"], f"{run_dir} has checkpoints that a kill damaged: {resumed[-1]['damaged']}")
-        claim(not resumed[-1]["changed"], f"{run_dir} was resumed with something changed: {resumed[-1]['changed']}")
+        claim(not resumed[-1]["changed"], f"{run_dir} resumed with changes: {resumed[-1]['changed']}")
         found.resumes += 1
     return len(resumed) > resumes_before
 
 
-def _look(run_dir: Path, before: Before, went_on: bool, found: Kills) -> None:
-    """What the kill left: whole checkpoints, remnants that are not taken for one, and reports that can be read."""
+def _check_files(run_dir: Path, before: Before, resumed_before_kill: bool, found: Kills) -> None:
+    """Checks the files after a kill: complete checkpoints, ignored remnants, and readable reports."""
     found.kills += 1
-    # A process that is killed before its first save leaves what it found.
+    # A process killed before its first save changes no remnants.
     new = [name for name, _ in _remnants(run_dir) - before.remnants]
     found.during_saves += any("unfinished" in name for name in new)
     found.during_removals += any("removed" in name for name in new)
@@ -158,13 +158,13 @@ def _look(run_dir: Path, before: Before, went_on: bool, found: Kills) -> None:
     for step in steps:
         check_whole(run_dir / "checkpoints" / str(step))
         found.verified += 1
-    if reports and (went_on or not before.begun):
+    if reports and (resumed_before_kill or not before.existed):
         found.lost.append(reports[-1]["step"] - max(steps, default=0))
     else:
         found.while_starting += 1
 
 
 def _remnants(run_dir: Path) -> set[tuple[str, int]]:
-    """What is left of checkpoints that were being written or taken away, by name and inode."""
+    """Returns remnants of interrupted saves and removals, by name and inode."""
     paths = [*remnants_of(run_dir, "unfinished"), *remnants_of(run_dir, "removed")]
     return {(path.name, path.stat().st_ino) for path in paths}

@@ -1,9 +1,9 @@
-"""What torture.py trains and kills: a small network with all that a state can hold, and checkpoints many a second.
+"""The run of torture.py: a small network with a complete state and several checkpoints per second.
 
-Claim     however often it is killed and resumed, it ends bit for bit as it does undisturbed
+Claim     killed and resumed any number of times, it ends bitwise equal to an undisturbed run
 Command   python experiments/benchmarks/torture.py kills
 
-Alone it is a script like any other; it leaves every array of its last state in ``final.npz`` besides.
+It also writes every array of its last state to ``final.npz``.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ import jaxnn as jn
 @dataclasses.dataclass(frozen=True)
 class Config:
     features: tuple[int, ...] = (128, 128)  # Widths of the hidden layers
-    dropout: float = 0.2  # Share of hidden units dropped in training
-    batch_size: int = 16  # Examples a step
-    num_steps: int = 2_000  # Updates in all
-    seed: int = 0  # Decides initial parameters, data order and dropout
+    dropout: float = 0.2  # Dropout rate of the hidden layers
+    batch_size: int = 16  # Examples per step
+    num_steps: int = 2_000  # Updates
+    seed: int = 0  # Determines initial parameters, data order and dropout
 
 
 def data(config):
@@ -40,7 +40,7 @@ experiment = jn.Experiment(Config(), data, task, optimizer)
 
 
 def arrays_of(state):
-    """Every array of a state by the path to it, on the host."""
+    """Returns every array of a state by its path, on the host."""
     leaves = jax.tree_util.tree_leaves_with_path(state._replace(key=jax.random.key_data(state.key)))
     return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
 

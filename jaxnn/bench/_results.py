@@ -1,4 +1,4 @@
-"""Studies measured on the devices at hand, and their figures as JSON and as a page of several machines in Markdown."""
+"""Runs studies and stores their results, as JSON and as a Markdown page of one or more machines."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from jaxnn.parallel import first_devices
 from jaxnn.record import git_state, make_room, new_figure, write_bytes, write_json
 from jaxnn.types import ConfigError, RecordError
 
-_FILE = "results.json"
-_FORMAT = 3
+_FILE, _FORMAT = "results.json", 3
 
 
 class Machine(NamedTuple):
-    """A device, the software that measured on it, and when.
+    """A device, the software that ran on it, and the date.
 
-    ``label`` names its column, ``CPU, AMD EPYC, 2 cores``; ``versions`` are those of Python, JAX, jaxlib and jaxnn,
-    ``commit`` is that of the work tree, with ``+`` if it has changes (None: no work tree), ``date`` ``YYYY-MM-DD``.
+    ``label`` names its column, ``CPU, AMD EPYC, 2 cores``; ``versions`` are those of Python, JAX, jaxlib and jaxnn;
+    ``commit`` is that of the work tree, with ``+`` if it has changes (None: no work tree); ``date`` is ``YYYY-MM-DD``.
     """
 
     label: str
@@ -38,7 +37,7 @@ class Machine(NamedTuple):
 
 
 def describe_machine(device: jax.Device | None = None) -> Machine:
-    """Describes ``device``, by default the first one of this process, and what runs on it now."""
+    """Describes ``device``, by default the first of this process, with the versions and commit in use."""
     versions = describe_devices()["versions"]
     git = git_state(Path(__file__).parent, tracked=True)
     return Machine(
@@ -50,7 +49,7 @@ def describe_machine(device: jax.Device | None = None) -> Machine:
 
 
 class Measured(NamedTuple):
-    """The figures of one study: what must be equal for figures to be comparable, and the figures by machine's label."""
+    """Results of one study: its definition, which must be equal for comparisons, and rows by the machine's label."""
 
     definition: Mapping[str, Any]
     parts: Mapping[str, tuple[Machine, Rows]]
@@ -61,19 +60,18 @@ class Measured(NamedTuple):
         return {label: rows for label, (_, rows) in self.parts.items()}
 
     def joined(self, new: Measured, where: str) -> Measured:
-        """Both, new figures of a machine in place of old; RecordError if not comparable ones would be lost."""
+        """Merges both, ``new`` replacing the same machine's; RecordError if results of other machines would be lost."""
         if self.definition == new.definition:
             return new._replace(parts={**self.parts, **new.parts})
         if set(self.parts) <= set(new.parts):
             return new
         raise RecordError(
-            f"{where} has {self.definition['study']} defined differently, {self.definition} and not {new.definition}: "
-            "measure again, both quick or both full, with one version of jaxnn."
+            f"{where} has {self.definition['study']} with other settings, {self.definition}, not {new.definition}: "
+            "measure again, both quick or both full, with the same version of jaxnn."
         )
 
 
 type Results = Mapping[str, Measured]
-"""Figures by name of the study."""
 
 
 def bench(
@@ -83,21 +81,25 @@ def bench(
     out: str | Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Results:
-    """Measures ``studies`` and returns their figures by name.
+    """Measures ``studies`` and returns their results by name.
 
-    Figures in ``out`` are kept, except those of the same study and device: a page may be made study by study, and an
-    interruption loses the figures of one study.
+    Results in ``out`` are kept, except those of the same study and device: a page can be built study by study, and an
+    interruption loses one study.
 
     Args:
         *studies: what to measure, see `find_studies`.
         devices: kinds, such as ``("cpu", "gpu")``; None: all available.
-        quick: small sizes and few rounds.
-        out: folder that gets ``results.json``, ``results.md`` and pictures; None: nothing is written.
-        say: gets one line per step.
+        quick: use small sizes and few rounds.
+        out: folder for ``results.json``, ``results.md`` and figures; None: nothing is written.
+        say: is called with one line per step.
 
-    Raises:
-        ConfigError: a device is not available.
-        RecordError: ``out`` has figures of another definition from another device, or cannot be written.
+    Raises ConfigError if a device is not available, RecordError if ``out`` cannot be written or would lose results.
+
+    >>> results = jn.bench.bench(jn.bench.find_studies()["bandwidth"], devices=("cpu",), quick=True)
+    bandwidth: A GPU has its own memory...
+    >>> for machine, rows in results["bandwidth"].rows.items():
+    ...     print(machine, rows.one(operation="copy", size=2**26).rate)
+    CPU, ... cores ... GB/s ...
     """
     folder = None if out is None else Path(out)
     found = first_devices(devices)
@@ -110,14 +112,14 @@ def bench(
         return page.get(study.name, new).joined(new, str(folder))
 
     for study in studies:
-        add(study, dict.fromkeys(found, ()))  # refused before anything is measured in vain
+        add(study, dict.fromkeys(found, ()))  # raises before anything is measured
     if folder is not None:
         make_room(folder)
     for study in studies:
         say(f"{study.name}: {study.title}")
         context = Bench(found, study.quick if quick else study.full)
         rows: dict[str, list[Row]] = {kind: [] for kind in found}
-        for group in filter(None, study.cases(context)):  # a group may be empty: too large for every device here
+        for group in filter(None, study.cases(context)):  # too large for all devices: empty
             started = time.perf_counter()
             for case, row in zip(group, measure_group(group, context.settings), strict=True):
                 rows[case.device].append(row)
@@ -130,27 +132,27 @@ def bench(
 
 
 def merge(sources: Sequence[str | Path], out: str | Path) -> Results:
-    """Merges the results of several machines, folders or ``results.json`` files, into one page in the folder ``out``.
+    """Merges results of several machines, folders or ``results.json`` files, into one page in the folder ``out``.
 
-    Raises:
-        ConfigError: fewer than two sources.
-        RecordError: a source cannot be read; a study was defined differently, or was measured twice on one device.
+    Raises RecordError if a source cannot be read, or a study has other settings or was measured twice on one device.
     """
     if len(sources) < 2:
-        raise ConfigError("merge needs the results of two machines or more: give their folders.")
+        raise ConfigError("merge needs the results of two or more machines: pass their folders.")
     merged: dict[str, Measured] = {}
     for source in sources:
         for name, measured in read_results(Path(source)).items():
             known = merged.get(name, measured._replace(parts={}))
             if both := sorted(set(known.parts) & set(measured.parts)):
-                raise RecordError(f"{source} has {name} on {both[0]}, and so has one before it: leave one of them out.")
+                raise RecordError(
+                    f"{source} has {name} on {both[0]}, which an earlier folder has too: remove one of them."
+                )
             merged[name] = known.joined(measured, f"a folder before {source}")
     write_page(merged, Path(out), find_studies(), merged)
     return merged
 
 
 def read_results(path: Path) -> Results:
-    """Reads the file, or the folder, that `write_page` wrote; raises RecordError if it is missing or damaged."""
+    """Reads the results in a folder, or its ``results.json``; raises RecordError if they are missing or damaged."""
     file = path / _FILE if path.is_dir() else path
     results = {}
     try:
@@ -164,18 +166,18 @@ def read_results(path: Path) -> Results:
                 parts[part["machine"]["label"]] = Machine(**part["machine"]), rows
             results[name] = Measured(study["definition"], parts)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"{file} cannot be read ({error!r}): give what `jaxnn bench` wrote, all of it.") from error
+        raise RecordError(f"{file} cannot be read ({error!r}): pass a file that `jaxnn bench` wrote.") from error
     return results
 
 
 def write_page(results: Results, folder: Path, studies: Mapping[str, Study], changed: Iterable[str]) -> None:
-    """Writes ``results.json``, ``results.md`` and the pictures of the studies ``changed``; raises RecordError."""
+    """Writes ``results.json``, ``results.md`` and the figures of the studies ``changed``; raises RecordError."""
     make_room(folder)
     content = {}
     for name, measured in results.items():
-        parts = [(machine._asdict(), [row._asdict() for row in rows]) for machine, rows in measured.parts.values()]
-        columns = [{"machine": machine, "rows": rows} for machine, rows in parts]
-        content[name] = {"definition": measured.definition, "parts": columns}
+        pairs = measured.parts.values()
+        parts = [{"machine": machine._asdict(), "rows": [row._asdict() for row in rows]} for machine, rows in pairs]
+        content[name] = {"definition": measured.definition, "parts": parts}
     write_json(folder / _FILE, {"format": _FORMAT, "studies": content})
     for name in set(changed) & set(studies):
         figure, picture = new_figure(layout="constrained"), io.BytesIO()
@@ -186,14 +188,14 @@ def write_page(results: Results, folder: Path, studies: Mapping[str, Study], cha
 
 
 def make_page(results: Results, studies: Mapping[str, Study]) -> str:
-    """The page as Markdown: the machines, then a section for each of ``studies`` that was measured."""
+    """Returns the page as Markdown: the machines, then a section for each of ``studies`` that was measured."""
     machines = set()
     for machine, _ in (part for measured in results.values() for part in measured.parts.values()):
         versions = ", ".join(f"{package} {version}" for package, version in machine.versions.items() if version)
         machines.add((machine.label, versions, machine.commit or "", machine.date))
-    figures = "Figures are medians over rounds, with minimum and maximum; × is the speed relative to the first column."
+    intro = "Values are medians over rounds, with minimum and maximum; × is the speed relative to the first column."
     table = markdown_table(sorted(machines), ("device", "versions", "commit", "date"))
-    blocks = ["# Measured figures", figures, table]
+    blocks = ["# Results", intro, table]
     for name, study in studies.items():
         if name not in results:
             continue
@@ -212,7 +214,7 @@ def make_page(results: Results, studies: Mapping[str, Study]) -> str:
 
 
 def findings_table(study: Study, results: Results) -> tuple[list[tuple[str, ...]], tuple[str, ...]]:
-    """Rows and header: claim, what was measured, the article's figure (if there are claims), a column per machine."""
+    """Returns rows and header: claim and published value (if there are claims), what was measured, all machines."""
     labels = sorted({label for measured in results.values() for label in measured.parts})
     base = labels[0]  # a CPU, if there is one
     found: dict[tuple[str, str], dict[str, Finding]] = {}

@@ -1,4 +1,4 @@
-"""A study: cases to measure, the timer that measures them, their figures, and which of these a table shows."""
+"""A study: cases, the timer that measures them, their measurements, and the findings that a table shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from jaxnn.record import jsonable
 from jaxnn.types import ConfigError, JaxnnError, suggest
 
 type Plain = bool | int | float | str | None
-"""A JSON value without parts."""
 
 _MOST_ROUNDS = 50
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (0.0, ""))
@@ -26,7 +25,11 @@ _TIMES = ((120.0, 60.0, " min"), (1.0, 1.0, " s"), (1e-3, 1e-3, " ms"), (1e-6, 1
 
 
 class Quantity(NamedTuple):
-    """A figure over rounds: median, minimum, maximum, and a unit such as ``elements/s``; empty for a ratio."""
+    """Median, minimum and maximum over rounds, with a unit such as ``elements/s``, empty for a ratio.
+
+    >>> print(jn.bench.Quantity(0.00123, 0.001, 0.002, "s"))
+    1.23 ms (1–2)
+    """
 
     median: float
     low: float
@@ -34,11 +37,10 @@ class Quantity(NamedTuple):
     unit: str
 
     def scaled(self, factor: float, unit: str) -> Quantity:
-        """The figure times ``factor``, in another ``unit``."""
+        """Returns the quantity times ``factor``, in another ``unit``."""
         return Quantity(factor * self.median, factor * self.low, factor * self.high, unit)
 
     def __str__(self) -> str:
-        """``1.23 G elements/s (1.1–1.3)``: three digits, a fitting prefix, and the spread if there is any."""
         if self.unit == "s":
             scale, unit = next((scale, unit) for least, scale, unit in _TIMES if self.median >= least)
         elif self.unit:
@@ -54,7 +56,11 @@ class Row(NamedTuple):
     """Measurements of one case, which ``what`` identifies.
 
     ``seconds`` of one call, one value per round; ``work`` of one call in a ``unit`` such as ``elements``; ``observed``
-    figures that are not times, such as an error; ``missing``: why the case was not measured, empty if it was.
+    are values other than times, such as an error; ``missing`` is why the case was not measured, empty if it was.
+
+    >>> row = jn.bench.Row({"size": 100}, seconds=(0.5, 0.25, 1.0), work=100, unit="elements")
+    >>> print(row.time, row.rate, sep=", ")
+    500 ms (250–1,000), 200 elements/s (100–400)
     """
 
     what: Mapping[str, Plain]
@@ -66,40 +72,53 @@ class Row(NamedTuple):
 
     @property
     def time(self) -> Quantity | None:
-        """Seconds of one call; None if it was not timed."""
+        """Seconds of one call; None if the case was not timed."""
         return quantity(self.seconds, "s")
 
     @property
     def rate(self) -> Quantity | None:
-        """``work`` per second; None if it was not timed."""
+        """``work`` per second; None if the case was not timed."""
         return quantity([self.work / seconds for seconds in self.seconds], f"{self.unit}/s")
 
 
 class Rows(tuple[Row, ...]):
-    """The rows of one study on one device."""
+    """The rows of one study on one device.
+
+    >>> rows = jn.bench.Rows(jn.bench.Row({"size": size}, (0.1 * size,)) for size in (1, 2))
+    >>> len(rows.where(size=1)), rows.one(size=2).seconds, rows.one(size=3).missing
+    (1, (0.2,), 'not measured')
+    """
 
     def where(self, **what: Plain) -> Rows:
-        """The rows that match, in order."""
+        """Returns the matching rows, in order."""
         return Rows(row for row in self if what.items() <= row.what.items())
 
     def one(self, **what: Plain) -> Row:
-        """The first row that matches, or a row that was not measured."""
+        """Returns the first matching row, or a row that was not measured."""
         return next(iter(self.where(**what)), Row(what, missing="not measured"))
 
 
 def quantity(values: Sequence[float], unit: str) -> Quantity | None:
-    """The figure of several rounds; None for no rounds."""
+    """Returns the median, minimum and maximum of several rounds; None for no rounds.
+
+    >>> str(jn.bench.quantity([0.25, 0.5, 1.0], "s"))
+    '500 ms (250–1,000)'
+    """
     return Quantity(median(values), min(values), max(values), unit) if values else None
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> Quantity:
-    """``values`` over ``base``, round by round: both from one call of `interleaved`, of at least one round."""
+    """Returns ``values`` divided by ``base``, round by round; both come from one call of `interleaved`.
+
+    >>> str(jn.bench.ratios([2.0, 6.0], base=[1.0, 2.0]))
+    '2.5 (2–3)'
+    """
     found = [value / other for value, other in zip(values, base, strict=True)]
     return Quantity(median(found), min(found), max(found), "")
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Distribution-free confidence interval of a median, from order statistics (`scipy.stats.quantile_test`).
+    """Returns a distribution-free confidence interval of the median, from order statistics (`scipy.stats`).
 
     With fewer values than the confidence needs (6 for 95 %) it is the range of the values.
     """
@@ -110,35 +129,37 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def format_ratio(ratio: float) -> str:
-    """``28×``, ``0.31×``."""
+    """Formats a ratio, ``28×`` or ``0.31×``."""
     return f"{_digits(ratio)}×"
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, without an exponent if possible."""
+    """Returns three significant digits, without an exponent if possible."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value == 0 or abs(value) >= 1e-4 else f"{value:.1e}"
 
 
 class NotMeasured(JaxnnError):
-    """A case cannot be measured here; the message says why. It becomes a row without figures, never an error."""
+    """A case cannot be measured here, for the reason in the message; its row has no measurements."""
 
 
 class Bench(NamedTuple):
-    """Input of a study's cases: devices by kind (``cpu``, ``gpu``), the first of each, and the study's settings."""
+    """What a study's cases run on: the first device of each kind (``cpu``, ``gpu``), and the study's settings."""
 
     devices: Mapping[str, jax.Device]
     settings: Any
 
 
 class Case(NamedTuple):
-    """One thing to measure on one device, a key of `Bench.devices`; work of the host itself belongs to ``cpu``.
+    """One computation to time on one device, a key of `Bench.devices`; computations on the host belong to ``cpu``.
 
-    ``what`` identifies the case within its study, ``{"operation": "relu", "size": 1000}``. ``begin`` puts arrays on
-    the device, compiles, and returns the call to be timed, which waits for its own result; it and the first call,
-    which is not timed, may raise `NotMeasured`. One call does an amount of ``work`` in a ``unit`` such as ``elements``;
-    ``begin`` may return ``(call, work, figures)`` too. ``observe`` returns figures that are not times, such as errors.
+    ``what`` identifies the case within its study. ``begin`` puts arrays on the device, compiles, and returns the call
+    to time, which waits for its own result, or ``(call, work, observed)``; it and the first call, which is not timed,
+    may raise `NotMeasured`. One call does ``work`` in a ``unit`` such as ``elements``. ``observe`` returns values
+    other than times, such as errors.
+
+    >>> case = jn.bench.Case("cpu", {"size": 10}, begin=lambda: lambda: sum(range(10)), work=10, unit="additions")
     """
 
     device: str
@@ -150,11 +171,13 @@ class Case(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One cell of the table: a figure of one device, None if it was not measured there.
+    """One cell of the table: a quantity measured on one device, None if it was not measured there.
 
-    It belongs to a ``claim`` such as ``A1``, with the published figure of the ``article``; ``what`` was measured is
-    named equally for every device. The ``note`` says why there is no figure, or what is special about it. Figures of
-    two devices are divided by each other if they are ``comparable``.
+    It belongs to a ``claim`` such as ``A1``, whose published value is ``article``; ``what`` is the same text for every
+    device. The ``note`` explains the quantity or why there is none; the table shows ratios of ``comparable`` ones.
+
+    >>> jn.bench.Finding("A1", "relu", jn.bench.quantity([0.02], "s")).text(reference=jn.bench.quantity([0.5], "s"))
+    '20 ms, 25×'
     """
 
     claim: str
@@ -165,7 +188,7 @@ class Finding(NamedTuple):
     comparable: bool = True
 
     def text(self, reference: Quantity | None = None) -> str:
-        """The figure, its speed relative to the reference if both are speeds, and the note."""
+        """Returns the quantity, its speed relative to the reference if both are times or rates, and the note."""
         figure = self.quantity
         if figure is None:
             return self.note or "not measured"
@@ -179,17 +202,20 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """Something to measure on one or more devices.
+    """A benchmark that runs on one or more devices.
 
     Attributes:
-        title: the question, in one line; the ``method`` says what is timed, and what the times include.
-        full: settings, a frozen dataclass of plain values with ``rounds`` and ``seconds``, optionally ``precision``
-            (see `interleaved`); ``quick`` ones are for a run of a few minutes at most.
-        cases: the cases, in groups; a group is prepared together, timed in alternation, and its memory freed.
-        findings: the rows of the table, from the figures of one device.
-        draw: draws all columns, ``{label: rows}``, into an empty figure of Matplotlib.
-        conclude: statements that need the figures of several devices.
-        claims: the published claims it is about, such as ``("A1", "A3")``.
+        title: the question, in one line; ``method`` is what is timed, and what the times include.
+        full: a dataclass with ``rounds``, ``seconds`` and optionally ``precision``; ``quick`` runs in minutes.
+        cases: returns groups of cases, each prepared together and timed in alternation.
+        findings: returns the rows of the table, from the rows of one device.
+        draw: draws all columns, ``{label: rows}``, into an empty Matplotlib figure.
+        conclude: returns statements that compare several devices.
+        claims: the published claims it tests, such as ``("A1", "A3")``.
+
+    >>> study: jn.bench.Study = jn.bench.find_studies()["matmul"]
+    >>> study.definition(study.quick)["sizes"]
+    [64, 256, 512]
     """
 
     name: str
@@ -204,7 +230,7 @@ class Study:
     claims: tuple[str, ...] = ()
 
     def definition(self, settings: Any) -> dict[str, Any]:
-        """What must be equal for figures to be comparable, as JSON values."""
+        """Returns what must be equal for measurements to be comparable, as JSON values."""
         return {"study": self.name, **jsonable(dataclasses.asdict(settings))}
 
 
@@ -214,15 +240,14 @@ def interleaved[Key](
     rounds: int = 5,
     precision: float | None = None,
 ) -> dict[Key, tuple[float, ...]]:
-    """Measures all contenders once per round, starting with a different one each round; returns figures by contender.
+    """Measures all contenders once per round, starting with a different one each round, and returns their values.
 
-    A temporary disturbance of the machine then affects all of them, and ratios within a round stay comparable.
+    A temporary disturbance of the machine then affects all of them, and ratios within a round stay comparable. With
+    ``precision`` there are at least ``rounds``, until the 95 % interval of every median is within this fraction of
+    the median on either side, and at most 50.
 
-    Args:
-        measures: by contender, a function that measures once and returns the figure, such as `per_call`.
-        rounds: number of rounds, or the least number with ``precision``.
-        precision: stop once the 95 % interval of every contender's median is within this share of the median on either
-            side, or after 50 rounds; None: after ``rounds``.
+    >>> jn.bench.interleaved({"slow": lambda: 2.0, "fast": lambda: 1.0}, rounds=3)
+    {'slow': (2.0, 2.0, 2.0), 'fast': (1.0, 1.0, 1.0)}
     """
 
     def precise(values: list[float]) -> bool:
@@ -241,10 +266,13 @@ def interleaved[Key](
 
 
 def per_call(call: Callable[[], object], seconds: float) -> Callable[[], float]:
-    """A measure for `interleaved`: the mean seconds of one of the calls that take about ``seconds`` together.
+    """Returns a measure for `interleaved`, which repeats ``call`` for about ``seconds`` and returns the mean seconds.
 
-    ``call`` waits for its own result, and ran once before, so that compilation is not timed. At least one call is
-    timed; their number is fixed by the first measurement, from the fastest of up to five calls.
+    ``call`` waits for its own result and has run once before, so compilation is not timed. The first measurement fixes
+    the number of calls, at least one, from the fastest of up to five calls.
+
+    >>> 0 < jn.bench.per_call(lambda: sum(range(1000)), seconds=0.01)() < 0.01
+    True
     """
     count = 0
 
@@ -269,25 +297,25 @@ def per_call(call: Callable[[], object], seconds: float) -> Callable[[], float]:
 def measure_group(group: Sequence[Case], settings: Any) -> list[Row]:
     """Prepares the cases of a group, times them in alternation, and returns one row each.
 
-    `NotMeasured`, a JaxnnError, and a RuntimeError or MemoryError of XLA become a row with the reason.
+    `NotMeasured`, any other JaxnnError, and XLA's RuntimeError and MemoryError become a row with the reason.
     """
 
-    def start(case: Case) -> tuple[Callable[[], object], float, Mapping[str, Plain]] | None:
-        if case.begin is None:
-            return None
-        made = case.begin()
+    def start(case: Case) -> tuple[Any, float, Mapping[str, Plain]]:
+        made = case.begin() if case.begin is not None else None
         call, work, observed = made if isinstance(made, tuple) else (made, case.work, {})
-        call()  # compiles, and touches all memory
+        if call is not None:
+            call()  # compiles and allocates
         return call, work, observed
 
     started = [_attempt(start, case) for case in group]
-    measures = {index: per_call(made[0], settings.seconds) for index, (made, _) in enumerate(started) if made}
+    calls = {index: made[0] for index, (made, _) in enumerate(started) if made and made[0]}
+    measures = {index: per_call(call, settings.seconds) for index, call in calls.items()}
     precision = getattr(settings, "precision", None)
     timed, broken = _attempt(lambda: interleaved(measures, rounds=settings.rounds, precision=precision))
     rows = []
     for index, (case, (prepared, missing)) in enumerate(zip(group, started, strict=True)):
         _, work, observed = prepared or (None, case.work, {})
-        missing = missing or (broken if prepared else "")
+        missing = missing or (broken if index in calls else "")
         if case.observe is not None and not missing:
             more, missing = _attempt(case.observe)
             observed = {**observed, **(more or {})}
@@ -296,18 +324,22 @@ def measure_group(group: Sequence[Case], settings: Any) -> list[Row]:
 
 
 def _attempt[**P, T](action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T | None, str]:
-    """The result of ``action``, or why there is none here: a study continues without a case."""
+    """Returns the result of ``action``, or why there is none: a study continues without the case."""
     try:
         return action(*args, **kwargs), ""
     except JaxnnError as error:
         return None, str(error)
-    # XLA's errors for memory that is short, or a type that this device does not support.
+    # What XLA raises if memory runs out or the device does not support a dtype.
     except (RuntimeError, MemoryError) as error:
         return None, f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
 
 
 def find_studies() -> dict[str, Study]:
-    """The studies of the checkout in the working directory, else of the one jaxnn is imported from, by claim."""
+    """Returns the studies of the checkout in the working directory, else of the one jaxnn is imported from, by name.
+
+    >>> sorted(jn.bench.find_studies())
+    ['activations', 'bandwidth', 'cats_vs_dogs', ...]
+    """
     folders = (root / "experiments/articles/studies" for root in (Path.cwd(), Path(__file__).parents[2]))
     if (folder := next(filter(Path.is_dir, folders), None)) is None:
         return {}
@@ -319,13 +351,11 @@ def find_studies() -> dict[str, Study]:
 
 
 def load_study(name: str, known: Mapping[str, Study]) -> Study:
-    """A study by name, or the ``STUDY`` of a Python file by its path; raises ConfigError if there is none."""
+    """Returns a study by name, or the ``STUDY`` of a Python file; raises ConfigError if there is none."""
     if name in known:
         return known[name]
-    path = Path(name).resolve()
-    if not name.endswith(".py") or not path.is_file():
-        raise ConfigError(f"no study {name!r}: {suggest(name, known)}; or give the path of a file with a STUDY.")
-    study = runpy.run_path(str(path)).get("STUDY")
-    if not isinstance(study, Study):
-        raise ConfigError(f"{path} defines no STUDY: assign a jaxnn.bench.Study to that name.")
+    if not name.endswith(".py") or not Path(name).is_file():
+        raise ConfigError(f"no study {name!r}: {suggest(name, known)}; or pass the path of a file that defines STUDY.")
+    if not isinstance(study := runpy.run_path(name).get("STUDY"), Study):
+        raise ConfigError(f"{name} defines no STUDY: assign a jaxnn.bench.Study to that name.")
     return study

@@ -1,4 +1,4 @@
-"""A1, A3: an activation is a loop over independent elements; who runs it, and how fast."""
+"""A1, A3: an activation is a loop over independent elements; how fast does each implementation run?"""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _numpy_gelu(x: np.ndarray) -> np.ndarray:
     return result
 
 
-# The same function of a number, of a NumPy array, and of JAX's.
+# The same function for a number, a NumPy array and a JAX array.
 OPERATIONS: Mapping[str, tuple[Callable[[float], float], Callable[..., Any], Callable[..., Any]]] = {
     "relu": (lambda x: x if x > 0 else 0.0, lambda x: np.maximum(x, 0), jax.nn.relu),
     "sigmoid": (lambda x: 1 / (1 + math.exp(-x)), lambda x: 1 / (1 + np.exp(-x)), jax.nn.sigmoid),
@@ -54,7 +54,7 @@ OPERATIONS: Mapping[str, tuple[Callable[[float], float], Callable[..., Any], Cal
 
 
 def make_call(operation: str, form: str, vector: np.ndarray, device: jax.Device) -> Callable[[], Any]:
-    """A call that applies ``operation`` to ``vector [elements]``, which lies where it is computed.
+    """Returns a call that applies ``operation`` to ``vector [elements]`` on ``device``.
 
     Args:
         operation: one of `OPERATIONS`.
@@ -68,9 +68,9 @@ def make_call(operation: str, form: str, vector: np.ndarray, device: jax.Device)
         return lambda: [of_a_number(x) for x in numbers]
     if form == "NumPy":
         return lambda: of_numpy(vector)
-    there = jax.device_put(vector, device)
+    on_device = jax.device_put(vector, device)
     function = jax.vmap(of_jax) if form == "vmap" else jax.jit(of_jax)
-    return lambda: jax.block_until_ready(function(there))
+    return lambda: jax.block_until_ready(function(on_device))
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
@@ -91,7 +91,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
 
 def _findings(rows: Rows) -> list[Finding]:
     return [
-        Finding("A1", f"{operation}, {form}, at its best size", best)
+        Finding("A1", f"{operation}, {form}, best rate", best)
         for operation in OPERATIONS
         for form in FORMS
         if (best := best_rate(rows.where(operation=operation, form=form))) is not None
@@ -99,8 +99,8 @@ def _findings(rows: Rows) -> list[Finding]:
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    """Where one instruction for all elements leaves the loop behind (A3)."""
-    told = []
+    """Compares compiled calls with the loop at the smallest size (A3)."""
+    sentences = []
     # GPUs run no Python.
     loops = next((rows for rows in columns.values() if measured(rows.where(form="Python loop"))), Rows())
     for label, rows in columns.items():
@@ -109,11 +109,11 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
         compiled = rows.one(operation="relu", form="jit", size=size)
         if loop.time is not None and compiled.time is not None:
             ratio = loop.time.median / compiled.time.median
-            told.append(
-                f"{label}: of {size} elements the compiled ReLU takes {1 / ratio:.2g} times as long as the Python "
-                "loop on a CPU: a call costs the same whatever its size, and only many elements pay for it."
+            sentences.append(
+                f"{label}: for {size} elements the compiled ReLU takes {1 / ratio:.2g} times as long as the Python "
+                "loop on a CPU: the overhead of a call is constant and pays off only for many elements."
             )
-    return told
+    return sentences
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
@@ -121,18 +121,18 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
         drawn = {label: rows.where(operation=operation) for label, rows in columns.items()}
         draw_lines(axes, drawn, across="size", lines="form")
         axes.set_xlabel("elements")
-        axes.set_ylabel("elements a second")
+        axes.set_ylabel("elements/s")
 
 
 STUDY = Study(
     name="activations",
     claims=("A1", "A3"),
-    title="An activation is a loop whose elements do not know of each other: how fast does each way of running it go?",
+    title="An activation is a loop over independent elements: how fast does each implementation run?",
     method=(
-        "Elements a second of float32 vectors that lie where they are computed; transfers and compilation are not "
-        "counted, the call and the wait for its result are. vmap alone, without jit, has the function traced anew "
-        "at every call and its operations run one by one; jit compiles them into one loop, once. Each call makes a "
-        "new result; memory that is freed is kept for the next one, as in a run."
+        "Elements/s of float32 vectors on the device: the call and the wait for its result are timed, transfers and "
+        "compilation are not. vmap alone, without jit, traces the function again at every call and runs its "
+        "operations one by one; jit compiles them once into one loop. Each call allocates a new result; freed memory "
+        "is reused, as in a run."
     ),
     full=Settings(),
     quick=QUICK,

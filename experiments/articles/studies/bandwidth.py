@@ -1,4 +1,4 @@
-"""A19: a device's own memory; how many bytes a second it gives and takes."""
+"""A19: the memory bandwidth of a device."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ QUICK = Settings((2**12, 2**18, 2**26), 2**26, rounds=3, seconds=0.02)
 
 
 class Operation(NamedTuple):
-    """What is done to a vector.
+    """An operation on a vector.
 
     Attributes:
-        function: of the vector; float32, as it is.
-        passes: how many vectors are read and written: 2 if the result is one too.
+        function: takes a float32 vector.
+        passes: vectors read and written: 2 if the result is a vector too.
     """
 
     function: Callable[[jax.Array], jax.Array]
@@ -55,12 +55,12 @@ OPERATIONS: Mapping[str, Operation] = {
 
 
 def make_call(operation: Operation, size: int, device: jax.Device) -> Callable[[], Any]:
-    """A call that applies ``operation`` to a vector of ``size`` bytes on ``device``; each uses up the result before."""
+    """Returns a call that applies ``operation`` to a vector of ``size`` bytes on ``device``."""
     vector = jax.device_put(np.random.default_rng(0).random(size // 4, np.float32), device)
     if operation.passes == 1:
         reduce = jax.jit(operation.function)
         return lambda: jax.block_until_ready(reduce(vector))
-    # New memory for each result would cost a CPU more, in page faults, than filling it.
+    # Page faults of newly allocated memory would cost a CPU more than writing the result.
     into = jax.jit(lambda _, vector: operation.function(vector), donate_argnums=0, keep_unused=True)
     result = jax.jit(jnp.zeros_like)(vector)
 
@@ -87,7 +87,7 @@ def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
 
 
 def _at_largest(rows: Rows) -> tuple[Any, Quantity] | None:
-    """The largest vector that was timed, and the rate of it."""
+    """Returns the size and the rate of the largest vector that was timed."""
     found = [(row.what["size"], row.rate) for row in rows if row.rate is not None]
     return max(found, key=lambda pair: float(pair[0] or 0), default=None)
 
@@ -96,17 +96,17 @@ def _findings(rows: Rows) -> list[Finding]:
     peak = best_rate(rows)
     if peak is None:
         return []
-    found = [Finding("A19", "peak: the best of all", peak)]
+    found = [Finding("A19", "peak over all operations and sizes", peak)]
     for name in OPERATIONS:
         if (last := _at_largest(rows.where(operation=name))) is not None:
             size, rate = last
             note = f"{size / 2**20:g} MiB, {rate.median / peak.median:.0%} of the peak"
-            found.append(Finding("A19", f"{name} of the largest vector", rate, note=note))
+            found.append(Finding("A19", f"{name}, largest vector", rate, note=note))
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    told = []
+    sentences = []
     for cpu, gpu in cpus_with_gpus(columns):
         pairs = {
             name: [_at_largest(columns[label].where(operation=name)) for label in (cpu, gpu)] for name in OPERATIONS
@@ -117,29 +117,30 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
             if ours is not None and theirs is not None
         ]
         if ratios:
-            told.append(f"Bytes a second of {gpu} over those of {cpu}, of the largest vectors: {', '.join(ratios)}.")
-    return told
+            sentences.append(f"Memory bandwidth of {gpu} relative to {cpu}, largest vectors: {', '.join(ratios)}.")
+    return sentences
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
-    (axes,) = panels(figure, ["memory, bytes a second"])
+    (axes,) = panels(figure, ["memory bandwidth"])
     draw_lines(axes, columns, across="size", lines="operation")
     for rows, dashes in zip(columns.values(), itertools.cycle(DASHES), strict=False):
         if (peak := best_rate(rows)) is not None:
             axes.axhline(peak.median, c="black", ls=dashes, lw=0.8)
-    axes.set_xlabel("bytes of the vector")
-    axes.set_ylabel("bytes a second, read and written")
+    axes.set_xlabel("vector size, bytes")
+    axes.set_ylabel("bytes/s, read and written")
 
 
 STUDY = Study(
     name="bandwidth",
     claims=("A19",),
-    title="A GPU has memory of its own, where large blocks move at once: how many bytes a second does each move?",
+    title="A GPU has its own memory, built for large blocks: what is the bandwidth of each device?",
     method=(
-        "Copying a float32 vector, scaling it and summing it, on the device where it lies. Bytes are those read and "
-        "written: twice the vector for copy and scale, once for the sum. Results go to memory that is there already. "
-        "The call and the wait are counted, compilation and transfers are not. The peak is the best that was measured, "
-        "of all sizes: small vectors fit into caches, only the largest show the memory itself. Black lines are peaks."
+        "Copying, scaling and summing a float32 vector on the device. Bytes are those read and written: twice the "
+        "vector for copy and scale, once for the sum. Results are written to memory that is already allocated. The "
+        "call and the wait for its result are timed, compilation and transfers are not. The peak is the best rate "
+        "over all sizes: small vectors fit into caches, only the largest show the memory itself. Black lines are "
+        "peaks."
     ),
     full=Settings(),
     quick=QUICK,

@@ -1,4 +1,4 @@
-"""A7: a CNN of two million parameters on two thousand photographs, the article's first comparison."""
+"""A7: a CNN with two million parameters on 2,000 images, the article's first comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ARTICLE_RATIO = 28
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """``steps`` a call, None: as many as a run would have there; whether networks are trained to their end too."""
+    """``steps`` per call, None: as many as a run would choose; ``whole_runs`` also trains every network to its end."""
 
     networks: tuple[str, ...] = (NETWORK,)
     steps: int | None = None
@@ -47,12 +47,12 @@ def _conclude(columns: Mapping[str, Rows]) -> list[str]:
 STUDY = Study(
     name="cats_vs_dogs",
     claims=("A7",),
-    title="How long does a small CNN take to tell cats from dogs on 2,000 photographs?",
+    title="How long does a small CNN take to train on 2,000 images of cats and dogs?",
     method=(
-        "A CNN of 1,994,305 parameters on photographs of 150×150 pixels that lie decoded on the device, batches of "
-        "150, 20 epochs. The time of a batch is that of a training step; that of the epochs is of their steps "
-        "alone: compilation, decoding and evaluation are not counted, from start to end they are. The accuracy is "
-        "that after a whole run. Float32, as JAX computes it by default, which some GPUs round to tf32."
+        "A CNN with 1,994,305 parameters on images of 150×150 pixels that are decoded on the device, batches of 150, "
+        "20 epochs. The time of a batch is that of a training step; the time of the epochs is that of their steps: "
+        "compilation, decoding and evaluation are not counted, except in full runs. The accuracy is that of a full "
+        "run. Float32, as JAX computes it by default, which some GPUs round to tf32."
     ),
     full=Settings(),
     quick=QUICK,

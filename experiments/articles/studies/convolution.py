@@ -1,4 +1,4 @@
-"""A2: the positions of a convolution do not know of each other; who runs over them, and how fast."""
+"""A2: the positions of a convolution are independent; how fast does each implementation compute them?"""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOOP = "Python loop"
-# Finds diagonal edges; no two of its numbers are alike, so that none may be swapped.
+# Detects diagonal edges; all weights differ, so that a swap is detected.
 FILTER = np.array([[0.9, 0.6, -0.1], [0.5, 0.0, -0.4], [0.2, -0.7, -1.0]], np.float32)
 TAPS = tuple(itertools.product(range(3), range(3)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes in pixels along a side of a square picture; results are compared at ``compared_size``."""
+    """Sizes in pixels along a side of a square image; results are compared at ``compared_size``."""
 
     sizes: tuple[int, ...] = (16, 64, 256, 1024, 4096, 8192)
     largest_loop: int = 1024
@@ -42,13 +42,13 @@ QUICK = Settings((16, 64, 512), 64, 512, 64, rounds=3, seconds=0.02)
 
 
 def filter_by_loop(picture: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> list[list[float]]:
-    """One position after the other, each a sum of nine products: ``[n, n]`` to ``[n - 2, n - 2]``, as lists."""
+    """Computes one position at a time, a sum of nine products: ``[n, n]`` to ``[n - 2, n - 2]``, as lists."""
     places = range(len(picture) - 2)
     return [[sum(weights[i][j] * picture[y + i][x + j] for i, j in TAPS) for x in places] for y in places]
 
 
 def filter_by_vmap(picture: jax.Array, weights: jax.Array) -> jax.Array:
-    """The sum at one position, for all positions at once: ``[n, n]`` to ``[n - 2, n - 2]``."""
+    """Maps the sum at one position over all positions: ``[n, n]`` to ``[n - 2, n - 2]``."""
 
     def at(y: jax.Array, x: jax.Array) -> jax.Array:
         return (weights * lax.dynamic_slice(picture, (y, x), (3, 3))).sum()
@@ -58,14 +58,14 @@ def filter_by_vmap(picture: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def filter_by_product(picture: jax.Array, weights: jax.Array) -> jax.Array:
-    """A column for each position's window, and one matrix product (im2col): ``[n, n]`` to ``[n - 2, n - 2]``."""
+    """Gathers the windows as columns, then one matrix product (im2col): ``[n, n]`` to ``[n - 2, n - 2]``."""
     size = len(picture) - 2
     columns = jnp.stack([picture[i : i + size, j : j + size].ravel() for i, j in TAPS])
     return jnp.matmul(weights.reshape(1, 9), columns, precision=lax.Precision.HIGHEST).reshape(size, size)
 
 
 def filter_by_xla(picture: jax.Array, weights: jax.Array) -> jax.Array:
-    """XLA's own convolution: ``[n, n]`` to ``[n - 2, n - 2]``."""
+    """Applies XLA's convolution: ``[n, n]`` to ``[n - 2, n - 2]``."""
     layout = ("NHWC", "HWIO", "NHWC")
     options: dict[str, Any] = {"dimension_numbers": layout, "precision": lax.Precision.HIGHEST}
     found = lax.conv_general_dilated(picture[None, :, :, None], weights[:, :, None, None], (1, 1), "VALID", **options)
@@ -81,24 +81,24 @@ FORMS = (LOOP, *COMPILED)
 
 
 def make_picture(size: int) -> np.ndarray:
-    """Noise, ``[size, size]`` float32."""
+    """Returns noise, ``[size, size]`` float32."""
     return np.random.default_rng(0).standard_normal((size, size), np.float32)
 
 
 def exact(picture: np.ndarray) -> np.ndarray:
-    """The picture filtered in float64, ``[n - 2, n - 2]``."""
+    """Returns the image filtered in float64, ``[n - 2, n - 2]``."""
     windows = np.lib.stride_tricks.sliding_window_view(picture.astype(np.float64), (3, 3))
     filtered: np.ndarray = np.einsum("yxij,ij->yx", windows, FILTER.astype(np.float64))
     return filtered
 
 
 def make_call(form: str, picture: np.ndarray, device: jax.Device) -> Callable[[], Any]:
-    """A call that filters ``picture [n, n]``, which lies where it is filtered.
+    """Returns a call that filters ``picture [n, n]`` on ``device``.
 
     Args:
         form: one of `FORMS`.
-        picture: float32, of 3 pixels a side or more.
-        device: of all forms but the loop, which runs on the host.
+        picture: float32, at least 3 pixels a side.
+        device: of all forms except the loop, which runs on the host.
     """
     if form == LOOP:
         return functools.partial(filter_by_loop, picture.tolist(), FILTER.tolist())
@@ -108,7 +108,7 @@ def make_call(form: str, picture: np.ndarray, device: jax.Device) -> Callable[[]
 
 
 def relative_error(form: str, picture: np.ndarray, device: jax.Device) -> dict[str, Plain]:
-    """The most that a position is off, over the largest of the exact ones."""
+    """Returns the maximum error over the largest exact value."""
     reference = exact(picture)
     off = np.abs(np.asarray(make_call(form, picture, device)(), np.float64) - reference).max()
     return {"error": float(off / np.abs(reference).max())}
@@ -137,43 +137,42 @@ def _findings(rows: Rows) -> list[Finding]:
     found = []
     for form in FORMS:
         errors = [row.observed["error"] for row in rows.where(form=form) if "error" in row.observed]
-        note = f"off by {errors[0]:.0e} at most" if errors else ""
+        note = f"maximum error {errors[0]:.0e}" if errors else ""
         if (best := best_rate(rows.where(form=form))) is not None:
-            found.append(Finding("A2", f"{form}, at its best size", best, note=note))
+            found.append(Finding("A2", f"{form}, best rate", best, note=note))
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    """How far each form leaves the loop behind, which only a CPU runs."""
-    told = []
+    """Compares each form with the loop, which only a CPU runs."""
+    sentences = []
     loops = (best_rate(rows.where(form=LOOP)) for rows in columns.values())
     loop = next((rate for rate in loops if rate is not None), None)
     for label, rows in columns.items():
         rates = {form: best_rate(rows.where(form=form)) for form in COMPILED}
         if loop is not None and any(rates.values()):
             ratios = [f"{form} {format_ratio(rate.median / loop.median)}" for form, rate in rates.items() if rate]
-            told.append(f"{label}: positions a second over those of the Python loop: {', '.join(ratios)}.")
-    return told
+            sentences.append(f"{label}: positions/s relative to the Python loop: {', '.join(ratios)}.")
+    return sentences
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
-    (axes,) = panels(figure, ["3×3 filter, positions a second"])
+    (axes,) = panels(figure, ["3×3 filter"])
     draw_lines(axes, columns, across="size", lines="form")
-    axes.set_xlabel("pixels along a side of the picture")
-    axes.set_ylabel("positions a second")
+    axes.set_xlabel("image size, pixels along a side")
+    axes.set_ylabel("positions/s")
 
 
 STUDY = Study(
     name="convolution",
     claims=("A2",),
-    title="Each position of a convolution can be computed without the others: how fast does each way of doing so go?",
+    title="The positions of a convolution are independent: how fast does each implementation compute them?",
     method=(
-        "Positions a second of one 3×3 filter over a square float32 picture of one channel, (n − 2)² positions; "
-        "picture and filter lie where they are computed, transfers and compilation are not counted, the call and the "
-        "wait for its result are. All ways compute the same sums of nine products, in float32 even where a GPU would "
-        "round to tf32; the loop computes in Python's float64. im2col writes the nine numbers of each position as a "
-        "column, then takes one matrix product. How far results are off is the largest difference from float64, over "
-        "the largest result."
+        "Positions/s of one 3×3 filter over a square float32 image with one channel, (n − 2)² positions. Image and "
+        "filter are on the device: the call and the wait for its result are timed, transfers and compilation are not. "
+        "All forms compute the same sums of nine products, in float32 even if a GPU would round to tf32; the loop "
+        "computes in Python's float64. im2col gathers the nine values of each position as a column, then takes one "
+        "matrix product. The maximum error is the largest difference from float64, over the largest result."
     ),
     full=Settings(),
     quick=QUICK,

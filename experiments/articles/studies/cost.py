@@ -1,4 +1,4 @@
-"""A18: a GPU costs more an hour and finishes sooner; what does a whole run cost on each device?"""
+"""A18: a GPU costs more per hour and finishes sooner; what does a full run cost on each device?"""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 
 class Price(NamedTuple):
-    """What a device costs.
+    """The price of a device.
 
     Attributes:
-        dollars: an hour.
-        source: whose price that is, and of when.
+        dollars: per hour.
+        source: provider and date.
     """
 
     dollars: float
     source: str
 
 
-# On demand, Linux, us-east-1, as third parties list them: one virtual CPU, and a GPU with its share of its machine.
+# On demand, Linux, us-east-1, as third parties list them: one virtual CPU; a GPU with its share of the machine.
 CORE = Price(0.0513, "Amazon EC2 c7a, on demand, August 2026")
 GPUS: Mapping[str, Price] = {
     "H200": Price(7.912, "an eighth of Amazon EC2 p5en.48xlarge, on demand, August 2026"),
@@ -55,7 +55,7 @@ GPUS: Mapping[str, Price] = {
     "A100-SXM4-40GB": Price(2.745, "an eighth of Amazon EC2 p4d.24xlarge, on demand, November 2026"),
 }
 
-# What is compared with where there is no GPU.
+# The GPU to compare with if none was measured.
 EXAMPLE = "H100 80GB HBM3"
 
 # Max Woolf, "Benchmarking Modern GPUs for Maximum Cloud Cost Efficiency in Deep Learning", 28 November 2017: Google
@@ -65,7 +65,7 @@ ARTICLE: Mapping[str, float] = {"K80": 0.4975, "P100": 1.5075, "16 vCPUs": 0.12,
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of each script ``steps`` are timed at a time, on random data."""
+    """``steps`` of each script are timed per call, on random data."""
 
     scripts: tuple[str, ...] = ("mnist_mlp", "mnist_cnn", "imdb_lstm")
     steps: int | None = None
@@ -77,14 +77,14 @@ QUICK = Settings(steps=4, rounds=2, seconds=0.2)
 
 
 def _digits() -> Splits:
-    """In the shape of MNIST's training split."""
+    """Returns random data in the shape of MNIST's training split."""
     random = np.random.default_rng(0)
     images = random.integers(0, 256, (60_000, 28, 28, 1), np.uint8)
     return arrays(train=(images, random.integers(0, 10, 60_000, np.int32)), name="random digits")
 
 
 def _reviews() -> Splits:
-    """In the shape of IMDb's training split, a hundred of 20,000 words each."""
+    """Returns random data in the shape of IMDb's training split, 100 of 20,000 words each."""
     random = np.random.default_rng(0)
     words = random.integers(1, 20_000, (25_000, 100), np.int32)
     return arrays(train=(words, random.integers(0, 2, 25_000, np.int32)), name="random reviews")
@@ -95,19 +95,19 @@ EXAMPLES = {"mnist_mlp": 60_000, "mnist_cnn": 60_000, "imdb_lstm": 25_000}
 
 
 def price_of(kind: str, name: str, cores: int) -> Price:
-    """What a device costs.
+    """Returns the price of a device.
 
     Args:
         kind: ``cpu``, ``gpu`` or ``tpu``.
-        name: what it calls itself.
-        cores: how many CPU cores it has, if it is a CPU.
+        name: JAX's ``device_kind``.
+        cores: number of cores of a CPU.
 
     Raises:
-        NotMeasured: its price is not known.
+        NotMeasured: the price is not known.
     """
     if kind == "cpu":
         return Price(cores * CORE.dollars, f"{cores} virtual CPUs of {CORE.source}")
-    # Others of the same chip, such as a PCIe card or a slice of one, have other prices.
+    # Variants of the same chip, such as a PCIe card or a MIG slice, have other prices.
     if (price := GPUS.get(name.removeprefix("NVIDIA "))) is not None:
         return price
     raise NotMeasured(f"no price of {name} is known: add it to GPUS in articles/studies/cost.py")
@@ -116,7 +116,7 @@ def price_of(kind: str, name: str, cores: int) -> Price:
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
     settings: Settings = bench.settings
     for name in settings.scripts:
-        # The same for all devices, and made when the first of them begins.
+        # Shared by all devices, and created when the first one starts.
         data = functools.cache(DATA[name])
         yield [
             Case(
@@ -141,24 +141,24 @@ def _observe(kind: str, device: jax.Device) -> dict[str, Plain]:
     own: dict[str, Plain] = {"dollars an hour": price.dollars, "price": price.source}
     if kind != "cpu":
         return own
-    # What a GPU would cost, for where there is none.
+    # The price of a GPU, to compare with if none is measured.
     other = GPUS[EXAMPLE]
     return {**own, "dollars an hour of a GPU": other.dollars, "price of a GPU": other.source}
 
 
 def run_time(row: Row) -> Quantity | None:
-    """The seconds of a whole run."""
+    """Returns the seconds of a full run."""
     return None if row.time is None else row.time.scaled(1 / row.work, "s")
 
 
 def run_cost(row: Row) -> Quantity | None:
-    """The cents of a whole run; None where time or price are not known."""
+    """Returns the cents of a full run; None if time or price are not known."""
     seconds, dollars = run_time(row), _dollars(row)
     return seconds.scaled(100 * dollars / 3600, "cents") if seconds is not None and dollars else None
 
 
 def article_runs(script: str) -> dict[str, tuple[float, float]]:
-    """The seconds and the cents of a run in the article, by device; empty where it gives none."""
+    """Returns the seconds and cents of a run in the article by device; empty if none are published."""
     seconds = PUBLISHED[script].seconds or ()
     return {
         device: (each, 100 * each * dollars / 3600)
@@ -173,37 +173,37 @@ def _findings(rows: Rows) -> list[Finding]:
         runs = {device: run for device, run in article_runs(name).items() if device in ("K80", "16 vCPUs")}
         time = ", ".join(f"{device} {seconds:g} s" for device, (seconds, _) in runs.items())
         cost = ", ".join(f"{device} {cents:.2g} cents" for device, (_, cents) in runs.items())
-        price = f"at ${_dollars(row):.3g} an hour" if _dollars(row) else "no price is known"
+        price = f"at ${_dollars(row):.3g} per hour" if _dollars(row) else "no price is known"
         config = network(name).config
         epochs = config.batch_size * config.num_steps / EXAMPLES[name]
-        told = f"{name}, {epochs:.0f} epochs"
+        run = f"{name}, {epochs:.0f} epochs"
         found += [
-            Finding("A18", f"{told}: time", run_time(row), time),
-            Finding("A18", f"{told}: cost", run_cost(row), cost, price),
+            Finding("A18", f"{run}: time", run_time(row), time),
+            Finding("A18", f"{run}: cost", run_cost(row), cost, price),
         ]
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
     priced = {label: row for label, rows in columns.items() for row in rows if run_cost(row) is not None}
-    told = [f"{label}: ${_dollars(row):.3g} an hour ({row.observed['price']})." for label, row in priced.items()]
-    told += _worthwhile(priced)
+    sentences = [f"{label}: ${_dollars(row):.3g} per hour ({row.observed['price']})." for label, row in priced.items()]
+    sentences += _break_even(priced)
     compared = [costs for name in DATA if len(set(map(is_cpu, costs := _costs(columns, name)))) == 2]
     if compared:
         cpu = sum(is_cpu(min(costs, key=lambda label: costs[label].median)) for costs in compared)
-        told.append(
+        sentences.append(
             f"A CPU is cheapest in {cpu} of {len(compared)} scripts; in the article 16 preemptible vCPUs were cheaper "
             "than a K80 in 5 of 6."
         )
-    return told
+    return sentences
 
 
-def _worthwhile(priced: Mapping[str, Row]) -> list[str]:
-    """How fast a GPU must be to be cheaper than each CPU; where none was measured, one at what it may cost."""
+def _break_even(priced: Mapping[str, Row]) -> list[str]:
+    """Returns the speedup above which a GPU is cheaper than each CPU; if none was measured, for a typical price."""
     pairs = [(cpu, gpu, _dollars(priced[gpu])) for cpu, gpu in cpus_with_gpus(priced)]
     if not pairs:
         pairs = [
-            (cpu, f"a GPU at ${dollars:.3g} an hour ({row.observed['price of a GPU']})", dollars)
+            (cpu, f"a GPU at ${dollars:.3g} per hour ({row.observed['price of a GPU']})", dollars)
             for cpu, row in priced.items()
             if (dollars := _dollars(row, "dollars an hour of a GPU"))
         ]
@@ -214,12 +214,12 @@ def _worthwhile(priced: Mapping[str, Row]) -> list[str]:
 
 
 def _dollars(row: Row, of: str = "dollars an hour") -> float:
-    """A price that was observed; 0.0: none was."""
+    """Returns an observed price; 0.0 if there is none."""
     return float(row.observed.get(of) or 0.0)
 
 
 def _costs(columns: Mapping[str, Rows], name: str) -> dict[str, Quantity]:
-    """What a run of a script costs, by column."""
+    """Returns the cost of a run of a script, by column."""
     found = {label: run_cost(rows.one(script=name)) for label, rows in columns.items()}
     return {label: cost for label, cost in found.items() if cost is not None}
 
@@ -236,12 +236,12 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
 STUDY = Study(
     name="cost",
     claims=("A18",),
-    title="A GPU costs more an hour and finishes sooner: what does a whole run cost on each device?",
+    title="A GPU costs more per hour and finishes sooner: what does a full run cost on each device?",
     method=(
-        "Training steps of three of Max Woolf's Keras scripts, timed on random data of the shape of MNIST and of IMDb "
-        "that lie on the device, times the steps of the script's epochs, times the price of an hour. Compilation, "
-        "reading data and evaluation are not counted; in the article's totals they are. Prices are "
-        "those of the study's dated table; each figure shows its own, and keeps it when results are merged."
+        "The time of a training step of three of Max Woolf's Keras scripts, on random data of the shape of MNIST and "
+        "IMDb that are on the device, times the steps of the script's epochs, times the price per hour. Compilation, "
+        "reading data and evaluation are not counted; in the article's totals they are. Prices are from a dated table "
+        "in the study; each result shows its own and keeps it when results are merged."
     ),
     full=Settings(),
     quick=QUICK,

@@ -1,4 +1,4 @@
-"""A13: networks that are only asked; how soon does one picture have its answer, and how many have theirs a second?"""
+"""A13: latency and throughput of inference with ResNet-50 and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ARTICLE = "3 GPUs 804 % faster than 5 CPU nodes"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Pictures of ``size`` by ``size`` pixels; a CPU gets no batch larger than ``largest_on_cpu``."""
+    """Images of ``size`` by ``size`` pixels; a CPU runs batches up to ``largest_on_cpu``."""
 
     size: int = 224
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -44,12 +44,12 @@ QUICK = Settings(batches=(1, 4), precisions=("float32",), rounds=2, seconds=0.05
 
 
 def make_variables(model: linen.Module, size: int) -> PyTree:
-    """Random kernels, and norms that change nothing, on the host: to compile the networks' own takes a minute."""
+    """Returns random kernels and identity norms on the host: compiling the models' own init takes a minute."""
     random = np.random.default_rng(0)
 
     def fill(path: tuple[Any, ...], like: jax.ShapeDtypeStruct) -> np.ndarray:
         if path[-1].key == "kernel":
-            # He et al. (2015): what a layer gives is as large as what it gets.
+            # He et al. (2015): the outputs of a layer have the variance of its inputs.
             kernel: np.ndarray = random.standard_normal(like.shape, np.float32)
             return kernel * np.float32(math.sqrt(2 / math.prod(like.shape[:-1])))
         return np.full(like.shape, path[-1].key in ("scale", "var"), np.float32)
@@ -59,7 +59,7 @@ def make_variables(model: linen.Module, size: int) -> PyTree:
 
 
 def make_answer(model: linen.Module, policy: Policy) -> Callable[[PyTree, jax.Array], jax.Array]:
-    """``(variables, pictures uint8 [batch, height, width, 3]) -> logits [batch, classes]``, to be compiled."""
+    """Returns ``(variables, images uint8 [batch, height, width, 3]) -> logits [batch, classes]``, to be compiled."""
 
     def answer(variables: PyTree, pictures: jax.Array) -> jax.Array:
         inputs = policy.cast_to_compute(pictures.astype(jnp.float32) / 255.0)
@@ -72,21 +72,21 @@ def make_answer(model: linen.Module, policy: Policy) -> Callable[[PyTree, jax.Ar
 def make_call(
     model: linen.Module, variables: PyTree, precision: str, pictures: np.ndarray, device: jax.Device
 ) -> Callable[[], np.ndarray]:
-    """A call that sends ``pictures`` to the device and brings their logits back.
+    """Returns a call that copies ``pictures`` to the device and their logits back.
 
     Args:
         model: the network.
-        variables: its parameters, which go to the device now, and its running statistics, which stay float32.
-        precision: to compute in.
+        variables: parameters, which are copied to the device now, and running statistics, which stay float32.
+        precision: the dtype to compute in.
         pictures: ``[batch, height, width, 3]`` uint8, on the host.
-        device: where.
+        device: to run on.
     """
     policy = Policy(compute=precision)
-    there = jax.device_put({**variables, "params": policy.cast_to_compute(variables["params"])}, device)
+    on_device = jax.device_put({**variables, "params": policy.cast_to_compute(variables["params"])}, device)
     sent = jax.device_put(pictures, device)
-    with jax.default_device(device):  # layers choose how they compute by it
-        compiled = jax.jit(make_answer(model, policy)).lower(there, sent).compile()
-    return lambda: np.asarray(compiled(there, jax.device_put(pictures, device)))
+    with jax.default_device(device):  # layers choose implementations by it
+        compiled = jax.jit(make_answer(model, policy)).lower(on_device, sent).compile()
+    return lambda: np.asarray(compiled(on_device, jax.device_put(pictures, device)))
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
@@ -120,7 +120,7 @@ def _case(
         return make_call(NETWORKS[name](), variables(), precision, pictures, device)
 
     what: dict[str, Plain] = {"network": name, "precision": precision, "batch": batch}
-    return Case(kind, what, begin, batch, "pictures")
+    return Case(kind, what, begin, batch, "images")
 
 
 def _findings(rows: Rows) -> list[Finding]:
@@ -132,55 +132,55 @@ def _findings(rows: Rows) -> list[Finding]:
             rate, note = (None, "") if best is None else (best.rate, f"batch {best.what['batch']}")
             article = ARTICLE if precision == "float32" else ""
             found += [
-                Finding("A13", f"{name}, {precision}: one picture", some.one(batch=1).time),
-                Finding("A13", f"{name}, {precision}: pictures a second, at the best batch", rate, article, note),
+                Finding("A13", f"{name}, {precision}: latency of one image", some.one(batch=1).time),
+                Finding("A13", f"{name}, {precision}: best throughput", rate, article, note),
             ]
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    """Each GPU against each CPU, both at their best."""
-    told = []
+    """Compares the best throughput of each GPU with that of each CPU."""
+    sentences = []
     for cpu, gpu in cpus_with_gpus(columns):
         for name in NETWORKS:
             slow, fast = (best_rate(columns[label].where(network=name)) for label in (cpu, gpu))
             if slow is not None and fast is not None:
                 faster = 100 * (fast.median / slow.median - 1)
-                told.append(f"{name}: {gpu} is {faster:,.0f} % faster than {cpu}; in the article {ARTICLE}.")
-    return told
+                sentences.append(f"{name}: {gpu} is {faster:,.0f} % faster than {cpu}; in the article {ARTICLE}.")
+    return sentences
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
-    latency, rate = panels(figure, ("waiting for an answer", "answers"))
+    latency, rate = panels(figure, ("latency", "throughput"))
     named = {label: _named(rows) for label, rows in columns.items()}
-    draw_lines(latency, named, across="batch", lines="told", quantity=lambda row: row.time)
-    draw_lines(rate, named, across="batch", lines="told")
-    latency.set_ylabel("seconds")
-    rate.set_ylabel("pictures a second")
+    draw_lines(latency, named, across="batch", lines="name", quantity=lambda row: row.time)
+    draw_lines(rate, named, across="batch", lines="name")
+    latency.set_ylabel("s")
+    rate.set_ylabel("images/s")
     for axes in (latency, rate):
         axes.set_xscale("log", base=2)
-        axes.set_xlabel("pictures in a batch")
+        axes.set_xlabel("batch size")
     if (legend := latency.get_legend()) is not None:
         legend.remove()  # one for both
         rate.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _named(rows: Rows) -> Rows:
-    """Each with its network and precision in one."""
+    """Returns the rows with network and precision as one name."""
     return Rows(
-        row._replace(what={**row.what, "told": f"{row.what['network']} {row.what['precision']}"}) for row in rows
+        row._replace(what={**row.what, "name": f"{row.what['network']} {row.what['precision']}"}) for row in rows
     )
 
 
 STUDY = Study(
     name="inference",
     claims=("A13",),
-    title="How soon does a network answer one picture, and how many can it answer a second?",
+    title="What are the latency of one image and the best throughput of inference?",
     method=(
-        "ResNet-50 and MobileNetV2 with random weights. A call sends pictures of 224 by 224 pixels, uint8, from the "
-        "host to the device and brings the 1,000 logits of each back: transfers are counted, compilation and decoding "
-        "are not. One call follows another; none overlap. Weights lie on the device in the precision that is computed "
-        "in; what float32 means is the device's default, TF32 on NVIDIA's newer GPUs."
+        "ResNet-50 and MobileNetV2 with random weights. A call copies images of 224 by 224 pixels, uint8, from the "
+        "host to the device and the 1,000 logits of each back: transfers are timed, compilation and decoding are not. "
+        "Calls do not overlap. Weights are on the device in the precision of the computation; float32 is the device's "
+        "default, TF32 on NVIDIA's newer GPUs."
     ),
     full=Settings(),
     quick=QUICK,

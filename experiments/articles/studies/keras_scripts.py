@@ -13,11 +13,11 @@ from jaxnn.bench import Finding, Rows, Study
 
 
 class Published(NamedTuple):
-    """What the article gives of a script.
+    """The published values of a script.
 
     Attributes:
-        seconds: of a whole run on a K80, a P100, 16 and 32 virtual CPUs; None: not given.
-        result: what it reached in the end.
+        seconds: of a full run on a K80, a P100, 16 and 32 virtual CPUs; None: not published.
+        result: the final metric.
     """
 
     seconds: tuple[float, float, float, float] | None
@@ -30,16 +30,16 @@ SCRIPTS: Mapping[str, Published] = {
     "cifar10_cnn": Published((775.0, 562.0, 1555.0, 1054.0), "accuracy 0.751"),
     "imdb_lstm": Published((173.4, 111.0, 319.0, 310.0), "accuracy 0.8335"),
     "imdb_fasttext": Published((287.0, 100.7, 1015.0, 933.0), "accuracy 0.9068"),
-    "lstm_text_generation": Published((252.7, 193.3, 842.0, 744.0), "training loss 1.41, of another text"),
+    "lstm_text_generation": Published((252.7, 193.3, 842.0, 744.0), "training loss 1.41, on another text"),
     "text_generator": Published(None, ""),
 }
-# What no accuracy is published of is told by its loss.
+# No accuracy is published for these: the loss is reported.
 GENERATORS = ("lstm_text_generation", "text_generator")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """``steps`` a call, None: as many as a run would have there; whether networks are trained to their end too."""
+    """``steps`` per call, None: as many as a run would choose; ``whole_runs`` also trains every network to its end."""
 
     networks: tuple[str, ...] = tuple(SCRIPTS)
     steps: int | None = None
@@ -67,8 +67,8 @@ def _of_script(rows: Rows, name: str) -> list[Finding]:
     return [
         run_finding(rows, name, "A12", article),
         *(
-            Finding("A12", f"{name}, {metric.replace('_', ' ')} at the end", reached(rows, name, metric), theirs)
-            for metric, theirs in results.items()
+            Finding("A12", f"{name}, final {metric.replace('_', ' ')}", reached(rows, name, metric), published_result)
+            for metric, published_result in results.items()
         ),
     ]
 
@@ -76,13 +76,12 @@ def _of_script(rows: Rows, name: str) -> list[Finding]:
 STUDY = Study(
     name="keras_scripts",
     claims=("A12",),
-    title="How long do Max Woolf's seven Keras scripts take, and what do they reach?",
+    title="How long do Max Woolf's seven Keras scripts take, and which metrics do they reach?",
     method=(
-        "Their networks, optimizers, batch sizes and epochs on the real data; text generators on tiny Shakespeare, "
-        "their own texts being other ones. The time is that of the steps of a whole run, measured on some; "
-        "compilation, reading data and evaluation are not counted, in the article's and from start to end they are. "
-        "The article's LSTMs ran in cuDNN on GPUs. Float32, as JAX computes it by default, which some GPUs round to "
-        "tf32."
+        "The scripts' networks, optimizers, batch sizes and epochs on the real data; text generators on tiny "
+        "Shakespeare instead of their own texts. The time is that of all training steps of a run, extrapolated from "
+        "some; compilation, reading data and evaluation are not counted; the article and full runs include them. The "
+        "article's LSTMs ran in cuDNN on GPUs. Float32, as JAX computes it by default, which some GPUs round to tf32."
     ),
     full=Settings(),
     quick=QUICK,

@@ -1,4 +1,4 @@
-"""A6, A10: a network is a pile of matrix products; their rate in each precision, and the error that it costs."""
+"""A6, A10: the rate and the error of matrix products in each precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Square products of so many rows; the error is of those of ``error_size``."""
+    """Sizes of square factors in rows; the error is measured at ``error_size``."""
 
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
     largest_on_cpu: int = 2048
@@ -35,14 +35,14 @@ QUICK = Settings((64, 256, 512), 512, 256, rounds=3, seconds=0.02)
 
 
 class Precision(NamedTuple):
-    """How products are computed.
+    """The precision of a matrix product.
 
     Attributes:
         dtype: of the factors.
-        result: of the sums.
-        algorithm: of a product of float32, on GPU; None: as the dtype says.
-        on: the devices that have it in hardware.
-        since: the least compute capability of an NVIDIA GPU that has it.
+        result: dtype of the sums.
+        algorithm: of a float32 product on a GPU; None: by the dtype.
+        on: kinds of device that support it in hardware.
+        since: minimum compute capability of an NVIDIA GPU.
     """
 
     dtype: Any
@@ -64,15 +64,15 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 def make_product(precision: Precision, platform: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """``(left [n, n], right [n, n]) -> [n, n]``, compiled, summed in ``precision.result``."""
-    # Elsewhere the dtype alone decides.
+    """Returns a jitted ``(left [n, n], right [n, n]) -> [n, n]`` that sums in ``precision.result``."""
+    # On other devices the dtype alone decides.
     algorithm = precision.algorithm if platform == "gpu" else None
     options: dict[str, Any] = {"precision": algorithm, "preferred_element_type": precision.result}
     return jax.jit(functools.partial(jnp.matmul, **options))
 
 
 def make_factors(name: str, size: int, device: jax.Device) -> list[jax.Array]:
-    """Two factors ``[size, size]`` as ``name`` rounds them, on ``device``; in int8 a unit is 32, so few are cut."""
+    """Returns two factors ``[size, size]`` rounded to ``name`` on ``device``; int8 in steps of 1/32."""
     rounded = (np.clip(np.round(32 * x), -127, 127) if name == "int8" else x for x in _normal(size))
     return [jax.device_put(x.astype(PRECISIONS[name].dtype), device) for x in rounded]
 
@@ -84,26 +84,26 @@ def _normal(size: int) -> list[np.ndarray]:
 
 @functools.cache
 def exact_product(size: int) -> np.ndarray:
-    """That of the factors before they are rounded, in the widest type that the host has."""
+    """Returns the product of the factors before rounding, in the widest type of the host."""
     left, right = (x.astype(np.longdouble) for x in _normal(size))
     product: np.ndarray = left @ right
     return product
 
 
 def relative_error(name: str, product: Any) -> float:
-    """The Frobenius norm of what ``product`` is off, over that of the exact one."""
+    """Returns the Frobenius norm of the error of ``product``, over that of the exact product."""
     exact = exact_product(len(product))
     found = np.asarray(product, np.float64) / (32.0**2 if name == "int8" else 1.0)
-    off = (found - exact).astype(np.float64)
-    return float(np.linalg.norm(off) / np.linalg.norm(exact.astype(np.float64)))
+    error = (found - exact).astype(np.float64)
+    return float(np.linalg.norm(error) / np.linalg.norm(exact.astype(np.float64)))
 
 
 def _begin(name: str, size: int, kind: str, device: jax.Device) -> Callable[[], Any]:
     precision = PRECISIONS[name]
     if kind not in precision.on:
-        raise NotMeasured(f"{kind.upper()}s do not have it in hardware")
+        raise NotMeasured(f"{kind.upper()}s do not support it in hardware")
     if (capability := compute_capability(device)) is not None and capability < precision.since:
-        raise NotMeasured(f"GPUs have it from compute capability {precision.since} on, this one has {capability}")
+        raise NotMeasured(f"it needs compute capability {precision.since}, and this GPU has {capability}")
     with jax.enable_x64(name == "float64"):
         left, right = make_factors(name, size, device)
         product = make_product(precision, kind)
@@ -112,7 +112,7 @@ def _begin(name: str, size: int, kind: str, device: jax.Device) -> Callable[[], 
 
 
 def compute_capability(device: Any) -> float | None:
-    """That of an NVIDIA GPU, such as 9.0; None of anything else."""
+    """Returns the compute capability of an NVIDIA GPU, such as 9.0; None for other devices."""
     try:
         return float(device.compute_capability)
     except (AttributeError, ValueError):
@@ -146,28 +146,28 @@ def _findings(rows: Rows) -> list[Finding]:
         errors = [row.observed["error"] for row in rows.where(dtype=name) if "error" in row.observed]
         note = f"error {errors[0]:.1e}" if errors else ""
         article = {"float16": "Volta: 12× its float32", "tf32": "A100: up to 20× V100's float32"}.get(name, "")
-        found.append(Finding("A6, A10", f"{name}, at its best size", best, article, note))
+        found.append(Finding("A6, A10", f"{name}, best rate", best, article, note))
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    told = []
+    sentences = []
     for label, rows in columns.items():
         rates = {name: rate for name in PRECISIONS if (rate := best_rate(rows.where(dtype=name))) is not None}
         if (plain := rates.pop("float32", None)) is None:
             continue
         ratios = [f"{name} {rate.median / plain.median:.2g}" for name, rate in rates.items()]
-        told.append(f"{label}: rate over that of float32: {', '.join(ratios)}.")
+        sentences.append(f"{label}: rate relative to float32: {', '.join(ratios)}.")
         half = [row for row in rows.where(dtype="float32") if row.rate and row.rate.median >= plain.median / 2]
-        told.append(f"{label}: from {half[0].what['size']} rows on, float32 reaches half of its best rate.")
-    return told
+        sentences.append(f"{label}: float32 reaches half of its best rate from {half[0].what['size']} rows.")
+    return sentences
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
     rate, error = panels(figure, ("rate", "error of a product"))
     draw_lines(rate, columns, across="size", lines="dtype")
     rate.set_xlabel("rows of the square factors")
-    rate.set_ylabel("operations a second")
+    rate.set_ylabel("FLOP/s")
     errors = {
         label: [
             (str(row.what["dtype"]), quantity([float(row.observed["error"] or 0)], ""))
@@ -183,11 +183,11 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
 STUDY = Study(
     name="matmul",
     claims=("A6", "A10"),
-    title="A network is matrix products: how many operations a second does each precision give, and how wrong is it?",
+    title="What are the rate and the error of matrix products in each precision?",
     method=(
-        "Square products of factors that lie on the device, 2n³ operations; the call and the wait are counted, "
-        "transfers and compilation are not. The error is the Frobenius norm of the difference from the product of "
-        "the factors before they were rounded, in extended precision, over its norm: rounding the factors is in it."
+        "Products of square factors that are on the device, 2n³ operations: the call and the wait for its result are "
+        "timed, transfers and compilation are not. The error is the Frobenius norm of the difference from the product "
+        "of the unrounded factors in extended precision, over its norm: it includes the rounding of the factors."
     ),
     full=Settings(),
     quick=QUICK,

@@ -1,4 +1,4 @@
-"""A5: the four networks that Shi et al. timed in 2017, on each device and with each of their batch sizes."""
+"""A5: the four networks that Shi et al. benchmarked in 2017, on each device with each of their batch sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from articles.studies.study_training import draw_rates, step_time, training_grou
 
 from jaxnn.bench import Bench, Case, Finding, Rows, Study
 
-# Theirs, but for ResNet-56's: smallest first.
+# As published, except for ResNet-56; smallest first.
 BATCH_SIZES: Mapping[str, tuple[int, ...]] = {
     "fcn5": (342, 512, 1024, 2048, 4096),
     "alexnet_r": (128, 256, 512, 1024, 2048),
@@ -21,7 +21,7 @@ BATCH_SIZES: Mapping[str, tuple[int, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of each network the first ``batch_sizes`` are timed, ``steps`` a call; None: as many as a run would have."""
+    """The first ``batch_sizes`` of each network, with ``steps`` per call; None: as many as a run would choose."""
 
     batch_sizes: int = 6
     steps: int | None = None
@@ -46,10 +46,10 @@ def _findings(rows: Rows) -> list[Finding]:
         if (best := fastest(of_network)) is None:
             continue
         first = of_network[0]
-        found.append(Finding("A5", f"{name}, a step of batch {first.what['batch_size']}", step_time(first)))
+        found.append(Finding("A5", f"{name}, step time at batch size {first.what['batch_size']}", step_time(first)))
         if len(of_network) > 1:
             note = f"batch {best.what['batch_size']}"
-            found.append(Finding("A5", f"{name}, at its best batch size", best.rate, note=note))
+            found.append(Finding("A5", f"{name}, best throughput", best.rate, note=note))
     return found
 
 
@@ -59,9 +59,9 @@ STUDY = Study(
     title="How fast do the four networks of Shi et al. (2017) train?",
     method=(
         "FCN-5 on MNIST, AlexNet-R and ResNet-56 on CIFAR-10, a two-layer LSTM on the Penn Treebank, at their batch "
-        "sizes. A training step with its update, on data that lie on the device, several steps a call; compilation, "
-        "reading data and evaluation are not counted. Float32, as JAX computes it by default, which some GPUs round "
-        "to tf32."
+        "sizes. A training step with its update, on data that are on the device, several steps per call; compilation, "
+        "reading data and evaluation are not timed. Float32, as JAX computes it by default, which some GPUs round to "
+        "tf32."
     ),
     full=Settings(),
     quick=QUICK,

@@ -1,4 +1,4 @@
-"""A11: photographs are decoded on the CPU while the device computes; does training wait for them?"""
+"""A11: images are decoded on the CPU while the device computes; does training wait for them?"""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from jaxnn.types import Examples, Experiment, Source, Splits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Who decodes a photograph, and when.
+# Where the images of a batch come from.
 FORMS = {
     "resident": "on the device",
     "prefetched": "prefetched by workers",
     "naive": "decoded in the step loop",
 }
-# Of the order of the photographs and of the network.
+# Of the data order and of the parameters.
 SEED = 0
-# A run that waits for so much of its time is bound by its input, in percent.
+# A run that waits for input for this percentage of its time is input-bound.
 INPUT_BOUND = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Photographs of ``size`` by ``size`` pixels for a CNN of ``channels``; ``steps`` are timed at a time.
+    """Images of ``size`` by ``size`` pixels for a CNN of ``channels``; ``steps`` are timed per call.
 
-    ``num_workers`` decode for `prefetched`; None: one a CPU but one, at most 8.
+    ``num_workers`` decode for ``prefetched``; None: one less than the CPUs, at most 8.
     """
 
     size: int = 64
@@ -54,21 +54,21 @@ QUICK = Settings(size=48, channels=(16, 32, 64), batch_size=32, steps=6, rounds=
 
 
 class InTheLoop(StreamSource):
-    """Photographs that are decoded one after another when a batch is asked for."""
+    """Decodes images one after another when a batch is requested."""
 
     def read(self, indices: np.ndarray) -> Examples:
-        """The examples at ``indices [n]``: ``[n, ...]`` each."""
+        """Returns the examples at ``indices [n]``: ``[n, ...]`` each."""
         return self.rows([self.example(index) for index in indices.tolist()], indices)
 
     def batches(self, seed: int, first_step: int, batch_size: int, rows: slice = slice(None)) -> Any:
-        """The batches of ``first_step`` and the steps after it."""
+        """Yields the batches from ``first_step``."""
         for step in itertools.count(first_step):
             yield self.read(np.asarray(self.order(seed, np.array([step], np.int32), batch_size))[0, rows])
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run of more steps than are timed."""
+    """A run with more steps than are timed."""
 
     batch_size: int
     num_steps: int = 2**18
@@ -76,28 +76,33 @@ class Config:
 
 
 class FedTraining:
-    """A call that trains some steps more, and what they waited for.
+    """A call that trains for some steps and records how long they waited for input.
 
-    Steps are dispatched as in any run: the host gets the next batch while the device computes, and waits for the
+    Steps are dispatched as in any run: the host loads the next batch while the device computes, and waits for the
     device if it is too far ahead.
     """
 
     def __init__(self, form: str, settings: Settings, kind: str) -> None:
         self._source = open_source(form, settings)
         experiment = _experiment(settings, self._source)
-        how: dict[str, Any] = {"steps_per_call": 1, "report_every": settings.steps, "eval_every": 0, "progress": "none"}
-        self._run = jn.iterate(experiment, device=kind, record=False, **how)
+        options: dict[str, Any] = {
+            "steps_per_call": 1,
+            "report_every": settings.steps,
+            "eval_every": 0,
+            "progress": "none",
+        }
+        self._run = jn.iterate(experiment, device=kind, record=False, **options)
         self._reports = iter(self._run)
         self._first: dict[str, float] | None = None
         self.losses: list[float] = []
 
     def __call__(self) -> None:
-        """Trains; the first call's time, in which workers start, does not count."""
+        """Trains; the first call, in which workers start, is not timed."""
         self.losses.append(next(self._reports).metrics["train_loss"])
         self._first = self._first or dict(self._run.run.summary.seconds)
 
     def end(self) -> dict[str, Plain]:
-        """Ends the workers; returns the share of the time that was waited and the number of workers."""
+        """Stops the workers; returns the share of time spent waiting and the number of workers."""
         seconds, first = self._run.run.summary.seconds, self._first or {}
         self._reports.close()  # type: ignore[attr-defined]
         data, train = (seconds.get(name, 0.0) - first.get(name, 0.0) for name in ("data", "train"))
@@ -105,11 +110,11 @@ class FedTraining:
 
 
 def open_source(form: str, settings: Settings) -> Source:
-    """The photographs to train on; the batches of all `FORMS` are the same.
+    """Returns the images to train on; the batches of all `FORMS` are the same.
 
     Raises:
-        ConfigError: Grain is not installed, which all but ``resident`` read with.
-        DataError: the photographs are not there.
+        ConfigError: Grain is not installed, which all forms except ``resident`` need.
+        DataError: the data set is missing.
     """
     size = (settings.size, settings.size)
     if form == "resident":
@@ -131,30 +136,30 @@ def _experiment(settings: Settings, source: Source) -> Experiment[Config]:
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
-    # Workers work ahead while another form is timed, and in its way, but soon stop: a turn is long compared with that.
+    # Workers fill their buffers while another form is timed; a round is long compared with that.
     for kind in bench.devices:
         yield [_case(form, kind, bench.settings) for form in FORMS]
 
 
 def _case(form: str, kind: str, settings: Settings) -> Case:
-    begun: list[FedTraining] = []
+    started: list[FedTraining] = []
 
     def begin() -> Callable[[], None]:
-        begun.append(FedTraining(form, settings, kind))
-        return begun[0]
+        started.append(FedTraining(form, settings, kind))
+        return started[0]
 
     work = settings.steps * settings.batch_size
-    return Case(kind, {"form": form}, begin, work, "examples", lambda: begun.pop().end())
+    return Case(kind, {"form": form}, begin, work, "examples", lambda: started.pop().end())
 
 
 def waited(row: Row) -> Quantity | None:
-    """The share of the time in which a step waited for its batch, in percent."""
+    """Returns the percentage of time spent waiting for a batch."""
     share = row.observed.get("waited")
     return None if share is None else quantity([100 * float(share)], "%")
 
 
 def verdict(row: Row) -> str:
-    """Whether training is bound by its input."""
+    """Returns whether training is input-bound."""
     share = waited(row)
     if share is None:
         return ""
@@ -162,41 +167,41 @@ def verdict(row: Row) -> str:
 
 
 def relative_rate(rows: Rows, row: Row) -> Quantity | None:
-    """How many times as fast as on resident data in the same round it trains."""
+    """Returns the speed relative to resident data in the same round."""
     return relative(row, rows.one(form="resident"))
 
 
 def _findings(rows: Rows) -> list[Finding]:
     found = []
     for row in rows:
-        told = f"photographs {FORMS[_form(row)]}"
-        share = f"{told}: share of the time waited for them"
-        found += [Finding("A11", told, row.rate), Finding("A11", share, waited(row), note=verdict(row))]
+        form = f"images {FORMS[_form(row)]}"
+        share = f"{form}: share of time waiting for input"
+        found += [Finding("A11", form, row.rate), Finding("A11", share, waited(row), note=verdict(row))]
     return found
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    told = []
+    sentences = []
     for label, rows in columns.items():
         for row in rows:
             ratio = relative_rate(rows, row)
             if ratio is not None and _form(row) != "resident":
                 workers = f" ({count})" if (count := row.observed.get("workers")) else ""
-                told.append(
-                    f"{label}: with photographs {FORMS[_form(row)]}{workers} training is "
-                    f"{format_ratio(ratio.median)} as fast as with resident ones, {verdict(row)}."
+                sentences.append(
+                    f"{label}: with images {FORMS[_form(row)]}{workers}, training has {format_ratio(ratio.median)} the "
+                    f"speed of resident images: {verdict(row)}."
                 )
-    return told
+    return sentences
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
-    rate, share = panels(figure, ("training", "waiting for photographs"))
+    rate, share = panels(figure, ("training", "waiting for input"))
     rates = {label: [(_form(row), relative_rate(rows, row)) for row in rows] for label, rows in columns.items()}
     draw_dots(rate, rates, log=False)
     shares = {label: [(_form(row), waited(row)) for row in rows] for label, rows in columns.items()}
     draw_dots(share, shares, log=False)
-    rate.set_xlabel("speed over that on resident data")
-    share.set_xlabel("percent of the time")
+    rate.set_xlabel("speed relative to resident data")
+    share.set_xlabel("percent of time")
     share.axvline(INPUT_BOUND, color="black", lw=0.8, ls=":")
     for axes, most in ((rate, 1.1), (share, 100)):
         axes.set_xlim(0, most)
@@ -212,15 +217,15 @@ def _form(row: Row) -> str:
 STUDY = Study(
     name="pipeline",
     claims=("A11",),
-    title="Photographs are decoded on the CPU while the device computes: does training wait for them?",
+    title="Images are decoded on the CPU while the device computes: does training wait for them?",
     method=(
-        "A small CNN is trained on photographs of cats and dogs, 2,000 JPEG files decoded to one size, without "
-        "augmentation: decoded once and resident on the device; decoded by worker processes a few batches ahead and "
-        "sent; decoded by the training process when a step needs them and sent. The batches are the same. Steps are "
-        "dispatched as a run does it, so the host gets a batch while the device computes; the share of the time "
-        f"that it waits for batches is shown, and from {INPUT_BOUND} % on the verdict is input-bound. Compilation, "
-        "the start of the workers and decoding what is resident are not counted; workers are a few batches ahead "
-        "when they are timed. On a CPU they share the cores with the training."
+        "A small CNN trains on images of cats and dogs, 2,000 JPEG files decoded to one size, without augmentation: "
+        "decoded once and resident on the device; decoded by worker processes a few batches ahead; or decoded by the "
+        "training process when a step needs them. The batches are the same. Steps are dispatched as in a run, so the "
+        "host loads a batch while the device computes; the table shows the share of time that it waits for batches, "
+        f"and from {INPUT_BOUND} % training is input-bound. Compilation, the start of the workers and decoding "
+        "resident data are not timed; workers are a few batches ahead when timing starts. On a CPU they share the "
+        "cores with training."
     ),
     full=Settings(),
     quick=QUICK,

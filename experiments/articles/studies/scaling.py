@@ -1,4 +1,4 @@
-"""A13: several devices, each with a copy of the network and a share of the batch; how much faster do they train?"""
+"""A13: how much faster is data-parallel training on several devices?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class PictureSettings(Settings):
-    """Those of a CNN on random pictures of ``size`` by ``size`` pixels; 3 devices, as in the article, can share 384."""
+    """Settings of a CNN on random images of ``size`` by ``size`` pixels; 384 is divisible by 3, as published."""
 
     blocks: tuple[tuple[int, ...], ...] = ((32, 32), (64, 64))
     dense: tuple[int, ...] = (512,)
@@ -30,14 +30,14 @@ class PictureConfig:
 
 
 def picture_cnn(settings: Any) -> jn.Experiment[PictureConfig]:
-    """The CNN of ``settings`` and its random pictures."""
+    """Returns the CNN of ``settings`` on random images."""
 
     def data(config: PictureConfig) -> jn.Splits:
         most = max(len(jax.local_devices(backend=kind)) for kind in {"cpu", jax.default_backend()})
         count = max(settings.batch_size, most * settings.batch_per_device)
         random = np.random.default_rng(0)
         pictures = random.integers(0, 256, (count, settings.size, settings.size, 3), np.uint8)
-        return jn.data.arrays(train=(pictures, random.integers(0, 10, count, np.int32)), name="random pictures")
+        return jn.data.arrays(train=(pictures, random.integers(0, 10, count, np.int32)), name="random images")
 
     model = jn.models.CNN(10, blocks=settings.blocks, dense=settings.dense)
     return jn.Experiment(

@@ -1,7 +1,7 @@
-"""Collectives of a compiled program, read from its text, and what they cost: α–β, a latency and a time per byte.
+"""Collectives of a compiled program, parsed from its text, and their cost: α–β, a latency and a time per byte.
 
-They are read, not derived from the strategy: XLA merges them, replaces one by another, and adds some of its own. The
-linear model of a message is Hockney's (The communication challenge for MPP, 1994); that of collectives over rings is
+They are parsed, not derived from the strategy: XLA merges and replaces collectives and adds its own. The linear model
+of a message is Hockney's (The communication challenge for MPP, 1994); that of collectives over rings is
 Thakur, Rabenseifner, Gropp's (Optimization of collective communication operations in MPICH, 2005).
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
-# A collective that runs beside others is a pair, of which the second gives its result.
+# An asynchronous collective is a pair, whose second instruction returns the result.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?\S+ = (?P<shape>.+?) (?P<operation>[a-z][a-z\-]*?)(?:-done)?\(")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|\w+_computations?)=(?:\{(?P<all>[^}]*)\}|%?(?P<one>[\w.\-]+))"
@@ -31,8 +31,8 @@ class Collective(NamedTuple):
 
     Attributes:
         kind: one of ``KINDS``.
-        runs: how many a step runs.
-        num_bytes: of the whole arrays that go through them, in all.
+        runs: number per step.
+        num_bytes: of the unsharded arrays, in total.
     """
 
     kind: str
@@ -41,35 +41,35 @@ class Collective(NamedTuple):
 
 
 def read_collectives(text: str, num_devices: int, num_steps: int = 1) -> tuple[Collective, ...]:
-    """The collectives of a training step, by kind.
+    """Returns the collectives of a training step, by kind.
 
-    The body of a loop counts as often as the loop runs, where XLA says how often, else once; of the branches of a
-    conditional, all count.
+    The body of a loop counts once per iteration if XLA knows their number, else once. All branches of a conditional
+    count.
 
     Args:
-        text: the optimized program, as ``compiled.as_text()`` gives it.
-        num_devices: how many take part in each.
-        num_steps: how many steps the program has.
+        text: the optimized program, from ``compiled.as_text()``.
+        num_devices: number of devices in each collective.
+        num_steps: number of steps in the program.
     """
     computations, entry = _computations(text)
     totals = {kind: Collective(kind, 0.0, 0.0) for kind in KINDS}
     for kind, runs, num_bytes in _walk(computations, entry):
-        # What is scattered is so many times what each device is left with.
-        whole = num_bytes * num_devices if kind == "reduce-scatter" else num_bytes
+        # The instruction has the shape of one shard of what is scattered.
+        total_bytes = num_bytes * num_devices if kind == "reduce-scatter" else num_bytes
         _, runs_before, bytes_before = totals[kind]
-        totals[kind] = Collective(kind, runs_before + runs / num_steps, bytes_before + runs * whole / num_steps)
+        totals[kind] = Collective(kind, runs_before + runs / num_steps, bytes_before + runs * total_bytes / num_steps)
     return tuple(total for total in totals.values() if total.runs)
 
 
 def array_bytes(shape: str) -> float:
-    """Bytes of a shape as XLA writes it: ``f32[128,3]{1,0}``, or a tuple of such."""
+    """Returns the bytes of a shape in XLA's notation, ``f32[128,3]{1,0}``, or a tuple of shapes."""
     return sum(
         _item_bytes(name) * math.prod(map(int, filter(None, sizes.split(",")))) for name, sizes in _ARRAY.findall(shape)
     )
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation by its name, and the name of the one that is run."""
+    """Returns the lines of each computation by name, and the name of the entry computation."""
     computations: dict[str, list[str]] = {}
     entry = ""
     for line in text.splitlines():
@@ -82,7 +82,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _walk(computations: Mapping[str, list[str]], name: str, runs: float = 1.0) -> Iterator[Collective]:
-    """The collectives of a computation that runs so often, and of those that it calls."""
+    """Yields the collectives of a computation that runs ``runs`` times, and of those that it calls."""
     for line in computations.get(name, ()):
         if (found := _INSTRUCTION.match(line)) is None:
             continue
@@ -106,23 +106,23 @@ def _item_bytes(name: str) -> float:
 
 
 class Link(NamedTuple):
-    """What devices speak over.
+    """The link between devices.
 
     Attributes:
-        latency_seconds: α, of a message of no bytes from a device to its neighbour.
-        seconds_per_byte: β, of each further byte.
+        latency_seconds: α, of an empty message from a device to its neighbour.
+        seconds_per_byte: β, of each byte.
     """
 
     latency_seconds: float
     seconds_per_byte: float
 
     def seconds(self, collectives: Iterable[Collective], num_devices: int, turns: float = 1.0) -> float:
-        """What ``collectives`` take over a ring of ``num_devices``, one after another.
+        """Returns the seconds of ``collectives``, one after another, over a ring of ``num_devices``.
 
         Args:
-            collectives: those of a step.
-            num_devices: how many take part.
-            turns: how many devices share a core, which moves the bytes of one after those of another.
+            collectives: of a step.
+            num_devices: number of devices.
+            turns: number of devices per core, which moves their bytes one after another.
         """
         total = 0.0
         for kind, runs, num_bytes in collectives:
@@ -131,18 +131,18 @@ class Link(NamedTuple):
         return total
 
     def __str__(self) -> str:
-        rate = f"{1e-9 / self.seconds_per_byte:.3g} GB/s" if self.seconds_per_byte else "no time a byte"
-        return f"{1e6 * self.latency_seconds:.3g} µs a message and {rate}"
+        rate = f"{1e-9 / self.seconds_per_byte:.3g} GB/s" if self.seconds_per_byte else "infinite bandwidth"
+        return f"{1e6 * self.latency_seconds:.3g} µs per message and {rate}"
 
 
 class Reduction(NamedTuple):
-    """An all-reduce that was timed.
+    """A timed all-reduce.
 
     Attributes:
-        num_devices: how many took part.
-        num_bytes: of the array that each of them held.
-        seconds: what it took.
-        turns: how many devices shared a core, 1.0 for a core each.
+        num_devices: number of devices.
+        num_bytes: of the array on each device.
+        seconds: of one all-reduce.
+        turns: number of devices per core, at least 1.0.
     """
 
     num_devices: int
@@ -151,12 +151,12 @@ class Reduction(NamedTuple):
     turns: float = 1.0
 
     def predicted(self, link: Link) -> float:
-        """What it takes over ``link``, in seconds."""
+        """Returns the seconds it takes over ``link``."""
         return link.seconds([Collective("all-reduce", 1.0, self.num_bytes)], self.num_devices, self.turns)
 
 
 def ring(kind: str, num_devices: int) -> tuple[int, float]:
-    """How many messages a device sends for one collective, and which share of its bytes these are in all."""
+    """Returns the messages a device sends for one collective, and their bytes as a share of the array."""
     others = num_devices - 1
     if kind == "all-reduce":  # a reduce-scatter, then an all-gather
         return 2 * others, 2 * others / num_devices
@@ -166,9 +166,9 @@ def ring(kind: str, num_devices: int) -> tuple[int, float]:
 
 
 def fit_link(reductions: Sequence[Reduction]) -> Link | None:
-    """The α and β, neither below 0, whose relative errors on ``reductions`` have the least squares; None without any.
+    """Fits non-negative α and β to ``reductions`` by least squares of relative errors; None if there are none.
 
-    Relative ones, since those of the largest messages would hide the latency.
+    Absolute errors of the largest messages would hide the latency.
     """
     from scipy.optimize import nnls  # type: ignore[import-untyped]
 
@@ -176,7 +176,7 @@ def fit_link(reductions: Sequence[Reduction]) -> Link | None:
         return None
     units = Link(1.0, 0.0), Link(0.0, 1.0)
     terms = np.array([[one.predicted(unit) / one.seconds for unit in units] for one in reductions])
-    # Columns of like size: a byte takes a billionth of the time of a message.
+    # Scales the columns: a byte takes a billionth of the time of a message.
     scale = terms.max(axis=0)
     found, _ = nnls(terms / scale, np.ones(len(reductions)))
     alpha, beta = found / scale
@@ -184,5 +184,5 @@ def fit_link(reductions: Sequence[Reduction]) -> Link | None:
 
 
 def relative_errors(link: Link, reductions: Iterable[Reduction]) -> list[float]:
-    """How far the predictions are off, as shares of what was measured."""
+    """Returns the relative errors of the predictions."""
     return [one.predicted(link) / one.seconds - 1 for one in reductions]

@@ -1,4 +1,4 @@
-"""What the studies' pictures share: a line for each form and device against a size, on logarithmic axes."""
+"""Plots of the studies: a line for each form and device over a size, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def draw_lines(
     lines: str,
     quantity: Callable[[Row], Quantity | None] = lambda row: row.rate,
 ) -> None:
-    """A line for each value of ``lines`` and each column, with a band from the least to the most of the rounds.
+    """Draws a line for each value of ``lines`` and each column, with a band from minimum to maximum.
 
     Args:
-        axes: where.
+        axes: to draw into.
         columns: the rows to draw, by column.
-        across: the case's name of what is on the x axis.
-        lines: the case's name of what tells lines from each other.
-        quantity: what is drawn of a row.
+        across: the name of the x axis in a case.
+        lines: the name in a case that distinguishes lines.
+        quantity: returns the y value of a row.
     """
     names = list(dict.fromkeys(name for rows in columns.values() for name in distinct(measured(rows), lines)))
     short = short_labels(columns)
     for (label, rows), dashes in zip(columns.items(), itertools.cycle(DASHES), strict=False):
         for name, colour in zip(names, itertools.cycle(COLOURS), strict=False):
-            told = f"{name}, {short[label]}" if len(columns) > 1 else str(name)
-            _draw_line(axes, rows.where(**{lines: name}), across, quantity, told, colour, dashes)
+            line_label = f"{name}, {short[label]}" if len(columns) > 1 else str(name)
+            _draw_line(axes, rows.where(**{lines: name}), across, quantity, line_label, colour, dashes)
     axes.set_xscale("log")
     axes.set_yscale("log")
     label_ticks(axes.xaxis)
@@ -69,12 +69,12 @@ def _draw_line(
 
 
 def draw_dots(axes: Axes, columns: Mapping[str, Sequence[tuple[str, Quantity | None]]], *, log: bool = True) -> None:
-    """Dots over each other, with the spread over rounds: a line for each name, a dot for each column.
+    """Draws a row for each name with a dot for each column, and error bars from minimum to maximum.
 
     Args:
-        axes: where.
-        columns: ``(name, figure)`` by column; names without a figure keep their place.
-        log: whether the axis of the figures is logarithmic, so that equal ratios are equally far; else from 0.
+        axes: to draw into.
+        columns: ``(name, quantity)`` by column; names without a quantity keep their row.
+        log: whether the x axis is logarithmic; else it starts at 0.
     """
     names = list(dict.fromkeys(name for pairs in columns.values() for name, _ in pairs))
     step = 0.5 / max(1, len(columns))
@@ -91,23 +91,23 @@ def draw_dots(axes: Axes, columns: Mapping[str, Sequence[tuple[str, Quantity | N
         axes.legend(fontsize="x-small")
     if not log:
         axes.set_xlim(left=0)
-    elif figures:  # a logarithmic axis of nothing cannot be drawn
+    elif figures:  # an empty logarithmic axis cannot be drawn
         low, high = min(found.low for found in figures), max(found.high for found in figures)
         axes.set_xscale("log")
-        # Whole decades: less than one would have its labels one upon another.
+        # Full decades: labels of a smaller range would overlap.
         axes.set_xlim(10 ** math.floor(math.log10(0.9 * low)), 10 ** math.ceil(math.log10(1.1 * high)))
         label_ticks(axes.xaxis)
 
 
 def short_labels(labels: Iterable[str]) -> dict[str, str]:
-    """The columns' labels without what need not be said: ``GPU``, where there is one, else ``GPU, NVIDIA H100``."""
+    """Returns short labels of the columns: ``GPU`` if it is the only one, else ``GPU, NVIDIA H100``."""
     labels = list(labels)
     kinds = [label.partition(",")[0] for label in labels]
     return {label: kind if kinds.count(kind) == 1 else label for label, kind in zip(labels, kinds, strict=True)}
 
 
 def panels(figure: Any, titles: Sequence[Plain], *, across: int | None = None) -> list[Axes]:
-    """An axes for each title, ``across`` of them side by side, the rest below; None: all side by side."""
+    """Returns an axes for each title, ``across`` of them in a row; None: all in one row."""
     width = across or max(1, len(titles))
     height = max(1, math.ceil(len(titles) / width))
     grid: list[Axes] = list(figure.subplots(height, width, squeeze=False).flat)

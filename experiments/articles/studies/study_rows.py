@@ -1,4 +1,4 @@
-"""Questions to the rows of a study: which were timed, which is fastest, how fast one is relative to another."""
+"""Queries on the rows of a study: timed rows, the fastest row, relative rates."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from jaxnn.bench import Plain, Quantity, Row, Rows, ratios
 
 
 def distinct(rows: Rows, name: str) -> list[Plain]:
-    """The values of ``name`` in order, each once."""
+    """Returns the distinct values of ``name``, in order."""
     return list(dict.fromkeys(row.what[name] for row in rows if name in row.what))
 
 
 def measured(rows: Rows) -> Rows:
-    """The rows that were timed."""
+    """Returns the rows that were timed."""
     return Rows(row for row in rows if row.seconds)
 
 
 def fastest(rows: Rows) -> Row | None:
-    """The row with the highest median rate; None if nothing was timed."""
+    """Returns the row with the highest median rate; None if nothing was timed."""
     return max(measured(rows), key=lambda row: row.rate.median if row.rate else 0.0, default=None)
 
 
 def best_rate(rows: Rows) -> Quantity | None:
-    """The rate of `fastest`; None if nothing was timed."""
+    """Returns the rate of `fastest`; None if nothing was timed."""
     return None if (best := fastest(rows)) is None else best.rate
 
 
 def relative(row: Row, base: Row) -> Quantity | None:
-    """Rate of ``row`` over that of ``base``, round by round; None if either was not timed."""
+    """Returns the rate of ``row`` relative to ``base``, round by round; None if either was not timed."""
     timed = row.seconds and base.seconds
     return ratios(base.seconds, row.seconds).scaled(row.work / base.work, "") if timed else None

@@ -1,8 +1,8 @@
-"""How much faster do several devices train, each with a copy of the network and a share of the batch?
+"""How much faster is data-parallel training on several devices?
 
-``STUDY = make_study(experiment)`` in a file, then ``jaxnn bench FILE``. Each step is timed beside the same step without
-collectives, and all-reduces beside both; a step on more devices than there are is predicted as the step of one device
-with as many examples plus its collectives.
+``STUDY = make_study(experiment)`` in a file, then ``jaxnn bench FILE``. Each step is timed together with the same step
+without collectives, and with all-reduces alone. A step on more devices than are available is predicted as the step of
+one device with the same number of examples plus its collectives.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ARTICLE = "3 GPUs 804 % faster than 5 CPU nodes (inference)"
-# This many all-reduces per call hide what the call itself costs.
+# This many all-reduces per call amortize the overhead of the call.
 REDUCTIONS = 8
-WHOLE, SPLIT = PartitionSpec(), PartitionSpec(None, "data")
+REPLICATED, SHARDED = PartitionSpec(), PartitionSpec(None, "data")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """``batch_size`` examples shared by all devices (strong scaling), ``batch_per_device`` on each (weak scaling).
+    """``batch_size`` examples sharded over all devices (strong scaling), ``batch_per_device`` on each (weak scaling).
 
     One call trains for ``steps``; ``predict`` are larger numbers of devices; all-reduces have ``messages`` sizes.
     """
@@ -52,13 +52,13 @@ class Settings:
 
 
 class Step(NamedTuple):
-    """A training program, compiled, with what it is called on.
+    """A compiled training program with its arguments.
 
     Attributes:
         call: trains for some steps and waits.
-        losses: their losses of the first call.
-        collectives: those of one step.
-        cores: CPU cores kept busy.
+        losses: of the first call.
+        collectives: of one step.
+        cores: number of busy CPU cores.
     """
 
     call: Callable[[], Any]
@@ -70,15 +70,15 @@ class Step(NamedTuple):
 def make_step(
     experiment: jn.Experiment[Any], splits: jn.Splits, devices: Sequence[jax.Device], rows: int, steps: int, alone: bool
 ) -> Step:
-    """Training on ``devices`` with ``rows`` examples each, on batches that are placed there already.
+    """Compiles training on ``devices`` with ``rows`` examples each, on batches that are already on the devices.
 
     Args:
-        experiment: what is trained, with data parallelism.
+        experiment: what to train, with data parallelism.
         splits: its data.
-        devices: where.
+        devices: to train on.
         rows: examples per device and step.
         steps: per call.
-        alone: each device trains its own copy on its own rows: the same step without collectives.
+        alone: whether each device trains its own copy on its own rows: the same step without collectives.
     """
     config, source = experiment.config, splits.train
     task, optimizer = experiment.task(config), experiment.optimizer(config)
@@ -90,17 +90,17 @@ def make_step(
     batches = jax.vmap(lambda rows: source.as_batch(rows))(
         jax.tree.map(lambda a: a.reshape(steps, batch_size, *a.shape[1:]), source.read(order.reshape(-1)))
     )
-    batches = jax.device_put(batches, NamedSharding(mesh, SPLIT))
+    batches = jax.device_put(batches, NamedSharding(mesh, SHARDED))
     first = jax.tree.map(lambda a: a[0], batches)
     init = functools.partial(jn.steps.init_train_state, task, optimizer)
-    state = jax.jit(init, out_shardings=NamedSharding(mesh, WHOLE))(jax.random.key(config.seed), first)
+    state = jax.jit(init, out_shardings=NamedSharding(mesh, REPLICATED))(jax.random.key(config.seed), first)
     step = jn.steps.make_train_step(task, optimizer)
 
     def train(state: Any, batches: Any) -> Any:
         return jax.lax.scan(step, state, batches)
 
     if alone:
-        train = jax.shard_map(train, mesh=mesh, in_specs=(WHOLE, SPLIT), out_specs=WHOLE, check_vma=False)
+        train = jax.shard_map(train, mesh=mesh, in_specs=(REPLICATED, SHARDED), out_specs=REPLICATED, check_vma=False)
     compiled = jax.jit(train, donate_argnums=0).lower(state, batches).compile()
     state, metrics = compiled(state, batches)
     losses = np.asarray(metrics["loss"])
@@ -117,23 +117,23 @@ def make_step(
 
 
 def make_reduction(devices: Sequence[jax.Device], num_bytes: int) -> Callable[[], Any]:
-    """`REDUCTIONS` all-reduces of an array of ``num_bytes``, one after another."""
+    """Returns a call of `REDUCTIONS` consecutive all-reduces of an array of ``num_bytes``."""
     mesh = Mesh(np.array(devices), ("data",))
 
     def reduce(array: jax.Array) -> jax.Array:
         for _ in range(REDUCTIONS):
-            # XLA must not know that all devices hold the same: it would multiply instead.
+            # If XLA knew that the array is replicated, it would multiply instead.
             own = 0.0 * jax.lax.axis_index("data").astype(jnp.float32)
             array = jax.lax.psum(array.at[0].add(own), "data")
         return array
 
-    program = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=WHOLE, out_specs=WHOLE, check_vma=False))
-    zeros = jax.device_put(np.zeros(max(1, num_bytes // 4), np.float32), NamedSharding(mesh, WHOLE))
+    program = jax.jit(jax.shard_map(reduce, mesh=mesh, in_specs=REPLICATED, out_specs=REPLICATED, check_vma=False))
+    zeros = jax.device_put(np.zeros(max(1, num_bytes // 4), np.float32), NamedSharding(mesh, REPLICATED))
     return lambda: jax.block_until_ready(program(zeros))
 
 
 def counts_of(most: int) -> list[int]:
-    """1, 2, 4, … up to ``most``, which is included."""
+    """Returns 1, 2, 4, … up to and including ``most``."""
     return sorted({*(2**power for power in range(int(math.log2(most)) + 1)), most})
 
 
@@ -145,25 +145,25 @@ def make_study(
     quick: Settings | None = None,
     claims: tuple[str, ...] = (),
 ) -> Study:
-    """A study of how fast an experiment trains on more and more devices, with data parallelism.
+    """Returns a study of data-parallel training on increasing numbers of devices.
 
     Args:
-        experiment: what is trained, or a function from the settings to it.
+        experiment: what to train, or a function from the settings to it.
         name: of the study.
         full: sizes; by default a batch of 384.
-        quick: smaller ones.
-        claims: published claims that it is about.
+        quick: smaller sizes.
+        claims: the published claims it tests.
     """
 
     return Study(
         name=name,
         claims=claims,
-        title="Several devices, each with the network and a share of the batch: how much faster do they train?",
+        title="How much faster is data-parallel training on several devices?",
         method=(
-            "Training with data parallelism on 1, 2, 4 … devices of a kind: one batch that all share, or as many "
-            "examples on each. Examples are on the devices before; compilation is not timed, averaging gradients over "
-            "the devices is. Efficiency is the rate relative to one device in the same round, over the number of "
-            "devices; the share in collectives is what a step lacks when every device trains by itself."
+            "Data-parallel training on 1, 2, 4 … devices of a kind: with one batch for all (strong scaling), or a "
+            "batch per device (weak scaling). Data are on the devices; compilation is not timed, averaging gradients "
+            "over the devices is. Efficiency is the rate relative to one device in the same round, over the number of "
+            "devices; the share in collectives is the part of a step that is missing when every device trains alone."
         ),
         full=full,
         quick=quick or dataclasses.replace(full, rounds=3, seconds=0.1),
@@ -220,9 +220,9 @@ def _cases(
 
 
 def _refuse(kind: str) -> Any:
-    message = f"JAX has one {kind.upper()} device here"
+    message = f"JAX has one {kind.upper()} device"
     if kind == "cpu":
-        message += "; JAX_NUM_CPU_DEVICES=4 in the environment makes several of it, which share its cores"
+        message += "; set JAX_NUM_CPU_DEVICES=4 to simulate four that share its cores"
     raise NotMeasured(message)
 
 
@@ -234,7 +234,7 @@ def _observe(step: Step, kind: str) -> dict[str, Plain]:
 
 
 def efficiency(rows: Rows, row: Row) -> Quantity | None:
-    """Rate relative to one device in the same round, over the number of devices; None for one device."""
+    """Returns the rate relative to one device in the same round, over the number of devices; None for one device."""
     count = float(row.what["devices"] or 1)
     alone = rows.one(batch=row.what["batch"], devices=1)
     found = None if count == 1 else relative(row, alone)
@@ -242,14 +242,14 @@ def efficiency(rows: Rows, row: Row) -> Quantity | None:
 
 
 def in_collectives(rows: Rows, row: Row) -> float | None:
-    """Share of a step that is absent when each device trains by itself: median over rounds."""
+    """Returns the share of a step that is missing when each device trains alone: median over rounds."""
     alone = rows.one(batch=row.what["batch"], devices=row.what["devices"], alone=True).seconds
     shares = [1 - mine / step for step, mine in zip(row.seconds, alone, strict=True)] if alone and row.seconds else []
     return median(shares) if shares else None
 
 
 def link_of(rows: Rows) -> tuple[Link, list[float]] | None:
-    """α and β fitted to the all-reduces, and the relative error of each; None if there are none."""
+    """Returns α and β fitted to the all-reduces, and the relative error of each; None if there are none."""
     cores = next((row.observed["shared_cores"] for row in rows if "shared_cores" in row.observed), None)
     reductions = [
         Reduction(count, int(row.what["message"] or 0), row.time.median / REDUCTIONS, _turns(count, cores))
@@ -266,14 +266,14 @@ def _turns(devices: int, cores: Plain) -> float:
 
 
 def predict(rows: Rows, devices: int, link: Link | None = None) -> float | None:
-    """Seconds per call on ``devices`` that share the batch: one device with as many examples, and its collectives.
+    """Predicts the seconds per call with strong scaling: one device with its share of the batch, plus collectives.
 
-    Devices that share cores have the work of all of them to do.
+    Devices that share cores do their work one after another.
 
     Args:
-        rows: what was measured.
-        devices: how many.
-        link: of another network, between devices that share nothing; None: the one that was measured.
+        rows: the measurements.
+        devices: number of devices.
+        link: between devices with their own cores; None: the measured link.
     """
     known = {int(row.what["rows"] or 0): row for row in measured(rows.where(batch="one"))}
     shared = [row for row in measured(rows.where(batch="shared", alone=False)) if row.what["devices"] != 1]
@@ -304,7 +304,7 @@ def _findings(rows: Rows, article: str) -> list[Finding]:
             continue
         count = int(row.what["devices"] or 1)
         what = f"{count} device{'s' if count > 1 else ''}, " + (
-            "one batch for all" if row.what["batch"] == "shared" else "a batch for each"
+            "strong scaling" if row.what["batch"] == "shared" else "weak scaling"
         )
         notes = []
         if (share := efficiency(rows, row)) is not None:
@@ -329,28 +329,27 @@ def _of_a_column(rows: Rows) -> Iterator[str]:
         return
     first, last = shared[0], shared[-1]
     off = max(abs(float(row.observed["loss"] or 0) / float(first.observed["loss"] or 1) - 1) for row in shared)
-    yield f"the loss of the first steps on several devices is off that on one by {off:.1e} of it at most."
+    yield f"the loss of the first steps on several devices differs from one device by at most {off:.1e} (relative)."
     kinds = [name.partition(" ")[0] for name in last.observed if name.endswith(" runs")]
     listed = ", ".join(
         f"{float(last.observed[f'{kind} runs'] or 0):.3g} {kind} of "
-        f"{float(last.observed[f'{kind} num_bytes'] or 0) / 2**20:.3g} MiB in all"
+        f"{float(last.observed[f'{kind} num_bytes'] or 0) / 2**20:.3g} MiB in total"
         for kind in kinds
     )
     yield f"a step on {last.what['devices']} devices has {listed or 'no collectives'}."
     if (fitted := link_of(rows)) is not None:
         link, errors = fitted
-        yield f"link: {link}, fitted to {len(errors)} all-reduces, off by {median(map(abs, errors)):.0%} (median)."
+        yield f"link: {link}, fitted to {len(errors)} all-reduces, median error {median(map(abs, errors)):.0%}."
         ahead = sorted(int(first.what["rows"] or 0) // int(row.what["rows"] or 1) for row in rows.where(batch="one"))
         speed = {count: predict(rows, count) for count in ahead if count > int(last.what["devices"] or 1)}
         alone = first.time.median if first.time is not None else math.nan
-        told = ", ".join(f"{count}: {alone / seconds:.2f}" for count, seconds in speed.items() if seconds)
-        if told:
-            yield f"predicted speed-up on more devices that share the batch: {told}."
+        speedups = ", ".join(f"{count}: {alone / seconds:.2f}" for count, seconds in speed.items() if seconds)
+        if speedups:
+            yield f"predicted speed-up with strong scaling, by number of devices: {speedups}."
     if "shared_cores" in last.observed:
         yield (
-            f"these devices are simulated and share {last.observed['shared_cores']} cores, of which one device keeps "
-            f"{float(first.observed['busy_cores'] or 0):.1f} busy: they show that the program is right, not that it is "
-            "fast."
+            f"these devices are simulated on {last.observed['shared_cores']} shared cores, of which one device keeps "
+            f"{float(first.observed['busy_cores'] or 0):.1f} busy: they test correctness, not speed."
         )
 
 

@@ -1,4 +1,4 @@
-"""What the studies of training share: steps of an article's networks timed on each device, and runs to the end."""
+"""Shared by the studies of training: timed steps of the articles' networks, and full runs."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 
 def network(name: str) -> jn.Experiment[Any]:
-    """The experiment of the script ``experiments/articles/NAME.py``."""
+    """Returns the experiment of the script ``experiments/articles/NAME.py``."""
     experiment: jn.Experiment[Any] = importlib.import_module(f"articles.{name}").experiment
     return experiment
 
 
 @functools.lru_cache(maxsize=1)
 def _data(name: str) -> jn.Splits:
-    """The data of a network, kept until another network's are read, since a study measures it on several devices."""
+    """Returns the data of a network; cached, since a study measures it on several devices."""
     experiment = network(name)
     return experiment.data(experiment.config)
 
 
 def training_group(bench: Bench, name: str, batch_size: int) -> Sequence[Case]:
-    """Steps of one network with one batch size, a case for each device.
+    """Returns a case for each device: training steps of one network with one batch size.
 
     Args:
-        bench: the devices; ``settings.steps`` are compiled into one call, None: as many as a run would have there.
+        bench: the devices; ``settings.steps`` is the number per call, None: as many as a run would choose.
         name: of the network.
-        batch_size: examples a step.
+        batch_size: examples per step.
     """
     return [
         Case(
@@ -54,9 +54,9 @@ def training_group(bench: Bench, name: str, batch_size: int) -> Sequence[Case]:
 
 
 def training_cases(bench: Bench) -> Iterator[Sequence[Case]]:
-    """Of each of ``settings.networks`` steps with its own batch size; then whole runs, where they are asked for.
+    """Yields training steps of each of ``settings.networks``, then full runs if ``settings.whole_runs``.
 
-    The steps of all are timed first: that takes minutes, in which a machine may be left alone; whole runs take hours.
+    The steps of all networks come first: they take minutes on an otherwise idle machine, full runs take hours.
     """
     settings = bench.settings
     for name in settings.networks:
@@ -69,23 +69,23 @@ def training_cases(bench: Bench) -> Iterator[Sequence[Case]]:
 def training_call(
     experiment: jn.Experiment[Any], splits: jn.Splits, kind: Any, num_steps: int | None = None
 ) -> tuple[Callable[[], Any], int, dict[str, list[str]]]:
-    """A call that trains for some steps, continuing where the call before ended, and waits for the result.
+    """Returns a call that trains for some steps, continues where the last call ended, and waits for the result.
 
     Args:
-        experiment: what is trained; its ``data`` is not called.
+        experiment: what to train; its ``data`` is not called.
         splits: its data, read once for all devices.
         kind: kind of device, ``cpu``, ``gpu`` or ``tpu``.
-        num_steps: steps per call; None: as many as a run would use there, chosen by measuring.
+        num_steps: steps per call; None: as many as a run would choose by measuring.
 
     Returns:
-        The call, its number of steps, and the implementations of operations that are used.
+        The call, its number of steps, and the implementations of its operations.
     """
     config = experiment.config
     with computing_on(kind):
         programs = programs_of(experiment, splits)
         make_call = make_calls(programs, "start")
         if num_steps is None:
-            # Steps this long need no company: compiling many takes minutes.
+            # Steps this long gain nothing from a scan, which takes minutes to compile.
             long = seconds_per_step(make_call(1), 1) >= CALL_SECONDS
             num_steps = 1 if long else fastest_steps(programs, make_call, config.num_steps).steps_per_call
         call, implementations = make_call(num_steps), programs.implementations
@@ -109,55 +109,55 @@ def _begin(
 
 
 def _train(name: str, kind: Any) -> dict[str, Plain]:
-    """What a whole run reaches, evaluated at its end alone, and how long it takes."""
+    """Returns the final metrics and the seconds of a full run, evaluated only at its end."""
     experiment, started = network(name), time.perf_counter()
     run = jn.fit(experiment, device=kind, record=False, progress="none", eval_every=experiment.config.num_steps)
     seconds = time.perf_counter() - started
     if run.summary.status == "interrupted":
-        # The run took the signal for itself; what it reached by then is no figure.
+        # The run handled the signal; its metrics are not final.
         raise KeyboardInterrupt
     return {"run_seconds": seconds, **{key: float(value) for key, value in run.summary.metrics.items()}}
 
 
 def timed(rows: Rows, name: str) -> Row:
-    """The steps of a network with its own batch size."""
+    """Returns the row of a network's steps with its own batch size."""
     return rows.one(network=name, batch_size=network(name).config.batch_size)
 
 
 def run_finding(rows: Rows, name: str, claim: str, article: str = "") -> Finding:
-    """The steps of a whole run of a network, by those that were timed; beside it how long the run took in all."""
+    """Returns the time of all steps of a run, extrapolated; the note has the time of the full run."""
     took = rows.one(**_whole(name)).observed.get("run_seconds")
-    told = [] if took is None else [f"a run from start to end took {quantity([float(took or 0)], 's')}"]
-    # cuDNN's LSTM is what a GPU's figure may hang on.
-    told += [f"recurrence {form}" for form in (timed(rows, name).observed.get("recurrence"),) if form]
-    note = "; ".join(told)
-    return Finding(claim, f"{name}, the steps of a whole run", run_time(timed(rows, name)), article, note)
+    notes = [] if took is None else [f"full run {quantity([float(took or 0)], 's')}"]
+    # A GPU's time depends on whether cuDNN's LSTM is used.
+    notes += [f"recurrence {form}" for form in (timed(rows, name).observed.get("recurrence"),) if form]
+    note = "; ".join(notes)
+    return Finding(claim, f"{name}, all training steps", run_time(timed(rows, name)), article, note)
 
 
 def run_time(row: Row) -> Quantity | None:
-    """The seconds of a whole run of a network, by the steps that were timed."""
+    """Returns the seconds of all steps of a run, extrapolated from the timed ones."""
     return _scaled(row, network(str(row.what["network"])).config.num_steps)
 
 
 def step_time(row: Row) -> Quantity | None:
-    """The seconds of a step."""
+    """Returns the seconds of a step."""
     return _scaled(row, 1)
 
 
 def _scaled(row: Row, num_steps: int) -> Quantity | None:
-    """The seconds of so many steps."""
+    """Returns the seconds of ``num_steps`` steps."""
     steps = row.work / int(row.what["batch_size"] or 1)
     return None if row.time is None else row.time.scaled(num_steps / steps, "s")
 
 
 def reached(rows: Rows, name: str, metric: str) -> Quantity | None:
-    """The metric that a whole run of a network gave, such as ``test_accuracy``."""
+    """Returns a metric of the full run of a network, such as ``test_accuracy``."""
     value = rows.one(**_whole(name)).observed.get(metric)
     return None if value is None else quantity([float(value)], "")
 
 
 def draw_rates(columns: Mapping[str, Rows], figure: Figure) -> None:
-    """Examples a second of each network and batch size, a dot for each column."""
+    """Draws examples/s of each network and batch size, a dot for each column."""
     axes = figure.subplots()
     several = {
         label: len(distinct(rows, "batch_size")) > len(distinct(rows, "network")) for label, rows in columns.items()
@@ -169,7 +169,7 @@ def draw_rates(columns: Mapping[str, Rows], figure: Figure) -> None:
     count = max((len(pairs) for pairs in rates.values()), default=0)
     figure.set_size_inches(8.0, max(3.0, 1.2 + 0.35 * count))
     draw_dots(axes, rates)
-    axes.set_xlabel("training examples a second")
+    axes.set_xlabel("training examples/s")
 
 
 def _name(row: Row, with_batch_size: bool) -> str:

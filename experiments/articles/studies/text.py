@@ -16,7 +16,7 @@ ARTICLE = "198.2 s without, 14.4 s with a GPU, 13.76×"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """``steps`` a call, None: as many as a run would have there; whether networks are trained to their end too."""
+    """``steps`` per call, None: as many as a run would choose; ``whole_runs`` also trains every network to its end."""
 
     networks: tuple[str, ...] = ("news_bag", "news_lstm")
     steps: int | None = None
@@ -52,10 +52,10 @@ STUDY = Study(
     title="How long do text classifiers take with and without a GPU?",
     method=(
         "7,600 news in four classes, the first 64 words of each, batches of 32: the mean of embeddings of 64, and a "
-        "bidirectional LSTM of 64. The time is that of the steps of a whole run, measured on some; compilation, "
-        "reading data and evaluation are not counted, from start to end they are. The article's network and text "
-        "are others: the ratio is what compares. Float32, as JAX computes it by default, which some GPUs round to "
-        "tf32."
+        "bidirectional LSTM of 64. The time is that of all training steps of a run, extrapolated from some; "
+        "compilation, reading data and evaluation are not counted, except in full runs. The article has another "
+        "network and text: only the ratio is comparable. Float32, as JAX computes it by default, which some GPUs "
+        "round to tf32."
     ),
     full=Settings(),
     quick=QUICK,

@@ -1,4 +1,4 @@
-"""A16, A17: data must get to a device and back; what that costs, and from which size on the device is worth it."""
+"""A16, A17: the cost of transfers to a device and back, and the size from which the device is worth it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PINNED_KIND = "pinned_host"
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Sizes: of transfers in bytes, of ReLUs in elements, of square products in rows, of convolutions in pictures."""
+    """Sizes: transfers in bytes, ReLUs in elements, square products in rows, convolutions in images."""
 
     transfer: tuple[int, ...] = tuple(2**power for power in range(10, 29, 2))
     relu: tuple[int, ...] = tuple(2**power for power in range(8, 27, 2))
@@ -43,16 +43,16 @@ QUICK = Settings((2**10, 2**16, 2**24), (2**8, 2**14, 2**20), (8, 64, 512), (1, 
 
 
 class Operation(NamedTuple):
-    """What is computed, here or there.
+    """An operation to run on the CPU and on another device.
 
     Attributes:
-        told: its name.
+        name: in findings.
         unit: of its size.
         function: of arrays.
-        shapes: of these arrays, from its size.
+        shapes: returns the shapes of these arrays for a size.
     """
 
-    told: str
+    name: str
     unit: str
     function: Callable[..., jax.Array]
     shapes: Callable[[int], tuple[tuple[int, ...], ...]]
@@ -66,12 +66,12 @@ def _convolve(pictures: jax.Array, filters: jax.Array) -> jax.Array:
 OPERATIONS: Mapping[str, Operation] = {
     "relu": Operation("ReLU", "elements", jax.nn.relu, lambda size: ((size,),)),
     "matmul": Operation("matrix product", "rows", jnp.matmul, lambda size: ((size, size), (size, size))),
-    "convolution": Operation("convolution", "pictures", _convolve, lambda size: ((size, 32, 32, 32), (3, 3, 32, 32))),
+    "convolution": Operation("convolution", "images", _convolve, lambda size: ((size, 32, 32, 32), (3, 3, 32, 32))),
 }
 
 
 def host_array(*shape: int) -> np.ndarray:
-    """Noise, float32, 16 bytes off a multiple of 64: on one, a CPU device would take it as its own and copy nothing."""
+    """Returns float32 noise, 16 bytes past a multiple of 64: a CPU device uses aligned memory without a copy."""
     size = int(np.prod(shape))
     memory = np.empty(size + 32, np.float32)
     start = (-memory.ctypes.data % 64) // 4 + 4
@@ -81,18 +81,18 @@ def host_array(*shape: int) -> np.ndarray:
 
 
 def fetch(array: jax.Array) -> np.ndarray:
-    """A copy of ``array``, which was not read before, in the host's pageable memory."""
-    # A CPU's array would give its own memory.
+    """Copies ``array``, which was not read before, to the host's pageable memory."""
+    # A CPU's array would return its own memory.
     return np.array(array) if _on_cpu(array) else np.asarray(array)
 
 
 def fetch_again(array: jax.Array) -> np.ndarray:
-    """A copy of ``array`` in the host's pageable memory, made anew each time."""
+    """Copies ``array`` to the host's pageable memory, each time again."""
     return fetch(array if _on_cpu(array) else unread(array))
 
 
 def unread(array: jax.Array) -> jax.Array:
-    """Another array of the same memory: one that is read keeps what it was read as, and gives it at once next time."""
+    """Returns another array of the same memory: one that was read caches its value on the host."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
@@ -101,42 +101,42 @@ def _on_cpu(array: jax.Array) -> bool:
 
 
 def make_transfer(direction: str, memory: str, size: int, device: jax.Device) -> Callable[[], Any]:
-    """A call that copies ``size`` bytes.
+    """Returns a call that copies ``size`` bytes.
 
     Args:
         direction: one of `DIRECTIONS`.
-        memory: the host's: `PAGEABLE`, as NumPy has it, or `PINNED`, which the system leaves in its place.
+        memory: of the host: `PAGEABLE`, as NumPy's, or `PINNED`, which the system does not move.
         size: a multiple of 4.
-        device: to which or from which.
+        device: the target or the source.
     """
     array = host_array(size // 4)
-    there = SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
+    on_device = SingleDeviceSharding(device, memory_kind=device.default_memory().kind)
     if memory == PINNED:
         pinned = SingleDeviceSharding(device, memory_kind=_PINNED_KIND)
-        source, target = (pinned, there) if direction == DIRECTIONS[0] else (there, pinned)
-        begun = jax.block_until_ready(jax.device_put(array, source))
-        return lambda: jax.block_until_ready(jax.device_put(begun, target))
+        source, target = (pinned, on_device) if direction == DIRECTIONS[0] else (on_device, pinned)
+        ready = jax.block_until_ready(jax.device_put(array, source))
+        return lambda: jax.block_until_ready(jax.device_put(ready, target))
     if direction == DIRECTIONS[0]:
-        return lambda: jax.block_until_ready(jax.device_put(array, there))
-    begun = jax.block_until_ready(jax.device_put(array, there))
-    return lambda: fetch_again(begun)
+        return lambda: jax.block_until_ready(jax.device_put(array, on_device))
+    ready = jax.block_until_ready(jax.device_put(array, on_device))
+    return lambda: fetch_again(ready)
 
 
 def make_computation(operation: Operation, form: str, size: int, device: jax.Device) -> Callable[[], Any]:
-    """A call that computes ``operation`` on ``device``.
+    """Returns a call that computes ``operation`` on ``device``.
 
     Args:
         operation: one of `OPERATIONS`.
-        form: `IN_PLACE`, where arguments and result lie there, or `THERE_AND_BACK`: both lie on the host.
+        form: `IN_PLACE`, with arguments and result on the device, or `THERE_AND_BACK`, with both on the host.
         size: in the operation's unit.
-        device: where.
+        device: to run on.
     """
-    here = [host_array(*shape) for shape in operation.shapes(size)]
+    arrays = [host_array(*shape) for shape in operation.shapes(size)]
     function = jax.jit(operation.function)
     if form == THERE_AND_BACK:
-        return lambda: fetch(function(*jax.device_put(here, device)))
-    there = jax.device_put(here, device)
-    return lambda: jax.block_until_ready(function(*there))
+        return lambda: fetch(function(*jax.device_put(arrays, device)))
+    on_device = jax.device_put(arrays, device)
+    return lambda: jax.block_until_ready(function(*on_device))
 
 
 def _cases(bench: Bench) -> Iterator[Sequence[Case]]:
@@ -185,9 +185,9 @@ def _computations(bench: Bench, name: str, operation: Operation, size: int) -> l
 
 
 def unpinnable(kind: str, device: jax.Device) -> str:
-    """Why transfers between pinned memory and ``device`` are not measured; empty where they are."""
+    """Returns why transfers with pinned memory are not measured for ``device``; empty if they are."""
     if kind == "cpu":
-        return "a CPU's memory is the host's: there is nothing to pin"
+        return "a CPU uses the host's memory: there is nothing to pin"
     if _PINNED_KIND not in {memory.kind for memory in device.addressable_memories()}:
         return "JAX has no pinned memory for this device"
     return ""
@@ -214,11 +214,11 @@ def _of_transfers(rows: Rows, direction: str) -> Iterator[Finding]:
         if memory == PAGEABLE and measured(those):
             least = measured(those)[0]
             yield Finding(
-                "A16, A17", f"{route}: latency, of the smallest", least.time, note=f"{least.what['size']} bytes"
+                "A16, A17", f"{route}: latency of the smallest", least.time, note=f"{least.what['size']} bytes"
             )
         if those:
             note = next((row.missing for row in those if row.missing), "")
-            yield Finding("A16, A17", f"{route}: at its best size", best_rate(those), note=note)
+            yield Finding("A16, A17", f"{route}: best rate", best_rate(those), note=note)
 
 
 def _of_computing(rows: Rows, name: str, operation: Operation) -> Iterator[Finding]:
@@ -226,39 +226,39 @@ def _of_computing(rows: Rows, name: str, operation: Operation) -> Iterator[Findi
     if not measured(here):
         return
     size: Any = measured(here)[-1].what["size"]
-    told = f"{operation.told}, {size:,} {operation.unit}, data"
-    yield Finding("A17", f"{told} {IN_PLACE}", here.one(size=size).time)
-    # Where there is no way to go, nothing is added.
+    case = f"{operation.name}, {size:,} {operation.unit}"
+    yield Finding("A17", f"{case}, data on the device", here.one(size=size).time)
+    # On a CPU there is nothing to transfer.
     moved = (there or here).one(size=size).time
-    yield Finding("A17", f"{told} {THERE_AND_BACK}", moved, note="" if there else IN_PLACE)
+    yield Finding("A17", f"{case}, with transfers", moved, note="" if there else IN_PLACE)
 
 
 def _conclude(columns: Mapping[str, Rows]) -> list[str]:
-    """From which size on a GPU wins, where its data lie there and where they must be moved."""
-    told = []
+    """Compares each GPU with each CPU: the size from which it is faster, without and with transfers."""
+    sentences = []
     for cpu, gpu in cpus_with_gpus(columns):
         for name, operation in OPERATIONS.items():
             ours = columns[cpu].where(operation=name, form=IN_PLACE)
             theirs = [columns[gpu].where(operation=name, form=form) for form in (IN_PLACE, THERE_AND_BACK)]
             if all(shared_sizes(ours, rows, "size") for rows in theirs):
                 resident, moved = (_since(ours, rows, operation.unit) for rows in theirs)
-                told.append(
-                    f"{operation.told}: {gpu} is faster than {cpu} {resident} where the data lie on it; where they are "
-                    f"moved there and back, {moved}."
+                sentences.append(
+                    f"{operation.name}: {gpu} is faster than {cpu} {resident} with data on the device; with transfers "
+                    f"both ways, {moved}."
                 )
-    return told
+    return sentences
 
 
 def _since(ours: Rows, theirs: Rows, unit: str) -> str:
     start = faster_from(theirs, ours, "size")
     if start is None:
         return f"at no size up to {shared_sizes(ours, theirs, 'size')[-1]:,} {unit}"
-    return f"from {start:,} {unit} on"
+    return f"from {start:,} {unit}"
 
 
 def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
-    operations = [f"{operation.told}, seconds a call" for operation in OPERATIONS.values()]
-    rates, *times = panels(figure, ["transfers, bytes a second", *operations], across=2)
+    operations = [f"{operation.name}, s per call" for operation in OPERATIONS.values()]
+    rates, *times = panels(figure, ["transfers, bytes/s", *operations], across=2)
     draw_lines(rates, columns, across="size", lines="transfer")
     rates.set_xlabel("bytes")
     for axes, (name, operation) in zip(times, OPERATIONS.items(), strict=True):
@@ -270,16 +270,16 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
 STUDY = Study(
     name="transfer",
     claims=("A16", "A17"),
-    title="Data must be moved to a GPU and back: what does that cost, and from which size on does the GPU win?",
+    title="What do transfers to a GPU and back cost, and from which size is the GPU faster?",
     method=(
-        "A transfer is one call and the wait for its copy: of a NumPy array to the device, and of a device's array "
-        "to a new NumPy array (pageable; making the array object that is read, some microseconds, is counted), or "
-        "of arrays that JAX keeps in the host's pinned memory. A CPU device shares the host's memory, where JAX "
-        "copies nothing if an array happens to begin at a multiple of 64 bytes; ours do not, so that its figures "
-        "are those of a copy. In place, an operation's arrays and its result lie on the device; there and back, all "
-        "its arrays come from NumPy and its result becomes a NumPy array, in the same call. Operations: ReLU; the "
-        "product of two square matrices; a 3×3 convolution of 32×32 pictures, of 32 channels to 32. All float32, as "
-        "JAX computes it by default, which some GPUs round to tf32. Compilation is not counted."
+        "A transfer is one call and the wait for its copy: of a NumPy array to the device, and of a device's array to "
+        "a new NumPy array (pageable; the creation of the array object, some microseconds, is included), or of arrays "
+        "in the host's pinned memory. A CPU device shares the host's memory, and JAX copies no array that is aligned "
+        "to 64 bytes; these are not, so the results are those of a copy. In place, an operation's arrays and its "
+        "result are on the device; there and back, all arrays come from NumPy and the result becomes a NumPy array, "
+        "in the same call. Operations: ReLU; the product of two square matrices; a 3×3 convolution of 32×32 images, "
+        "from 32 to 32 channels. All float32, as JAX computes it by default, which some GPUs round to tf32. "
+        "Compilation is not timed."
     ),
     full=Settings(),
     quick=QUICK,

@@ -1,4 +1,4 @@
-"""The contenders on JAX: jaxnn with its own layers, jaxnn with Flax's, and a jitted step written by hand."""
+"""The contenders on JAX: jaxnn with its own layers, jaxnn with Flax's, and a handwritten jitted step."""
 
 import dataclasses
 import tempfile
@@ -22,7 +22,7 @@ MANY_ROUNDS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What jaxnn's loop needs to know."""
+    """The config of jaxnn's loop."""
 
     batch_size: int
     num_steps: int
@@ -31,14 +31,14 @@ class Config:
 
 
 def make(problem: Any, *, dropout: bool, steps: int, options: Any) -> Callable[[], float]:
-    """A round of ``steps`` training steps that gives their mean loss, for the contender ``options.contender``."""
+    """Returns a round of ``steps`` training steps that returns their mean loss, for ``options.contender``."""
     networks = jaxnn_networks if options.contender == "jaxnn" else flax_networks
     train = hand_written if options.contender == "jax" else fitted
     return train(problem, networks.network(problem.network, dropout), steps, options.dtype)
 
 
 def fitted(problem: Any, network: Any, steps: int, dtype: str) -> Callable[[], float]:
-    """jaxnn's loop with its record, a window a round."""
+    """Returns jaxnn's loop with its record, one window per round."""
     config = Config(problem.batch_size, MANY_ROUNDS * steps, problem.learning_rate)
     make_task = jn.tasks.next_token if problem.targets.ndim == 2 else jn.tasks.classification
     params = nested(problem.weights)
@@ -69,7 +69,7 @@ def fitted(problem: Any, network: Any, steps: int, dtype: str) -> Callable[[], f
 
 
 def in_training_order(problem: Any, config: Config) -> jn.Splits:
-    """The problem's examples, laid out so that jaxnn's shuffling gives them back in the problem's order."""
+    """Orders the examples so that jaxnn's shuffling returns them in the problem's order."""
     num_examples = len(problem.targets)
     steps = np.arange(num_examples // config.batch_size)
     order = jn.data.batch_indices(config.seed, steps, num_examples, config.batch_size).reshape(-1)
@@ -79,7 +79,7 @@ def in_training_order(problem: Any, config: Config) -> jn.Splits:
 
 
 def hand_written(problem: Any, network: Any, steps: int, dtype: str) -> Callable[[], float]:
-    """Flax and Optax as their documentation shows: one jitted step, its state donated, data on the device."""
+    """Returns Flax and Optax as in their documentation: one jitted step, donated state, data on the device."""
     tx = optax.adam(problem.learning_rate)
     variables = jax.jit(network.init)(jax.random.key(0), problem.inputs[: problem.batch_size])
     params = jax.tree.map(jnp.asarray, nested(problem.weights))
@@ -120,5 +120,5 @@ def hand_written(problem: Any, network: Any, steps: int, dtype: str) -> Callable
 
 
 def nested(weights: Any) -> Any:
-    """Weights by path as Flax's tree."""
+    """Returns weights by path as a Flax tree."""
     return flax.traverse_util.unflatten_dict({name: weights[name] for name in weights}, sep="/")

@@ -1,4 +1,4 @@
-"""Keras on JAX and on PyTorch: compile and fit, as its documentation shows."""
+"""Keras on JAX and on PyTorch: compile and fit, as in its documentation."""
 
 import os
 import time
@@ -13,11 +13,11 @@ TRIAL_STEPS = 32
 
 
 def make(problem: Problem, *, dropout: bool, steps: int, options: Options) -> Callable[[], float]:
-    """A round of ``steps`` training steps that gives their mean loss."""
+    """Returns a round of ``steps`` training steps that returns their mean loss."""
     configure(options)
     model = keras_networks.build(problem.network, problem.weights, dropout=dropout)
     count = 1
-    if dropout and keras.backend.backend() == "jax":  # PyTorch's backend takes 1 alone
+    if dropout and keras.backend.backend() == "jax":  # PyTorch's backend supports only 1
         count = fastest(model, problem)
         options.note(f"steps_per_execution {count}")
     compile_model(model, problem.learning_rate, count)
@@ -26,7 +26,7 @@ def make(problem: Problem, *, dropout: bool, steps: int, options: Options) -> Ca
 
 
 def configure(options: Options) -> None:
-    """The precision; on PyTorch all cores and no denormals, as for PyTorch alone."""
+    """Sets the precision; on PyTorch all cores and no denormals, as for plain PyTorch."""
     keras.utils.set_random_seed(0)
     if options.dtype == "bfloat16":
         keras.mixed_precision.set_global_policy("mixed_bfloat16")
@@ -41,10 +41,10 @@ def configure(options: Options) -> None:
 
 
 def compile_model(model: keras.Model, learning_rate: float, steps_per_execution: int) -> None:
-    """Adam and cross-entropy of logits; compiled where Keras finds that it pays.
+    """Compiles with Adam and cross-entropy of logits; Keras decides on ``jit_compile``.
 
-    Keras adds epsilon before it corrects the second moment's bias, others after: for them it would be smaller in the
-    first steps, which parts the losses by some thousandths.
+    Keras adds epsilon before it corrects the bias of the second moment, others after: this changes the losses of the
+    first steps by some thousandths.
     """
     model.compile(
         keras.optimizers.Adam(learning_rate, beta_1=0.9, beta_2=0.999, epsilon=1e-8),
@@ -55,21 +55,21 @@ def compile_model(model: keras.Model, learning_rate: float, steps_per_execution:
 
 
 def fastest(model: keras.Model, problem: Problem) -> int:
-    """The fastest number of steps per execution, each tried on the first batches; the weights stay as they were."""
+    """Returns the fastest number of steps per execution on the first batches; restores the weights."""
     before, seconds = model.get_weights(), {}
     stop = min(TRIAL_STEPS, problem.num_batches)
     for count in TRIED:
         compile_model(model, problem.learning_rate, count)
         fit(model, problem, 0, stop, shuffle=False)
-        began = time.perf_counter()
+        started = time.perf_counter()
         fit(model, problem, 0, stop, shuffle=False)
-        seconds[count] = time.perf_counter() - began
+        seconds[count] = time.perf_counter() - started
     model.set_weights(before)
     return min(seconds, key=seconds.__getitem__)
 
 
 def fit(model: keras.Model, problem: Problem, start: int, stop: int, shuffle: bool) -> float:
-    """Trains on the batches from ``start`` to ``stop``; the sum of their losses."""
+    """Trains on the batches from ``start`` to ``stop`` and returns the sum of their losses."""
     rows = slice(start * problem.batch_size, stop * problem.batch_size)
     inputs, targets = problem.inputs[rows], problem.targets[rows]
     history = model.fit(inputs, targets, batch_size=problem.batch_size, shuffle=shuffle, verbose=0)
@@ -77,7 +77,7 @@ def fit(model: keras.Model, problem: Problem, start: int, stop: int, shuffle: bo
 
 
 def slices(num_batches: int, steps: int) -> Iterator[list[tuple[int, int, bool]]]:
-    """What each round trains on: first batch, last batch, whether shuffled, each within one pass over the data."""
+    """Yields for each round: first batch, last batch, whether shuffled, each within one epoch."""
     done = 0
     while True:
         parts, left = [], steps

@@ -1,4 +1,4 @@
-"""What a contender is given, read from a problem's folder."""
+"""The problem of a contender, read from a folder."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Which contender runs where; ``note`` takes what a reader of its figures should know."""
+    """The contender, its device and dtype; ``note`` records remarks on its results."""
 
     contender: str
     device: str
@@ -32,7 +32,7 @@ class Options:
 
 
 def read(folder: Path) -> Problem:
-    """The problem of a folder: spec.json, inputs.npy, targets.npy and weights.npz."""
+    """Reads spec.json, inputs.npy, targets.npy and weights.npz."""
     spec = json.loads((folder / "spec.json").read_text())
     inputs, targets = np.load(folder / "inputs.npy"), np.load(folder / "targets.npy")
     with np.load(folder / "weights.npz") as weights:
@@ -40,7 +40,7 @@ def read(folder: Path) -> Problem:
 
 
 def orders(num_examples: int) -> Iterator[np.ndarray]:
-    """The order of the examples in each pass over them: as they are, then shuffled."""
+    """Yields the order of the examples in each epoch: unchanged, then shuffled."""
     order = np.arange(num_examples)
     generator = np.random.default_rng(0)
     while True:

@@ -1,4 +1,4 @@
-"""What all contenders are given: a network, its initial weights, and made-up data in the order of training."""
+"""The problem of all contenders: a network, its initial weights, and random data in training order."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ LEARNING_RATE = 3e-4
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How a network is trained and timed: ``round_steps`` take one to three seconds of a CPU of two cores."""
+    """How a network is trained and timed: ``round_steps`` take one to three seconds on two CPU cores."""
 
     batch_size: int
     num_batches: int
@@ -27,7 +27,7 @@ class Setting:
 
 
 def images(*shape: int) -> Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]:
-    """One noisy pattern a class."""
+    """One noisy pattern per class."""
 
     def make(generator: np.random.Generator, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
         patterns = generator.normal(size=(10, *shape)).astype(np.float32)
@@ -39,7 +39,7 @@ def images(*shape: int) -> Callable[[np.random.Generator, int], tuple[np.ndarray
 
 
 def texts(length: int) -> Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]:
-    """Words by Zipf's law; of the frequent ones, the two classes prefer even and odd ones."""
+    """Words by Zipf's law; the two classes prefer even and odd frequent words."""
 
     def make(generator: np.random.Generator, num_examples: int) -> tuple[np.ndarray, np.ndarray]:
         targets = generator.integers(2, size=num_examples, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The contenders of the sweep benchmark that run on JAX: each, once made, measures itself for some seconds."""
+"""The contenders of the sweep benchmark on JAX: each measures itself for some seconds."""
 
 import itertools
 import statistics
@@ -16,16 +16,16 @@ from jaxnn.engine import CALLS_AHEAD, Population, Shape, Trainer, arrange
 from jaxnn.sweeps import plan_sweep
 from jaxnn.types import Examples
 
-# Nothing is written or said.
-QUIETLY: dict[str, Any] = {"record": False, "progress": "none"}
+# Nothing is written or printed.
+SILENT: dict[str, Any] = {"record": False, "progress": "none"}
 
 
 class Measured(NamedTuple):
-    """What one measurement gave.
+    """One measurement.
 
     Attributes:
-        rate: member-steps a second, of all members together, while they train.
-        wall: seconds a member from its call to its result, compilation and evaluation in it; None: not told.
+        rate: member-steps/s of all members in training.
+        wall: seconds per member from call to result, with compilation and evaluation; None: not measured.
     """
 
     rate: float
@@ -36,33 +36,33 @@ type Measure = Callable[[float], Measured]
 
 
 def opened(experiment: jn.Experiment, num_members: int, vmap_size: int | None, devices: int = 1) -> Trainer:
-    """A population over this many devices, its vmap size on each chosen unless it is given."""
-    options = jn.SweepOptions(vmap_size=vmap_size, devices=devices, **QUIETLY)
+    """Returns a population on this many devices; its vmap size is chosen unless it is given."""
+    options = jn.SweepOptions(vmap_size=vmap_size, devices=devices, **SILENT)
     plan = plan_sweep(experiment, members(experiment, num_members), options)
     return plan.trainer(plan.groups[0])
 
 
 def laid_out(trainer: Trainer, shape: Shape) -> Population:
-    """All members of a population before their first step, on the devices."""
+    """Returns all members of a population before their first step, on the devices."""
     alive, slots = np.ones(len(trainer.logs), np.bool_), arrange(range(len(trainer.logs)), shape)
     return trainer.programs.lay_out(trainer.host_states(), slots, alive, 0)
 
 
 def population(trainer: Trainer) -> Measure:
-    """Calls of the engine's training program alone, as its loop makes them: no reports, no evaluation, no files."""
+    """Returns a measure of the engine's training program, without reports, evaluation and files."""
     programs, num_steps, shape = trainer.programs, trainer.plan.steps_per_call, trainer.shape(trainer.block)
     assert shape is not None
     zeros = programs.zeros(shape)
 
     def train(state: Any, num_calls: int) -> tuple[Any, float]:
         program = programs.train(shape, num_steps, "to measure")
-        began = time.perf_counter()
+        started = time.perf_counter()
         for index in range(num_calls):
             state, totals = program(state, zeros, programs.spec.feed.prepare(index * num_steps, num_steps))
             if index % CALLS_AHEAD == 0:
                 jax.block_until_ready(totals)
         jax.block_until_ready(state)
-        return state, time.perf_counter() - began
+        return state, time.perf_counter() - started
 
     def measure(seconds: float) -> Measured:
         state, _ = train(laid_out(trainer, shape), 1)
@@ -75,7 +75,7 @@ def population(trainer: Trainer) -> Measure:
 
 
 def first_losses(experiment: jn.Experiment, num_steps: int) -> float:
-    """The mean loss of the first steps of the first of four members under one vmap."""
+    """Returns the mean loss of the first steps of the first of four vmapped members."""
     trainer = opened(experiment, 4, vmap_size=4)
     programs, shape = trainer.programs, trainer.shape(trainer.block)
     assert shape is not None
@@ -85,25 +85,25 @@ def first_losses(experiment: jn.Experiment, num_steps: int) -> float:
 
 
 def swept(experiment: jn.Experiment, num_members: int, devices: int) -> Measure:
-    """Whole sweeps, as a user calls them."""
+    """Returns a measure of complete sweeps."""
 
     def measure(seconds: float) -> Measured:
-        began = time.perf_counter()
-        sweep = jn.sweep(experiment, members(experiment, num_members), devices=devices, **QUIETLY)
-        wall = (time.perf_counter() - began) / num_members
+        started = time.perf_counter()
+        sweep = jn.sweep(experiment, members(experiment, num_members), devices=devices, **SILENT)
+        wall = (time.perf_counter() - started) / num_members
         return Measured(sweep.summary["member_steps_per_second"], wall)
 
     return measure
 
 
 def fitted(experiment: jn.Experiment) -> Measure:
-    """Runs alone, one after another, each with its own compilation and evaluations."""
+    """Returns a measure of sequential runs, each with its own compilation and evaluations."""
     seeds = itertools.count()
 
     def one() -> Measured:
-        began = time.perf_counter()
+        started = time.perf_counter()
         run = jn.fit(experiment.replace(seed=next(seeds)), record=False, progress="none")
-        wall = time.perf_counter() - began
+        wall = time.perf_counter() - started
         return Measured(experiment.config.num_steps / run.metrics["seconds"].sum(), wall)
 
     def measure(seconds: float) -> Measured:
@@ -116,7 +116,7 @@ def fitted(experiment: jn.Experiment) -> Measure:
 
 
 def looped(experiment: jn.Experiment) -> Measure:
-    """A loop written by hand, as in tutorials: NumPy gathers a batch on the host, a jitted step trains on it."""
+    """Returns a measure of a handwritten loop: NumPy gathers a batch on the host, a jitted step trains on it."""
     config = experiment.config
     source = experiment.data(config).train
     inputs, targets = source.read(np.arange(source.num_examples))
@@ -136,16 +136,16 @@ def looped(experiment: jn.Experiment) -> Measure:
         for rows in order[: per_epoch * config.batch_size].reshape(per_epoch, -1):
             state, metrics = step(state, inputs[rows], targets[rows])
             history.append(metrics["loss"])
-        np.mean(jax.device_get(history))  # what a user prints after each pass
+        np.mean(jax.device_get(history))  # what a user prints after each epoch
         return state
 
     def measure(seconds: float) -> Measured:
         state = jax.block_until_ready(epoch(init(jax.random.key(config.seed)), 0))
-        epochs, began = 0, time.perf_counter()
-        while not epochs or time.perf_counter() - began < seconds:
+        epochs, started = 0, time.perf_counter()
+        while not epochs or time.perf_counter() - started < seconds:
             epochs += 1
             state = epoch(state, epochs)
         jax.block_until_ready(state)
-        return Measured(epochs * per_epoch / (time.perf_counter() - began))
+        return Measured(epochs * per_epoch / (time.perf_counter() - started))
 
     return measure

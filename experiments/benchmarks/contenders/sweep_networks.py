@@ -1,4 +1,4 @@
-"""The networks of the sweep benchmark as jaxnn experiments, and the members that a population of them has."""
+"""The networks of the sweep benchmark as jaxnn experiments, and the members of a population."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ VOCABULARY = 64
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What a member is trained with."""
+    """The config of a member."""
 
     learning_rate: float = 1e-3
     batch_size: int = 32
@@ -28,10 +28,10 @@ class Network(NamedTuple):
     """A row of the benchmark.
 
     Attributes:
-        title: what it is, in a few words.
+        title: a short description.
         experiment: one member.
-        widths: the points of the curve.
-        num_members: of the population whose width is planned.
+        widths: vmap sizes of the curve.
+        num_members: of the population whose vmap size is planned.
         in_torch: whether PyTorch trains it too.
     """
 
@@ -43,7 +43,7 @@ class Network(NamedTuple):
 
 
 def members(experiment: jn.Experiment, num_members: int) -> jn.search.Points:
-    """So many members, the first as the experiment stands; each has its own learning rate, seed and data order."""
+    """Returns members with their own learning rate, seed and data order; the first is the experiment."""
     rates = experiment.config.learning_rate * 0.1 ** (np.arange(num_members) / num_members)
     return jn.search.zip(learning_rate=[float(rate) for rate in rates], seed=list(range(num_members)))
 
@@ -52,7 +52,7 @@ def adam(config: Config) -> optax.GradientTransformation:
     return optax.adam(config.learning_rate)
 
 
-# Cached, since a user's loop over runs loads its data once too.
+# Cached, since a user's loop over runs also loads its data once.
 @functools.cache
 def digits() -> jn.Splits:
     return jn.data.digits()
@@ -60,7 +60,7 @@ def digits() -> jn.Splits:
 
 @functools.cache
 def images() -> jn.Splits:
-    """One noisy pattern a class, 28x28x1 bytes."""
+    """Returns one noisy pattern per class, 28x28x1 bytes."""
     generator = np.random.default_rng(0)
     patterns = generator.normal(size=(10, 28, 28, 1))
     labels = generator.integers(10, size=NUM_EXAMPLES)
@@ -71,7 +71,7 @@ def images() -> jn.Splits:
 
 @functools.cache
 def texts() -> jn.Splits:
-    """Random tokens; of the two classes one has more even, the other more odd ones."""
+    """Returns random tokens; one class has more even, the other more odd tokens."""
     generator = np.random.default_rng(0)
     labels = generator.integers(2, size=NUM_EXAMPLES)
     tokens = generator.integers(VOCABULARY, size=(NUM_EXAMPLES, LENGTH))
@@ -81,7 +81,7 @@ def texts() -> jn.Splits:
 
 @functools.cache
 def walks() -> jn.Splits:
-    """Noisy walks over the vocabulary, each token's target the next."""
+    """Returns noisy walks over the vocabulary; the target is the next token."""
     generator = np.random.default_rng(0)
     shape = (NUM_EXAMPLES, LENGTH + 1)
     steps = np.where(generator.random(shape) < 0.8, 7, generator.integers(VOCABULARY, size=shape))
@@ -90,7 +90,7 @@ def walks() -> jn.Splits:
 
 
 def halves(inputs: np.ndarray, targets: np.ndarray) -> jn.Splits:
-    """Three quarters to train on, the rest to test."""
+    """Splits the data: three quarters for training, the rest for testing."""
     cut = NUM_EXAMPLES * 3 // 4
     return jn.data.arrays((inputs[:cut], targets[:cut]), (inputs[cut:], targets[cut:]))
 

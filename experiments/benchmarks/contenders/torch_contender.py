@@ -12,7 +12,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def make(problem: Problem, *, dropout: bool, steps: int, options: Options) -> Callable[[], float]:
-    """A round of ``steps`` training steps that gives their mean loss."""
+    """Returns a round of ``steps`` training steps that returns their mean loss."""
     device = torch.device(options.device)
     configure(device)
     model = torch_networks.build(problem.network, problem.weights, dropout=dropout).to(device).train()
@@ -33,7 +33,7 @@ def make(problem: Problem, *, dropout: bool, steps: int, options: Options) -> Ca
 
 
 def configure(device: torch.device) -> None:
-    """All cores, no denormals; on a GPU, TF32 and the fastest convolutions found by trying."""
+    """Uses all cores and no denormals; on a GPU, TF32 and autotuned convolutions."""
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.set_flush_denormal(True)
@@ -44,7 +44,7 @@ def configure(device: torch.device) -> None:
 
 
 def train_step(model: torch.nn.Module, learning_rate: float, device: torch.device, options: Options) -> Step:
-    """Forward, backward and fused Adam on a batch; gives its loss without waiting for it."""
+    """Returns forward, backward and fused Adam on a batch; its loss is returned asynchronously."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trained, learning_rate, betas=(0.9, 0.999), eps=1e-8, fused=True)
     bfloat16 = options.dtype == "bfloat16"
@@ -66,10 +66,10 @@ def train_step(model: torch.nn.Module, learning_rate: float, device: torch.devic
 
 
 def compiled(loss_of: Step, device: torch.device) -> Step:
-    """Forward and backward, compiled: on a GPU in the mode that the documentation names for speed.
+    """Compiles forward and backward: on a GPU in the mode that the documentation recommends for speed.
 
-    On a CPU in the default mode, with eager's random numbers: with its own, mnist_mlp took a fifth longer. Compiling
-    the optimizer's step too, or the C++ wrapper, gained nothing beyond noise.
+    On a CPU in the default mode with eager's random numbers: with its own, mnist_mlp took a fifth longer. Compiling the
+    optimizer's step, or the C++ wrapper, had no effect beyond noise.
     """
     if device.type == "cuda":
         return torch.compile(loss_of, mode="max-autotune")
@@ -77,7 +77,7 @@ def compiled(loss_of: Step, device: torch.device) -> Step:
 
 
 def batches_on(device: torch.device, problem: Problem) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The batches of pass after pass, gathered on the device; images as views whose memory is channels-last."""
+    """Yields the batches of all epochs, gathered on the device; images are channels-last views."""
     inputs = torch.from_numpy(problem.inputs).to(device)
     targets = torch.from_numpy(problem.targets).to(device, torch.int64)
     for order in orders(len(inputs)):

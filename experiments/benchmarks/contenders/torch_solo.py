@@ -1,7 +1,7 @@
-"""Members of a sweep in PyTorch, one after another, as users write it: asked by JSON lines, answers likewise.
+"""Members of a sweep in PyTorch, in sequence, as users write it: requests and answers are JSON lines.
 
-check          losses of the first steps, from the weights and on the batches that it was given
-run, seconds   trains a fresh member for so long: steps a second, and their mean loss
+check          losses of the first steps, with the given weights and batches
+run, seconds   trains a new member for this long: steps/s and their mean loss
 """
 
 import argparse
@@ -34,7 +34,7 @@ def cnn() -> nn.Module:
 
 
 class Problem:
-    """What is trained: the files of a folder, the data on the device as the network wants them."""
+    """The network and the data of a folder, on the device."""
 
     def __init__(self, folder: Path, device: str) -> None:
         spec = json.loads((folder / "spec.json").read_text())
@@ -48,14 +48,14 @@ class Problem:
             self.weights = {name: torch.from_numpy(array) for name, array in state_dict(weights).items()}
 
     def member(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """A network with the first member's weights, and its optimizer: fused, which is PyTorch's fastest."""
+        """Returns a network with the first member's weights, and fused Adam, PyTorch's fastest."""
         model = self.make()
         model.load_state_dict(self.weights)
         model = model.to(self.device).train()
         return model, torch.optim.Adam(model.parameters(), lr=self.learning_rate, fused=True)
 
     def batches(self) -> Iterator[torch.Tensor]:
-        """Rows of the batches of pass after pass, shuffled; the remainder is left out."""
+        """Yields the rows of shuffled batches of all epochs; the remainder is dropped."""
         num_examples = len(self.targets)
         while True:
             order = torch.randperm(num_examples, device=self.device)
@@ -63,7 +63,7 @@ class Problem:
 
 
 def layout(images: torch.Tensor, network: str) -> torch.Tensor:
-    """Images [examples, height, width, channel] as rows, or as views that are channels-last in memory."""
+    """Returns images [examples, height, width, channel] as rows, or as channels-last views."""
     return images.flatten(1) if network == "mlp" else images.permute(0, 3, 1, 2)
 
 
@@ -84,16 +84,16 @@ def check(problem: Problem) -> dict[str, list[float]]:
 
 def run(problem: Problem, seconds: float) -> dict[str, float]:
     member, batches = problem.member(), problem.batches()
-    total, steps, began = torch.zeros((), device=problem.device), 0, time.perf_counter()
-    while not steps or time.perf_counter() - began < seconds:
+    total, steps, started = torch.zeros((), device=problem.device), 0, time.perf_counter()
+    while not steps or time.perf_counter() - started < seconds:
         total += train_step(problem, *member, next(batches))
         steps += 1
     loss = total.item() / steps  # waits for the device
-    return {"steps_per_second": steps / (time.perf_counter() - began), "loss": loss}
+    return {"steps_per_second": steps / (time.perf_counter() - started), "loss": loss}
 
 
 def configure(threads: int | None) -> None:
-    """So many threads, or PyTorch's own choice; no denormals, as in XLA; on a GPU, TF32 and convolutions by trying."""
+    """Sets the threads, no denormals, as in XLA, and on a GPU TF32 and autotuned convolutions."""
     torch.manual_seed(0)
     torch.set_flush_denormal(True)
     torch.set_float32_matmul_precision("high")
@@ -103,7 +103,7 @@ def configure(threads: int | None) -> None:
 
 
 def main() -> None:
-    """Warms up, says so, then answers until its input ends; what libraries print goes to standard error."""
+    """Warms up, sends its facts, then answers until stdin ends; output of libraries goes to stderr."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="PROBLEM_DIR")
     parser.add_argument("--threads", type=int)

@@ -1,8 +1,8 @@
-"""A contender in a process of its own: asked by JSON lines on its standard input, answers on its standard output.
+"""A contender in its own process: reads requests as JSON lines on stdin and answers on stdout.
 
-check, steps   losses of the first steps, dropout off
-start, steps   builds, then trains two rounds; the seconds that the first took beyond the second, for compiling
-run            one more round of as many steps; its seconds and mean loss
+check, steps   losses of the first steps without dropout
+start, steps   builds, then trains two rounds; the time of the first minus the second, for compilation
+run            another round with the same number of steps; its seconds and mean loss
 quit           peak memory, versions, notes
 """
 
@@ -35,23 +35,23 @@ PACKAGES = ("numpy", "torch", "keras", "jax", "jaxlib", "flax", "optax", "jaxnn"
 
 
 def prepare(contender: str, device: str, cache: str) -> None:
-    """Sets the environment that must stand before the libraries are imported."""
+    """Sets environment variables, before the libraries are imported."""
     if contender.startswith("keras_"):
         os.environ["KERAS_BACKEND"] = contender.removeprefix("keras_")
     if device == "cpu":
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    # Nothing compiled by an earlier process is found again: compile_seconds is what a first run costs.
+    # No compile cache of an earlier process is used: compile_seconds is that of a first run.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
 
 
 def check(make: Callable[..., Callable[[], float]], steps: int) -> dict[str, Any]:
-    """The loss of each of the first steps, dropout off."""
+    """Returns the losses of the first steps without dropout."""
     step = make(dropout=False, steps=1)
     return {"losses": [step() for _ in range(steps)]}
 
 
 def start(make: Callable[..., Callable[[], float]], steps: int) -> tuple[Callable[[], float], dict[str, Any]]:
-    """A warm round, and what the first one took beyond a second."""
+    """Returns a warm round, and the time of the first round minus the second."""
     round_ = make(dropout=True, steps=steps)
     first, second = run(round_), run(round_)
     return round_, {"compile_seconds": max(0.0, first["seconds"] - second["seconds"])}
@@ -59,13 +59,13 @@ def start(make: Callable[..., Callable[[], float]], steps: int) -> tuple[Callabl
 
 def run(round_: Callable[[], float]) -> dict[str, Any]:
     """Times one round."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     loss = round_()
-    return {"seconds": time.perf_counter() - began, "loss": loss}
+    return {"seconds": time.perf_counter() - started, "loss": loss}
 
 
 def describe(notes: list[str]) -> dict[str, Any]:
-    """The process's largest resident size, the versions of the packages in use, the contender's notes."""
+    """Returns the peak resident memory, the versions of the packages in use, and the contender's notes."""
     unit = 1 if sys.platform == "darwin" else 1024
     versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -78,7 +78,7 @@ def describe(notes: list[str]) -> dict[str, Any]:
 
 
 def answers(requests: Iterable[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """An answer to each request; what goes wrong is an answer too."""
+    """Yields an answer to each request; errors are answers too."""
     notes: list[str] = []
     options = problem.Options(arguments.contender, arguments.device, arguments.dtype, notes.append)
 
@@ -97,7 +97,7 @@ def answers(requests: Iterable[str], arguments: argparse.Namespace) -> Iterator[
                 yield answer
             elif request["command"] == "run":
                 if round_ is None:
-                    raise RuntimeError("start comes before run")
+                    raise RuntimeError("send start before run")
                 yield run(round_)
             else:
                 yield describe(notes)
@@ -107,7 +107,7 @@ def answers(requests: Iterable[str], arguments: argparse.Namespace) -> Iterator[
 
 
 def main() -> None:
-    """Answers until told to quit; what libraries print goes to standard error."""
+    """Answers until quit; output of libraries goes to stderr."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contender", choices=MODULES)
     parser.add_argument("folder", type=Path, metavar="PROBLEM_DIR")
@@ -116,11 +116,11 @@ def main() -> None:
     arguments = parser.parse_args()
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    tell = functools.partial(print, file=out, flush=True)
+    send = functools.partial(print, file=out, flush=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         prepare(arguments.contender, arguments.device, cache)
         for answer in answers(sys.stdin, arguments):
-            tell(json.dumps(answer))
+            send(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Studies in tests: measured quickly, through the harness's front door, and rows made by hand."""
+"""Helpers for tests of benchmarks: a small study, its rows without the page, rows and results made by hand."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxnn.bench import Bench, Case, Finding, Plain, Row, Rows, Study, bench, measure_group
+from jaxnn.bench import Bench, Case, Finding, Machine, Measured, Plain, Results, Row, Rows, Study, measure_group
+
+CPU, GPU = "CPU, Chip, 2 cores", "GPU, H100"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,26 +26,24 @@ def sum_cases(bench: Bench) -> Iterator[Sequence[Case]]:
         yield [Case(kind, {"size": size}, lambda size=size: lambda: sum(range(size)), size) for kind in bench.devices]
 
 
-def sum_findings(rows: Rows) -> list[Finding]:
-    return [Finding("A0", f"sum of {row.what['size']}", row.time, "fast") for row in rows]
-
-
-def study(cases: Callable[[Bench], Any] = sum_cases, **changes: Any) -> Study:
-    fields: dict[str, Any] = {
-        "name": "sums",
-        "claims": ("A0",),
-        "title": "How long?",
-        "method": "All of it.",
-        "full": Settings(),
-        "quick": Settings((10,)),
-        "cases": cases,
-        "findings": sum_findings,
-        "draw": lambda columns, figure: None,
-    }
-    return Study(**{**fields, **changes})
+def study(cases: Callable[[Bench], Any] = sum_cases, name: str = "sums") -> Study:
+    """A study that sums numbers."""
+    return Study(
+        name=name,
+        title="How long?",
+        method="All of it.",
+        full=Settings(),
+        quick=Settings((10,)),
+        cases=cases,
+        findings=lambda rows: [Finding("A0", f"sum of {row.what['size']}", row.time, "fast") for row in rows],
+        draw=lambda columns, figure: None,
+        claims=("A0",),
+    )
 
 
 def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
+    """Cases whose group ``number`` raises KeyboardInterrupt."""
+
     def cases(bench: Bench) -> Iterator[Sequence[Case]]:
         for count, group in enumerate(sum_cases(bench)):
             if count == number:
@@ -52,13 +51,6 @@ def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
             yield group
 
     return cases
-
-
-def page_of(study: Study, settings: Any, folder: Path) -> str:
-    """The page of a quick run with these settings; its picture is there."""
-    bench(dataclasses.replace(study, quick=settings), devices=("cpu",), quick=True, out=folder, say=lambda line: None)
-    assert (folder / f"{study.name}.png").read_bytes().startswith(b"\x89PNG")
-    return (folder / "results.md").read_text()
 
 
 def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:
@@ -71,8 +63,12 @@ def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:
     return {device: Rows(row for owner, row in pairs if owner == device) for device in context.devices}
 
 
+def on_cpu(settings: Any = Settings()) -> Bench:  # noqa: B008
+    return Bench({"cpu": jax.devices()[0]}, settings)
+
+
 def two_devices(settings: Any) -> Bench:
-    """A CPU, and another that stands for a GPU."""
+    """A CPU, and a second one in place of a GPU."""
     cpu, other, *_ = jax.devices()
     return Bench({"cpu": cpu, "gpu": other}, settings)
 
@@ -85,6 +81,13 @@ def row(seconds: float, work: float = 1.0, unit: str = "call", **what: Plain) ->
     return Row(what, (seconds,), work, unit)
 
 
-def sized(across: str, times: dict[int, float]) -> Rows:
-    """A row for each size."""
-    return Rows(row(seconds, **{across: size}) for size, seconds in times.items())  # type: ignore[arg-type]
+def sized(across: str, times: dict[int, float], **what: Plain) -> Rows:
+    """A row for each size; its work is the size."""
+    return Rows(row(seconds, size, "examples", **{**what, across: size}) for size, seconds in times.items())
+
+
+def results_of(study: Study, settings: Any, columns: dict[str, Rows], **machine: Any) -> Results:
+    """Results with a column for each label."""
+    fields: dict[str, Any] = {"versions": {"jax": "0.12"}, "commit": "abc", "date": "2026-11-21", **machine}
+    parts = {label: (Machine(label, **fields), rows) for label, rows in columns.items()}
+    return {study.name: Measured(study.definition(settings), parts)}
