@@ -159,6 +159,7 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
     rate.set_ylabel("images/s")
     for axes in (latency, rate):
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("batch size")
     if (legend := latency.get_legend()) is not None:
         legend.remove()  # one for both

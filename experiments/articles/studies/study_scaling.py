@@ -367,4 +367,5 @@ def _draw(columns: Mapping[str, Rows], figure: Figure) -> None:
     share.axhline(1.0, color="black", lw=0.8, ls=":")
     for axes in (rate, share):
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("devices")
