@@ -128,16 +128,18 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
             its values, as for seeds.
 
     Raises:
-        ConfigError: ``num`` is below 1, or an axis is empty or no list of values.
+        ConfigError: ``num`` or ``key`` is not as above, or an axis is empty or no list of values.
     """
-    if num < 1:
-        raise ConfigError(f"random needs at least 1 draw, not {num}.")
+    if not isinstance(num, int | np.integer) or num < 1:
+        raise ConfigError(f"random needs a whole number of draws of at least 1, not {num!r}.")
     drawn = {name: axis for name, axis in axes.items() if isinstance(axis, Distribution)}
     if not drawn:
         raise ConfigError("random needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid.")
-    if not isinstance(key, int | np.integer):
-        key = np.asarray(jax.random.key_data(key)).ravel().tolist()
-    rng = np.random.default_rng(key)
+    try:
+        is_number = isinstance(key, int | np.integer)
+        rng = np.random.default_rng(key if is_number else np.asarray(jax.random.key_data(key)).ravel().tolist())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"random's key is {key!r}: give an integer of at least 0 or jax.random.key(0).") from error
     listed = _columns("random", {name: axis for name, axis in axes.items() if name not in drawn})
     draws = builtins.zip(*(axis.sample(rng, num) for axis in drawn.values()), strict=True)
     rows = ([*draw, *repeat] for draw in draws for repeat in itertools.product(*listed.values()))
@@ -276,6 +278,8 @@ def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> d
             raise ConfigError(f"{axis} is {values!r}, no list of values: write {name}=[{values!r}].")
         # NumPy's and JAX's scalars become Python numbers.
         column = [value.item() if getattr(value, "shape", None) == () else value for value in values]
+        if arrays := [value for value in column if hasattr(value, "shape")]:
+            raise ConfigError(f"{axis} holds an array of shape {arrays[0].shape}: give numbers, tuples or strings.")
         if not column:
             raise ConfigError(f"{axis} is empty: give it at least one value.")
         twice = next((value for index, value in enumerate(column) if value in column[:index]), None)
@@ -291,8 +295,8 @@ def _points(columns: Mapping[str, list[Any]], rows: Iterable[tuple[Any, ...]]) -
 
 
 def _check_range(where: str, low: float, high: float) -> None:
-    if not low < high or not (math.isfinite(low) and math.isfinite(high)):
-        raise ConfigError(f"{where} goes from {low} to {high}: the first must be below the second, and both finite.")
+    if not (_is_number(low) and _is_number(high) and low < high):
+        raise ConfigError(f"{where} goes from {low!r} to {high!r}: give two finite numbers, the smaller one first.")
 
 
 def _rounded(values: np.ndarray) -> list[float]:

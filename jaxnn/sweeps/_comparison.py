@@ -182,10 +182,8 @@ def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str,
             differing = sorted(_varying(members))
             if not differing:
                 raise ConfigError(f"{same}, which are the same otherwise too: give each once.")
-            example = f"select({differing[0]}={members[0].fields[differing[0]]!r})"
-            raise ConfigError(
-                f"{same}, which differ in {' and '.join(differing)}: select one value of each first, as in {example}."
-            )
+            example = f"jn.open_sweep(path).select({differing[0]}={members[0].fields[differing[0]]!r})"
+            raise ConfigError(f"{same}, which differ in {' and '.join(differing)}: choose one in Python, as {example}.")
         found[repr(point)] = members[0], float(scores[positions[0]])
     return found
 

@@ -283,10 +283,10 @@ class Sweep:
             point = show_point(found.point) or "the same config"
             raise RecordError(f"the sweep has no record to open member {index} from: run it alone with {point}.")
         if not found.complete:
-            raise ConfigError(
-                f"member {index} is {found.status}, and loading it would train it on: export it with "
-                "jn.sweep(experiment, resume=…, member_runs=True), and resume its run directory with jn.fit."
-            )
+            hint = f"jn.fit(…, resume={str(found.dir)!r}) continues it"
+            if found.dir is None:
+                hint = "jn.sweep(experiment, resume=…, member_runs=True) exports it, for jn.fit to resume"
+            raise ConfigError(f"member {index} is {found.status}, so it is not a complete run: {hint}.")
         from jaxnn.sweeps._stored import open_member
 
         return open_member(self, found)

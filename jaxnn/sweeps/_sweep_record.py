@@ -216,11 +216,11 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
         raise ConfigError("a resumed sweep continues its record: leave record at its default.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
     explicit = options.explicit()
-    for name in ("order", "shard"):
+    for name in ("order", "shard", "monitor", "monitor_mode"):
         if explicit.get(name, kept[name]) != kept[name]:
             raise ConfigError(
-                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides what is computed: leave "
-                f"{name} at its default, or start a new sweep."
+                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides its results: leave {name} at "
+                "its default, or start a new sweep; the methods of a sweep, such as best, take any metric."
             )
     # A sweep that is over is loaded, on any devices.
     if before["status"] != "finished":

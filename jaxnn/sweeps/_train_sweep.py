@@ -31,7 +31,7 @@ from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
 
-# Errors of one group that leave the others as they are; a full disk is not among them.
+# Errors that a group may fail with, even the only one; any other keeps its traceback if it leaves no group to train.
 FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError)
 
 
@@ -108,6 +108,7 @@ def sweep_here(
                 path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
                 record.directory = opened.enter_context(open_record(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
+            unfinished = {member.number for member in plan.members if member.log.unfinished}
             if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display)
                 aloud = options.progress != "none"
@@ -115,7 +116,8 @@ def sweep_here(
                     run.train()
             display.close()
             results = record.results(plan)
-            missing = [member for member in results.members if member.final and member.dir is None]
+            # What an interrupted sweep exported is behind the states that are there now.
+            missing = [m for m in results.members if m.final and (m.dir is None or m.index in unfinished)]
             if options.member_runs and missing and results.dir is not None:
                 with clock.span("record"):
                     export_members(results, missing)
@@ -182,7 +184,11 @@ class SweepRun:
                     trainer.programs.train(shape, trainer.plan.steps_per_call, "start")
             for window in train(trainer, lambda: self.interruption.signum is not None, until):
                 self._report(group, window)
-        except FAILURES as error:
+        except Exception as error:
+            # The record and the output are not a group's own.
+            shared = isinstance(error, RecordError | BrokenPipeError)
+            if shared or (len(plan.groups) == 1 and not isinstance(error, FAILURES)):
+                raise
             for member in group.members:
                 if member.log.unfinished:
                     member.fail(error)
@@ -310,6 +316,10 @@ def _first_trainer(plan: SweepPlan) -> Trainer:
     for group in plan.groups:
         try:
             return plan.trainer(group)
-        except (DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError) as error:
+        except (ConfigError, RecordError):
+            raise
+        except Exception as error:
             failure = error
+    if not isinstance(failure, FAILURES):
+        raise failure
     raise TrainingError(f"no group of the sweep can be trained; the last, {reason(failure)}") from failure
