@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import tyro
 from jaxnn.bench import bench as measure
 from jaxnn.bench import find_studies, findings_table, load_study
 from jaxnn.bench import merge as merge_pages
-from jaxnn.cli._process import INTERRUPTED, exit_on_user_error
+from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
-from jaxnn.sweeps import best_label, count_by_status, open_sweep
+from jaxnn.run import format_split
 from jaxnn.sweeps import compare as compare_sides
+from jaxnn.sweeps import count_by_status, open_sweep
 from jaxnn.types import ConfigError, JaxnnError, RecordError
 
 _OUT = Path("runs/bench")
@@ -26,10 +27,28 @@ _OUT = Path("runs/bench")
 
 def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
-    functions = {function.__name__: function for function in (devices, runs, show, plot, compare, bench)}
-    arguments = None if argv is None else list(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_user_error(owns_process=argv is None):
-        tyro.extras.subcommand_cli_from_dict(functions, prog="jaxnn", description=__doc__, args=arguments)
+        if not arguments:
+            rows = [
+                (f"jaxnn {EXAMPLES[name]}", (call.__doc__ or "").splitlines()[0]) for name, call in COMMANDS.items()
+            ]
+            print(text_table(rows, ("for example", "prints or draws")))
+            return
+        with one_line_errors():
+            calls = {name: _deferred(function) for name, function in COMMANDS.items()}
+            call = tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)
+        call()
+
+
+def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """``function`` for the parser, which calls it: binds its arguments."""
+
+    @functools.wraps(function)
+    def bind(*arguments: Any, **options: Any) -> Callable[[], None]:
+        return functools.partial(function, *arguments, **options)
+
+    return bind
 
 
 def devices() -> None:
@@ -63,7 +82,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
                 step = str(max((member.step for member in sweep.members), default=0))
                 rate, shown = sweep.summary.get("member_steps_per_second"), ""
                 with contextlib.suppress(ConfigError):  # no member is best
-                    shown = f"{best_label(best := sweep.best())} {_metrics(best.metrics())}"
+                    shown = f"best {_metrics(sweep.best().metrics())}"
             else:
                 facts, lines = read_run(path), read_metrics(path)
                 step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"
@@ -96,6 +115,8 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
     with _damage_named(run):
         shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
         shown["versions"] = facts["devices"]["versions"]
+        seconds = (facts.get("summary") or {}).get("seconds")
+        shown["time"] = f"{sum(seconds.values()):.2f} s ({format_split(seconds)})" if seconds else None
     shown["final"] = _metrics(final_metrics(read_metrics(run)))
     for name, value in shown.items():
         if value is not None:
@@ -122,7 +143,9 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
     print(path)
 
 
-def compare(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, metric: str | None = None) -> None:
+def compare(
+    a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], metric: tyro.conf.Positional[str | None] = None, /
+) -> None:
     """Whether B is better than A: runs or sweeps, paired by their seeds.
 
     Args:
@@ -166,7 +189,7 @@ def bench(
         studies = list(known.values()) if names == ("all",) else [load_study(name, known) for name in names]
         kinds = None if devices is None else [kind.strip() for kind in devices.split(",") if kind.strip()]
         try:
-            say = partial(print, file=sys.stderr, flush=True)
+            say = functools.partial(print, file=sys.stderr, flush=True)
             results = measure(*studies, devices=kinds, quick=quick, out=out, say=say)
         except KeyboardInterrupt:
             print(f"interrupted; the figures of the studies before are in {out}", file=sys.stderr)
@@ -176,6 +199,17 @@ def bench(
         table = text_table(*findings_table(known[name], results))
         print(printable("\n".join([name, table, *known[name].conclude(results[name].rows)])))
     print(f"page: {out / 'results.md'}")
+
+
+COMMANDS = {function.__name__: function for function in (devices, runs, show, plot, compare, bench)}
+EXAMPLES = {
+    "devices": "devices",
+    "runs": "runs",
+    "show": "show runs/mnist_mlp/…",
+    "plot": "plot runs/mnist_mlp/… --out curves.png",
+    "compare": "compare runs/mnist_mlp/… runs/mnist_cnn/… test_accuracy",
+    "bench": "bench training --quick",
+}
 
 
 @contextlib.contextmanager

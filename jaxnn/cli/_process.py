@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import dataclasses
 import errno
+import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -150,6 +152,27 @@ def processes(options: ClusterOptions, device: str | None = None) -> Iterator[No
     os.environ["no_grpc_proxy"] = ",".join(filter(None, names))
     with joined(place, status_of):
         yield
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Raises what tyro prints in a box, for words that it cannot parse, as a ConfigError of one line."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            yield
+    except SystemExit as ending:
+        if not ending.code:  # after --help
+            raise
+        # Below the title are parts between rules: what is wrong, perhaps what was meant, and where the help is.
+        lines = [line.strip("│╭╮╰╯─ ") for line in box.getvalue().splitlines()[1:]]
+        message, *others = "\n".join(lines).split("\n\n")
+        similar = next((part.splitlines()[1] for part in others if part.startswith("Perhaps you meant")), None)
+        known = next((part for part in others if part.startswith("Available")), "see --help")
+        hint = f"did you mean {similar.split()[0]}?" if similar else f"{known}."
+        # Values that an options class refuses are named in its own message.
+        message = re.sub(r"^Error parsing \w+: ", "", " ".join(message.split())).rstrip(".")
+        raise ConfigError(f"{message}; {' '.join(hint.split())}") from None
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:

@@ -21,6 +21,7 @@ from jaxnn.cli._process import (
     check_alone,
     enable_compile_cache,
     exit_on_user_error,
+    one_line_errors,
     processes,
     use_all_cores,
 )
@@ -216,10 +217,10 @@ def parse_values(
         kind: Any = kinds[flag] if is_word else str
         fields.append((flag, typing.Annotated[tuple[kind, ...], about_values], ()))
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
-    form = _parse({"axes": axes(), **parts}, arguments, about, command)
+    form = _parse({"config": axes(), **parts}, arguments, about, command)
     values = {}
     for flag, (name, _) in flags.items():
-        if words := getattr(form.axes, flag):
+        if words := getattr(form.config, flag):
             values[name] = [_value(name, kinds[flag], word) for word in words]
     return values, form
 
@@ -234,21 +235,37 @@ def given(arguments: Sequence[str], name: str) -> str | None:
 
 
 def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, command: str = "") -> Any:
-    """Parses the fields of several dataclasses, at their defaults, as one flat set of flags."""
+    """Parses the fields of several dataclasses, at their defaults, as one flat set of flags.
+
+    ``--help`` describes the flags of the experiment and names the others, ``--help-all`` describes all.
+    """
+    lines = [*(inspect.getdoc(sys.modules["__main__"]) or "").splitlines(), about]
+    if "--help-all" in arguments:
+        arguments = ["--help"]
+    elif {"-h", "--help"} & {*arguments}:
+        lines.append("More flags, which --help-all describes:")
+        for name, part in parts.items():
+            if name in ("run", "cluster"):
+                flags = (f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(part))
+                lines.append(f"{name}: {' '.join(flags)}")
+        parts = {name: part for name, part in parts.items() if name not in ("run", "cluster")}
+        arguments = ["--help"]
     kinds = [(name, type(default)) for name, default in parts.items()]
     form: Any = dataclasses.make_dataclass("Arguments", kinds, frozen=True)
     if not arguments:  # a script that is started as it is does not wait for the parser
         return form(*parts.values())
     import tyro
 
-    return tyro.cli(
-        form,
-        args=list(arguments),
-        default=form(*parts.values()),
-        prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
-        description=f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\n{about}",
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    with one_line_errors():
+        return tyro.cli(
+            form,
+            args=list(arguments),
+            default=form(*parts.values()),
+            prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
+            # The parser joins a line to the one before unless it is indented.
+            description="\n ".join(filter(None, lines)),
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
 
 
 def _leaf_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

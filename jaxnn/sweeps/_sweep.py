@@ -343,14 +343,10 @@ class Sweep:
         try:
             best = self.best()
             metrics = ", ".join(f"{name} {show(value)}" for name, value in metrics_of(best.final).items())
-            rows.append((best_label(best), f"{best}: {metrics}"))
+            rule = f"{'highest' if self.higher_is_better else 'lowest'} final {self.monitor}"
+            rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
         errors = Counter(member.error for member in self.members if member.error)
         rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
         return [*rows, ("record", str(self.dir or "none"))]
-
-
-def best_label(best: Member) -> str:
-    """Returns the label of the best member's final metrics."""
-    return "best at the end" if best.complete else "best so far"
