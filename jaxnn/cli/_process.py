@@ -164,15 +164,17 @@ def one_line_errors() -> Iterator[None]:
     except SystemExit as ending:
         if not ending.code:  # after --help
             raise
-        # Below the title are parts between rules: what is wrong, perhaps what was meant, and where the help is.
-        lines = [line.strip("│╭╮╰╯─ ") for line in box.getvalue().splitlines()[1:]]
-        message, *others = "\n".join(lines).split("\n\n")
-        similar = next((part.splitlines()[1] for part in others if part.startswith("Perhaps you meant")), None)
-        known = next((part for part in others if part.startswith("Available")), "see --help")
-        hint = f"did you mean {similar.split()[0]}?" if similar else f"{known}."
+        # Between rules, below the title: what is wrong, perhaps what was meant, and where the help is.
+        body = box.getvalue().partition("\n")[2].translate(dict.fromkeys(map(ord, "│╰╯")))
+        parts = (" ".join(part.split()) for part in re.split(r"^ *[─-]{5,} *$", body, flags=re.MULTILINE))
+        message, *others = filter(None, parts)
+        hint = next((part for part in others if part.startswith("Available")), "see --help")
+        for part in others:
+            if part.startswith(meant := "Perhaps you meant: "):
+                hint = f"did you mean {part.removeprefix(meant).split()[0]}?"
         # Values that an options class refuses are named in its own message.
-        message = re.sub(r"^Error parsing \w+: ", "", " ".join(message.split())).rstrip(".")
-        raise ConfigError(f"{message}; {' '.join(hint.split())}") from None
+        message = re.sub(r"^Error parsing \w+: ", "", message).rstrip(".")
+        raise ConfigError(f"{message}; {hint.rstrip('.')}{'' if hint.endswith('?') else '.'}") from None
 
 
 def check_alone(arguments: Sequence[str], command: str) -> None:
