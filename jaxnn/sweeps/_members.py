@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -28,8 +28,6 @@ TOLERANCE = 1e-5
 ENOUGH = 5
 # Numbers that would need more decimals are printed with four digits.
 MOST_DECIMALS = 6
-
-type At = Literal["final", "best"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +73,9 @@ class Member:
         flat: dict[str, Any] = flatten_dict(dict(self.config), sep=".")  # type: ignore[no-untyped-call]
         return flat | dict(self.point)
 
-    def metrics(self, at: At = "final") -> dict[str, float]:
-        """Its metrics at the end, or at its best evaluation."""
-        return metrics_of(self.final if at == "final" else self.best)
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric."""
+        return metrics_of(self.final)
 
     def __str__(self) -> str:
         return f"member {self.index}" + (f" ({show_point(self.point)})" if self.point else "")

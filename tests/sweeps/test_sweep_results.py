@@ -165,8 +165,7 @@ def test_best_is_the_best_complete_member_by_the_monitored_metric(grid: Sweep) -
     higher = dataclasses.replace(grid, higher_is_better=True)
     assert higher.best().index == 2 and higher.best("train_loss").index == 3
     assert "member 2 (learning_rate 0.01, seed 2), by the highest final test_loss: " in repr(higher)
-    overfitted = edited(grid, 0, best={"step": 5, "test_loss": 0.1})
-    assert overfitted.best().index == 3 and overfitted.best(at="best").index == 0
+    assert edited(grid, 0, best={"step": 5, "test_loss": 0.1}).best().index == 3, "last values count"
     without_result: list[dict[str, Any]] = [{"final": {"test_loss": value}} for value in (math.nan, -math.inf)]
     without_result += [{"status": name} for name in ("diverged", "failed", "pruned", "interrupted", "running")]
     for changes in without_result:
@@ -178,14 +177,13 @@ def test_best_is_the_best_complete_member_by_the_monitored_metric(grid: Sweep) -
 
 
 ERRORS: dict[str, Any] = {
-    "no member has a metric 'test_los' (final): did you mean 'test_loss'": lambda s: s.best("test_los"),
-    "at is 'end', and must be": lambda s: s.best(at="end"),
+    "no member has a metric 'test_los': did you mean 'test_loss'": lambda s: s.best("test_los"),
     "no report has a metric 'acc': Known are 'test_loss'": lambda s: s.curves("acc"),
     "'learning_rates' to select by: did you mean 'learning_rate'": lambda s: s.select(learning_rates=1),
     "no member has learning_rate = 0.5: there are 0.01, 0.1": lambda s: s.select(learning_rate=0.5),
     "no member has seed as asked: there are 0, 1, 2": lambda s: s.select(seed=lambda seed: seed > 2),
     "'learningrate' to group by: did you mean 'learning_rate'": lambda s: s.group("learningrate"),
-    "no member has a metric 'mse' (final)": lambda s: s.group(metric="mse"),
+    "no member has a metric 'mse'": lambda s: s.group(metric="mse"),
     "the groups have no metric 'acc'": lambda s: s.group().best("acc"),
     "no member has a metric 'acc'": lambda s: s.table("acc"),
     "no member 9: their numbers are 0 to 5": lambda s: s.run(9),
@@ -241,7 +239,6 @@ def test_members_are_selected_by_their_fields(grid: Sweep, fields: dict[str, Any
 
 def test_selection_is_a_sweep_with_values_and_curves(grid: Sweep, tmp_path: Path) -> None:
     np.testing.assert_array_equal(grid.values("test_loss"), [1.0, 2.0, 3.0, 0.5, 0.7, math.nan])
-    np.testing.assert_array_equal(grid.values("train_loss", at="best")[:2], [0.5, 1.0])
     steps, values = grid.curves("test_loss")
     np.testing.assert_array_equal(steps, [10, 20])
     # A member's losses are 20 / step times its last; the one that diverged reported once.
@@ -345,8 +342,6 @@ def test_table_has_the_best_first_and_the_lost_last(grid: Sweep, tmp_path: Path)
     assert "<th" in grid.table()._repr_html_() and "… and 1 more" in grid.table(limit=5)._repr_html_()
     other = grid.table("test_accuracy", limit=1)
     assert list(other.header[5:]) == ["test_accuracy", "test_loss", "train_loss"] and other.rows[0][0] == "3"
-    best = edited(grid, 0, best={"step": 5, "test_loss": 0.1}).table(at="best", limit=1)
-    assert best.header[4] == "best step" and best.rows[0] == ["0", "0.01", "0", "finished", "5", "0.1", "–", "–"]
     rates = [1.00000499, 10**-1.5, 10**-4.5, 0.0123456789]
     sweep = swept.sweep(tmp_path / "s", {(rate,): 1.0 + rate for rate in rates}, "learning_rate")
     assert "learning_rate 3.16228e-05" in repr(sweep) and "0.0316228" in repr(sweep.group())
