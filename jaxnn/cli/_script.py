@@ -37,11 +37,10 @@ if TYPE_CHECKING:
 
 COMMANDS = ("run", "sweep", "plan", "advise")
 _ABOUT_RUN = (
-    "`sweep` as the first word trains many runs together, `plan` measures batch sizes, `advise` says which device to "
-    "use: see `sweep --help`."
+    "First words: `sweep` trains many runs together, `plan` measures batch sizes, `advise` compares devices; see "
+    "`sweep --help`."
 )
-_ABOUT_PLAN = "Measures how fast it would train at several batch sizes; trains and writes nothing."
-_ABOUT_ADVISE = "Measures one step, batch sizes and sweeps per kind of device and says which to use; trains nothing."
+_ABOUT_ADVISE = "Measures one step, batch sizes and sweeps per kind of device and shows which to use; trains nothing."
 
 
 def main(
@@ -50,7 +49,7 @@ def main(
     *,
     points: Points | Halving | None = None,
 ) -> Run | Sweep | BatchSizePlan | Advice:
-    """Runs ``experiment`` as a script: flags change its config and how it is run.
+    """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
 
@@ -61,14 +60,17 @@ def main(
     | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
 
+    >>> jn.main(experiment, ["--learning-rate", "0.5", "--no-record"])  # doctest: +SKIP
+    finished  step 20 ...
+
     Args:
-        experiment: what the script defines; its config's defaults are the flags' defaults.
+        experiment: what the script defines.
         argv: the command line without the program's name; default: the process's.
-        points: for a script whose claim is about many runs: it sweeps these unless a command says otherwise.
+        points: the script sweeps these unless the first word is another command.
 
     Raises:
-        SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
-            with one line on standard error; 75 after an interruption that can be resumed, 130 after another.
+        SystemExit: 2 after wrong input, 1 after training failed, each with one line on standard error; 75 after an
+            interruption that can be resumed, 130 after another.
     """
     if argv is None:
         # Imports leave over 100,000 objects: the garbage collector would walk them again and again, and at the end.
@@ -110,7 +112,7 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
     """Measures batch sizes; ``arguments`` may set other fields."""
     from jaxnn.advice import plan_batch_size
 
-    values, _ = parse_values(experiment, arguments, "plan", _ABOUT_PLAN)
+    values, _ = parse_values(experiment, arguments, "plan", "Measures training speed per batch size; trains nothing.")
     sizes = values.pop("batch_size", None)
     if many := [name for name, words in values.items() if len(words) > 1]:
         raise ConfigError(f"plan takes several values for --batch-size alone, not for --{many[0].replace('_', '-')}.")
@@ -177,7 +179,7 @@ def parse_run(
     """Returns the config, the options and which process of several this is, with one value per flag.
 
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
-    command (None: those of a run); ``about`` is a text for its help. Raises ConfigError as `parse_values`.
+    command (None: those of a run). Raises ConfigError as `parse_values`.
     """
     config, options = experiment.config, options or RunOptions()
     _flag_fields(arguments, config, type(options), ClusterOptions)

@@ -34,6 +34,9 @@ MOST_DECIMALS = 6
 class Member:
     """One run of a sweep.
 
+    >>> swept.members[3].point
+    {'learning_rate': 0.2, 'seed': 1}
+
     Attributes:
         index: its number, which it keeps in a selection.
         point: the swept fields and their values.
@@ -193,13 +196,11 @@ class Groups:
     more_is_better: Mapping[str, bool]  # of each metric
 
     def best(self, metric: str | None = None) -> GroupRow:
-        """Returns the group with the best mean of ``metric``; default: the first metric, which is the monitored one.
+        """Returns the group with the best mean of ``metric``, by default the monitored one.
 
         Groups that lost members, which diverged or failed, rank after all that lost none, and groups with members that
-        were cut short after those whose members are complete: means of survivors flatter.
-
-        Raises:
-            ConfigError: an unknown metric, or one that no group has a result in.
+        were cut short after those whose members are complete: means of survivors flatter. ConfigError if the metric is
+        unknown, or no group has a result in it.
         """
         metric = metric or next(iter(self.more_is_better), "")
         if metric not in self.more_is_better:

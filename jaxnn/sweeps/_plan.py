@@ -20,18 +20,14 @@ if TYPE_CHECKING:
 else:  # what a command line can give
     ExecutorOption = str
 
-CORES_HINT = (
-    "{0} cores are one device: jax.config.update('jax_num_cpu_devices', {0}) before JAX is used makes each a device, "
-    "so that members use all; scripts do so"
-)
-
-
-NO_HALVING = "none: a run is too short, or there are too few members; more reports per run make shorter rungs"
-
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(engine.RunOptions):
-    """How to run a sweep; flags of every script's ``sweep`` and keyword arguments of ``jn.sweep``."""
+    """How to run a sweep; flags of every script's ``sweep`` and keyword arguments of ``jn.sweep``.
+
+    >>> jn.SweepOptions(patience=3, order="shared").order
+    'shared'
+    """
 
     plan_only: bool = False
     """Show how the members would be grouped and how fast each vmap size is; train nothing."""
@@ -155,9 +151,7 @@ def plan_sweep(
 ) -> SweepPlan:
     """Builds the members of this process, chosen by the options' shard, and groups those that one program can train.
 
-    ``points`` are those of all members; ``clock`` gets the time, by default a new one. Raises ConfigError if there are
-    no points, the config lacks a field, devices are not available, no member can be run, or there are more shards than
-    members that can.
+    ConfigError if the config lacks a field of ``points``, devices are not available, or no member can be run.
     """
     halving = points if isinstance(points, Halving) else None
     points = checked_points(experiment, points, options)
@@ -247,9 +241,13 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     if plan.halving is not None:
         # Rungs that would end in one window are one.
         ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
-        halving = f"one of {plan.halving.eta} continues after step {ends}" if ends else NO_HALVING
-    cores = cpu_count() or 1
-    idle = cores > 1 and len(devices) == 1 and devices[0].platform == "cpu"
+        halving = "none: too few members or reports per run"
+        if ends:
+            halving = f"one of {plan.halving.eta} continues after step {ends}"
+    # XLA computes small operations on one core.
+    hint, cores = None, cpu_count() or 1
+    if cores > 1 and len(devices) == 1 and devices[0].platform == "cpu":
+        hint = f"set jax_num_cpu_devices to {cores} before JAX is used, as scripts do, so that members use all cores"
     return [
         ("sharded over", f"{layout.num_devices} of {len(devices)} devices" if len(devices) > 1 else None),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
@@ -257,8 +255,7 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
         ("a program each", f"all values of {', '.join(varying)}" if varying else None),
         ("cannot be run", "; ".join(map(str, failed)) or None),
         ("halving", halving),
-        # XLA computes small operations on one core.
-        ("hint", CORES_HINT.format(cores) if idle else None),
+        ("hint", hint),
     ]
 
 

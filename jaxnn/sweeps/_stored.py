@@ -45,14 +45,11 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
 
     Members whose shard did not start are ``waiting``. A sweep that was killed, and its running members, read
     ``interrupted``. The summary of shards adds up theirs: seconds of all processes together, and the member-steps per
-    second of one of them.
+    second of one of them. ``experiment`` is what was swept, for `Sweep.run`. RecordError if there is no sweep, or its
+    record is damaged.
 
-    Args:
-        path: the sweep's directory.
-        experiment: what was swept, for :meth:`Sweep.run`.
-
-    Raises:
-        RecordError: there is no sweep, or its record is damaged.
+    >>> jn.open_sweep("runs/digits/sweep-…", experiment).best()  # doctest: +SKIP
+    Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
     """
     path = Path(path)
     folders = sweep_folders(path)

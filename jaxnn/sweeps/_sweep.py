@@ -46,6 +46,9 @@ MOST_ERRORS = 3
 class Sweep:
     """A sweep that finished, was interrupted, or still runs.
 
+    >>> swept.status, len(swept.members), [axis.name for axis in swept.axes]
+    ('finished', 4, ['learning_rate', 'seed'])
+
     Attributes:
         members: in the order of their numbers.
         axes: the fields that were swept, in the order they were given.
@@ -159,15 +162,11 @@ class Sweep:
     def select(self, **fields: Any) -> Sweep:
         """Returns the members whose config fields are as given, as a sweep.
 
+        A field is given by its value, several in a list, set or range, or a function that is true of it; nested fields
+        by dotted names, ``select(**{"model.dropout": 0.1})``. ConfigError if a field is unknown, or no member is left.
+
         >>> len(swept.select(learning_rate=0.1, seed=lambda seed: seed < 1).members)
         1
-
-        Args:
-            **fields: for a config field its value, several in a list, set or range, or a function that is true of it;
-                nested fields by dotted names, ``select(**{"model.dropout": 0.1})``.
-
-        Raises:
-            ConfigError: an unknown field, or no member left.
         """
         members = self.members
         for name, wanted in fields.items():

@@ -44,7 +44,11 @@ def sweep(
     """Trains a member for every point: those that differ in floats and the seed as one program.
 
     A member computes what its solo run does, to rounding. SIGINT and SIGTERM end the sweep after the current window,
-    saved and ready to resume.
+    saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
+    written. A point or a group that cannot be trained has the status ``failed`` and the reason; the others are trained.
+
+    >>> jn.sweep(experiment, jn.grid(seed=range(8)), patience=3)  # doctest: +SKIP
+    finished  sweep of 8: 8 finished ...
 
     Args:
         experiment: what is run; its config holds the fields that ``points`` do not set.
@@ -52,10 +56,6 @@ def sweep(
             that is resumed.
         options: how to run it.
         **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.
-
-    Raises:
-        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written. A point that cannot be run is
-            no such error: its member has the status ``failed`` and the reason.
     """
     options = with_changes(options or SweepOptions(), changes, experiment.config)
     if points is None:
@@ -130,7 +130,7 @@ def sweep_here(
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
-    """One window of one block of members, as a display shows it. Steps are those of all members together."""
+    """One window of one block of members for the display; steps are those of all members together."""
 
     step: int
     num_steps: int
