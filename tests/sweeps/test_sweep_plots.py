@@ -20,15 +20,15 @@ from tests import swept
 
 
 def over(folder: Path, axes: dict[str, list[Any]], lost: set[int] = frozenset()) -> Sweep:  # type: ignore[assignment]
-    """A full grid whose losses grow with the place in it; members ``lost`` diverged."""
+    """A full grid whose losses grow with the position in it; members ``lost`` diverged."""
     points = itertools.product(*axes.values())
     losses = {point: None if index in lost else 1.0 + 0.1 * index for index, point in enumerate(points)}
     return swept.sweep(folder / "sweep", losses, *axes)
 
 
 def panels(figure: Figure, folder: Path) -> dict[tuple[str, str], Axes]:
-    """The panels by the labels of their axes, colour bars too; drawn once, which warns where a thing cannot be."""
-    figure.savefig(folder / "sweep.png")
+    """The panels by the labels of their axes, colour bars too; drawn once, which warns of what cannot be drawn."""
+    figure.savefig(folder / "sweep.png", dpi=30)
     return {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in figure.axes}
 
 
@@ -37,7 +37,7 @@ def ticks(axes: Axes, which: str = "x") -> list[str]:
 
 
 def crosses(axes: Axes) -> np.ndarray:
-    """Where the members that were lost are marked: x in data, y in shares of the panel's height."""
+    """The marks of lost members: x in data, y in shares of the panel's height."""
     return np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "x"] or [[]])
 
 
