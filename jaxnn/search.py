@@ -54,9 +54,9 @@ class Points:
             return NotImplemented
         mine, theirs = sorted(self.scales), sorted(other.scales)
         if mine != theirs:
-            odd = sorted({*mine} ^ {*theirs})[0]
+            missing = sorted({*mine} ^ {*theirs})[0]
             raise ConfigError(
-                f"points of {', '.join(mine)} and points of {', '.join(theirs)} cannot be joined: give {odd!r} to both."
+                f"points of {', '.join(mine)} and of {', '.join(theirs)} cannot be joined: give {missing!r} to both."
             )
         # Logarithmic and linear parts share a logarithmic axis.
         scales = {name: max(scale, other.scales[name], key=SCALES.index) for name, scale in self.scales.items()}
@@ -172,7 +172,7 @@ def integers(low: int, high: int) -> Distribution:
     """
     _check_range("integers", low, high)
     if not (float(low).is_integer() and float(high).is_integer()):
-        raise ConfigError(f"integers go from {low} to {high}, which are no whole numbers: use uniform.")
+        raise ConfigError(f"integers needs two integers, not {low} and {high}: use uniform.")
     return Distribution(lambda rng, num: rng.integers(int(low), int(high) + 1, num).tolist(), "linear")
 
 

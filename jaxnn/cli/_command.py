@@ -1,4 +1,4 @@
-"""The ``jaxnn`` command: which devices there are, which runs, what one of them did, and benchmarks."""
+"""The ``jaxnn`` command: lists devices and runs, shows, plots and compares runs, and runs benchmarks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,9 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_user_error(owns_process=argv is None):
-        if not arguments:
-            rows = [
-                (f"jaxnn {EXAMPLES[name]}", (call.__doc__ or "").splitlines()[0]) for name, call in COMMANDS.items()
-            ]
-            print(text_table(rows, ("for example", "prints or draws")))
-            return
         with one_line_errors():
-            calls = {name: _deferred(function) for name, function in COMMANDS.items()}
+            calls = {function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, bench)}
+            arguments = arguments or ["--help"]
             call = tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)
         call()
 
@@ -52,7 +47,7 @@ def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]
 
 
 def devices() -> None:
-    """Backends, devices, memory and versions; and why a GPU that is there is not used."""
+    """Prints backends, devices, memory and versions, and why a GPU is not used: jaxnn devices."""
     described = describe_devices()
     print(f"backend   {described['backend']}, {described['cpu_count']} CPU cores")
     for device in described["devices"]:
@@ -65,7 +60,7 @@ def devices() -> None:
 
 
 def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
-    """A table of the runs and sweeps recorded at or below a directory, oldest first.
+    """Lists the runs and sweeps recorded at or below a directory, oldest first: jaxnn runs.
 
     Args:
         directory: where to look.
@@ -97,7 +92,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
 
 
 def show(run: tyro.conf.Positional[Path], /) -> None:
-    """What one run computed, how, where, and its result; of a sweep, the results of its members.
+    """Shows a run's config, options, time and result, or a sweep's results: jaxnn show runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
@@ -124,7 +119,7 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
 
 
 def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None:
-    """Draws the curves of a run, or the results of a sweep, as a PNG picture.
+    """Draws the curves of a run, or the results of a sweep, as PNG: jaxnn plot runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
@@ -146,12 +141,12 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
 def compare(
     a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], metric: tyro.conf.Positional[str | None] = None, /
 ) -> None:
-    """Whether B is better than A: runs or sweeps, paired by their seeds.
+    """Compares B with A, runs or sweeps, paired by seeds: jaxnn compare runs/A runs/B test_accuracy.
 
     Args:
         a: the directory of a run or a sweep.
-        b: the directory of what is compared with it.
-        metric: to compare by, such as test_accuracy; default: the one A monitored.
+        b: the directory of the run or the sweep to compare with it.
+        metric: such as test_accuracy; default: the monitored metric of A.
     """
     left, right = (open_sweep(path) if is_sweep(path) else path for path in (a, b))
     print(printable(compare_sides(left, right, metric)))
@@ -165,7 +160,7 @@ def bench(
     quick: bool = False,
     out: Path = _OUT,
 ) -> None:
-    """Measures studies on the devices at hand; without a name, lists the studies of this checkout.
+    """Measures studies on the devices here, or lists them if none is named: jaxnn bench latency --quick.
 
     Args:
         names: studies, or ``all``, or paths of files that define a STUDY; or ``merge`` and the folders of several
@@ -183,7 +178,7 @@ def bench(
         return
     if names[0] == "merge":
         if out == _OUT:
-            raise ConfigError("merge needs a folder of its own for the page: give --out DIR.")
+            raise ConfigError("merge needs another folder for the page: give --out DIR.")
         results = merge_pages(names[1:], out)
     else:
         studies = list(known.values()) if names == ("all",) else [load_study(name, known) for name in names]
@@ -199,17 +194,6 @@ def bench(
         table = text_table(*findings_table(known[name], results))
         print(printable("\n".join([name, table, *known[name].conclude(results[name].rows)])))
     print(f"page: {out / 'results.md'}")
-
-
-COMMANDS = {function.__name__: function for function in (devices, runs, show, plot, compare, bench)}
-EXAMPLES = {
-    "devices": "devices",
-    "runs": "runs",
-    "show": "show runs/mnist_mlp/…",
-    "plot": "plot runs/mnist_mlp/… --out curves.png",
-    "compare": "compare runs/mnist_mlp/… runs/mnist_cnn/… test_accuracy",
-    "bench": "bench training --quick",
-}
 
 
 @contextlib.contextmanager

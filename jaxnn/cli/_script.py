@@ -121,8 +121,8 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
     return plan
 
 
-def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | Halving | None) -> Sweep:
-    """Sweeps the points of the flags, or the script's ``own`` with what the flags give for their fields and others."""
+def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points | Halving | None) -> Sweep:
+    """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
     from jaxnn.search import Halving, grid, halving, override
     from jaxnn.search import zip as zip_points
     from jaxnn.sweeps import recorded_points, sweep
@@ -132,7 +132,7 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | 
         values, design, options = parse_sweep(experiment, arguments)
         # A field with one value is set, not swept.
         many = {name: words for name, words in values.items() if len(words) > 1}
-        points, eta = (own.points, own.eta) if isinstance(own, Halving) else (own, None)
+        points, eta = (script.points, script.eta) if isinstance(script, Halving) else (script, None)
         # A shard that was not started is started with the flags or the points that are given.
         recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
         if recorded and not values:
@@ -213,7 +213,7 @@ def parse_values(
     for flag, (_, owner) in flags.items():
         default, is_word = getattr(owner, flag), _is_word(kinds[flag])
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        note = "" if is_word else ", each as one word, its parts apart by commas"
+        note = "" if is_word else ", each as one word with commas between its parts"
         about_values = tyro.conf.arg(help=f"Values to sweep{note}; default: {shown}", help_behavior_hint="")
         # Words of other types are parsed by `_value`.
         kind: Any = kinds[flag] if is_word else str
@@ -303,7 +303,7 @@ def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[
 
 
 def _is_word(kind: Any) -> bool:
-    """Whether tyro parses a value of this type from one word among others; else it has a word of its own."""
+    """Whether tyro parses a value of this type from one word of several."""
     return kind in (int, float, str, bool) or typing.get_origin(kind) is Literal
 
 

@@ -67,7 +67,7 @@ def sweep(
         return sweep_on_ray(experiment, points, options, train_shard)
     if callable(options.executor):
         return options.executor(experiment, points, options)  # type: ignore[no-any-return]
-    return sweep_here(experiment, points, _sweep_record.located(options))
+    return sweep_here(experiment, points, _sweep_record.with_shard_dir(options))
 
 
 def sweep_here(
@@ -76,7 +76,7 @@ def sweep_here(
     options: SweepOptions,
     origin: Mapping[str, Any] | None = None,
 ) -> Sweep:
-    """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume."""
+    """Trains the members in this process."""
     with contextlib.ExitStack() as around:
         interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
@@ -94,14 +94,14 @@ def sweep_here(
         with display.announcing(clock):
             display.rows(device_rows(), NAME_WIDTH)
             plan = plan_sweep(experiment, points, options, clock)
-            _sweep_record.recall(plan, before)
+            _sweep_record.restore_plan(plan, before)
             display.rows(sweep_rows(plan), NAME_WIDTH)
             origin = origin or origin_of(experiment)
             if options.plan_only:
                 return _plan_only(plan, display, origin)
-            # Before anything is written: what is wrong with the options is found when a group is opened.
+            # Before anything is written: errors of the options are found when a group is opened.
             facts = before or sweep_facts(plan, _first_trainer(plan), origin)
-        # From here on there is something to save, and its record to complete.
+        # From here on there is something to save, and a record to complete.
         with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
             record = SweepRecord(None, facts)
             if options.record:
@@ -144,7 +144,7 @@ class SweepReport:
 
 
 class SweepRun:
-    """A sweep under way: its plan and record, what ends it after a window, and where it prints."""
+    """A running sweep: its plan and record, what ends it after a window, and where it prints."""
 
     def __init__(self, plan: SweepPlan, record: SweepRecord, interruption: Interruption, display: Display) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
@@ -155,7 +155,7 @@ class SweepRun:
         self._shown: set[int] = set()
 
     def train(self) -> None:
-        """Trains every group rung by rung; keeps ``sweep.json`` true: running, then how it ended, after errors too."""
+        """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
         started = time.perf_counter()
@@ -169,7 +169,7 @@ class SweepRun:
                 if share < 1.0:
                     self._prune(share)
         finally:
-            # What ended the sweep is reported to its user, even if the disk refuses after that.
+            # The error that ended the sweep is raised, even if the disk refuses after that.
             failed = isinstance(sys.exception(), Exception)
             with contextlib.suppress(*([RecordError] if failed else [])):
                 self._complete(time.perf_counter() - started)
@@ -203,13 +203,13 @@ class SweepRun:
                 raise
             return
         if share == 1.0 and plan.is_over(group):
-            # Only what is on the disk counts as over: whoever resumes a sweep that was killed must find the states.
+            # Only what is on the disk counts as over: a killed sweep is resumed from there.
             self._close(group.number)
             self.record.describe_group(group.number, closed=True)
             self.record.write_members(plan)
 
     def _ready(self, group: Group) -> Trainer:
-        """The trainer of a group, reported, with what an earlier process left of it."""
+        """The trainer of a group, printed and restored from its checkpoint."""
         plan, number = self.plan, group.number
         trainer = plan.trainer(group)
         trainer.flight = self.flight
@@ -221,7 +221,7 @@ class SweepRun:
         return trainer
 
     def _close(self, number: int) -> None:
-        """Forgets a group and what it compiled, whose ledger is kept; waits for its checkpoints."""
+        """Drops a group and its programs, keeps their ledger, and waits for its checkpoints."""
         trainer = self.plan.open.pop(number)
         trainer.programs.spec.feed.close()
         for compilation in trainer.programs.ledger.compilations:
@@ -258,7 +258,7 @@ class SweepRun:
             self.display.report(report)
 
     def _prune(self, share: float) -> None:
-        """Takes out the members that are not among the best of those that came to the end of a rung."""
+        """Prunes the members that are not among the best at the end of a rung."""
         plan = self.plan
         assert plan.halving is not None
         # Ranked by what they reported there, so that a resumed sweep decides the same.
@@ -276,7 +276,7 @@ class SweepRun:
         self.record.write_members(plan)
 
     def _complete(self, seconds: float) -> None:
-        """Closes what is open, and writes what became of it."""
+        """Closes the open groups, and writes the outcome."""
         plan, logs = self.plan, [member.log for member in self.plan.members]
         for number in list(plan.open):
             self._close(number)
@@ -312,7 +312,7 @@ def _plan_only(plan: SweepPlan, display: Display, origin: Mapping[str, Any]) -> 
 
 
 def _first_trainer(plan: SweepPlan) -> Trainer:
-    """That of the first group that can be opened; those before it will fail when their turn comes, and be noted."""
+    """The trainer of the first group that can be opened; earlier groups fail and are recorded when they are trained."""
     for group in plan.groups:
         try:
             return plan.trainer(group)

@@ -85,7 +85,7 @@ ERRORS: dict[str, Any] = {
     "uniform goes from 0 to inf": lambda: jn.search.uniform(0, math.inf),
     "log_uniform goes from 'a' to 3": lambda: jn.search.log_uniform("a", 3),  # type: ignore[arg-type]
     "log_uniform goes from 0, which has no logarithm": lambda: jn.search.log_uniform(0, 1),
-    "no whole numbers": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
+    "integers needs two integers, not 0.5": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
     "nothing to choose from": lambda: jn.search.choice([]),
     "halving needs points": lambda: jn.search.halving([{"a": 1}]),  # type: ignore[arg-type]
     "halving's eta is 1": lambda: jn.search.halving(jn.grid(a=[1]), 1),
