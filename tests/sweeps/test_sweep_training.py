@@ -25,6 +25,9 @@ from tests import tiny
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 HOW: dict[str, Any] = {**tiny.HOW, "vmap_size": 2, "devices": 1}
+# Two groups of two chunks: most tests share their programs.
+LONG = tiny.experiment(num_steps=30)
+EIGHT = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,29 +125,25 @@ def test_rungs_and_survivors_of_halving() -> None:
 
 
 def test_halving_trains_the_best_of_each_rung_on(tmp_path: Path) -> None:
-    long, path = tiny.experiment(num_steps=90), tmp_path / "sweep"
-    points = jn.grid(learning_rate=np.logspace(-3, 0, 9).tolist(), batch_size=[4, 8])
-    sweep = jn.sweep(long, jn.search.halving(points), run_dir=path, member_runs=True, **HOW)
+    long, path = tiny.experiment(num_steps=80), tmp_path / "sweep"
+    sweep = jn.sweep(long, jn.search.halving(EIGHT, 2), run_dir=path, member_runs=True, **HOW)
     steps = [member.step for member in sweep.members]
-    # Of eighteen members in two groups a third of all continues, whichever group they are in.
-    assert sorted(steps) == [10] * 12 + [30] * 4 + [90] * 2
-    for rung, after in ((10, 30), (30, 90)):
+    # Of eight members in two groups half of all continue after each rung, whichever group they are in.
+    assert sorted(steps) == [10] * 4 + [20] * 2 + [40, 80]
+    for rung, after in ((10, 20), (20, 40), (40, 80)):
         at = {line["member"]: line["test_loss"] for line in sweep.lines if line["step"] == rung and "test_loss" in line}
         kept = [member for member in at if steps[member] >= after]
         assert max(at[member] for member in kept) <= min(at[member] for member in at if member not in kept)
     assert sweep.best().status == "finished"
     # A pruned member can be continued alone, to where its own run would have been.
-    pruned = next(member for member in sweep.members if member.step == 30)
+    pruned = next(member for member in sweep.members if member.step == 20)
     rest = jn.fit(long.replace(**pruned.point), resume=pruned.dir, progress="none")
     alone = tiny.fit(long.replace(**pruned.point))
-    assert rest.summary.step == 90 and rest.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-4)
+    assert rest.summary.step == 80 and rest.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-4)
     assert pruned.dir is not None and "the program of a step" in tiny.read(pruned.dir)["resumed"][0]["changed"]
 
 
 # --- the record ---
-
-LONG = tiny.experiment(num_steps=30)
-EIGHT = jn.grid(learning_rate=[0.01, 0.1, 0.2, 0.3], batch_size=[8, 16])
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +250,8 @@ def test_killed_sweep_resumes_from_its_newest_checkpoint(finished: jn.Sweep, tmp
 
 
 def test_interruption_in_the_last_window_leaves_a_finished_sweep(tmp_path: Path) -> None:
-    sweep = jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **interrupted(4))
+    points = jn.grid(learning_rate=[0.1, 0.2, 0.3, 0.4])
+    sweep = jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", **interrupted(4))
     assert sweep.status == "finished" and sweep.run(1).final == sweep.members[1].final
 
 
@@ -284,13 +284,13 @@ def test_resumed_sweep_keeps_its_devices_and_reports_changes(
 
 
 def test_resumed_sweep_may_change_its_vmap_size_and_sweep_infinity(tmp_path: Path) -> None:
-    points, path = jn.grid(learning_rate=[0.1, 0.2, float("inf")]), tmp_path / "sweep"
+    points, path = jn.grid(learning_rate=[0.1, 0.2, 0.3, float("inf")]), tmp_path / "sweep"
     expected = jn.sweep(tiny.experiment(), points, record=False, **HOW)
     jn.sweep(tiny.experiment(), points, run_dir=path, **interrupted(2))
-    rest = jn.sweep(tiny.experiment(), resume=path, vmap_size=3, progress="none")
-    assert tiny.read(path, "sweep.json")["groups"][0]["vmap"]["size"] == 3
-    assert statuses(rest) == ["finished", "finished", "diverged"]
-    np.testing.assert_allclose(rest.values("test_loss")[:2], expected.values("test_loss")[:2], rtol=1e-5)
+    rest = jn.sweep(tiny.experiment(), resume=path, vmap_size=4, progress="none")
+    assert tiny.read(path, "sweep.json")["groups"][0]["vmap"]["size"] == 4
+    assert statuses(rest) == ["finished"] * 3 + ["diverged"]
+    np.testing.assert_allclose(rest.values("test_loss")[:3], expected.values("test_loss")[:3], rtol=1e-5)
 
 
 RESUMES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -467,9 +467,7 @@ def test_optimizer_may_keep_a_key_of_its_own(tmp_path: Path) -> None:
 
     noisy = tiny.experiment(optimizer=optimizer)
     sweep = jn.sweep(noisy, jn.grid(learning_rate=[0.1, 0.2, 0.3]), run_dir=tmp_path / "sweep", **HOW)
-    assert sweep.run(2).final == sweep.members[2].final and sweep.run(2).evaluate()["loss"] == pytest.approx(
-        sweep.members[2].final["test_loss"], rel=1e-5
-    )
+    assert sweep.run(2).final == sweep.members[2].final
 
 
 def test_without_an_eval_split_members_are_ranked_by_training_metrics(tmp_path: Path) -> None:
