@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -210,10 +211,11 @@ assert not ray.is_initialized(), "the cluster that was started here was not shut
 def test_script_starts_ray_and_ends_it(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     (tmp_path / "lonely.py").write_text(SCRIPT)
-    words = "sweep --momentum 0.5 0.9 --executor ray --num-workers 1 --vmap-size 2 --steps-per-call 5 --run-dir"
-    done = shell.python(
-        tmp_path / "lonely.py", *words.split(), tmp_path / "swept", XDG_CACHE_HOME=str(tmp_path), RAY_ADDRESS="local"
-    )
+    words = "sweep --momentum 0.5 0.9 --executor ray --num-workers 1 --vmap-size 2 --steps-per-call 5 --run-dir swept"
+    environment = {"PYTHONPATH": str(shell.ROOT), "XDG_CACHE_HOME": str(tmp_path), "RAY_ADDRESS": "local"}
+    command = [sys.executable, "lonely.py", *words.split()]
+    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, env={**os.environ, **environment}, **how)
     assert done.returncode == 0, done.stdout + done.stderr
     found = jn.open_sweep(tmp_path / "swept")
     assert [member.status for member in found.members] == ["finished"] * 2
