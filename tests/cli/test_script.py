@@ -179,7 +179,7 @@ CALLS = ("--steps-per-call", "100", "--report-every", "100", "--eval-every", "0"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("checkpoint_every", "status"), [("None", 75), ("0", 130)])
-def test_an_interrupted_script_prints_how_to_resume(tmp_path: Path, checkpoint_every: str, status: int) -> None:
+def test_interrupted_script_prints_how_to_resume(tmp_path: Path, checkpoint_every: str, status: int) -> None:
     (tmp_path / "endless.py").write_text(SCRIPT)
     how = ["--checkpoint-every", checkpoint_every, *CALLS]
     command = [sys.executable, tmp_path / "endless.py", *how, "--run-dir", tmp_path / "run"]

@@ -105,7 +105,7 @@ def test_members_that_were_cut_short_are_left_out_and_named(sides: Sides) -> Non
         compare(a, none)
 
 
-def test_the_sides_are_named_by_what_differs(sides: Sides) -> None:
+def test_sides_are_named_by_what_differs(sides: Sides) -> None:
     a, b = (sides({(rate, 4, 0): 1.0, (rate, 4, 1): 2.0}, "learning_rate", "width", "seed") for rate in (0.01, 0.1))
     assert compare(a, b).sides == (f"{a.dir}  learning_rate 0.01", f"{b.dir}  learning_rate 0.1")
     bare = [dataclasses.replace(side, dir=None) for side in (a, b)]

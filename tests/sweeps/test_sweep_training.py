@@ -463,11 +463,14 @@ def test_fields_that_a_config_checks_together_are_set_together() -> None:
 
 def test_optimizer_may_keep_a_key_of_its_own(tmp_path: Path) -> None:
     def optimizer(config: tiny.Config) -> optax.GradientTransformation:
-        return optax.chain(optax.add_noise(config.learning_rate, 0.5, jax.random.key(3)), optax.sgd(0.1))
+        noise = optax.add_noise(config.learning_rate, 0.5, jax.random.key(3))
+        return optax.chain(noise, optax.sgd(0.1, momentum=0.9 if config.num_steps == 20 else None))
 
     noisy = tiny.experiment(optimizer=optimizer)
     sweep = jn.sweep(noisy, jn.grid(learning_rate=[0.1, 0.2, 0.3]), run_dir=tmp_path / "sweep", **HOW)
-    assert sweep.run(2).final == sweep.members[2].final
+    # Its state is that of the recorded config, not of the experiment that is given now.
+    again = jn.open_sweep(tmp_path / "sweep", noisy.replace(num_steps=99))
+    assert again.run(2).final == sweep.members[2].final and int(again.run(2).state.step) == 20
 
 
 def test_without_an_eval_split_members_are_ranked_by_training_metrics(tmp_path: Path) -> None:
