@@ -20,15 +20,15 @@ from tests import swept
 
 
 def over(folder: Path, axes: dict[str, list[Any]], lost: set[int] = frozenset()) -> Sweep:  # type: ignore[assignment]
-    """A full grid whose losses grow with the place in it; members ``lost`` diverged."""
+    """A full grid whose losses grow with the position in it; members ``lost`` diverged."""
     points = itertools.product(*axes.values())
     losses = {point: None if index in lost else 1.0 + 0.1 * index for index, point in enumerate(points)}
     return swept.sweep(folder / "sweep", losses, *axes)
 
 
 def panels(figure: Figure, folder: Path) -> dict[tuple[str, str], Axes]:
-    """The panels by the labels of their axes, colour bars too; drawn once, which warns where a thing cannot be."""
-    figure.savefig(folder / "sweep.png")
+    """The panels by the labels of their axes, colour bars too; drawn once, which warns of what cannot be drawn."""
+    figure.savefig(folder / "sweep.png", dpi=30)
     return {(axes.get_xlabel(), axes.get_ylabel()): axes for axes in figure.axes}
 
 
@@ -37,11 +37,11 @@ def ticks(axes: Axes, which: str = "x") -> list[str]:
 
 
 def crosses(axes: Axes) -> np.ndarray:
-    """Where the members that were lost are marked: x in data, y in shares of the panel's height."""
+    """The marks of lost members: x in data, y in shares of the panel's height."""
     return np.concatenate([line.get_xydata() for line in axes.get_lines() if line.get_marker() == "x"] or [[]])
 
 
-def test_one_axis_and_seeds(tmp_path: Path) -> None:
+def test_plot_of_one_axis_and_seeds(tmp_path: Path) -> None:
     sweep = over(tmp_path, {"learning_rate": [0.1, 0.001, 0.01], "seed": [0, 1, 2, 3]}, lost={10, 11})
     figure = sweep.plot()
     found = panels(figure, tmp_path)
@@ -63,7 +63,7 @@ def test_one_axis_and_seeds(tmp_path: Path) -> None:
     np.testing.assert_allclose(bars.get_segments()[2], [[0.1, 1.0], [0.1, 1.3]])
 
 
-def test_lost_members_are_marked_at_the_bad_edge(tmp_path: Path) -> None:
+def test_plot_marks_lost_members_and_prefers_groups_that_lost_none(tmp_path: Path) -> None:
     sweep = over(tmp_path, {"learning_rate": [0.001, 0.01], "seed": [0, 1]}, lost={3})
     for metric, edge in (("test_loss", 0.97), ("test_accuracy", 0.03)):
         found = panels(sweep.plot(metric), tmp_path)
@@ -72,9 +72,15 @@ def test_lost_members_are_marked_at_the_bad_edge(tmp_path: Path) -> None:
     np.testing.assert_allclose(crosses(curves), [[10, 0.97]])
     # The curve of 0.01 is that of its one member that did not diverge, whose loss is 1.2 at the end.
     np.testing.assert_allclose(curves.get_lines()[1].get_ydata(), [2.4, 1.2])
+    for lost, title in (
+        ({0}, "★ 1.25 at 0.01, mean over 2 of 2 seeds"),
+        ({0, 2}, "★ 1.1 at 0.001, mean over 1 of 2 seeds"),
+    ):
+        figure = over(tmp_path, {"learning_rate": [0.001, 0.01], "seed": [0, 1]}, lost=lost).plot()
+        assert panels(figure, tmp_path)["learning_rate", "test loss"].get_title() == title
 
 
-def test_seeds_alone(tmp_path: Path) -> None:
+def test_plot_of_seeds_alone(tmp_path: Path) -> None:
     sweep = over(tmp_path, {"seed": [3, 4, 5, 6, 7]}, lost={2})
     curves, strip = panels(sweep.plot(), tmp_path).values()
     assert len(curves.get_lines()) == 2 and len(curves.collections) == 1 and curves.get_legend() is None
@@ -86,19 +92,12 @@ def test_seeds_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(crosses(strip), [[2, 0.97]])
 
 
-@pytest.mark.parametrize(
-    ("seeds", "title"),
-    [
-        ((1, 1), "curves"),
-        ((2, 4), "mean over seeds, with the range of few seeds"),
-        ((5, 6), "mean over seeds, with its 95 % interval"),
-        ((4, 5), "mean over seeds, with the range of few seeds"),
-    ],
-)
-def test_the_title_names_the_band(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
-    points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
-    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "seed")
-    assert panels(sweep.plot(), tmp_path)["step", "test loss"].get_title() == title
+def test_title_names_the_band(tmp_path: Path) -> None:
+    few, many = "mean over seeds, with the range of few seeds", "mean over seeds, with its 95 % interval"
+    for seeds, title in (((1, 1), "curves"), ((2, 4), few), ((4, 5), few), ((5, 6), many)):
+        points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
+        sweep = swept.sweep(tmp_path / str(seeds), points, "learning_rate", "seed")
+        assert panels(sweep.plot(), tmp_path)["step", "test loss"].get_title() == title
 
 
 def cut(sweep: Sweep, statuses: dict[int, str]) -> Sweep:
@@ -109,7 +108,7 @@ def cut(sweep: Sweep, statuses: dict[int, str]) -> Sweep:
     return dataclasses.replace(sweep, members=tuple(members), lines=tuple(lines))
 
 
-def test_members_that_were_cut_short_are_rings_and_curves_end_where_members_stop(tmp_path: Path) -> None:
+def test_plot_marks_members_that_were_cut_short_with_rings(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.01, 0.1], "seed": [0, 1]}
     stopped = cut(over(tmp_path, axes), {1: "stopped early"})
     first, second, _ = panels(stopped.plot(), tmp_path)["step", "test loss"].get_lines()
@@ -128,24 +127,7 @@ def test_members_that_were_cut_short_are_rings_and_curves_end_where_members_stop
     assert points.get_title() == "★ 1.25 at 0.01, mean over 2 of 2 seeds"
 
 
-def test_the_star_prefers_groups_that_lost_no_seed(tmp_path: Path) -> None:
-    axes = {"learning_rate": [0.001, 0.01], "seed": [0, 1]}
-    preferred = panels(over(tmp_path, axes, lost={0}).plot(), tmp_path)["learning_rate", "test loss"]
-    assert preferred.get_title() == "★ 1.25 at 0.01, mean over 2 of 2 seeds"
-    said = panels(over(tmp_path, axes, lost={0, 2}).plot(), tmp_path)["learning_rate", "test loss"]
-    assert said.get_title() == "★ 1.1 at 0.001, mean over 1 of 2 seeds"
-
-
-def test_a_halving_of_scattered_draws_is_drawn(tmp_path: Path) -> None:
-    points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
-    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "model.dropout")
-    found = panels(cut(sweep, dict.fromkeys(range(2, 6), "pruned")).plot(), tmp_path)
-    drawn = found["learning_rate", "model.dropout"]
-    rings = [line for line in drawn.get_lines() if line.get_markerfacecolor() == "none"]
-    assert len(rings) == 4 and not crosses(drawn).size
-
-
-def test_two_axes_have_a_heat_map(tmp_path: Path) -> None:
+def test_plot_of_two_axes_has_a_heat_map(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.01, 0.1], "model.dropout": [0.5, 0.0], "seed": [0, 1]}
     found = panels(over(tmp_path, axes, lost={8, 9}).plot(), tmp_path)
     assert ("model.dropout", "test loss") in found
@@ -161,7 +143,7 @@ def test_two_axes_have_a_heat_map(tmp_path: Path) -> None:
     np.testing.assert_allclose(slice_.get_xydata(), [[0.001, 1.05], [0.01, 1.45]])
 
 
-def test_scattered_draws_are_points_where_they_were_drawn(tmp_path: Path) -> None:
+def test_plot_of_scattered_draws_has_a_point_each(tmp_path: Path) -> None:
     points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
     points[(1.0, 0.9)] = None
     sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "model.dropout")
@@ -169,16 +151,18 @@ def test_scattered_draws_are_points_where_they_were_drawn(tmp_path: Path) -> Non
     assert not drawn.get_images() and (drawn.get_xscale(), drawn.get_yscale()) == ("log", "linear")
     assert sum(line.get_marker() == "o" for line in drawn.get_lines()) == 6
     np.testing.assert_allclose(crosses(drawn), [[1.0, 0.9]])
+    drawn = panels(cut(sweep, dict.fromkeys(range(2, 6), "pruned")).plot(), tmp_path)["learning_rate", "model.dropout"]
+    assert sum(line.get_markerfacecolor() == "none" for line in drawn.get_lines()) == 4
 
 
-def test_three_axes_have_a_panel_each(tmp_path: Path) -> None:
+def test_plot_of_three_axes_has_a_panel_each(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.1], "model.dropout": [0.0, 0.5], "nesterov": [True, False], "seed": [0, 1]}
     found = panels(over(tmp_path, axes, lost={14, 15}).plot(), tmp_path)
     assert [name for name, _ in found] == ["step", "learning_rate", "model.dropout", "nesterov"]
     assert ticks(found["nesterov", "test loss"]) == ["True", "False"]
 
 
-def test_many_groups_are_coloured(tmp_path: Path) -> None:
+def test_plot_of_many_groups_has_a_colour_bar(tmp_path: Path) -> None:
     sweep = over(tmp_path, {"learning_rate": [10.0**-k for k in range(9)], "seed": [0, 1]})
     figure = sweep.plot()
     curves = figure.axes[0]
@@ -188,7 +172,7 @@ def test_many_groups_are_coloured(tmp_path: Path) -> None:
     assert bar.get_yscale() == "log" and len({line.get_color() for line in curves.get_lines()}) == 9
 
 
-def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
+def test_plot_of_losses_over_a_decade_has_a_logarithmic_axis(tmp_path: Path) -> None:
     sweep = swept.sweep(tmp_path / "s", {(0.1,): 0.01, (0.01,): 1.0, (0.001,): 3.0}, "learning_rate")
     assert {axes.get_yscale() for axes in sweep.plot().axes} == {"log"}
     assert {axes.get_yscale() for axes in sweep.plot("test_accuracy").axes} == {"linear"}
@@ -199,17 +183,20 @@ def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
         near.plot("acc")
 
 
-@pytest.mark.parametrize("losses", [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]])
-def test_sweeps_without_usable_results_are_drawn(tmp_path: Path, losses: list[float | None]) -> None:
-    for axes in (("seed",), ("learning_rate",), ("learning_rate", "model.dropout"), ("learning_rate", "a", "b")):
-        points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(losses)}
-        sweep = swept.sweep(tmp_path / "-".join(axes), points, *axes)
-        panels(sweep.plot(), tmp_path)
+AXES = (("seed",), ("learning_rate",), ("learning_rate", "model.dropout"), ("learning_rate", "a", "b"))
+LOSSES: list[list[float | None]] = [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]]
 
 
-@pytest.mark.parametrize(
-    ("values", "scale", "kind"),
-    [
+@pytest.mark.parametrize(("axes", "losses"), [(axes, LOSSES[n % 5]) for n, axes in enumerate((*AXES, *AXES[1:3]))])
+def test_plot_handles_results_without_usable_values(
+    tmp_path: Path, axes: tuple[str, ...], losses: list[float | None]
+) -> None:
+    points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(losses)}
+    panels(swept.sweep(tmp_path / "s", points, *axes).plot(), tmp_path)
+
+
+def test_scale_is_one_that_the_values_allow(tmp_path: Path) -> None:
+    cases: list[tuple[tuple[Any, ...], str, str]] = [
         ((0.1, 0.001), "log", "log"),
         ((0.0, 0.1), "log", "nominal"),
         ((0.0, 1e-4, 1e-3, 1e-2), "linear", "nominal"),
@@ -218,14 +205,11 @@ def test_sweeps_without_usable_results_are_drawn(tmp_path: Path, losses: list[fl
         ((True, False), "linear", "nominal"),
         (("a", "b"), "log", "nominal"),
         ((1, 2), "nominal", "nominal"),
-    ],
-)
-def test_the_scale_is_one_that_the_values_allow(tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str) -> None:
-    losses = {(value,): 1.0 + place for place, value in enumerate(values)}
-    sweep = swept.sweep(tmp_path / "s", losses, "x")
-    (axis,) = sweep.axes
-    sweep = dataclasses.replace(sweep, axes=(dataclasses.replace(axis, scale=scale),))
-    drawn = panels(sweep.plot(), tmp_path)["x", "test loss"]
-    places = drawn.collections[0].get_offsets()[:, 0]
-    assert np.isfinite(places).all() and drawn.get_xscale() == ("log" if kind == "log" else "linear")
-    assert (places.tolist() == list(range(len(values)))) == (kind == "nominal")
+    ]
+    for number, (values, scale, kind) in enumerate(cases):
+        sweep = swept.sweep(tmp_path / str(number), {(value,): 1.0 + n for n, value in enumerate(values)}, "x")
+        sweep = dataclasses.replace(sweep, axes=(dataclasses.replace(sweep.axes[0], scale=scale),))
+        (drawn,) = (axes for axes in sweep.plot().axes if axes.get_xlabel() == "x")
+        places = drawn.collections[0].get_offsets()[:, 0]  # type: ignore[index]
+        assert np.isfinite(places).all() and drawn.get_xscale() == ("log" if kind == "log" else "linear")
+        assert (places.tolist() == list(range(len(values)))) == (kind == "nominal"), values
