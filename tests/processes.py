@@ -31,7 +31,9 @@ import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxnn as jn
 from jaxnn.cli import ClusterOptions, exit_on_user_error, processes
-from jaxnn.parallel import *
+from jaxnn.parallel import (
+    StopVote, all_agree, broadcast_from_primary, is_primary, process_count, set_resume_hint
+)
 
 rank, count = int(sys.argv[1]), int(sys.argv[2])
 jax.config.update("jax_platforms", "cpu")
@@ -40,16 +42,25 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[3]))
 @functools.cache
 def adding():
     mesh = jax.make_mesh((jax.device_count(),), ("all",), axis_types=(AxisType.Auto,))
-    spread, same = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
-    return jax.jit(lambda values: values.sum(), out_shardings=same), spread
+    sharded, replicated = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
+    return jax.jit(lambda values: values.sum(), out_shardings=replicated), sharded
 
-def begin(value):
-    add, spread = adding()
-    mine = np.full(jax.local_device_count(), value, np.float32)
-    return add(jax.make_array_from_process_local_data(spread, mine))
+def start_total(value):
+    add, sharded = adding()
+    local = np.full(jax.local_device_count(), value, np.float32)
+    return add(jax.make_array_from_process_local_data(sharded, local))
 
 def total(value):
-    return float(begin(value))
+    return float(start_total(value))
+
+def error_of(function, *arguments):
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def fail(error):
+    raise error
 
 def say(*words):
     print(*words, flush=True)

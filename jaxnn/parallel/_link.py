@@ -131,6 +131,8 @@ class Link:
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(GRACE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     # Process 0.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -44,7 +46,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("saved") / "checkpoints"
     checkpoints = Checkpoints(path, keep_last=3)
     for step in (1, 2, 3):
-        checkpoints.save(step, make_state(step), {"loss": 1.0 / step})
+        checkpoints.save(step, make_state(step), {"loss": 1.0 / step, "test_loss": math.nan})
     checkpoints.close()
     jn.save_checkpoint(path.parent / "state", make_state(1))
     return path
@@ -70,6 +72,8 @@ def test_sha256sum_checks_a_checkpoint(saved: Path) -> None:
     names = [line.removesuffix(": OK") for line in done.stdout.splitlines()]
     assert names == [name for name in files_of(saved / "3") if name != SUMS_FILE]
     assert {"default/_METADATA", "checkpoint.json"} <= set(names)
+    about = json.loads((saved / "3" / "checkpoint.json").read_text())
+    assert about == {"step": 3, "metrics": {"loss": 1.0 / 3}, "log": None}
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -113,7 +117,10 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
     restored = checkpoints.restore_newest(make_state(0))
     assert restored is not None and restored.step == 1
     assert_bitwise_equal(restored.state, make_state(1))
-    assert restored.damaged == [(3, f"its file default/_METADATA {CHANGED}"), (2, "its file checkpoint.json is missing")]
+    assert restored.damaged == [
+        (3, f"its file default/_METADATA {CHANGED}"),
+        (2, "its file checkpoint.json is missing"),
+    ]
     for (step, what), name in zip(restored.damaged, ("3", "2"), strict=True):
         message = checkpoints.set_aside(step, what)
         assert message.startswith(f"the checkpoint of step {step} is damaged, {what}")

@@ -90,7 +90,9 @@ def test_states_that_cannot_fit_are_refused_before_they_are_written(
 
     checkpoints = Checkpoints(tmp_path / "run")
     leave(1 << 20)
-    words = r"step 1 could not be written to .*run \(No space left on device: it takes 1\.1 MiB, 1\.0 MiB are free\): free"
+    words = (
+        r"step 1 could not be written to .*run \(No space left on device: it takes 1\.1 MiB, 1\.0 MiB are free\): free"
+    )
     with pytest.raises(RecordError, match=f"{words} disk space or choose another --run-dir; older checkpoints are int"):
         checkpoints.save(1, state_of(1 << 20), {})
     assert list((tmp_path / "run").iterdir()) == []

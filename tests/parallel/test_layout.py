@@ -1,0 +1,210 @@
+"""Devices and meshes: the requested ones are used, and errors are raised before data are read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxnn as jn
+from jaxnn.models import GPT, MLP
+from jaxnn.observe import nbytes
+from jaxnn.parallel import STRATEGIES, make_layout, parse_mesh
+from jaxnn.types import TrainState
+from tests import shell, tiny
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+SQUARE = TrainState(np.int32(0), {"w": np.zeros((32, 32), np.float32)}, {}, (), np.uint32(0))
+
+
+def wide(**fields: Any) -> jn.Experiment[Any]:
+    """Matrices whose axes four devices share evenly, trained by Adam."""
+    return tiny.experiment(
+        task=lambda config: jn.tasks.classification(MLP((64, 32, 3))),
+        optimizer=lambda config: optax.adam(config.learning_rate),
+        **fields,
+    )
+
+
+def test_one_device_is_used_unless_more_are_requested() -> None:
+    assert make_layout().mesh is None
+    assert make_layout(devices="all").num_devices == jax.device_count() == 4
+    assert make_layout("data").num_devices == 4
+    assert make_layout("fsdp", 2).num_devices == 2
+    assert make_layout(mesh="data=2").num_devices == 2
+
+
+def test_fully_sharded_state_is_created_in_shards_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tiny.fit(wide(num_steps=5), tmp_path / "run", devices=4, strategy="fsdp", progress="plain")
+    assert "fsdp, data=4: a batch of 8 is 4 × 2 examples" in capsys.readouterr().out
+    assert tiny.read(tmp_path / "run")["layout"] == {"strategy": "fsdp", "mesh": {"data": 4}}
+    created = run._trainer.programs.init()
+    small = sum(nbytes(leaf) for leaf in jax.tree.leaves(run.state) if leaf.size < 256)
+    assert small < nbytes(run.state) / 10
+    for state in (created, run.state):
+        assert state.params["Dense_1"]["kernel"].sharding.spec == P("data", None)
+        shards = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(state)]
+        assert nbytes(shards) == (nbytes(run.state) - small) / 4 + small
+    tiny.fit(wide(num_steps=5), progress="plain")
+    assert "--devices all would use the other 3 too" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("size", "expected"), [(10**3, "data"), (10**15, "fsdp")])
+def test_auto_shards_a_state_that_is_too_large_to_be_replicated(size: int, expected: str) -> None:
+    shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
+    assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
+
+
+@pytest.mark.slow
+def test_model_axes_shard_its_parameters_and_moments() -> None:
+    model = GPT(7, num_layers=1, features=16, num_heads=4, max_length=8, dropout=0.2)
+    tokens = np.random.default_rng(0).integers(0, 7, (32, 9)).astype(np.int32)
+    gpt = tiny.experiment(
+        data=jn.data.arrays(train=(tokens[:, :-1], tokens[:, 1:]), test=(tokens[:9, :-1], tokens[:9, 1:])),
+        task=lambda config: jn.tasks.next_token(model),
+        optimizer=lambda config: optax.adam(1e-3),
+    )
+    alone = tiny.fit(gpt)
+    for mesh in ("data=2,model=2", "model=4"):
+        sharded = tiny.fit(gpt, mesh=mesh)
+        size = parse_mesh(mesh)["model"]
+        for tree in (sharded.state.params["Block_0"], sharded.state.opt_state[0].mu["Block_0"]):
+            assert tree["Dense_0"]["kernel"].sharding.shard_shape((16, 48)) == (16, 48 // size)
+            assert tree["Dense_3"]["kernel"].sharding.shard_shape((64, 16)) == (64 // size, 16)
+        assert sharded.summary.metrics == pytest.approx(alone.summary.metrics, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices() -> None:
+    accumulating = tiny.experiment(optimizer=lambda config: jn.optim.with_accumulation(optax.adam(0.01), 2))
+    expected = tiny.fit(accumulating).summary.metrics
+    for strategy in ("data", "fsdp", "pmap"):
+        got = tiny.fit(accumulating, resident=False, devices=4, strategy=strategy).summary.metrics
+        assert got == pytest.approx(expected, rel=1e-5)
+    points, how = jn.grid(learning_rate=[0.01, 0.1]), {"vmap_size": 1, "record": False, **tiny.HOW}
+    alone = jn.sweep(wide(), points, devices=1, **how)
+    for options in ({"strategy": "data"}, {"mesh": "members=2,data=2", "strategy": "fsdp"}):
+        for got, expected in zip(jn.sweep(wide(), points, **options, **how).members, alone.members, strict=True):
+            assert got.metrics() == pytest.approx(expected.metrics(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_run_resumes_on_other_devices_and_reports_it(tmp_path: Path) -> None:
+    tiny.fit(wide(num_steps=10), tmp_path / "run", devices=4, strategy="fsdp")
+    assert tiny.fit(wide(num_steps=10), resume=tmp_path / "run")._trainer.programs.layout.num_devices == 4
+    longer = tiny.fit(wide(num_steps=20), resume=tmp_path / "run", devices=2)
+    assert longer.summary.metrics == pytest.approx(tiny.fit(wide(num_steps=20)).summary.metrics, rel=1e-4)
+    resumed = tiny.read(tmp_path / "run")["resumed"][-1]
+    assert resumed["changed"] == ["the layout fsdp data=4 → fsdp data=2"]
+
+
+def test_program_on_one_device_is_that_of_a_plain_run() -> None:
+    def operations(**options: Any) -> Counter[str]:
+        program: Any = tiny.fit(tiny.experiment(num_steps=5), **options)._trainer.programs.train(
+            None, 5, "to look into"
+        )
+        return Counter(re.findall(r"= \S+ ([a-z-]+)\(", program.as_text()))
+
+    plain = operations()
+    assert plain["dot"] + plain["fusion"] > 2
+    assert operations(strategy="fsdp", devices=1) == operations(device="cpu") == plain
+
+
+# --- errors ---
+
+
+def unread(config: Any) -> Any:
+    raise AssertionError("data were read")
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "words"),
+    [
+        ({"devices": 5}, {}, "requested 5 devices, but only 4 CPU devices are available.*JAX_NUM_CPU_DEVICES=5"),
+        ({"devices": 0}, {}, "devices is 0, and must be .* at least 1"),
+        ({"devices": 3}, {}, "batch_size is 8, .* 3 devices .* 6 and 9"),
+        ({"devices": 4}, {"batch_size": 2}, "batch_size is 2, .* 4;"),
+        ({"devices": 4, "eval_batch_size": 6}, {}, "eval_batch_size is 6, .* 4 and 8"),
+        ({"strategy": "ddp"}, {}, "strategy is 'ddp', which is unknown: .*'auto', 'data', 'fsdp', 'pmap'"),
+        ({"mesh": "2x2"}, {}, "mesh is '2x2', and must be axes with their sizes, as in data=2,model=2"),
+        ({"mesh": "data=2,data=2"}, {}, "must be axes with their sizes"),
+        ({"mesh": "data=2", "devices": 4}, {}, "mesh data=2 .* 2 devices, .* 4"),
+        ({"mesh": "data=2,model=2", "strategy": "pmap"}, {}, "strategy pmap .* axis data alone"),
+        ({"device": "gpu"}, {}, r"device is 'gpu', which JAX cannot open here .*jax\[cuda13\].*--device cpu"),
+        ({"device": "cuda"}, {}, "device is 'cuda', and must be one of None, cpu, gpu, tpu"),
+    ],
+)
+def test_wrong_devices_are_named_before_data_are_read(
+    options: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    example = jn.Experiment(tiny.Config(**fields), unread, unread, unread)
+    with pytest.raises(jn.ConfigError, match=words):
+        jn.fit(example, record=False, **options)
+
+
+def test_axes_that_shard_nothing_are_refused(tmp_path: Path) -> None:
+    for mesh in ("data=2,modle=2", "model=2"):
+        words = "mod.*=2, and nothing is (split|sharded) .*mod.* no axis of its own, .* over data"
+        with pytest.raises(jn.ConfigError, match=words):
+            tiny.fit(tiny.experiment(), tmp_path / "run", mesh=mesh)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(jn.ConfigError, match="mesh has membres=2, and nothing is (split|sharded) .*membres"):
+        jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), mesh="membres=2,data=2", record=False, **tiny.HOW)
+
+
+def fully_sharded(spec: P) -> P:
+    """How ``fsdp`` shards a parameter ``[32, 32]`` whose axes the model names in ``spec``."""
+    mesh = make_layout("fsdp", mesh="data=2,model=2").mesh
+    assert mesh is not None
+    found: P = STRATEGIES["fsdp"].shard_state(mesh, SQUARE, {"w": spec}).params["w"].spec
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (P("data", None), P("data", None)),  # not over data twice
+        (P(None, "model"), P("data", "model")),
+        (P(None, ("data", "model")), P(None, ("data", "model"))),
+        (P(("model", "pipe"), None), P("model", "data")),  # the axes that the mesh has
+    ],
+)
+def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data(spec: P, expected: P) -> None:
+    assert tuple(fully_sharded(spec)) == tuple(expected)
+
+
+def test_axes_that_do_not_fit_a_parameter_are_named() -> None:
+    for spec in (P("data", "data"), P(None, None, "model"), P(("model", "data"), "model")):
+        with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 32\], and is named .*: name each axis once"):
+            fully_sharded(spec)
+    mesh = make_layout(mesh="model=4").mesh
+    assert mesh is not None
+    narrow = SQUARE._replace(params={"w": np.zeros((32, 18))})
+    with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 18\], whose axis 1 .* model=4 evenly"):
+        STRATEGIES["data"].shard_state(mesh, narrow, {"w": P(None, "model")})
+
+
+def test_backend_that_cannot_be_opened_is_named() -> None:
+    code = """
+import jaxnn as jn
+from tests import tiny
+for options in ({}, {"device": "gpu"}):
+    try:
+        tiny.fit(tiny.experiment(), **options)
+    except jn.ConfigError as error:
+        print(error)
+"""
+    lines = shell.python("-c", code, JAX_PLATFORMS="cuda").stdout.splitlines()
+    assert len(lines) == 2
+    assert all("JAX_PLATFORMS allows only 'cuda': unset it" in line for line in lines), lines
