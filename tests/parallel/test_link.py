@@ -72,25 +72,25 @@ def test_end_of_one_process_is_known_to_all(capfd: pytest.CaptureFixture[str]) -
             assert ending is not None and ending.status == LOST
             assert ending.message == f"process 1 on {socket.gethostname()} is gone (its connection closed)"
         found[0].resume_hint = "resume with --resume runs/x"
-        assert found[0].say(ending) and not found[0].say(ending)
+        assert found[0].report(ending) and not found[0].report(ending)
     assert capfd.readouterr().err == f"error: {ending.message}: resume with --resume runs/x.\n"
 
 
 def test_processes_that_do_not_fit_together_all_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with links(0, 2, count=4, seconds=0.5) as found:
         for error in join(*found):
-            assert isinstance(error, jn.TrainingError) and "processes 1, 3 of 4 did not start: look" in str(error)
+            assert isinstance(error, jn.TrainingError) and "processes 1, 3 of 4 did not start: read" in str(error)
     with links(1, seconds=0.3) as found:
         (error,) = join(*found)
         assert isinstance(error, jn.TrainingError)
         assert "process 1 waited 0.3 s, and process 0 did not start: nothing answered at localhost" in str(error)
     with links(0, 1, 1) as found:
-        assert sum("two processes say that they are process 1, on " in str(error) for error in join(*found)) >= 2
+        assert sum("have --process-id 1: number them" in str(error) for error in join(*found)) >= 2
     port = free_port()
     with links(0, port=port) as first, links(1, port=port, count=3) as second:
         for error in join(*first, *second):
             assert isinstance(error, jn.ConfigError)
-            assert "with --num-processes 3, and process 0 with --num-processes 2: start" in str(error)
+            assert "with --num-processes 3, and process 0 with --num-processes 2: use" in str(error)
     with links(0, port=port) as first, monkeypatch.context() as patched:
         patched.setattr(jax, "__version__", "0.0.1")
         with links(1, port=port) as second:

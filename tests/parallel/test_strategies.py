@@ -128,7 +128,7 @@ def along_data(mesh: Mesh, leaf: Any) -> NamedSharding:
         (lambda: layout(axis_name="batch"), "axis_name of strategy zero1 is 'batch': .* 'data' or None"),
         (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
         (lambda: layout(batch_spec=lambda mesh: P("data", "model")).data_size, "of the first axis"),
-        (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "over more, .* mesh data=4 lacks"),
+        (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),
         (lambda: layout(shard_state=lambda *_: None).state_shardings(SHAPES, SPECS), "a tree like the state's"),
         (lambda: state_shardings(lambda mesh, leaf: P()), r"returned P\(\) for step \[\]: return a NamedSharding"),
         (lambda: state_shardings(along_data), r"for params/w \[32, 6\], which does not fit"),

@@ -54,7 +54,7 @@ Lines = list[bytes]
 DAMAGES: dict[str, tuple[Callable[[Lines], Lines], list[int], str]] = {
     "lost": (lambda lines: lines[:1] + lines[2:], [5, 15, 20], "1 of 4 lines are lost"),
     "twice": (lambda lines: [*lines[:2], *lines[1:]], [5, 10], "2 of 4 lines are lost"),
-    "digit": (lambda lines: [lines[0].replace(b'loss": ', b'loss": 1'), *lines[1:]], [5, 10, 15, 20], "not those that"),
+    "digit": (lambda lines: [lines[0].replace(b'loss": ', b'loss": 1'), *lines[1:]], [5, 10, 15, 20], "lines differ"),
     "no JSON": (lambda lines: [*lines[:2], lines[2][:-9] + b"\xff\n", lines[3]], [5, 10], "2 of 4 lines are lost"),
     "no report": (lambda lines: [lines[0], b"[1]\n", *lines[2:]], [5], "3 of 4 lines are lost"),
 }
@@ -127,7 +127,7 @@ def test_lines_without_their_member_are_damage(tmp_path: Path) -> None:
     kept, digest, message = rewind_metrics(path, lambda line: [5, 5][line["member"]], noted, "group 1", (0, 1))
     assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
     assert message is not None and "1 of 2 lines are lost" in message
-    assert message.endswith(f"the file as it was found is {path}/metrics.damaged-1.jsonl")
+    assert message.endswith(f"the original file is {path}/metrics.damaged-1.jsonl")
     assert [line["member"] for line in tiny.lines(path)] == [7, 0], "lines of other groups stay"
 
 
