@@ -7,9 +7,6 @@ import errno
 import json
 import os
 import resource
-import shutil
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +18,7 @@ import pytest
 import jaxnn as jn
 from jaxnn.record import Checkpoints, Record, is_locked, open_record, read_metrics, read_run, write_json
 from jaxnn.types import RecordError, TrainState
-from tests import shell, tiny
+from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -175,42 +172,3 @@ def test_run_that_lost_its_summary_is_resumed(tmp_path: Path, monkeypatch: pytes
     monkeypatch.undo()
     assert read_run(tmp_path / "run")["status"] == "interrupted"
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "run").summary.status == "finished"
-
-
-# --- real disks ---
-
-UNSHARE = ["unshare", "--user", "--map-root-user", "--mount"]
-# Trains and saves on disks that refuse the first file or folder beyond a number of inodes.
-WITHOUT_INODES = """
-import subprocess, sys
-from pathlib import Path
-import jaxnn as jn
-from tests import tiny
-disk = Path(sys.argv[1])
-for count in map(int, sys.argv[2:]):
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"nr_inodes={count}", "tmpfs", disk], check=True)
-    for save in (
-        lambda: jn.save_checkpoint(disk / "state", {"w": jn.Batch(1.0, 2.0, 3.0)}),
-        lambda: tiny.fit(tiny.experiment(), disk / "run", checkpoint_every=5),
-    ):
-        try:
-            save()
-        except jn.RecordError as error:
-            print("error", error)
-print("the end", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_process_on_a_full_disk_ends_at_once_and_resumes(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode != 0:
-        pytest.skip("no file system can be mounted here: `unshare --user --map-root-user --mount` is not permitted")
-    command = [*UNSHARE, sys.executable, "-c", WITHOUT_INODES, str(tmp_path), *map(str, range(6, 13))]
-    # Threads that wait for a folder do so for 300 s after the end.
-    done = subprocess.run(command, capture_output=True, text=True, cwd=shell.ROOT, timeout=150)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("No space left on device") == done.stdout.count("free disk space") == 14, done.stdout
-    assert done.stdout.endswith("the end\n") and "Traceback" not in done.stderr
-    done = shell.python(shell.ROOT / "experiments" / "benchmarks" / "torture.py", "disk-full")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("No space left on device") == 4

@@ -1,8 +1,11 @@
-"""Loading a run or a checkpoint executes nothing, and no module of jaxnn executes what it loads."""
+"""Loading a record executes nothing; and short versions of the benchmarks that kill, damage and prolong runs."""
 
 from __future__ import annotations
 
 import ast
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +97,50 @@ def test_loading_a_run_and_a_state_unpickles_nothing(tmp_path: Path) -> None:
     jn.save_checkpoint(tmp_path / "state", {"w": np.ones(3)})
     done = shell.python("-c", WATCHED, tmp_path)
     assert done.stdout.splitlines()[-1:] == ["finished []"], done.stderr
+
+
+# --- benchmarks of reliability ---
+
+BENCHMARKS = shell.ROOT / "experiments" / "benchmarks"
+
+
+def benchmark(script: str, *words: object) -> str:
+    """The output of a benchmark that succeeded."""
+    done = shell.python(BENCHMARKS / script, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_killed_run_loses_nothing() -> None:
+    output = benchmark("torture.py", "kills", "--num-kills", 4, "--num-steps", 400)
+
+    def figure(name: str) -> int:
+        found = re.search(rf"^{re.escape(name)} +(\d+)", output, re.MULTILINE)
+        assert found is not None, output
+        return int(found[1])
+
+    assert figure("kills") == 4
+    assert figure("… while a checkpoint was written") >= 1
+    assert figure("resumes seen, each from the newest complete checkpoint") >= 2
+    assert figure("runs finished, each bitwise that of an undisturbed one") >= 1
+
+
+@pytest.mark.slow
+def test_run_resumes_from_the_checkpoint_before_a_damaged_one() -> None:
+    assert benchmark("torture.py", "corruption", "--most-files", 1).count("1 of 1") == 4
+
+
+@pytest.mark.slow
+def test_long_run_does_not_grow() -> None:
+    cadences = ("--report-every", 20, "--eval-every", 40, "--checkpoint-every", 20)
+    output = benchmark("soak.py", "--num-steps", 3_000, *cadences)
+    assert "150 reports, 75 evaluations, 150 checkpoints" in output
+
+
+@pytest.mark.slow
+def test_run_on_a_full_disk_ends_and_resumes() -> None:
+    command = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    if shutil.which("unshare") is None or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here: `unshare --user --map-root-user --mount` is not permitted")
+    assert benchmark("torture.py", "disk-full").count("No space left on device") == 4
