@@ -104,8 +104,8 @@ def test_processes_that_do_not_fit_together_all_report_it(monkeypatch: pytest.Mo
 # --- other clients ---
 
 
-class Stranger:
-    """A client of process 0 that is none of its processes."""
+class UntrustedClient:
+    """A client that connects to process 0 and is no process of the run."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -119,21 +119,21 @@ class Stranger:
         raise AssertionError("nothing listens")
 
     def send(self, content: bytes) -> None:
-        with self.connect() as stranger, contextlib.suppress(OSError):
-            stranger.sendall(content)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(1000):
+        with self.connect() as client, contextlib.suppress(OSError):
+            client.sendall(content)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1000):
                 pass
 
     def greet(self, secret: str, count: int = 2, host: str = "node", kind: str = "join") -> bytes:
         """Greets as a process would, for those who know the protocol; the answer of process 0."""
         greeting = {"--num-processes": count, "jax": jax.__version__}
         message = {"kind": kind, "rank": 1, "host": host, "greeting": greeting}
-        with self.connect() as stranger, stranger.makefile("rb") as lines, contextlib.suppress(OSError):
+        with self.connect() as client, client.makefile("rb") as lines, contextlib.suppress(OSError):
             nonce = json.loads(lines.readline())["nonce"]
             signed = json.dumps([nonce, message], sort_keys=True).encode()
             proof = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
-            stranger.sendall(json.dumps({**message, "proof": proof}).encode() + b"\n")
+            client.sendall(json.dumps({**message, "proof": proof}).encode() + b"\n")
             return lines.readline()
         return b""
 
@@ -151,17 +151,17 @@ GARBAGE = [
 ]
 
 
-def test_strangers_neither_end_nor_hang_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXNN_CLUSTER_SECRET", "known to two")
-    stranger = Stranger(port := free_port())
+    client = UntrustedClient(port := free_port())
     with links(0, 1, port=port) as found, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         first = pool.submit(found[0].join)
         for content in GARBAGE:
-            stranger.send(content)
+            client.send(content)
         for kind in ("join", "jax"):
-            assert stranger.greet("guessed", kind=kind) == b""
-            assert stranger.greet("guessed", count=7, host="\x1b[31m", kind=kind) == b""
-        hanging = [stack.enter_context(stranger.connect()) for _ in range(200)]
+            assert client.greet("guessed", kind=kind) == b""
+            assert client.greet("guessed", count=7, host="\x1b[31m", kind=kind) == b""
+        hanging = [stack.enter_context(client.connect()) for _ in range(200)]
         for connection in hanging[:100]:  # as many hold a place until they time out
             connection.close()
         with pytest.raises(ConnectionRefusedError):  # Linux has all of 127.0.0.0/8 on the loopback interface
@@ -177,10 +177,10 @@ def test_strangers_neither_end_nor_hang_a_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_greetings_are_printed_without_control_characters() -> None:
-    stranger = Stranger(port := free_port())
+    client = UntrustedClient(port := free_port())
     with links(0, port=port) as found, ThreadPoolExecutor() as pool:
         first = pool.submit(found[0].join)
-        answer = stranger.greet("", count=3, host="\x1b[2J\x07node\r\n\u202eevil" * 100)
+        answer = client.greet("", count=3, host="\x1b[2J\x07node\r\n\u202eevil" * 100)
         assert b"refused" in answer
         with pytest.raises(jn.ConfigError, match="with --num-processes 3") as caught:
             first.result()

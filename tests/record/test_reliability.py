@@ -13,7 +13,7 @@ import pytest
 import jaxnn as jn
 from tests import shell, tiny
 
-# Executes what it loads, or writes where an archive says.
+# Calls that execute loaded content, or write to paths that an archive contains.
 UNSAFE = re.compile(
     r"^ *(import|from) (pickle|cPickle|cloudpickle|dill|joblib|shelve|marshal|torch|yaml|msgpack)\b"
     r"|(?<![\w.])(?<!def )(builtins\.)?(eval|exec|compile|__import__)\(|\.(extract|extractall|unpack_archive)\("
