@@ -139,7 +139,8 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
 
 def test_unreadable_metrics_are_unmeasured(copy: Path) -> None:
     (copy / "3" / "checkpoint.json").write_text('{"metrics": ')
-    assert Checkpoints(copy).best() == 2
+    (copy / "007").mkdir()  # not the name of a step
+    assert Checkpoints(copy).best() == 2 and Checkpoints(copy).steps() == [1, 2, 3]
 
 
 # --- complete or absent ---
