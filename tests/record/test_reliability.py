@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +74,9 @@ BENCHMARKS = shell.ROOT / "experiments" / "benchmarks"
 
 def benchmark(script: str, *words: object) -> str:
     """The output of a benchmark that succeeded."""
-    done = shell.python(BENCHMARKS / script, *words)
+    command = [sys.executable, BENCHMARKS / script, *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
