@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import math
 import numbers
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
@@ -111,10 +112,15 @@ class RunOptions:
     stop: StopOption = None
     """Own stopping rule, or its name as MODULE:NAME; asked after each evaluation, besides `patience`."""
 
+    # The names of options that were given one by one, which count as given at their defaults too.
+    _given: ClassVar[frozenset[str]] = frozenset()
+
     def __post_init__(self) -> None:
         for name in ("run_dir", "resume"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, Path(getattr(self, name)))
+            if (path := getattr(self, name)) is not None:
+                if not isinstance(path, str | os.PathLike):
+                    raise ConfigError(f"{name} is {path!r}, and must be a path.")
+                object.__setattr__(self, name, Path(path))
         for name, least in LEAST.items():
             value, default = getattr(self, name), getattr(RunOptions, name)
             if value is not None or default is not None:
@@ -144,9 +150,9 @@ class RunOptions:
             )
 
     def explicit(self) -> dict[str, Any]:
-        """The options that are not at their defaults."""
-        fields = dataclasses.fields(self)
-        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        """Returns the options that differ from their defaults, or were given by name as in ``fit(…, keep_last=2)``."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {n: value for n, (value, default) in values.items() if value != default or n in self._given}
 
     @property
     def higher_is_better(self) -> bool:
@@ -178,7 +184,9 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
 
     ConfigError if there is no such option; the message suggests one, or the field of ``config`` meant.
     """
-    known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
+    if not dataclasses.is_dataclass(options) or isinstance(options, type):
+        raise ConfigError(f"options is {options!r:.60}, and must be RunOptions(…): pass single options by name.")
+    known = [field.name for field in dataclasses.fields(options)]
     fields = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
     for name in (name for name in changes if name not in known):
         field = nearest(name, fields)
@@ -188,7 +196,9 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
                 f"experiment.replace({field}=…)."
             )
         raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
-    return dataclasses.replace(options, **changes)  # type: ignore[type-var]
+    changed = dataclasses.replace(options, **changes)
+    object.__setattr__(changed, "_given", getattr(options, "_given", frozenset()) | changes.keys())
+    return changed
 
 
 def check_config(config: Any) -> None:

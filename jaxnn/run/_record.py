@@ -71,7 +71,9 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.broadcast_from_primary(lambda: read_run(resume))  # before a lock is left where there is no run
             record = stack.enter_context(open_record(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: read_run(resume))
-            options = continued_options(experiment, options, before)
+            given, options = options.writers, continued_options(experiment, options, before)
+            if not given:
+                stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: check_vacant(run_dir))
         engine.check_config(experiment.config)

@@ -45,9 +45,10 @@ def startup_report(
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
     continued = None
     if resumed is not None:
-        changed = "; ".join(resumed["changed"])
+        length = [change for change in resumed["changed"] if change.startswith("num_steps ")]
+        changed = "; ".join(change for change in resumed["changed"] if change not in length)
         note = f", not bit for bit, since these changed: {changed}" if changed else ""
-        continued = "; ".join([f"after step {resumed['step']}{note}", *resumed["damaged"]])
+        continued = "; ".join([f"after step {resumed['step']}{note}", *length, *resumed["damaged"]])
     return [
         ("strategy", _strategy(trainer)),
         *(("placement", str(tree)) for tree in trainer.placement()),
@@ -129,7 +130,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A run at its end. All host values.
+    """A run at its end. All host values; those after ``metrics`` are absent from a killed run that is opened again.
 
     Attributes:
         status: ``finished``, ``stopped early``, ``interrupted``, ``diverged`` or ``failed``.
@@ -148,12 +149,12 @@ class Summary:
     status: str
     step: int
     metrics: Mapping[str, float]
-    throughput: Throughput | None
-    examples_per_second: float | None
-    first_step_seconds: Mapping[str, float]
-    seconds: Mapping[str, float]
-    peak_bytes: tuple[int, str]
-    compilations: Mapping[str, float]
+    throughput: Throughput | None = None
+    examples_per_second: float | None = None
+    first_step_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    peak_bytes: tuple[int, str] | None = None
+    compilations: Mapping[str, float] = dataclasses.field(default_factory=dict)
     stalls: Sequence[Stall] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -171,14 +172,16 @@ class Summary:
                 f"±{50 * steady.spread:.0f} %), {format_rate(self.examples_per_second or 0)} examples/s"
             )
             rows.append(("throughput", rates))
-        parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
-        rows.append(("time to first step", f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"))
-        rows.append(("time", format_split(self.seconds)))
+        if self.first_step_seconds:
+            parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
+            rows.append(("time to first step", f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"))
+            rows.append(("time", format_split(self.seconds)))
         waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
         if waited > 0 and (share := waited / (waited + trained)) >= WORTH_REPORTING:
             rows.append(("waited for data", f"{waited:.2f} s, {100 * share:.0f} % of training"))
-        rows.append(("peak memory", f"{format_bytes(self.peak_bytes[0])} {self.peak_bytes[1]}"))
-        if hits := self.compilations["num_cache_hits"]:
+        if self.peak_bytes:
+            rows.append(("peak memory", f"{format_bytes(self.peak_bytes[0])} {self.peak_bytes[1]}"))
+        if hits := self.compilations.get("num_cache_hits"):
             total, saved = self.compilations["num_compilations"], self.compilations["saved_seconds"]
             rows.append(("compile cache", f"{hits:.0f} of {total:.0f} programs, {saved:.1f} s saved"))
         if self.stalls:

@@ -28,10 +28,9 @@ KEPT_OPTIONS = (
 
 
 def continued_options(experiment: Experiment[Any], options: RunOptions, before: dict[str, Any]) -> RunOptions:
-    """The options to resume with: the record's, where the caller leaves them at their defaults.
+    """Returns the options to resume with: those given now, and the record's for others.
 
-    An option at its default counts as not given: ``strategy="auto"`` keeps the record's. ConfigError if the experiment
-    is not the one of the record, or the devices that the record asks for are not available.
+    ConfigError if the experiment is not the one of the record, or its devices, writers or rule are not available.
     """
     if not options.record:
         raise ConfigError("a resumed run continues its record: leave record at its default.")
@@ -43,6 +42,8 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
         if name not in before["options"]:
             raise RecordError(f"run.json in {path} lacks the option {name!r}: the record is damaged.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
+    if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:
+        given = {"writers": ()} | given  # it is loaded, not trained, and writes nothing
     kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")
     return dataclasses.replace(options, **kept | given)
 
@@ -90,8 +91,10 @@ def restored_facts(
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """What differs from the record and may change numbers: layout, kind of device, program, versions, JAX's flags."""
+    """Describes what differs from the record: length, layout, kind of device, program, versions, JAX's flags."""
     changes = []
+    if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
+        changes.append(f"num_steps {then} → {now}")
     if facts["layout"] != before["layout"]:
         changes.append(f"the layout {_describe(before['layout'])} → {_describe(facts['layout'])}")
     if _device(facts) != _device(before):
@@ -118,11 +121,10 @@ def _device(facts: dict[str, Any]) -> str:
 def recorded_setup(
     recorded: Mapping[str, Any], given: Mapping[str, Any], device: str | None, where: str
 ) -> dict[str, Any]:
-    """The ``devices``, ``strategy``, ``mesh`` and ``stop`` of a record to resume; those given now replace them.
+    """Returns ``devices``, ``strategy``, ``mesh``, ``stop`` and ``writers`` of a record; those given now replace them.
 
     ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
-    the devices that the record asks for are not available, or the stopping rule was a function, of which a record
-    holds the name alone.
+    the recorded devices are not available, or a stopping rule or writer was a Python object, which is to be given again.
     """
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
@@ -135,14 +137,14 @@ def recorded_setup(
             raise ConfigError(
                 f"{where} used {used}: give --devices {len(found)} to continue with what is here ({reason})."
             ) from error
-    rule = recorded.get("stop")
-    if rule is None or "stop" in given:
-        return kept
-    if ":" not in rule:
-        raise ConfigError(
-            f"{where} used the stopping rule {rule!r}, which a record cannot hold: pass it as stop again."
-        )
-    return kept | {"stop": rule}
+    for option in {"stop", "writers"} - given.keys():
+        value = kept[option] = recorded.get(option, getattr(RunOptions, option))
+        for name in [value] if isinstance(value, str) else value or ():
+            if ":" not in name:
+                raise ConfigError(
+                    f"{where} used {name!r} as {option}, which has no MODULE:NAME to import it by: give {option} again."
+                )
+    return kept
 
 
 def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Path, but: str | None = None) -> None:
@@ -162,7 +164,7 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
     kept = {name: recorded[name] for name in ("devices", "strategy", "mesh")}
     if "mesh" in given:
         kept["devices"] = None
-        if "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
+        if given["mesh"] and "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
             kept["strategy"] = RunOptions.strategy
     elif recorded["mesh"] is not None:
         # The mesh implies a number of devices, and stays if that is the one asked for.

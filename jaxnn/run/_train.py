@@ -16,7 +16,7 @@ from jaxnn import tasks
 from jaxnn.engine import RunOptions, check_config
 from jaxnn.run._fit import fit
 from jaxnn.run._run import Run
-from jaxnn.types import ConfigError, Experiment, Splits, Task
+from jaxnn.types import ConfigError, Experiment, Splits, Task, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,10 @@ def train(
     Raises:
         As ``fit``; ConfigError: both ``num_epochs`` and ``num_steps`` are given, or no positive number of epochs.
     """
+    options = RunOptions() if options is None else options
+    for name in changes:
+        if not hasattr(options, name) and (meant := nearest(name, ("num_epochs", "batch_size", "seed"))) is not None:
+            raise ConfigError(f"train has no argument {name!r}: did you mean {meant!r}?")
     splits = data if isinstance(data, Splits) else sources.arrays(train=data)
     if num_epochs is not None and num_steps is not None:
         raise ConfigError("both num_epochs and num_steps are given: give one of them.")
