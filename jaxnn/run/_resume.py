@@ -124,7 +124,7 @@ def recorded_setup(
     """Returns ``devices``, ``strategy``, ``mesh``, ``stop`` and ``writers`` of a record; those given now replace them.
 
     ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
-    the recorded devices are not available, or a stopping rule or writer was a Python object, which is to be given again.
+    the recorded devices are not available, or a stopping rule or writer was a Python object: then give it again.
     """
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
