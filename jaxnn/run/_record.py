@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,8 +158,9 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         broken = error is not None and not isinstance(error, GeneratorExit)
         if log.unfinished or (broken and log.status in ("finished", "stopped early")):
             log.status = "failed" if isinstance(error, Exception) else "interrupted"
-        # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
-        alone = parallel.process_count() > 1 and error is not None and not isinstance(error, TrainingError)
+        # Other processes may not fail with this one, and at the interpreter's exit saves do not end: no waiting then.
+        failed = error is not None and not isinstance(error, TrainingError)
+        alone = (failed and parallel.process_count() > 1) or not threading.main_thread().is_alive()
         with trainer.clock.span("checkpoint"):
             attempt(lambda: checkpoints.close(wait=not alone))
         # The rest is tried if the disk refused a part: what is small may find room.
