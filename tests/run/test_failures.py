@@ -20,6 +20,7 @@ from jaxnn.record import is_locked, read_metrics
 from jaxnn.run import Interruption, interruptible
 from jaxnn.types import TrainingError
 from tests import shell, tiny
+from tests.acting import acting
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -101,26 +102,6 @@ def test_finite_parameters_of_a_diverged_run_are_not_saved(tmp_path: Path) -> No
 
 
 # --- exceptions and signals ---
-
-
-class Acting:
-    """A split that calls ``action`` when the batches of ``step`` are requested."""
-
-    def __init__(self, source: Any, step: int, action: Callable[[], object]) -> None:
-        self._source, self._step, self._action = source, step, action
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def order(self, seed: Any, steps: Any, batch_size: int) -> Any:
-        if self._step in np.asarray(steps):
-            self._action()
-        return self._source.order(seed, steps, batch_size)
-
-
-def acting(step: int, action: Callable[[], object]) -> jn.Experiment[tiny.Config]:
-    splits = tiny.splits()
-    return tiny.experiment(data=splits._replace(train=Acting(splits.train, step, action)))
 
 
 def test_exception_in_user_code_is_recorded_and_raised(finished: jn.Run, tmp_path: Path) -> None:

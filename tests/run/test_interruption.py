@@ -182,25 +182,3 @@ def test_closed_standard_output_stops_a_run_after_its_window(tmp_path: Path, wor
     variables = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=120)
     assert done.stderr == "standard output was closed: stopping after the current window\n"
-
-
-MEMORY = """
-import resource, sys
-import jax
-import jaxnn as jn
-from tests import tiny
-
-jax.config.update("jax_num_cpu_devices", 2)
-jax.devices()
-taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + 3 * 2**30, resource.RLIM_INFINITY))
-model = jn.models.MLP((6_000, 6_000, 3))
-jn.main(tiny.experiment(model=model), ["sweep", "--seed", *map(str, range(16)), "--no-record"])
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
-def test_sweep_that_exceeds_the_address_space_ends_with_one_line() -> None:
-    done = shell.python("-c", MEMORY, JAX_ENABLE_COMPILATION_CACHE="false")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith("error: ") and "member" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -302,27 +301,18 @@ def test_sweep_resumes_from_the_checkpoint_before(tmp_path: Path, capsys: pytest
             if lines[0]["step"] == 20:
                 raise Killed
 
-    points = jn.grid(learning_rate=[0.01, 0.1])
-    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, **EVERY}
-    expected = jn.sweep(tiny.experiment(), points, record=False, **{**how, "checkpoint_every": None})
+    path, points = tmp_path / "sweep", jn.grid(learning_rate=[0.01, 0.1])
+    how = {**tiny.HOW, "vmap_size": 2, "devices": 1}
+    expected = jn.sweep(tiny.experiment(), points, record=False, **how)
     with pytest.raises(Killed):
-        jn.sweep(tiny.experiment(), points, run_dir=tmp_path / "sweep", writers=(Killer(),), **how)
-    lost = shutil.copytree(tmp_path / "sweep", tmp_path / "lost")
-    newest = max((tmp_path / "sweep" / "groups" / "0").iterdir(), key=lambda path: int(path.name))
+        jn.sweep(tiny.experiment(), points, run_dir=path, writers=(Killer(),), **how, **EVERY)
+    newest = max((path / "groups" / "0").iterdir(), key=lambda path: int(path.name))
     flip(newest / "default" / "_METADATA")
-    again: dict[str, Any] = {"progress": "plain", "devices": 1, "writers": ()}
-    rest = jn.sweep(tiny.experiment(), resume=tmp_path / "sweep", **again)
-    (damage,) = tiny.read(tmp_path / "sweep", "sweep.json")["damaged"]
+    rest = jn.sweep(tiny.experiment(), resume=path, progress="plain", devices=1, writers=())
+    (damage,) = tiny.read(path, "sweep.json")["damaged"]
     assert damage.startswith(f"the checkpoint of step {newest.name} is damaged, its file default/_METADATA")
-    assert damage in " ".join(capsys.readouterr().out.split()) and rest.status == "finished"
+    assert damage in " ".join(capsys.readouterr().out.split())
     assert [member.final for member in rest.members] == [member.final for member in expected.members]
-    # Metrics up to a checkpoint that lack a line.
-    kept = [line for line in tiny.lines(lost) if (line["member"], line["step"]) != (1, 5)]
-    (lost / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    jn.sweep(tiny.experiment(), resume=lost, **again)
-    assert "metrics.jsonl is damaged" in " ".join(capsys.readouterr().out.split())
-    saved = [line for line in kept if line["step"] < 20]
-    assert [line for line in tiny.lines(lost) if line in saved] == saved
 
 
 # --- other devices ---
@@ -367,24 +357,19 @@ def resumed_layout(whole: jn.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         # Nothing is given: all is kept.
         ({"devices": 4, "strategy": "fsdp"}, {}, {"devices": 4, "strategy": "fsdp"}),
-        ({"mesh": GRID, "strategy": "fsdp"}, {}, {"mesh": GRID, "strategy": "fsdp"}),
         # A mesh needs no number beside it: `all` may be another one here.
         ({"mesh": "data=2", "devices": "all"}, {}, {"mesh": "data=2"}),
         # A number of devices replaces a mesh of another number.
-        ({"mesh": GRID}, {"devices": 2}, {"devices": 2}),
         ({"mesh": GRID, "devices": 4, "strategy": "fsdp"}, {"devices": 2}, {"devices": 2, "strategy": "fsdp"}),
         ({"mesh": GRID}, {"devices": 4}, {"mesh": GRID, "devices": 4}),
         ({"mesh": GRID}, {"devices": "all"}, {"mesh": GRID, "devices": "all"}),
         ({"mesh": "data=2"}, {"devices": "all"}, {"devices": "all"}),
         # A mesh replaces the number of devices, and pmap, which knows the axis data alone.
-        ({"devices": 2, "strategy": "fsdp"}, {"mesh": GRID}, {"mesh": GRID, "strategy": "fsdp"}),
         ({"mesh": GRID, "devices": "all"}, {"mesh": "data=2"}, {"mesh": "data=2"}),
         ({"devices": 4, "strategy": "pmap"}, {"mesh": GRID}, {"mesh": GRID}),
         ({"devices": 4, "strategy": "pmap"}, {"mesh": "data=2"}, {"mesh": "data=2", "strategy": "pmap"}),
-        ({"devices": 2}, {"mesh": GRID, "devices": 4}, {"mesh": GRID, "devices": 4}),
         # A strategy keeps the number of devices.
         ({"mesh": GRID}, {"strategy": "pmap"}, {"devices": 4, "strategy": "pmap"}),
-        ({"mesh": GRID}, {"strategy": "pmap", "devices": 2}, {"devices": 2, "strategy": "pmap"}),
         ({"mesh": "data=2"}, {"strategy": "pmap"}, {"mesh": "data=2", "strategy": "pmap"}),
         ({"mesh": GRID}, {"strategy": "fsdp"}, {"mesh": GRID, "strategy": "fsdp"}),
         # Defaults that are given replace too.

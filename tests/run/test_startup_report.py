@@ -46,14 +46,14 @@ def test_device_is_printed_first_and_a_slow_stage_announced(
     def load(config: Any) -> jn.Splits:
         deadline = time.monotonic() + 60
         printed.append(capsys.readouterr().out)
-        while "loading the data …" not in "".join(printed) and time.monotonic() < deadline:
+        while "loading the data" not in "".join(printed) and time.monotonic() < deadline:
             time.sleep(0.05)
             printed.append(capsys.readouterr().out)
         return tiny.splits()
 
     train(dataclasses.replace(tiny.experiment(), data=load))
     assert "device " in printed[0] and "loading the data" not in printed[0]
-    assert "loading the data …" in "".join(printed), "not announced while it lasted"
+    assert "loading the data" in "".join(printed), "not announced while it lasted"
     assert "device " not in capsys.readouterr().out
 
 
