@@ -65,7 +65,11 @@ SIMPLE: dict[Any, type | tuple[type, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How to run; flags of every script and keyword arguments of ``jn.fit``."""
+    """How to run; flags of every script and keyword arguments of ``jn.fit``.
+
+    >>> jn.RunOptions(monitor="accuracy", patience=3).explicit()
+    {'monitor': 'accuracy', 'patience': 3}
+    """
 
     run_dir: Path | None = None
     """Directory of the record; default runs/NAME/TIME-ID."""

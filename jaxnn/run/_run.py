@@ -10,29 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from jaxnn.engine import (
-    MemberLog,
-    RunOptions,
-    Stall,
-    Trainer,
-    check_count,
-    check_data,
-    check_parts,
-    make_plan,
-    programs_of,
-    resolve_cadences,
-)
+from jaxnn import engine, record
 from jaxnn.observe import Clock, Throughput, html_table, text_table
-from jaxnn.record import (
-    FOLDER,
-    Checkpoints,
-    config_from_json,
-    draw_curves,
-    final_metrics,
-    load_checkpoint,
-    read_metrics,
-    read_run,
-)
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
 from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
@@ -70,7 +49,7 @@ class Run:
     monitor: str
     higher_is_better: bool
     _lines: Sequence[Mapping[str, Any]]
-    _trainer: Trainer | None
+    _trainer: engine.Trainer | None
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -80,7 +59,7 @@ class Run:
     @property
     def resumable(self) -> bool:
         """Whether there is a checkpoint to resume from."""
-        return self.dir is not None and (self.dir / FOLDER).is_dir()
+        return self.dir is not None and (self.dir / record.FOLDER).is_dir()
 
     def evaluate(self, split: str = "test") -> dict[str, float]:
         """Returns exact metrics of ``state`` over a whole split: ``train``, ``validation`` or ``test``.
@@ -107,7 +86,7 @@ class Run:
                 f"predict needs inputs [examples, ...], and {list(inputs.shape)} is the shape of one example: add the "
                 "axis, inputs[None]."
             )
-        check_count("predict's batch_size", batch_size, 1)
+        engine.check_count("predict's batch_size", batch_size, 1)
         batch_size = min(batch_size, len(inputs))
         predict = programs.predict
         try:
@@ -143,16 +122,18 @@ class Run:
         self._loaded()
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
-        checkpoints = Checkpoints(self.dir / FOLDER, monitor=self.monitor, higher_is_better=self.higher_is_better)
+        checkpoints = record.Checkpoints(
+            self.dir / record.FOLDER, monitor=self.monitor, higher_is_better=self.higher_is_better
+        )
         step = checkpoints.best()
         if step is None:
-            raise RecordError(f"{self.dir / FOLDER} holds no complete checkpoint.")
-        state: TrainState = load_checkpoint(self.dir / FOLDER / str(step), self.state)
+            raise RecordError(f"{self.dir / record.FOLDER} holds no complete checkpoint.")
+        state: TrainState = record.load_checkpoint(self.dir / record.FOLDER / str(step), self.state)
         return state
 
     def plot(self) -> Figure:
         """Returns a matplotlib figure of loss, metrics and throughput by step."""
-        return draw_curves(self._lines, str(self.dir or ""))
+        return record.draw_curves(self._lines, str(self.dir or ""))
 
     def closing_rows(self) -> list[tuple[str, str]]:
         """Returns what is printed at the end, as (name, value)."""
@@ -161,7 +142,7 @@ class Run:
             rows.append(("to resume", f"--resume {self.dir}"))
         return rows
 
-    def _loaded(self) -> Trainer:
+    def _loaded(self) -> engine.Trainer:
         if self._trainer is None:
             raise ConfigError(f"this needs the experiment of the run: jn.open_run({str(self.dir)!r}, experiment).")
         return self._trainer
@@ -218,34 +199,36 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
         ConfigError, DataError: the experiment has another config class, or its data cannot be used.
     """
     path = Path(path)
-    facts, lines = read_run(path), read_metrics(path)
-    config, final, trainer = facts["config"], final_metrics(lines), None
+    facts, lines = record.read_run(path), record.read_metrics(path)
+    config, final, trainer = facts["config"], record.final_metrics(lines), None
     try:
-        options = RunOptions(**{name: facts["options"][name] for name in ("monitor", "monitor_mode")})
+        options = engine.RunOptions(**{name: facts["options"][name] for name in ("monitor", "monitor_mode")})
         summary = dict(facts.get("summary") or {})
         if (rates := summary.get("throughput")) is not None:
             summary["throughput"] = Throughput(**rates)
-        summary["stalls"] = tuple(Stall(**stall) for stall in summary.get("stalls", ()))
+        summary["stalls"] = tuple(engine.Stall(**stall) for stall in summary.get("stalls", ()))
         summary |= {"status": facts["status"], "step": lines[-1]["step"] if lines else 0, "metrics": final}
         ending = Summary(**summary)
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"run.json in {path} holds other facts than a run's ({error!r}): it is damaged.") from error
     if experiment is not None:
-        config = config_from_json(config, experiment.config)
+        config = record.config_from_json(config, experiment.config)
         trainer = _restored(dataclasses.replace(experiment, config=config), options, path)
     split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
     return _run(config, trainer, lines, ending, path, (f"{split}_{options.monitor}", options.higher_is_better))
 
 
-def _restored(experiment: Experiment[Any], options: RunOptions, path: Path) -> Trainer:
+def _restored(experiment: Experiment[Any], options: engine.RunOptions, path: Path) -> engine.Trainer:
     """Returns a trainer with the state of the newest complete checkpoint; nothing of its training is compiled."""
     splits = experiment.data(experiment.config)
-    check_data(splits)
-    check_parts(experiment)
-    programs, num_steps = programs_of(experiment, splits), experiment.config.num_steps
-    options = resolve_cadences(options, num_steps)
-    trainer = Trainer(options, splits, programs, make_plan(options, num_steps), [MemberLog()], Clock())
-    restored = Checkpoints(path / FOLDER).restore_newest(programs.init())
+    engine.check_data(splits)
+    engine.check_parts(experiment)
+    programs, num_steps = engine.programs_of(experiment, splits), experiment.config.num_steps
+    options = engine.resolve_cadences(options, num_steps)
+    trainer = engine.Trainer(
+        options, splits, programs, engine.make_plan(options, num_steps), [engine.MemberLog()], Clock()
+    )
+    restored = record.Checkpoints(path / record.FOLDER).restore_newest(programs.init())
     if restored is None:
         raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
     trainer.state = restored.state
@@ -254,7 +237,7 @@ def _restored(experiment: Experiment[Any], options: RunOptions, path: Path) -> T
 
 def _run(
     config: Any,
-    trainer: Trainer | None,
+    trainer: engine.Trainer | None,
     lines: Sequence[Mapping[str, Any]],
     summary: Summary,
     path: Path | None,

@@ -40,7 +40,12 @@ def train(
     options: RunOptions | None = None,
     **changes: Any,
 ) -> Run:
-    """Trains ``model`` without a config class: ``jn.train(model, optax.adam(1e-3), (inputs, targets))``.
+    """Trains ``model`` without a config class.
+
+    >>> run = jn.train(jn.models.MLP((8, 10)), optax.adam(1e-2), jn.data.digits(), num_steps=20, record=False,
+    ...                progress="none", steps_per_call=5)
+    >>> run.summary.step
+    20
 
     Args:
         model: a Flax Linen module, an ``(init, apply)`` pair, or a whole ``Task``. A model is trained to classify
