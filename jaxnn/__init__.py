@@ -103,7 +103,7 @@ def __dir__() -> list[str]:
 
 
 def _import(module: str) -> ModuleType:
-    """Imports a module; SIGINT meanwhile ends a script with one line instead of pages of JAX's own imports.
+    """Imports a module; SIGINT meanwhile ends a script with one line instead of a long traceback of JAX's imports.
 
     What a script imports before jaxnn, which may be JAX, is out of reach. Interactive sessions keep KeyboardInterrupt.
     """

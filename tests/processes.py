@@ -1,4 +1,4 @@
-"""Runs of several processes on this machine: started for real, over the loopback, and ended whatever happens."""
+"""Runs of several processes on this machine: started over the loopback, and always ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.shell import ROOT
 FOREIGN = ("SLURM_", "OMPI_", "KUBERNETES_", "JAX_", "XLA_", "TPU_", "JAXNN_CLUSTER_")
 # The pieces in which Gloo says that it is connected; its threads, one a device, put theirs between each other's.
 GLOO = re.compile(r"\d*(\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of [a-z ]+ is : )\d*")
-# What a snippet finds: its rank, and a sum over the devices of all processes, waited for or only begun.
+# What a snippet finds: its rank, and a sum over the devices of all processes, waited for or only started.
 PRELUDE = """
 import functools, os, signal, sys, time
 import jax, numpy as np
@@ -58,7 +58,7 @@ def say(*words):
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """A process that has ended: its exit status, negative for a signal, and what it said."""
+    """A process that has ended: its exit status, negative for a signal, and its output."""
 
     rank: int
     status: int
@@ -113,11 +113,11 @@ def started(
 
     Args:
         commands: of each process.
-        *variables: of each process, where they differ.
+        *variables: of each process, if they differ.
         **environment: of all processes.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    # A process that crashes says where.
+    # A process that crashes prints its stack.
     clean |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **environment}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         running = Started([], Path(folder))
@@ -150,7 +150,7 @@ def start(
         devices: how many CPU devices each has.
         ranks: those that are started; default: all.
         flags: fields of ``ClusterOptions``, beside or instead of where process 0 is.
-        variables: of each process, where they differ.
+        variables: of each process, if they differ.
         before: what each does before it joins.
         **environment: variables of all.
     """
@@ -172,7 +172,7 @@ def run(code: str, count: int = 2, *, seconds: float = 60, **how: Any) -> list[D
 
 
 def free_port(first: int = 0, last: int = 0) -> int:
-    """A port of the loopback interface that is free now; of a range, where one is given."""
+    """A port of the loopback interface that is free now; of a range, if one is given."""
     for port in random.sample(range(first, last + 1), last + 1 - first):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -187,7 +187,7 @@ def words(said: str) -> list[str]:
 
 
 def errors(said: str) -> str:
-    """What a process said on standard error, without what belongs to the machine it ran on."""
+    """A process's standard error, without lines that depend on the machine."""
     return "".join(line for line in said.splitlines(keepends=True) if "cpu_feature_guard" not in line)
 
 

@@ -36,7 +36,7 @@ else:  # what a command line can give
 # By default a run is evaluated about ten times and reported fifty times.
 NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
-# The options that count something, and the least they may be.
+# Options that are counts, and their minimum.
 LEAST = {
     "steps_per_call": 1,
     "report_every": 1,
@@ -47,13 +47,13 @@ LEAST = {
     "keep_best": 0,
     "patience": 1,
 }
-# The options that name something, and what they may name.
+# Options with a fixed set of values.
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
     "device": (None, "cpu", "gpu", "tpu"),
     "progress": ("auto", "bar", "plain", "none"),
 }
-# What a field of a simple type takes; the numbers of NumPy are among them.
+# Accepted values of a field of a simple type; NumPy's numbers are among them.
 SIMPLE: dict[Any, type | tuple[type, ...]] = {
     int: numbers.Integral,
     float: numbers.Real,
@@ -98,7 +98,7 @@ class RunOptions:
     patience: int | None = None
     """Stop early after this many evaluations without improvement; default: never."""
     resident: bool | None = None
-    """Keep the whole training set on the device; default: if it fits."""
+    """Keep the training set on the device; default: if it fits."""
     device: Literal["cpu", "gpu", "tpu"] | None = None
     """Kind of device to compute on; default: JAX's, a GPU if there is one."""
     devices: int | Literal["all"] | None = None
@@ -114,7 +114,7 @@ class RunOptions:
     writers: WritersOption = ()
     """Further metric writers, or their names as MODULE:NAME, which get every line of metrics.jsonl."""
     stop: StopOption = None
-    """Own stopping rule, or its name as MODULE:NAME; asked after each evaluation, besides `patience`."""
+    """Custom stopping rule, or its name as MODULE:NAME; called after each evaluation, in addition to `patience`."""
 
     # The names of options that were given one by one, which count as given at their defaults too.
     _given: ClassVar[frozenset[str]] = frozenset()
@@ -150,7 +150,7 @@ class RunOptions:
             parse_mesh(self.mesh)
         if self.resume is not None and self.run_dir is not None:
             raise ConfigError(
-                "both resume and run_dir are given: a resumed run continues in its own directory, leave run_dir out."
+                "both resume and run_dir are given: a resumed run continues in its directory, leave run_dir out."
             )
 
     def explicit(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _check_fields(config: Any, prefix: str = "") -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of ``kind``; True where that is not simple."""
+    """Returns whether ``value`` is of ``kind``; True if ``kind`` is not a simple type."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in typing.get_args(kind))
     kind = typing.get_origin(kind) or kind

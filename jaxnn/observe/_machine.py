@@ -216,13 +216,13 @@ def check_placement(placements: Iterable[Placement], platform: str) -> None:
         for found, leaf in tree.first_leaf.items():
             if found != platform:
                 raise TrainingError(
-                    f"{tree.name}{leaf} is on {found}, not on {platform} where the run is to compute: move it there "
+                    f"{tree.name}{leaf} is on {found}, not on {platform}, the platform of the run: move it there "
                     "with jax.device_put."
                 )
 
 
 def observe_placement(**trees: PyTree) -> list[Placement]:
-    """Reads from the arrays where each pytree is stored, ``parameters=state.params``; moves and waits for nothing."""
+    """Returns the placement of each pytree, ``parameters=state.params``; moves nothing, waits for nothing."""
     observed = []
     for name, tree in trees.items():
         leaves = jax.tree.leaves_with_path(tree)

@@ -47,7 +47,7 @@ def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
 
 
 class Table(NamedTuple):
-    """A table that displays itself, with notes below: as aligned text where it is printed, as HTML in a notebook."""
+    """A table that displays itself, with notes below: as aligned text in a terminal, as HTML in a notebook."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -140,7 +140,7 @@ def in_background(work: Callable[[threading.Event], None], name: str) -> Iterato
 
 
 def _in_notebook() -> bool:
-    # Only where IPython runs already: importing it here would cost every script half a second.
+    # Only if IPython is imported already: importing it would cost every script half a second.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"

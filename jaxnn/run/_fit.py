@@ -26,7 +26,7 @@ from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 
 
 def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
-    """Trains ``experiment``, reports where it runs and how fast, and leaves a record.
+    """Trains ``experiment``, reports the device and the speed, and writes a record.
 
     SIGINT and SIGTERM end the run after the current window, saved and ready to resume; its status is then
     ``interrupted``, in ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
@@ -79,7 +79,7 @@ class Iteration:
         with contextlib.closing(self._reports()) as reports:
             atexit.register(reports.close)  # for a loop that is left open; closing again does nothing
             while True:
-                # The caller's own computations run where they always do.
+                # The option `device` is not for the caller's computations.
                 with computing_on(self._options.device):
                     report = next(reports, None)
                 if report is None:

@@ -44,11 +44,11 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
 def restored_facts(
     trainer: Trainer, before: dict[str, Any], facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Continues a run from the newest whole checkpoint of its record.
+    """Continues a run from the newest undamaged checkpoint of its record.
 
     ``before`` is the content of its ``run.json``, and ``facts`` that of a new run. Returns the new content, and what
-    is new in it of this resume. RecordError if the data are not those of the record, there is no checkpoint, none is
-    whole, it cannot be read, or it is past ``num_steps``; then nothing was written.
+    is new in it of this resume. RecordError if the data are not those of the record, there is no checkpoint, all are
+    damaged, it cannot be read, or it is past ``num_steps``; then nothing was written.
     """
     assert trainer.record is not None
     path = trainer.record.path
@@ -100,12 +100,12 @@ def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
 
 
 def _describe(layout: dict[str, Any]) -> str:
-    """A layout in a few words."""
+    """Returns the strategy and the mesh as text."""
     return f"{layout['strategy']} {format_mesh(layout['mesh'])}" if layout["mesh"] else str(layout["strategy"])
 
 
 def _device(facts: dict[str, Any]) -> str:
-    """What kind of device a run computed on; where the record does not list that platform's devices, the platform."""
+    """Returns the kind of device that a run computed on; the platform if the record does not list its devices."""
     platform = facts["options"]["device"] or facts["devices"]["backend"]
     kinds = {device["kind"] for device in facts["devices"]["devices"] if device["platform"] == platform}
     return ", ".join(sorted(kinds)) or platform
@@ -153,7 +153,7 @@ def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Pa
 
 
 def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
-    """The recorded layout without what speaks against an option that is given; ``num_devices`` are there."""
+    """Returns the recorded layout without the options that contradict those given, on ``num_devices`` devices."""
     kept = {name: recorded[name] for name in ("devices", "strategy", "mesh")}
     if "mesh" in given:
         kept["devices"] = None
@@ -172,7 +172,7 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
 
 
 def _size(mesh: str) -> int:
-    """How many devices a mesh is of."""
+    """Returns the number of devices of a mesh."""
     return math.prod(parse_mesh(mesh).values())
 
 

@@ -62,7 +62,7 @@ class Run:
         return self.dir is not None and (self.dir / record.FOLDER).is_dir()
 
     def evaluate(self, split: str = "test") -> dict[str, float]:
-        """Returns exact metrics of ``state`` over a whole split: ``train``, ``validation`` or ``test``.
+        """Returns exact metrics of ``state`` over a split: ``train``, ``validation`` or ``test``.
 
         Raises:
             ConfigError: the data have no such split.

@@ -1,4 +1,4 @@
-"""The first minute in a notebook: a model, an optimizer and arrays in, a run out."""
+"""Training a model on arrays without an experiment: ``train``."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def train(
     20
 
     Args:
-        model: a Flax Linen module, an ``(init, apply)`` pair, or a whole ``Task``. A model is trained to classify
-            where the targets are integers ``[examples]``, and to regress where they are floats, but no one-hot rows.
+        model: a Flax Linen module, an ``(init, apply)`` pair, or a ``Task``. A model is trained to classify
+            if the targets are integers ``[examples]``, and to regress if they are floats, but not one-hot rows.
         optimizer: any Optax optimizer.
         data: ``Splits``, or one pair ``(inputs, targets)`` of arrays to train on.
         num_epochs: passes over the training data; 10 if neither this nor ``num_steps`` is given.
-        num_steps: the same in updates.
-        batch_size: examples a step.
-        seed: decides initial parameters, data order and dropout.
+        num_steps: number of updates, instead of epochs.
+        batch_size: examples per step.
+        seed: determines initial parameters, data order and dropout.
         options: how to run, as for ``fit``.
         **changes: single run options, as for ``fit``.
 
