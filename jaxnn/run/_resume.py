@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def recorded_setup(
     """Returns ``devices``, ``strategy``, ``mesh``, ``stop`` and ``writers`` of a record; those given now replace them.
 
     ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
-    the recorded devices are not available, or a stopping rule or writer was a Python object: then give it again.
+    the recorded devices are not available, or the stopping rule has no MODULE:NAME; a line about writers without one.
     """
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
@@ -130,13 +131,17 @@ def recorded_setup(
             raise ConfigError(
                 f"{where} used {used}: give --devices {len(found)} to continue with what is here ({reason})."
             ) from error
-    for option in {"stop", "writers"} - given.keys():
-        value = kept[option] = recorded.get(option, getattr(RunOptions, option))
-        for name in [value] if isinstance(value, str) else value or ():
-            if ":" not in name:
-                raise ConfigError(
-                    f"{where} used {name!r} as {option}, which has no MODULE:NAME to import it by: give {option} again."
-                )
+    if "stop" not in given:
+        kept["stop"] = rule = recorded.get("stop")
+        if rule is not None and ":" not in rule:
+            raise ConfigError(f"{where} used the stopping rule {rule!r}, which has no MODULE:NAME: give stop again.")
+    if "writers" not in given:
+        names = recorded.get("writers", ())
+        kept["writers"] = tuple(name for name in names if ":" in name)
+        if lost := [name for name in names if ":" not in name]:
+            sys.stderr.write(
+                f"{where} used the metric writers {', '.join(lost)}, without MODULE:NAME: give them again\n"
+            )
     return kept
 
 
