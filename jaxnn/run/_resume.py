@@ -87,8 +87,6 @@ def restored_facts(
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     """Describes what differs from the record: length, layout, kind of device, program, versions, JAX's flags."""
     changes = []
-    if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
-        changes.append(f"num_steps {then} → {now}")
     if facts["layout"] != before["layout"]:
         changes.append(f"the layout {_describe(before['layout'])} → {_describe(facts['layout'])}")
     if _device(facts) != _device(before):
@@ -97,6 +95,8 @@ def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
     for old, new in pairs:
         changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
+    if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
+        changes.append(f"num_steps {then} → {now}")
     return changes
 
 

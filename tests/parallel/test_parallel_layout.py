@@ -131,7 +131,7 @@ def test_a_run_goes_on_on_other_devices_and_says_so(tmp_path: Path) -> None:
     longer = tiny.fit(wide(num_steps=20), resume=tmp_path / "run", devices=2)
     assert longer.summary.metrics == pytest.approx(tiny.fit(wide(num_steps=20)).summary.metrics, rel=1e-4)
     resumed = tiny.read(tmp_path / "run")["resumed"][-1]
-    assert resumed["changed"] == ["the layout fsdp data=4 → fsdp data=2"]
+    assert resumed["changed"] == ["the layout fsdp data=4 → fsdp data=2", "num_steps 10 → 20"]
 
 
 @pytest.mark.parametrize("strategy", ["data", "fsdp"])
