@@ -25,7 +25,7 @@ from jaxnn.cli._process import (
     processes,
     use_all_cores,
 )
-from jaxnn.engine import RunOptions
+from jaxnn.engine import RunOptions, with_changes
 from jaxnn.record import config_from_json, is_sweep, read_run
 from jaxnn.run import Run, fit
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
@@ -186,7 +186,7 @@ def parse_run(
     if (directory := given(arguments, "--resume")) is not None:
         config = config_from_json(read_run(Path(directory))["config"], config)
     form = _parse({"config": config, "run": options, "cluster": ClusterOptions()}, arguments, about)
-    return form.config, form.run, form.cluster
+    return form.config, _with_given(form.run, arguments), form.cluster
 
 
 def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Any, Any]:
@@ -195,7 +195,7 @@ def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[
 
     parts = {"design": Design(), "run": SweepOptions()}
     values, form = parse_values(experiment, arguments, "sweep", "Trains a member for every point, together.", parts)
-    return values, form.design, form.run
+    return values, form.design, _with_given(form.run, arguments)
 
 
 def parse_values(
@@ -234,6 +234,14 @@ def given(arguments: Sequence[str], name: str) -> str | None:
         if flag == name and (found := value if equals else after) not in ("", "None"):
             return found
     return None
+
+
+def _with_given(options: Any, arguments: Sequence[str]) -> Any:
+    """Notes the options that flags give: on resume they replace those of the record, also at their defaults."""
+    flags = {word.partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
+    names = {flag.removeprefix("__").removeprefix("no_") for flag in flags}
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return with_changes(options, {name: value for name, value in values.items() if name in names})
 
 
 def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, command: str = "") -> Any:

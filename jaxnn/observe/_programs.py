@@ -102,7 +102,7 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
 
 
 def temporary_bytes(compiled: Any) -> int:
-    """Memory that each call allocates and frees, besides its arguments and results; 0 where XLA does not report it."""
+    """Memory that each call allocates and frees, besides its arguments and results; 0 if XLA does not report it."""
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
 
 

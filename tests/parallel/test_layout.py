@@ -113,7 +113,7 @@ def test_run_resumes_on_other_devices_and_reports_it(tmp_path: Path) -> None:
     assert tiny.fit(wide(num_steps=10), resume=tmp_path / "run")._trainer.programs.layout.num_devices == 4
     assert tiny.fit(wide(), resume=tmp_path / "run", devices=2).summary.metrics == expected()
     resumed = tiny.read(tmp_path / "run")["resumed"][-1]
-    assert resumed["changed"] == ["the layout fsdp data=4 → fsdp data=2"]
+    assert resumed["changed"] == ["the layout fsdp data=4 → fsdp data=2", "num_steps 10 → 20"]
 
 
 def test_program_on_one_device_is_that_of_a_plain_run() -> None:
