@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: folders and archives give one result; damage and other layouts are named."""
+"""CIFAR-10: folders and archives give the same examples; damaged files and other layouts raise."""
 
 import gzip
 import io
@@ -10,7 +10,6 @@ import tracemalloc
 import convert_cifar
 import numpy as np
 import pytest
-from PIL import Image
 
 from jaxnn.data import cifar10
 from jaxnn.types import DataError
@@ -62,8 +61,9 @@ def check_complete(splits):
         np.testing.assert_array_equal(images[:, row, column, channel], expected)
 
 
-@pytest.mark.parametrize("write", (write_folder, write_archive))
-@pytest.mark.parametrize("below", ("cifar10", "."))
+@pytest.mark.parametrize(
+    ("write", "below"), ((write_folder, "cifar10"), (write_archive, "."), (write_archive, "cifar10"))
+)
 def test_folder_and_archive_give_the_same_examples(tmp_path, write, below):
     write(tmp_path / below)
     before = list(tmp_path.rglob("*"))
@@ -72,10 +72,6 @@ def test_folder_and_archive_give_the_same_examples(tmp_path, write, below):
     assert (len(splits.class_names), splits.class_names[3]) == (10, "cat")
     assert splits.train.examples.inputs.flags.c_contiguous
     assert list(tmp_path.rglob("*")) == before
-
-
-def test_the_last_of_train_become_validation(tmp_path):
-    write_folder(tmp_path)
     splits = cifar10(tmp_path, num_validation=3)
     labels = fabricated()["data_batch_4"][1][-1:] + fabricated()["data_batch_5"][1]
     assert (splits.validation.targets.tolist(), splits.train.num_examples) == (labels, 7)
@@ -84,30 +80,34 @@ def test_the_last_of_train_become_validation(tmp_path):
 PLANES = np.zeros((2, 3072), np.uint8)
 
 
+def cut_archive(root):
+    path = write_archive(root)
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def enlarge(root):
+    with open(write_folder(root) / "data_batch_4.bin", "wb") as file:
+        file.truncate(8 << 30)  # sparse: it takes no space
+
+
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("write", "message"),
     (
-        (binary(PLANES, [0, 1])[:-1], r"data_batch_2\.bin of .* 6,145 bytes are no multiple"),
-        (binary(PLANES, [9, 10]), r"record 1 of data_batch_2.* has the label 10"),
+        (
+            lambda root: write_folder(root, data_batch_2=binary(PLANES, [0, 1])[:-1]),
+            r"data_batch_2\.bin .* 6,145 bytes",
+        ),
+        (lambda root: write_folder(root, data_batch_2=binary(PLANES, [9, 10])), "record 1 of data_batch_2.* label 10"),
+        (lambda root: (write_folder(root) / "test_batch.bin").unlink(), r"test_batch\.bin cannot be read"),
+        (lambda root: write_archive(root, leave_out=("data_batch_5",)), r"does not have data_batch_5\.bin"),
+        (cut_archive, r"cifar-10-binary\.tar\.gz is truncated or damaged"),
+        (enlarge, r"data_batch_4\.bin of .* larger than all of CIFAR"),
     ),
 )
-def test_a_damaged_batch_is_named(tmp_path, data, message):
-    write_folder(tmp_path, data_batch_2=data)
+def test_damaged_files_raise(tmp_path, write, message):
+    write(tmp_path)
     with pytest.raises(DataError, match=message):
         cifar10(tmp_path)
-
-
-def test_a_missing_file_and_a_damaged_archive_are_named(tmp_path):
-    (write_folder(tmp_path / "a") / "test_batch.bin").unlink()
-    with pytest.raises(DataError, match=r"test_batch\.bin cannot be read"):
-        cifar10(tmp_path / "a")
-    write_archive(tmp_path / "b", leave_out=("data_batch_5",))
-    with pytest.raises(DataError, match=r"does not hold data_batch_5\.bin"):
-        cifar10(tmp_path / "b")
-    archive = write_archive(tmp_path / "c")
-    archive.write_bytes(archive.read_bytes()[:-2000])
-    with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz is truncated or damaged"):
-        cifar10(tmp_path / "c")
 
 
 def announced(name, size, kind=tarfile.REGTYPE):
@@ -127,18 +127,16 @@ def sparse(name, size):
 @pytest.mark.parametrize(
     ("headers", "message"),
     (
-        (announced("data_batch_1.bin", 8 << 30), "announces more than"),
-        (announced("other", 8 << 30), "announces more than"),
-        (announced("long", 8 << 30, tarfile.GNUTYPE_LONGNAME), "truncated or damaged"),
+        (announced("data_batch_1.bin", 8 << 30), "decompresses to over"),
+        (announced("other", 8 << 30), "decompresses to over"),
         (announced("pax", 8 << 30, tarfile.XHDTYPE), "truncated or damaged"),
         # With a negative size the next header would be this one, forever.
         (announced("other", -512), "truncated or damaged"),
-        (announced("long", -512, tarfile.GNUTYPE_LONGNAME), "truncated or damaged|does not hold"),
-        (sparse("data_batch_1.bin", 1 << 30), "a link or the like|announces more than"),
-        (announced("other", 200 << 20) + bytes(300 << 20), "announces more than"),
+        (sparse("data_batch_1.bin", 1 << 30), "a link or the like|decompresses to over"),
+        (announced("other", 200 << 20) + bytes(300 << 20), "decompresses to over"),
     ),
 )
-def test_an_archive_is_read_in_bounded_memory(tmp_path, headers, message):
+def test_hostile_archives_raise_in_bounded_memory(tmp_path, headers, message):
     path = write_archive(tmp_path, leave_out=("data_batch_1",))
     path.write_bytes(gzip.compress(announced("readme", 0) + headers + gzip.decompress(path.read_bytes()), 1))
     tracemalloc.start()
@@ -150,14 +148,7 @@ def test_an_archive_is_read_in_bounded_memory(tmp_path, headers, message):
     assert peak < 1.5e8
 
 
-def test_a_file_is_read_in_bounded_memory(tmp_path):
-    with open(write_folder(tmp_path) / "data_batch_4.bin", "wb") as file:
-        file.truncate(8 << 30)  # a hole: it takes no room
-    with pytest.raises(DataError, match=r"data_batch_4\.bin of .* larger than all of CIFAR"):
-        cifar10(tmp_path)
-
-
-def test_pickles_are_refused_with_their_converter_which_gives_the_binary_layout(tmp_path):
+def test_pickles_are_refused_and_can_be_converted(tmp_path):
     (tmp_path / "cifar-10-batches-py").mkdir()
     for name, (planes, labels) in fabricated().items():
         content = {b"data": planes, b"labels": labels}
@@ -178,31 +169,3 @@ def test_the_converter_refuses_other_names(tmp_path):
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(Hostile()))
     with pytest.raises(pickle.UnpicklingError, match="system is not part of CIFAR"):
         convert_cifar.convert(tmp_path)
-
-
-def test_without_files_and_network_the_archive_is_named(tmp_path, monkeypatch):
-    for name in ("https_proxy", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz of cifar10 is not in "):
-        cifar10(tmp_path)
-
-
-def test_real_pictures_survive_the_binary_layout(data_dir, tmp_path):
-    if not (data_dir / "cifar10" / "jpegs.tar.xz").is_file():
-        pytest.skip(f"no cifar10/jpegs.tar.xz in {data_dir}")
-    pictures, labels = [], []
-    with tarfile.open(data_dir / "cifar10" / "jpegs.tar.xz") as archive:
-        for member in archive:
-            if member.isfile() and len(pictures) < 60:
-                with Image.open(io.BytesIO(archive.extractfile(member).read())) as picture:
-                    pictures.append(np.asarray(picture.convert("RGB")))
-                labels.append(int(member.name.removesuffix(".jpg").rpartition("_")[2]))
-            elif len(pictures) == 60:
-                break
-    planes = np.stack(pictures).transpose(0, 3, 1, 2).reshape(60, -1)
-    parts = [slice(start, start + 10) for start in range(0, 60, 10)]
-    batches = {name: binary(planes[part], labels[part]) for name, part in zip(NAMES, parts, strict=True)}
-    write_folder(tmp_path, **batches)
-    splits = cifar10(tmp_path)
-    np.testing.assert_array_equal(splits.train.examples.inputs, pictures[:50])
-    assert splits.train.targets.tolist() + splits.test.targets.tolist() == labels
