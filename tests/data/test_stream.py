@@ -175,7 +175,7 @@ IMAGE = np.zeros((2, 3), np.uint8)
     (
         ({"train": NoLength()}, r"train must be a reader .* NoLength has no __len__: add random access"),
         ({"train": Counting(), "test": []}, "test is empty: its reader's length is 0"),
-        ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays, .*: use jn\.data\.arrays"),
+        ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays .*: use jn\.data\.arrays"),
         ({"train": [5]}, r"example 0 of train must be a pair \(input, target\), not a int"),
         ({"train": [(1.0, 2.0, 3.0)]}, "example 0 of train must be a pair .* tuple of 3"),
         ({"train": Counting(at0=OSError("gone"))}, r"reading example 0 of train failed with OSError: gone \(test_"),
