@@ -5,17 +5,20 @@ A worker process opens no accelerator, ignores SIGINT and SIGTERM, and ends with
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,18 +47,19 @@ _STARTING = threading.Lock()
 class _Guarded:
     """A function of the step that returns errors as a DataError, since not every exception can be pickled.
 
-    For workers, ``pickled`` is the function by cloudpickle, which also pickles functions defined in notebooks.
+    Workers read the function from the file ``path``, by cloudpickle, which also pickles functions of notebooks.
     """
 
     read: Callable[[int], Examples] | None
-    pickled: bytes = b""
+    path: str = ""
 
     def __call__(self, step: int) -> Examples | DataError:
         try:
             if self.read is None:
                 import cloudpickle
 
-                self.read = cloudpickle.loads(self.pickled)
+                with open(self.path, "rb") as file:
+                    self.read = cloudpickle.load(file)
             return self.read(step)
         except DataError as error:
             return error.with_traceback(None)
@@ -69,8 +73,8 @@ class _Guarded:
 class Batches(Iterator[Examples]):
     """An endless iterator of the batches of consecutive steps, until it is closed or garbage-collected."""
 
-    def __init__(self, iterator: Any, children: list[BaseProcess]) -> None:
-        self._iterators = [iterator]
+    def __init__(self, iterator: Any, children: list[BaseProcess], *closed_too: Any) -> None:
+        self._iterators = [iterator, *closed_too]
         self._children = children
         self._lock = threading.RLock()
         closing, closed = threading.Event(), threading.Event()
@@ -149,7 +153,7 @@ def open_batches(
     from absl import flags
 
     try:
-        guarded = _Guarded(None, cloudpickle.dumps(read))
+        pickled = cloudpickle.dumps(read)
     # Pickling may raise any exception.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -157,6 +161,11 @@ def open_batches(
             f"the reader of {name}, or its augmentation, cannot be sent to worker processes ({reason}): open files and "
             "connections in __getitem__, or set num_workers=0 to read in threads."
         ) from error
+    # In a file: Python hangs if a worker ends, as one without a `__main__` guard does, before it got 64 KB by its pipe.
+    folder = contextlib.ExitStack()
+    path = Path(folder.enter_context(tempfile.TemporaryDirectory()), "reader")
+    path.write_bytes(pickled)
+    guarded = _Guarded(None, str(path))
     dataset = steps.map(guarded).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
     # Each process buffers one batch in addition to the one that it reads.
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
@@ -176,7 +185,7 @@ def open_batches(
     iterator.get_state()
     children = _start_workers(iterator.start_prefetch, num_workers)
     # A thread copies: Python loses a Ctrl-C that arrives while the main thread frees shared memory.
-    return Batches(grain.experimental.ThreadPrefetchDatasetIterator(iterator, 1), children)
+    return Batches(grain.experimental.ThreadPrefetchDatasetIterator(iterator, 1), children, folder)
 
 
 def cores() -> int:

@@ -33,8 +33,7 @@ class Witness(Counting):
 
 def test_workers_give_the_same_batches_and_open_no_accelerator():
     before = dict(os.environ)
-    train = source(Witness(), num_workers=2)
-    batches = train.batches(5, 3, 4, slice(1, 3))
+    batches = source(Witness(), num_workers=2).batches(5, 3, 4, slice(1, 3))
     assert dict(os.environ) == before
     found = [next(batches) for _ in range(4)]
     pids = [worker.pid for worker in multiprocessing.active_children()]
@@ -60,28 +59,27 @@ def test_augmented_batches_are_the_same_from_workers_as_from_threads(shares_memo
     assert bool(shared) == shares_memory
 
 
-def test_a_worker_reports_its_error():
-    batches = source(Counting(at7=DataError("x.jpg is bad.")), num_workers=1).batches(0, 0, 11)
-    with pytest.raises(DataError, match=r"^x\.jpg is bad\.$") as caught:
-        next(batches)
-    assert not hasattr(caught.value, "__notes__")
-    assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    assert not multiprocessing.active_children()
-
-
-class Killing(Counting):
+class Killed(Counting):
     def __getitem__(self, index):
         if index == 7:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_reported():
-    batches = source(Killing(), num_workers=1).batches(0, 0, 11)
-    with pytest.raises(DataError, match="a worker process that reads data was ended by SIGKILL: .* if memory ran out"):
+@pytest.mark.parametrize(
+    ("reader", "message"),
+    (
+        (Counting(at7=DataError("x.jpg is bad.")), r"^x\.jpg is bad\.$"),
+        pytest.param(Killed(), "was ended by SIGKILL: .* if memory ran out", marks=pytest.mark.slow),
+    ),
+)
+def test_a_failed_worker_is_reported(reader, message):
+    batches = source(reader, num_workers=1).batches(0, 0, 11)
+    with pytest.raises(DataError, match=message) as caught:
         next(batches)
-    assert list(batches) == []
+    assert not hasattr(caught.value, "__notes__")
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert list(batches) == [] and not multiprocessing.active_children()
 
 
 class Hanging(Counting):
@@ -103,82 +101,54 @@ def test_close_kills_a_worker_whose_reader_hangs():
 
 
 PROGRAM = """
-import sys
 import jaxnn
-import numpy as np
-
-class Reader:
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        return np.zeros((64, 64, 3), np.uint8), 0
-
-batches = jaxnn.data.stream(Reader(), num_workers=2).train.batches(0, 0, 8)
+batches = jaxnn.data.stream([([0.0] * 10_000, 0)] * 64, num_workers=2).train.batches(0, 0, 8)
 next(batches)
 print("reading", flush=True)
 """
 READ_ON = "while True: next(batches)"
 
 
-def start(ending):
-    """Starts the program in a new session; it reads a batch, then runs ``ending``."""
-    command = [sys.executable, "-c", PROGRAM + ending]
-    pipe = subprocess.PIPE
-    program = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=shell.ROOT, start_new_session=True)
-    assert program.stdout.readline() == "reading\n", program.communicate()[1]
-    return program
-
-
-def assert_all_ended(session):
-    """Asserts that all processes of the session end within seconds."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(session, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    os.killpg(session, signal.SIGKILL)
-    pytest.fail("a process of the session is left")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ending", "signal_group", "status", "last"),
+    ("ending", "signum", "status", "last"),
     (
         ("del batches", None, 0, None),
         ("raise ValueError('mine')", None, 1, "ValueError: mine"),
         # A terminal sends Ctrl-C to every process of the group.
         (READ_ON, signal.SIGINT, -signal.SIGINT, "KeyboardInterrupt"),
+        (READ_ON, signal.SIGKILL, -signal.SIGKILL, None),
     ),
 )
-def test_workers_end_quietly_with_the_program(ending, signal_group, status, last):
-    program = start(ending)
-    if signal_group:
-        os.killpg(program.pid, signal_group)
+def test_workers_end_quietly_with_the_program(ending, signum, status, last):
+    command, pipe = [sys.executable, "-c", PROGRAM + ending], subprocess.PIPE
+    program = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=shell.ROOT, start_new_session=True)
+    assert program.stdout.readline() == "reading\n", program.communicate()[1]
+    if signum == signal.SIGINT:
+        os.killpg(program.pid, signum)
+    elif signum:
+        program.kill()
     _, errors = program.communicate(timeout=60)
     assert program.returncode == status
-    assert errors.strip().splitlines()[-1:] == ([last] if last else []), errors
-    assert errors.count("Traceback") == bool(last)
-    assert "resource_tracker" not in errors and "Exception ignored" not in errors
-    assert_all_ended(program.pid)
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_killed_program():
-    program = start(READ_ON)
-    program.kill()
-    program.wait()
-    assert_all_ended(program.pid)
-    program.communicate()
+    if signum != signal.SIGKILL:
+        assert errors.strip().splitlines()[-1:] == ([last] if last else []), errors
+        assert errors.count("Traceback") == bool(last)
+        assert "resource_tracker" not in errors and "Exception ignored" not in errors
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(program.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(program.pid, signal.SIGKILL)
+    pytest.fail("a process of the session is left")
 
 
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_is_reported(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(PROGRAM)
-    done = shell.python(script)
+    (tmp_path / "script.py").write_text(PROGRAM)
+    done = shell.python(tmp_path / "script.py")
     assert done.returncode == 1 and done.stdout == ""
-    last = done.stderr.strip().splitlines()[-1]
-    assert 'put its code under `if __name__ == "__main__":`' in last
+    assert 'put its code under `if __name__ == "__main__":`' in done.stderr.strip().splitlines()[-1]
     assert done.stderr.count("Traceback") == 1
