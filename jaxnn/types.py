@@ -191,7 +191,7 @@ class Splits(NamedTuple):
         else:
             inputs = self.train.examples.inputs
             parts.append(f"inputs {inputs.dtype} {list(inputs.shape[1:])}")
-        parts += [f"{len(self.class_names)} classes"] if self.class_names else []
+        parts += [f"{len(self.class_names):,} classes"] if self.class_names else []
         return f"Splits({self.name}: {', '.join(parts)})"
 
     @property
