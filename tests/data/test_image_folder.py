@@ -1,5 +1,6 @@
 """Image folders: order, sizes and colours, in memory and streamed; bad files raise with their names."""
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -90,7 +91,6 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\ns
     ("content", "message"),
     (
         (b"", "cannot be decoded as an image"),
-        (b"not an image", "cannot be decoded as an image"),
         (png_header(10), "cannot be decoded as an image"),
         # Pillow knows this format, and would start Ghostscript to draw it.
         (POSTSCRIPT, "cannot be decoded as an image .*cannot identify"),
@@ -98,7 +98,6 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\ns
         (png_header(13_000), ".*pixels.*make it smaller"),
         (png_header(60_000), ".*pixels.*make it smaller"),
         (os.mkfifo, "is not a regular file"),
-        (os.mkdir, "is not a regular file"),
         (lambda path: path.symlink_to("nowhere"), "is not a regular file"),
     ),
 )
@@ -112,15 +111,12 @@ def test_bad_files_raise_in_memory_and_streamed(root, content, message):
             next(streamed(root).train.batches(0, 0, 4))
 
 
-def test_the_limit_of_pixels_is_pillows(root, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48)
-    assert image_folder(root, (2, 2)).train.num_examples == 3
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 47)
-    with pytest.raises(DataError, match=r"a\.png has more pixels than"):
-        image_folder(root, (2, 2))
-
-
-def test_bad_arguments_and_layouts_raise(root):
+def test_bad_arguments_and_layouts_raise(root, monkeypatch):
+    # Images have 6×8 pixels.
+    for limit, refused in ((48, contextlib.nullcontext()), (47, pytest.raises(DataError, match="more pixels than"))):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with refused:
+            image_folder(root, (2, 2))
     for size in (32, (32,), (0, 4), (4.0, 4)):
         with pytest.raises(DataError, match=r"image_size must be \(height, width\)"):
             image_folder(root, size)
@@ -171,8 +167,4 @@ def test_real_photographs(data_dir):
     splits = cats_vs_dogs(data_dir, (24, 32), num_workers=0)
     assert repr(splits) == "Splits(cats_vs_dogs: 2,000 train, 1,000 validation, streamed, 2 classes)"
     assert np.bincount(splits.train.targets).tolist() == [1000, 1000]
-    (batch,) = take(splits.train, 0, 7, 1, batch_size=32)
-    assert batch.inputs.shape == (32, 24, 32, 3)
-    # Photographs are neither black nor all the same.
-    means = batch.inputs.mean(axis=(1, 2, 3))
-    assert 50 < means.mean() < 200 and means.std() > 10
+    assert 50 < splits.train.read(np.arange(32)).inputs.mean() < 200

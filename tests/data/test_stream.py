@@ -149,15 +149,10 @@ def test_closed_batches_end_with_their_threads():
     assert threading.active_count() == before
 
 
-class NoLength:
-    def __getitem__(self, index):
-        return index, index
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     (
-        ({"train": NoLength()}, r"train must be a reader .* NoLength has no __len__: add random access"),
+        ({"train": {1, 2}}, "train must be a reader .* the set has no __getitem__: add random access"),
         ({"train": Counting(), "test": []}, "test is empty: its reader's length is 0"),
         ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays .*: use jn\.data\.arrays"),
         ({"train": [5]}, r"example 0 of train must be a pair \(input, target\), not a int"),

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 import pytest
 
 import jaxnn as jn
@@ -56,29 +54,6 @@ def test_fingerprints_differ_by_texts_labels_and_tokenizers() -> None:
     ]
     assert len({data_fingerprint(splits) for splits in made}) == 4
     assert data_fingerprint(made[0]) == data_fingerprint(text_arrays(TRAIN, tokenizer=SHORT))
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    tokenizer: Tokenizer = Tokenizer(vocabulary_size=30, length=4)
-    batch_size: int = 8
-    num_steps: int = 60
-    seed: int = 0
-
-
-def films(config: Config) -> Splits:
-    labels = np.random.default_rng(0).integers(0, 2, 64)
-    lines = [f"a {('bad', 'good')[label]} film {number % 7}" for number, label in enumerate(labels)]
-    return text_arrays((lines, labels), (lines[:16], labels[:16]), tokenizer=config.tokenizer)
-
-
-def test_a_model_trains_with_a_tokenizer_in_its_config(tmp_path: Path) -> None:
-    task = jn.tasks.classification(jn.models.BagOfTokens(2, vocabulary_size=30, features=4, pad_id=0))
-    experiment = jn.Experiment(Config(), films, lambda config: task, lambda config: optax.adam(0.1))
-    run = jn.fit(experiment, run_dir=tmp_path / "run", progress="none")
-    logits = run.predict(vocabulary(films(Config())).encode(["good", "bad"]))
-    assert np.argmax(jax.device_get(logits), axis=-1).tolist() == [1, 0]
-    assert '"vocabulary_size": 30' in (tmp_path / "run" / "run.json").read_text()
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,6 @@ def test_ag_news_has_four_classes(tmp_path: Path) -> None:
 def test_real_news_and_messages(data_dir: Path) -> None:
     splits: Any = ag_news(data_dir=data_dir)
     assert repr(splits) == "Splits(ag_news: 6,840 train, 760 test, inputs int32 [100], 4 classes)"
-    assert np.bincount([*splits.train.targets, *splits.test.targets]).tolist() == [1_900] * 4
     news = ag_news(test=0.0, data_dir=data_dir)
     assert texts(news)[0].startswith("fears for t n pension after talks unions representing workers at turner newall")
     assert news.class_names[news.train.targets[0]] == "Business"
