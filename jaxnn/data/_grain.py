@@ -154,19 +154,19 @@ def open_batches(
 
     try:
         pickled = cloudpickle.dumps(read)
-    # Pickling may raise any exception.
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(
             f"the reader of {name}, or its augmentation, cannot be sent to worker processes ({reason}): open files and "
             "connections in __getitem__, or set num_workers=0 to read in threads."
         ) from error
-    # In a file: Python hangs if a worker ends, as one without a `__main__` guard does, before it got 64 KB by its pipe.
+    # Not sent through a pipe: Python hangs if a worker ends before it has read more than 64 KB from its pipe.
     folder = contextlib.ExitStack()
     path = Path(folder.enter_context(tempfile.TemporaryDirectory()), "reader")
     path.write_bytes(pickled)
-    guarded = _Guarded(None, str(path))
-    dataset = steps.map(guarded).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+    dataset = steps.map(_Guarded(None, str(path))).to_iter_dataset(
+        grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    )
     # Each process buffers one batch in addition to the one that it reads.
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     dataset = dataset.mp_prefetch(processes, worker_init_fn=_prepare_worker)

@@ -47,8 +47,7 @@ _CIFAR_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1d
 _CIFAR_FILES = (*(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin")
 # A label, then the red, green and blue plane of an image.
 _RECORD_BYTES = 1 + 3 * 32 * 32
-# All of CIFAR takes 184 MB.
-_MOST_CIFAR_BYTES = 1 << 28
+_MOST_CIFAR_BYTES = 1 << 28  # CIFAR takes 184 MB
 
 
 def mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:

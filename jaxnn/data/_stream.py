@@ -176,10 +176,7 @@ class StreamSource(IndexedSource):
         return Examples(*(np.stack(arrays) for arrays in zip(*examples, strict=True)))
 
     def _read_step(self, seed: int, batch_size: int, positions: range, step: int) -> Examples:
-        """Reads and augments the rows at ``positions`` of the batch of ``step``; called in a worker process.
-
-        An example's generator is a function of the seed (its low 32 bits), the step and the position in the batch.
-        """
+        """Reads and augments the rows at ``positions`` of the batch of ``step``; called in a worker process."""
         order = np.asarray(self.order(seed, np.array([step], np.int32), batch_size))[0]
         examples = []
         for position in positions:

@@ -41,30 +41,20 @@ def test_each_set_is_complete(name):
         np.testing.assert_allclose(train.std(axis=0), 1.0, atol=1e-5)
 
 
-def test_digits_are_scikit_learns_images_in_the_unit_interval():
-    bunch = load_digits()
-    inputs, targets = all_splits(data.digits())
-    assert (inputs.min(), inputs.max()) == (0.0, 1.0)
-    # The same images with the same labels, in another order.
-    ours = {(image.tobytes(), int(label)) for image, label in zip(inputs, targets, strict=True)}
-    images = (bunch.images / 16).astype(np.float32)[..., None]
-    assert ours == {(image.tobytes(), int(label)) for image, label in zip(images, bunch.target, strict=True)}
-
-
-def test_splits_are_stratified_as_by_scikit_learn():
+def test_digits_are_those_of_scikit_learn_stratified():
     # ceil(0.2 * 1797) = 360 and ceil(0.1 * 1797) = 180; 1257 remain.
     splits = data.digits(test_fraction=0.2, validation_fraction=0.1, seed=3)
-    sizes = {name: source.num_examples for name, source in splits.named().items()}
-    assert sizes == {"train": 1257, "validation": 180, "test": 360}
+    assert repr(splits).startswith("Splits(digits: 1,257 train, 180 validation, 360 test, ")
     for source in splits.named().values():
         # Each digit is 9.7 to 10.2 % of all.
         np.testing.assert_allclose(np.bincount(source.targets) / source.num_examples, 0.1, atol=0.008)
-    labels = load_digits().target
-    train, test = train_test_split(labels, test_size=360, random_state=3, stratify=labels)
-    np.testing.assert_array_equal(splits.test.targets, test)
-    np.testing.assert_array_equal(
-        splits.train.targets, train_test_split(train, test_size=180, random_state=3, stratify=train)[0]
-    )
+    images, labels = load_digits(return_X_y=True)
+    options = {"random_state": 3, "stratify": labels}
+    images, expected_images, labels, expected_labels = train_test_split(images, labels, test_size=360, **options)
+    np.testing.assert_array_equal(splits.test.targets, expected_labels)
+    np.testing.assert_array_equal(splits.test.examples.inputs.reshape(360, 64), expected_images / 16)
+    labels, _ = train_test_split(labels, test_size=180, **{**options, "stratify": labels})
+    np.testing.assert_array_equal(splits.train.targets, labels)
 
 
 def test_seeds_and_targets():

@@ -1,7 +1,5 @@
 """Labelled texts: lists, folders and IMDb's archive become ids of the training vocabulary; bad input raises."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import io
@@ -101,8 +99,7 @@ def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pyt
     for reverse in (False, True):
         in_order = lambda path, reverse=reverse: iter(sorted(listed(path), reverse=reverse))  # noqa: E731
         monkeypatch.setattr(pathlib.Path, "iterdir", in_order)
-        splits = text_folder(root, SHORT)
-        check(splits)
+        check(splits := text_folder(root, SHORT))
         assert splits.name == "films"
 
 
@@ -126,17 +123,15 @@ def test_validation_may_have_either_name(name: str, tmp_path: Path) -> None:
         ({**REVIEWS, "train/none/a.md": "x", "test/none/a.txt": "x"}, r"train/none has no \.txt"),
         ({"train/a/a.txt": "caf\udce9"}, r"a/a\.txt is not UTF-8 text \(unexpected end of data at byte 3\)"),
         ({"train/a/a.txt": "x", "train/a/b.txt": " \n"}, r"b\.txt has no text \(empty files: 1\)"),
+        (REVIEWS, r"odd\.txt is not a regular file"),
     ],
 )
-def test_other_layouts_raise(files: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_bad_folders_raise(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "films", files)
+    if "regular" in message:
+        os.mkfifo(root / "train" / "neg" / "odd.txt")
     with pytest.raises(DataError, match=message):
-        text_folder(write_folder(tmp_path / "films", files), SHORT)
-
-
-def test_irregular_files_raise(tmp_path: Path) -> None:
-    os.mkfifo(write_folder(tmp_path) / "train" / "neg" / "odd.txt")
-    with pytest.raises(DataError, match=r"odd\.txt is not a regular file"):
-        text_folder(tmp_path, SHORT)
+        text_folder(root, SHORT)
 
 
 @pytest.mark.parametrize("name", ["imdb/aclImdb", "aclImdb_labeled.tar.gz", "imdb/aclImdb_v1.tar.gz"])
@@ -159,10 +154,6 @@ def test_validation_reviews_do_not_enter_the_vocabulary(tmp_path: Path) -> None:
     assert vocabulary(again).tokens == vocabulary(splits).tokens != vocabulary(other).tokens
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(write_archive(path).read_bytes()[:200])
-
-
 def change_one_byte(path: Path) -> None:
     """Writes an archive, without compression, in which only the checksum shows the damage."""
     data = gzip.decompress(write_archive(path).read_bytes())
@@ -172,10 +163,7 @@ def change_one_byte(path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (truncate, "is truncated or damaged"),
         (change_one_byte, r"is truncated or damaged \(CRC check failed"),
-        (lambda path: path.write_bytes(b"<html>not found</html>"), "is truncated or damaged"),
-        (lambda path: write_archive(path, {"notes.txt": "x"}), "has no train/"),
         (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[2]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
         (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[3]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
         (lambda path: write_archive(path, {NAMES[0]: "a\udcffb"}), "is not UTF-8 text .*at byte 1"),

@@ -1,7 +1,5 @@
 """Tables of texts: columns, labels and fractions by hand; errors name the file and the line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Windows of characters or words: short texts by hand, the sizes of real ones, errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

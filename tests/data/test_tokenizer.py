@@ -1,7 +1,5 @@
 """Tokenizer and Vocabulary: ids and n-grams of short texts by hand, invariants, errors."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -114,18 +112,14 @@ FITTED = Tokenizer().fit(TRAIN)
     [
         (lambda: Tokenizer().fit(["", "?! ..."]), "2 training texts have no words"),
         (lambda: Tokenizer().fit("one text"), "must be a list of texts, not one str"),
-        (lambda: Tokenizer().fit(5), "must be a list of texts, not one int"),
         (lambda: Tokenizer().fit(["a", None]), "text 1 of the training texts is a NoneType, not a str"),
         (lambda: FITTED.encode([b"a"]), "text 0 of the texts to encode is a bytes, not a str: decode"),
         (lambda: FITTED.decode(np.zeros((2, 3))), r"integers \[texts, length\], not float64 \[2, 3\]"),
-        (lambda: FITTED.decode(np.zeros(3, int)), r"integers \[texts, length\], not int64 \[3\]"),
         (lambda: FITTED.decode([[0, 8]]), "are 0 to 7, not 0 to 8"),
         (lambda: FITTED.decode([[-1, 2]]), "are 0 to 7, not -1 to 2"),
         (lambda: Tokenizer(unit="word"), "Tokenizer: unit is 'word': did you mean 'words'"),
         (lambda: Tokenizer(keep="left"), "Tokenizer: keep is 'left': .*Known are 'end', 'start'"),
-        (lambda: Tokenizer(pad=None), "Tokenizer: pad is None"),
         (lambda: Tokenizer(length=0), "Tokenizer: length must be an integer of at least 1, not 0"),
-        (lambda: Tokenizer(length=5.0), r"Tokenizer: length must be an integer of at least 1, not 5\.0"),
         (lambda: Tokenizer(ngrams=0), "Tokenizer: ngrams must be an integer of at least 1, not 0"),
         (lambda: Tokenizer(vocabulary_size=2), "Tokenizer: vocabulary_size must be .* at least 3, not 2"),
         (lambda: Tokenizer(max_ngrams=-1), "Tokenizer: max_ngrams must be an integer of at least 0, not -1"),

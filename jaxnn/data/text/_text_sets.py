@@ -32,7 +32,6 @@ _IMDB_MEMBER = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^./][^/]*\.txt")
 _IMDB_ARCHIVES = ("aclImdb_labeled.tar.gz", "aclImdb_v1.tar.gz")
 # The complete archive also has 50,000 unlabelled reviews in train/unsup.
 _IMDB_CLASSES = ("neg", "pos")
-# Twice the size of IMDb's.
 _MOST_ARCHIVE_BYTES = 1 << 30
 
 
