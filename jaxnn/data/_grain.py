@@ -73,8 +73,8 @@ class _Guarded:
 class Batches(Iterator[Examples]):
     """An endless iterator of the batches of consecutive steps, until it is closed or garbage-collected."""
 
-    def __init__(self, iterator: Any, children: list[BaseProcess], *closed_too: Any) -> None:
-        self._iterators = [iterator, *closed_too]
+    def __init__(self, iterator: Any, children: list[BaseProcess], *resources: Any) -> None:
+        self._iterators = [iterator, *resources]
         self._children = children
         self._lock = threading.RLock()
         closing, closed = threading.Event(), threading.Event()

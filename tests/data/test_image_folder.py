@@ -3,8 +3,6 @@
 import contextlib
 import hashlib
 import os
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -74,16 +72,6 @@ def test_gray_becomes_three_channels_and_colour_luminance(tmp_path):
     assert gray[:, 0, 0].tolist() == [[255]] * 4 + [[77], [76]]
 
 
-def png_header(side):
-    """A PNG file whose header has this size, with almost no pixels."""
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    size = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(bytes(100)))
-
-
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 
 
@@ -91,12 +79,9 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\ns
     ("content", "message"),
     (
         (b"", "cannot be decoded as an image"),
-        (png_header(10), "cannot be decoded as an image"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), "cannot be decoded as an image"),
         # Pillow knows this format, and would start Ghostscript to draw it.
         (POSTSCRIPT, "cannot be decoded as an image .*cannot identify"),
-        # Pillow warns about the first size and refuses the second.
-        (png_header(13_000), ".*pixels.*make it smaller"),
-        (png_header(60_000), ".*pixels.*make it smaller"),
         (os.mkfifo, "is not a regular file"),
         (lambda path: path.symlink_to("nowhere"), "is not a regular file"),
     ),
@@ -112,10 +97,11 @@ def test_bad_files_raise_in_memory_and_streamed(root, content, message):
 
 
 def test_bad_arguments_and_layouts_raise(root, monkeypatch):
-    # Images have 6×8 pixels.
-    for limit, refused in ((48, contextlib.nullcontext()), (47, pytest.raises(DataError, match="more pixels than"))):
+    # Images have 6×8 pixels. Pillow warns about more than the limit, and refuses more than twice the limit.
+    for limit in (48, 47, 23):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        with refused:
+        refused = pytest.raises(DataError, match=r"a\.png has more pixels .*make it smaller")
+        with contextlib.nullcontext() if limit == 48 else refused:
             image_folder(root, (2, 2))
     for size in (32, (32,), (0, 4), (4.0, 4)):
         with pytest.raises(DataError, match=r"image_size must be \(height, width\)"):

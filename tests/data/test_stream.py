@@ -165,7 +165,6 @@ def test_closed_batches_end_with_their_threads():
         ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays .*: use jn\.data\.arrays"),
         ({"train": [5]}, r"example 0 of train must be a pair \(input, target\), not a int"),
         ({"train": Counting(at0=OSError("gone"))}, r"reading example 0 of train failed with OSError: gone \(test_"),
-        ({"train": [("cat", 0)]}, "the input of example 0 of train: dtype <U3; encode it as numbers"),
         ({"train": [(np.ma.zeros(3), 0)]}, "the input of example 0 of train: a masked array"),
         ({"train": [(0, 2.0**200)]}, r"the target of example 0 of train: NaN or infinity \(as float32\)"),
         ({"train": [(IMAGE, -1)]}, "the label -1 of example 0 in train is out of range: labels must be at least 0"),
@@ -176,7 +175,6 @@ def test_closed_batches_end_with_their_threads():
         ({"train": Counting(), "test": [(IMAGE[0], 0)]}, r"the input of example 0 of test is uint8 \(3,\) but "),
         ({"train": Counting(), "validation": [(IMAGE, 0.5)]}, "the target of example 0 of validation is float32"),
         ({"train": Counting(), "num_workers": -1}, "num_workers must be an integer of at least 0, not -1"),
-        ({"train": Counting(), "num_workers": True}, "num_workers must be an integer of at least 0, not True"),
     ),
 )
 def test_bad_readers_raise_before_training(given, message):
@@ -196,6 +194,7 @@ class Wrong(Exception):
     ("reader", "augment", "message"),
     (
         (Counting(at7=(IMAGE[:1], 0)), None, r"the input of example 7 of train is uint8 \(1, 3\) but that of ex"),
+        (Counting(at7=(IMAGE, -1)), None, "the label -1 of example 7 in train is out of range"),
         (Counting(at7=(IMAGE, 0.5)), None, r"the target of example 7 of train is float32 \(\) but that of example 0"),
         (Counting(at7=Wrong(1, 2)), None, r"reading example 7 of train failed with Wrong: 1 and 2 \(test_"),
         (Counting(at7=DataError("x.jpg is bad.")), None, r"^x\.jpg is bad\.$"),
@@ -292,10 +291,16 @@ def test_augmented_batches_are_the_same_from_workers_as_from_threads(shares_memo
     assert bool(shared) == shares_memory
 
 
-class Killed(Counting):
+class Acting(Counting):
+    """Calls ``act`` when example 7 is read."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
     def __getitem__(self, index):
         if index == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.act()
         return super().__getitem__(index)
 
 
@@ -303,7 +308,11 @@ class Killed(Counting):
     ("reader", "message"),
     (
         (Counting(at7=DataError("x.jpg is bad.")), r"^x\.jpg is bad\.$"),
-        pytest.param(Killed(), "was ended by SIGKILL: .* if memory ran out", marks=pytest.mark.slow),
+        pytest.param(
+            Acting(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+            "was ended by SIGKILL: .* if memory ran out",
+            marks=pytest.mark.slow,
+        ),
     ),
 )
 def test_a_failed_worker_is_reported(reader, message):
@@ -315,16 +324,9 @@ def test_a_failed_worker_is_reported(reader, message):
     assert list(batches) == [] and not multiprocessing.active_children()
 
 
-class Hanging(Counting):
-    def __getitem__(self, index):
-        if index == 7:
-            time.sleep(1000)
-        return super().__getitem__(index)
-
-
 @pytest.mark.slow
 def test_close_kills_a_worker_whose_reader_hangs():
-    batches = source(Hanging(), num_workers=2).batches(0, 0, 2)
+    batches = source(Acting(lambda: time.sleep(1000)), num_workers=2).batches(0, 0, 2)
     next(batches)
     time.sleep(1)
     before = time.monotonic()

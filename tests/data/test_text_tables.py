@@ -93,12 +93,9 @@ ROWS = "kind,words\nham,so long\nspam,buy\n"
         (ROWS, {"header": False}, "has no column 'words': with header=False, columns are 0 to 1"),
         (ROWS, {"header": False, "text": 2}, "has no column 2"),
         (ROWS, {"text": ()}, "text is empty"),
-        (ROWS, {"seed": 0.5, "test": 0.5}, "seed must be an integer of at least 0, not 0.5"),
         (ROWS, {"test": 1.0}, "test must be a fraction of the examples, at least 0 and below 1, not 1.0"),
-        (ROWS, {"test": True}, "test must be a fraction"),
         (ROWS, {"test": 0.5, "validation": 0.5}, "1 for test and 1 for validation leaves none of 2 examples"),
         (ROWS, {"test": "other.csv"}, "other.csv has the label 'eggs', which the training table lacks"),
-        (ROWS, {"validation": "nowhere.csv"}, "nowhere.csv cannot be read: No such file"),
         ("kind,words\nham,caf\udce9!\n", {}, r"news\.csv is not UTF-8 text .*at byte 18"),
     ],
 )

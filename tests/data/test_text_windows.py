@@ -106,13 +106,11 @@ def test_words_without_an_id_are_unknown(
     ("load", "content", "options", "message"),
     [
         (char_corpus, None, {}, "tale.txt cannot be read: No such file"),
-        (char_corpus, b"ab\xff\xfe" * 500, {}, "tale.txt is not UTF-8 text .*at byte 2"),
         (char_corpus, b"", {}, "train of tale has 0 characters, too few for a window of 4"),
         (char_corpus, b"ab" * 20, {}, "test of tale has 4 characters, too few for a window of 4"),
         (char_corpus, None, {"length": 0}, "char_corpus: length must be an integer of at least 1, not 0"),
         (char_corpus, None, {"stride": 0}, "char_corpus: stride must be an integer of at least 1, not 0"),
         (char_corpus, b"ab" * 320, {"targets": "next"}, "char_corpus: targets is 'next': .*Known are 'all', 'last'"),
-        (word_corpus, None, {"length": "4"}, "word_corpus: length must be an integer of at least 1, not '4'"),
         (word_corpus, b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer of at least 2, not 1"),
         (word_corpus, b"a " * 90, {"path": {"test": "tale.txt"}}, "path has no 'train' split"),
         (word_corpus, b"a " * 90, {"path": {"train": "tale.txt", "valid": ""}}, "no split 'valid': did you mean"),
@@ -131,8 +129,6 @@ def test_real_texts(data_dir: Path) -> None:
     splits: Any = char_corpus(data_dir=data_dir)
     # 1,115,394 characters: 1,003,854 train, whose successors fill 15,685 windows; 111,540 test, 1,742.
     assert repr(splits) == "Splits(tinyshakespeare: 15,685 train, 1,742 test, inputs int32 [64], 65 classes)"
-    first = "".join(splits.class_names[index] for index in splits.train.examples.inputs[0])
-    assert first.startswith("First Citizen:\nBefore we proceed")
     keras = char_corpus(length=40, stride=3, targets="last", lowercase=True, data_dir=data_dir)
     # ceil((1,003,854 - 40) / 3) and ceil((111,540 - 40) / 3); without capitals 39 characters.
     assert repr(keras) == "Splits(tinyshakespeare: 334,605 train, 37,167 test, inputs int32 [40], 39 classes)"
@@ -141,7 +137,6 @@ def test_real_texts(data_dir: Path) -> None:
     assert (
         repr(splits) == "Splits(ptb: 929,588 train, 73,759 validation, 82,429 test, inputs int32 [1], 10,000 classes)"
     )
-    assert splits.class_names[:5] == ("the", "<unk>", "<eos>", "N", "of")
     assert (
         " ".join(splits.class_names[i] for i in splits.test.examples.inputs[:7, 0])
         == "no it was n't black monday <eos>"
