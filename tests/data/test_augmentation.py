@@ -53,7 +53,7 @@ def test_shift_draws_all_shifts_equally():
 
 
 def test_cutout_blanks_a_square_around_any_pixel():
-    sizes, corners = set(), set()
+    sizes = set()
     for image, output in zip(IMAGES, augmented("cutout")[0], strict=True):
         blank = (output == 0).all(axis=-1)
         rows, columns = np.flatnonzero(blank.any(axis=1)), np.flatnonzero(blank.any(axis=0))
@@ -62,11 +62,11 @@ def test_cutout_blanks_a_square_around_any_pixel():
         expected[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = 0
         np.testing.assert_array_equal(output, expected)
         sizes.add((len(rows), len(columns)))
-        corners.add((int(rows[-1]), int(columns[-1])))
     # A side is 3 pixels, or 2 with the centre on the border.
     assert sizes == {(3, 3), (3, 2), (2, 3), (2, 2)}
-    # Rows and columns are drawn apart: the last blank pixel may be any but those of the first row and column.
-    assert corners == {(row, column) for row in range(1, 6) for column in range(1, 5)}
+    # Rows and columns are drawn apart: about one centre in five is on the diagonal.
+    square = np.asarray(jax.jit(cutout(3))(KEYS[0], IMAGES[:, :5]))[..., 0] == 0
+    assert 0.1 < (square == square.swapaxes(1, 2)).all(axis=(1, 2)).mean() < 0.4
 
 
 def test_compose_folds_a_key_for_each_augmentation_in_order():

@@ -26,6 +26,7 @@ def test_permutations_of_the_largest_set_and_of_former_releases():
     assert len(np.unique(order)) == 2000 and order.min() >= 0 and order.max() > 2**30
     # Resuming a run relies on these.
     assert permute(np.arange(7), 7, 0, 0).tolist() == [0, 1, 5, 2, 3, 6, 4]
+    assert permute(np.arange(4), 1024, 1, 2).tolist() == [107, 675, 761, 680]
     assert permute(np.arange(4), 1437, 1, 2).tolist() == [745, 596, 667, 1257]
 
 
