@@ -123,10 +123,10 @@ def arrays(
     >>> jn.data.standardize(jn.data.arrays((table[:, :2], table[:, 2].astype(int)), num_classes=2))
     Splits(arrays: 3 train, inputs float32 [2])
 
-    ``name`` is for reports. ``num_classes`` is by default the number of ``class_names``; without either, integer
-    targets may have any value here, and the task checks them. Raises DataError for a split that is not a pair of arrays
-    of numbers, a masked array, different lengths, an empty split, NaN or infinity, an integer beyond int32, a label out
-    of range, or splits that differ in shape or dtype.
+    ``validation`` is evaluated during training. ``num_classes`` is by default the number of ``class_names``; without
+    either, integer targets may have any value here, and the task checks them. Raises DataError for a split that is not
+    a pair of arrays of numbers, a masked array, different lengths, an empty split, NaN or infinity, an integer beyond
+    int32, a label out of range, or splits that differ in shape or dtype.
     """
     known = resolve_num_classes(class_names, num_classes)
     pairs = given_splits(train, test, validation)
