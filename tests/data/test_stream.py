@@ -138,7 +138,9 @@ def test_fingerprints_differ_by_length_shape_and_examples():
         return digest.hexdigest()
 
     changed = {"at3": (IMAGE, 0)}
-    readers = [Counting(), Counting(LENGTH + 1), Counting(**changed), [(IMAGE.T, 0)] * LENGTH, Listing()]
+    other = Listing()
+    other.fingerprint = lambda digest: digest.update(b"other")
+    readers = [Counting(), Counting(LENGTH + 1), Counting(**changed), [(IMAGE.T, 0)] * LENGTH, Listing(), other]
     assert len(set(map(digest_of, readers))) == len(readers)
     assert digest_of(Counting()) == digest_of(Counting())
     assert digest_of(Listing(**changed)) == digest_of(Listing())
@@ -208,7 +210,7 @@ class Wrong(Exception):
     ),
 )
 def test_errors_in_a_step_end_the_batches(reader, augment, message):
-    batches = source(reader, augment=augment).batches(0, 0, LENGTH)
+    batches = source(reader, augment=augment).batches(0, 0, LENGTH, slice(None, None, -1))
     with pytest.raises(DataError, match=message) as caught:
         next(batches)
     assert "\n" not in str(caught.value)
