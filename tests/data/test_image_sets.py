@@ -167,6 +167,14 @@ def member(name, size=0, kind=tarfile.REGTYPE, target=""):
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
+def sparse(name, size):
+    """A member of ``size`` bytes, none of which are in the archive."""
+    buffer = bytearray(member(name, 0, tarfile.GNUTYPE_SPARSE))
+    buffer[483:495] = b"%011o\0" % size
+    buffer[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(buffer))[0]
+    return bytes(buffer)
+
+
 def enlarge(root):
     with open(write_folder(root) / "data_batch_4.bin", "wb") as file:
         file.truncate(8 << 30)  # sparse: it takes no space
@@ -190,6 +198,7 @@ PLANES = np.zeros((2, 3072), np.uint8)
         (lambda root: os.truncate(write_archive(root), 30_000), rf"{ARCHIVE} is truncated or damaged"),
         (archive(member("data_batch_1.bin", 8 << 30)), "decompresses to over"),
         (archive(member("other", 200 << 20), bytes(300 << 20)), "decompresses to over"),
+        (archive(sparse("data_batch_1.bin", 1 << 27)), "a link or the like at data_batch_1"),
         (archive(member("pax", 8 << 30, tarfile.XHDTYPE)), "truncated or damaged"),
         # With a negative size the next header would be this one, forever.
         (archive(member("other", -512)), "truncated or damaged"),
