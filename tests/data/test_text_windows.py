@@ -51,8 +51,10 @@ def test_only_training_windows_overlap(tmp_path: Path) -> None:
     # Keras's lstm_text_generation: for i in range(0, len(text) - maxlen, step).
     splits = char_corpus(write(tmp_path, ALPHABET), length=4, stride=3, targets="last")
     assert rows(splits.train) == ([list(range(i, i + 4)) for i in range(0, 86, 3)], list(range(4, 90, 3)))
-    # Test windows have the same stride; all their characters are unknown.
+    # Test windows have the same stride; here all their characters are unknown.
     assert rows(splits.test) == ([[90] * 4] * 2, [90, 90])
+    splits = char_corpus(write(tmp_path, "abcdefghij" * 10), length=4, stride=3, targets="last")
+    assert rows(splits.test)[1] == [4, 7]
 
 
 def test_windows_of_words_by_hand(tmp_path: Path) -> None:
