@@ -184,6 +184,16 @@ class Splits(NamedTuple):
     name: str = "arrays"
     class_names: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        parts = [f"{source.num_examples:,} {name}" for name, source in self.named().items()]
+        if self.train.examples is None:
+            parts.append("streamed")
+        else:
+            inputs = self.train.examples.inputs
+            parts.append(f"inputs {inputs.dtype} {list(inputs.shape[1:])}")
+        parts += [f"{len(self.class_names):,} classes"] if self.class_names else []
+        return f"Splits({self.name}: {', '.join(parts)})"
+
     @property
     def eval_split(self) -> str | None:
         """The name of the split evaluated during training: ``validation`` if there is one, else ``test``; or None."""
