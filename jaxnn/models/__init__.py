@@ -9,19 +9,20 @@ arguments that do not fit together raise `ConfigError` where a model is made.
 
 from jaxnn.models._feedforward import CNN, MLP
 from jaxnn.models._model_inputs import num_parameters
-from jaxnn.models._residual import BottleneckResNet, MobileNetV2, ResNet
-from jaxnn.models._text_models import GPT, BagOfTokens, RecurrentClassifier, RecurrentLanguageModel, TextGenerator
+from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock
+from jaxnn.models._text_models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
 
 __all__ = [
-    "BagOfTokens",
-    "BottleneckResNet",
+    "Bottleneck",
     "CNN",
+    "FastText",
     "GPT",
     "MLP",
     "MobileNetV2",
     "RecurrentClassifier",
     "RecurrentLanguageModel",
     "ResNet",
-    "TextGenerator",
+    "ResNetBlock",
+    "TextGenRNN",
     "num_parameters",
 ]

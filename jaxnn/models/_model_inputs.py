@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.nn import positive_int, widened
+from jaxnn.nn import at_least_int32, positive_int
 from jaxnn.types import DataError
 
 
@@ -44,7 +44,7 @@ def check_images(model: str, x: jax.Array) -> None:
 def checked_tokens(model: str, tokens: jax.Array) -> jax.Array:
     """``tokens`` as int32 or wider; DataError unless they are integers ``[batch, time]``; ``model`` says for whom."""
     if tokens.ndim == 2 and jnp.issubdtype(tokens.dtype, jnp.integer):
-        return widened(tokens)
+        return at_least_int32(tokens)
     # A data set scales uint8 to floats, taking it for pictures.
     hint = ": give ids as int32, uint8 is for pictures" if jnp.issubdtype(tokens.dtype, jnp.floating) else ""
     raise DataError(

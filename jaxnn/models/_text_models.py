@@ -24,7 +24,7 @@ def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> 
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-class BagOfTokens(linen.Module):
+class FastText(linen.Module):
     """Embeds tokens, averages them without regard to order, and gives the dense logits.
 
     Joulin, Grave, Bojanowski & Mikolov, "Bag of Tricks for Efficient Text Classification" (2016), known as
@@ -55,7 +55,7 @@ class BagOfTokens(linen.Module):
 
         Of nothing but padding the mean is 0.
         """
-        tokens = checked_tokens("BagOfTokens", tokens)
+        tokens = checked_tokens("FastText", tokens)
         embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
         if self.pad_id is None:
             return nn.Dense(self.num_classes)(jnp.mean(embedded, axis=1))
@@ -173,7 +173,7 @@ class RecurrentLanguageModel(linen.Module):
         return nn.Dense(self.vocabulary_size)(x.swapaxes(0, 1))
 
 
-class TextGenerator(linen.Module):
+class TextGenRNN(linen.Module):
     """Embeds tokens, reads them one by one, and gives the logits of the next by dense layers on the last state.
 
     Each dense layer: dense without a bias, batch norm, relu. In training it gives auxiliary logits too, straight from
@@ -200,7 +200,7 @@ class TextGenerator(linen.Module):
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
-        self.hidden = nn.positive_ints("TextGenerator: hidden", self.hidden, "(512, 256)")
+        self.hidden = nn.positive_ints("TextGenRNN: hidden", self.hidden, "(512, 256)")
         super().__post_init__()
 
     @linen.compact
@@ -209,7 +209,7 @@ class TextGenerator(linen.Module):
 
         With ``train`` the auxiliary logits, shaped as the others, are given too.
         """
-        tokens = checked_tokens("TextGenerator", tokens)
+        tokens = checked_tokens("TextGenRNN", tokens)
         sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
         x = state = _last_state(sequences, self.layer, self.features)
         for width in self.hidden:

@@ -5,8 +5,8 @@ from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
 from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
 from jaxnn.nn._layer_arguments import (
     Policy,
+    at_least_int32,
     batch_mask,
-    batch_split_over,
     check_rate,
     is_full,
     mean_over_batch_axis,
@@ -15,9 +15,9 @@ from jaxnn.nn._layer_arguments import (
     platform,
     positive_int,
     positive_ints,
-    rows_masked,
-    unboxed,
-    widened,
+    unbox,
+    use_batch_axis,
+    use_batch_mask,
 )
 from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
 from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent, Stacked

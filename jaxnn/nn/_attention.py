@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._chunked_attention import BLOCK, chunked_attention
 from jaxnn.nn._layer_arguments import choose, platform, scope
+from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.types import ConfigError
 
-_WHOLE_BYTES = 2**23  # of scores: with more, in several blocks, blocks were measured to be faster on CPU too
+_MAX_SCORES_BYTES = 2**23  # of scores: with more, in several blocks, blocks were measured to be faster on CPU too
 
 
 def attention(
@@ -38,7 +38,7 @@ def attention(
     its length, gives zeros and has no gradient, in every implementation. The contents of queries beyond their length,
     and of keys and values that ``lengths`` or ``mask`` hide from all queries, do not matter, be they NaN.
 
-    Implementations: ``"whole"`` holds all scores; ``"chunked"`` never does, takes no bias; both compute in float32 or
+    Implementations: ``"math"`` holds all scores; ``"memory_efficient"`` never does, takes no bias; both compute in float32 or
     wider. ``"xla"`` is JAX's own, whose softmax is float32 for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in
     half precision, without forward mode. A function is called as ``jax.nn.dot_product_attention(query, key, value,
     bias, mask, scale=…, is_causal=…)``, lengths being part of the mask.
@@ -173,7 +173,7 @@ def _visible_keys(asked: _Asked, causal: bool) -> jax.Array | None:
     return reduce(jnp.logical_and, parts) if parts else None
 
 
-def _whole(asked: _Asked) -> jax.Array:
+def _math(asked: _Asked) -> jax.Array:
     query, key, value = _heads_first(asked)
     scores = query @ key.mT * jnp.asarray(asked.scale, query.dtype)
     if asked.bias is not None:
@@ -190,10 +190,10 @@ def _whole(asked: _Asked) -> jax.Array:
     return out.swapaxes(1, 2).astype(asked.query.dtype)
 
 
-def _chunked(asked: _Asked) -> jax.Array:
+def _memory_efficient(asked: _Asked) -> jax.Array:
     query, key, value = _heads_first(asked)
     query = query * jnp.asarray(asked.scale, query.dtype)
-    out = chunked_attention(query, key, value, _visible_keys(asked, causal=False), causal=asked.causal)
+    out = memory_efficient_attention(query, key, value, _visible_keys(asked, causal=False), causal=asked.causal)
     return out.swapaxes(1, 2).astype(asked.query.dtype)
 
 
@@ -224,7 +224,7 @@ def _by_function(asked: _Asked, compute: Callable[..., jax.Array], **options: An
     return jnp.where(visible.any(-1, keepdims=True).swapaxes(1, 2), out, 0)
 
 
-_COMPUTED = {"whole": _whole, "chunked": _chunked, "xla": _xla, "cudnn": _cudnn}
+_COMPUTED = {"math": _math, "memory_efficient": _memory_efficient, "xla": _xla, "cudnn": _cudnn}
 
 
 def _heads_first(asked: _Asked) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -241,11 +241,11 @@ def _obstacles(asked: _Asked, given: str | None) -> dict[str, str | None]:
     num_keys, size = asked.key.shape[1], jnp.promote_types(asked.query.dtype, jnp.float32).itemsize
     # A symbolic size (`jax.export`) is not known: it counts as 1.
     known = math.prod(axis for axis in (batch, heads, num_queries, num_keys, size) if isinstance(axis, int))
-    large = known > _WHOLE_BYTES and max(num_queries, num_keys) > BLOCK
-    chunked = None if asked.bias is None else "it takes no bias"
+    large = known > _MAX_SCORES_BYTES and max(num_queries, num_keys) > BLOCK
+    bias_obstacle = None if asked.bias is None else "it takes no bias"
     # Only a preference: asked for by name, all scores are held however many they are.
-    whole = "the scores are large" if large and given is None and chunked is None else None
-    return {"whole": whole, "chunked": chunked, "cudnn": _cudnn_obstacle(asked)}
+    size_obstacle = "the scores are large" if large and given is None and bias_obstacle is None else None
+    return {"math": size_obstacle, "memory_efficient": bias_obstacle, "cudnn": _cudnn_obstacle(asked)}
 
 
 def _cudnn_obstacle(asked: _Asked) -> str | None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import widened
+from jaxnn.nn._layer_arguments import at_least_int32
 from jaxnn.types import ConfigError
 
 
@@ -52,7 +52,7 @@ def _checked_labels(labels: jax.Array, name: str, scores: jax.Array) -> jax.Arra
             f"cross-entropy needs {name} and labels [...] of integers, not {list(scores.shape)} and "
             f"{labels.dtype} {list(labels.shape)}."
         )
-    return widened(labels)
+    return at_least_int32(labels)
 
 
 def _wide(scores: jax.Array) -> Any:

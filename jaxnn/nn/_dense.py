@@ -15,7 +15,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import batch_axis, check_rate, widened
+from jaxnn.nn._layer_arguments import at_least_int32, batch_axis, check_rate
 from jaxnn.types import ConfigError
 
 _BITS = 16  # of an element: four to a block of Threefry, two words of 32
@@ -84,7 +84,7 @@ class Embed(linen.Embed):
         """
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             raise ConfigError(f"Embed needs integer ids, not {inputs.dtype}: cast them with astype('int32').")
-        rows: jax.Array = super().__call__(widened(inputs))
+        rows: jax.Array = super().__call__(at_least_int32(inputs))
         return rows
 
 

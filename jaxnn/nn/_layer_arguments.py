@@ -20,10 +20,10 @@ from jaxnn.types import Array, ConfigError, PyTree, suggest
 
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
-    "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
-    "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
-    "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
+    "convolution": {"cpu": ("channels_last", "xla"), "other": ("xla", "channels_last")},
+    "recurrence": {"gpu": ("cudnn", "fused_inputs"), "other": ("fused_inputs", "cudnn")},
+    "attention": {"cpu": ("math", "memory_efficient"), "gpu": ("cudnn", "xla"), "other": ("xla",)},
+    "normalization": {"cpu": ("custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
 }
 _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
@@ -90,7 +90,7 @@ def check_rate(rate: ArrayLike) -> None:
         raise ConfigError(f"a dropout rate is a probability, 0…1, not {rate!r}.")
 
 
-def widened(ids: jax.Array) -> jax.Array:
+def at_least_int32(ids: jax.Array) -> jax.Array:
     """``ids`` of any integer dtype as at least int32.
 
     In a narrower dtype their comparison with a count of classes wraps around: among ``uint8`` 256 is 0.
@@ -155,14 +155,14 @@ def _cast(tree: PyTree, dtype: str) -> PyTree:
 
 partitioned = with_partitioning
 """``partitioned(initializer, (None, "model"))``: the parameter's second axis is split over the mesh axis ``model``."""
-unboxed = meta.unbox
-"""``unboxed(tree)``: plain arrays in place of the boxes that hold an array and the names of its axes."""
+unbox = meta.unbox
+"""``unbox(tree)``: plain arrays in place of the boxes that hold an array and the names of its axes."""
 partition_specs = meta.get_partition_spec
 """``partition_specs(tree)``: the names of each array's axes as a ``PartitionSpec``; an empty one for a plain array."""
 
 
 @contextlib.contextmanager
-def batch_split_over(axis_name: str | None) -> Iterator[None]:
+def use_batch_axis(axis_name: str | None) -> Iterator[None]:
     """Within the traced block, batches are this device's rows of a batch sharded over ``axis_name``, as in `pmap`.
 
     Layers then average batch statistics over the axis, and their random draws are this device's part of all draws.
@@ -185,7 +185,7 @@ def is_full(mask: Array) -> bool:
 
 
 @contextlib.contextmanager
-def rows_masked(mask: Array) -> Iterator[None]:
+def use_batch_mask(mask: Array) -> Iterator[None]:
     """Within the traced block, rows of a batch with ``mask [batch]`` 0 are padding."""
     token = _mask.set(None if is_full(mask) else mask)
     try:

@@ -50,7 +50,7 @@ class BatchNorm(linen.BatchNorm):
     axis other than the last.
 
     Attributes:
-        implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
+        implementation: ``"custom_vjp"``, ``"xla"``, or None: what is fastest here.
     """
 
     implementation: str | None = None
@@ -72,7 +72,7 @@ class BatchNorm(linen.BatchNorm):
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         split = None if batch_axis() is None or running else "each device holds a part of the batch, as under pmap"
-        chosen = choose("normalization", self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
+        chosen = choose("normalization", self.implementation, {"custom_vjp": _obstacle(self, x, mask), "xla": split})
         # By running statistics it is one pass over the inputs either way.
         chosen = "xla" if running else chosen
         rows = None if running or mask is not None else batch_mask()  # those that are no padding; None: all
@@ -85,7 +85,7 @@ class BatchNorm(linen.BatchNorm):
                 )
             rows = rows.reshape(-1, *[1] * (x.ndim - 1))
         with scope("normalization", chosen):
-            if chosen == "analytic":
+            if chosen == "custom_vjp":
                 return _normalized(self, x, rows)
             # Of no elements at all Flax would give NaN.
             mask = mask if rows is None else rows | ~rows.any()

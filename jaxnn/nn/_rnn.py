@@ -13,8 +13,8 @@ from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn.nn._dense import Dropout
-from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope, unboxed
-from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_hoisted
+from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope, unbox
+from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_fused_inputs
 from jaxnn.types import ConfigError, DataError
 
 
@@ -33,7 +33,7 @@ class Recurrent(linen.Module):
         bias_init: of the biases.
         dtype: of the products; None: what the operands promote to. A state of float32 stays float32.
         param_dtype: of the parameters, and of a state that is not given.
-        implementation: ``"hoisted"``, ``"cudnn"``, or None: what is fastest here.
+        implementation: ``"fused_inputs"``, ``"cudnn"``, or None: what is fastest here.
     """
 
     features: int
@@ -114,7 +114,7 @@ class LSTM(Recurrent):
     given; a sequence of length 0 keeps it; ``seq_lengths`` may have several axes. On an NVIDIA GPU cuDNN computes
     what is all float32, wherever the arrays are (on the CPU of such a machine: ``with jax.default_device(cpu)``); it
     has no forward mode (``jax.jvp``), its gradients cannot be differentiated again, and under ``vmap`` its members run
-    one after another: give ``implementation="hoisted"`` if any of these matters.
+    one after another: give ``implementation="fused_inputs"`` if any of these matters.
 
     From token ids nothing need be transposed: ``LSTM(64, time_major=True)(Embed(20_000, 128)(ids.T))``. The attributes
     are `Recurrent`'s.
@@ -305,7 +305,7 @@ def _read(
                 if chosen == "cudnn":
                     ((carry, outputs),) = run_cudnn(turned, [direction], seq_lengths)
                 else:
-                    carry, outputs = run_hoisted(turned, *direction, seq_lengths, first.dtype)
+                    carry, outputs = run_fused_inputs(turned, *direction, seq_lengths, first.dtype)
                 results.append((carry, flip(outputs, seq_lengths) if reverse and keep_order else outputs))
     read = []
     for carry, outputs in results:
@@ -319,7 +319,7 @@ def _weights(layer: Recurrent, num_inputs: int, carry: Any) -> Weights:
     """The parameters of Flax's cell, with the gates put side by side for one matrix product."""
     if "params" not in layer.cell.variables:
         layer.cell(carry, jnp.zeros((jax.tree.leaves(carry)[0].shape[0], num_inputs), layer.param_dtype))
-    params = unboxed(layer.cell.variables["params"])
+    params = unbox(layer.cell.variables["params"])
     of_inputs, of_state = ([params[side + gate] for gate in layer.gates] for side in "ih")
     kernel, recurrent = (jnp.concatenate([gate["kernel"] for gate in side], -1) for side in (of_inputs, of_state))
     biases = [one["bias"] if "bias" in one else other["bias"] for one, other in zip(of_inputs, of_state, strict=True)]

@@ -34,7 +34,7 @@ class Weights(NamedTuple):
     recurrent_bias: jax.Array | None = None  # [features], the GRU's second bias of its last gate
 
 
-def run_hoisted(
+def run_fused_inputs(
     inputs: jax.Array, weights: Weights, carry: Any, lengths: jax.Array | None, dtype: DTypeLike | None
 ) -> tuple[Any, jax.Array]:
     """The state after each sequence's last step, and the outputs ``[time, batch, features]``, by a loop.
@@ -224,7 +224,7 @@ def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
 def run_cudnn(
     inputs: jax.Array, directions: Sequence[tuple[Weights, Any]], lengths: jax.Array | None
 ) -> list[tuple[Any, jax.Array]]:
-    """As `run_hoisted` for the weights and state of one direction or both; outputs past a sequence's end are 0."""
+    """As `run_fused_inputs` for the weights and state of one direction or both; outputs past a sequence's end are 0."""
     num_steps, batch, num_inputs = inputs.shape
     c, h = (jnp.stack(leaves) for leaves in zip(*(carry for _, carry in directions), strict=True))
     lengths = jnp.full(batch, num_steps) if lengths is None else jnp.clip(lengths, 0, num_steps)

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen
 from jax import lax
 
-from jaxnn.nn._conv_primitive import Geometry, canonical, channels_last
+from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers
 from jaxnn.nn._layer_arguments import choose, positive_ints, scope
 from jaxnn.types import ConfigError, suggest
 
@@ -31,7 +31,7 @@ class Conv(linen.Conv):
     their own kernel it is no slower than one member after another.
 
     Attributes:
-        implementation: ``"canonical"``, ``"xla"``, a function called as ``jax.lax.conv_general_dilated``, or None for
+        implementation: ``"channels_last"``, ``"xla"``, a function called as ``jax.lax.conv_general_dilated``, or None for
             the best that can be used here.
     """
 
@@ -74,21 +74,21 @@ def conv_general_dilated(
 
     - ``"xla"``: ``jax.lax``'s own. On CPU its gradients are slow in a loop such as `jax.lax.scan` (jax#12868), and
       grouped convolutions anywhere, which `jax.vmap` over kernels makes of it too (jax#26568).
-    - ``"canonical"``: with channels last in the gradients too, as fast in a loop as outside. Groups and members of
+    - ``"channels_last"``: with channels last in the gradients too, as fast in a loop as outside. Groups and members of
       `jax.vmap` follow one another; a kernel of one element is a matrix product; a depthwise convolution is a sum
       over the kernel's elements.
 
-    Equal within rounding, and differentiable in either mode and to any order. But ``"canonical"`` is in a jaxpr a
+    Equal within rounding, and differentiable in either mode and to any order. But ``"channels_last"`` is in a jaxpr a
     ``channels_last_convolution``, which policies of `jax.checkpoint` that save products do not know: it is computed
     again, unless its result has a name that is saved (`jax.ad_checkpoint.checkpoint_name`).
 
-    Arguments are ``jax.lax``'s. ``"canonical"`` takes ``lhs [batch, *spatial, in_features]`` and ``rhs [*spatial,
+    Arguments are ``jax.lax``'s. ``"channels_last"`` takes ``lhs [batch, *spatial, in_features]`` and ``rhs [*spatial,
     in_features // groups, out_features]``, ``dimension_numbers`` that say so (None is channels first, as in
     ``jax.lax``) and a ``batch_group_count`` of 1. ``implementation`` is one of the above, a function called as
     ``jax.lax``'s, or None for the best that can be used here.
 
     Returns:
-        The output; ``[batch, *spatial, out_features]`` for ``"canonical"``.
+        The output; ``[batch, *spatial, out_features]`` for ``"channels_last"``.
 
     Raises:
         ConfigError: arguments ``jax.lax`` does not take, or an implementation that is unknown or cannot be used here.
@@ -103,7 +103,7 @@ def conv_general_dilated(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"convolution of {lhs.shape} with a kernel {rhs.shape}: {error}") from error
     obstacle = _obstacle(lhs, rhs, output, dimension_numbers, batch_group_count)
-    name = choose("convolution", implementation, {"canonical": obstacle})
+    name = choose("convolution", implementation, {"channels_last": obstacle})
     with scope("convolution", name):
         if name == "xla":
             return lax.conv_general_dilated(lhs, rhs, *options, *rest)
@@ -124,13 +124,13 @@ def conv_general_dilated(
             preferred_element_type=preferred_element_type,
             precision=precision,
         )
-        return canonical(lhs, rhs, geometry, feature_group_count)
+        return channels_last_conv(lhs, rhs, geometry, feature_group_count)
 
 
 def _obstacle(
     lhs: jax.Array, rhs: jax.Array, output: jax.ShapeDtypeStruct, dimension_numbers: Any, batch_group_count: int
 ) -> str | None:
-    if lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers) != channels_last(lhs.ndim):
+    if lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers) != conv_dimension_numbers(lhs.ndim):
         return "its dimension numbers are not channels last"
     if batch_group_count > 1:
         return "batch_group_count is not 1"

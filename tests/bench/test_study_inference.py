@@ -12,10 +12,10 @@ from articles.studies import inference
 from flax import linen
 
 from jaxnn.bench import Bench, Row, Rows, bench
-from jaxnn.models import BottleneckResNet, MobileNetV2
+from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.nn import Policy
 
-MODEL = BottleneckResNet(3, num_blocks=(1,), features=4)
+MODEL = ResNet(3, num_blocks=(1,), features=4, block=Bottleneck, stem="imagenet")
 TINY = inference.Settings(32, batches=(1, 2, 4), largest_on_cpu=2, precisions=("float32",), rounds=2, seconds=0.0)
 
 

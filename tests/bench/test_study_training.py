@@ -14,7 +14,7 @@ from articles.studies.study_training import network, run_time, step_time, traini
 
 from jaxnn import data
 from jaxnn.bench import Bench, Quantity, Row, Rows
-from jaxnn.nn import unboxed
+from jaxnn.nn import unbox
 from jaxnn.types import DataError, Splits
 from tests import shell, tiny
 
@@ -61,7 +61,7 @@ def test_a_network_has_the_published_number_of_parameters(name: str) -> None:
     source = made_up(name, 2).train
     batch = source.as_batch(source.read(np.arange(2)))
     params, _ = jax.eval_shape(lambda key: task.init(key, batch), jax.random.key(0))
-    assert sum(leaf.size for leaf in jax.tree.leaves(unboxed(params))) == NETWORKS[name][0]
+    assert sum(leaf.size for leaf in jax.tree.leaves(unbox(params))) == NETWORKS[name][0]
 
 
 # 4 steps of 128 examples took half a second: 1024 examples a second, an eighth of a second each.

@@ -76,7 +76,7 @@ def films(config: Config) -> Splits:
 def films_experiment() -> jn.Experiment[Config]:
     def task(config: Config) -> jn.Task:
         size = config.tokenizer.vocabulary_size
-        return jn.tasks.classification(jn.models.BagOfTokens(2, vocabulary_size=size, features=4, pad_id=0))
+        return jn.tasks.classification(jn.models.FastText(2, vocabulary_size=size, features=4, pad_id=0))
 
     return jn.Experiment(Config(), films, task, lambda config: optax.adam(0.1))
 

@@ -18,7 +18,7 @@ from jaxnn.types import ConfigError
 from tests import draws
 
 MODULE = sys.modules["jaxnn.nn._attention"]
-IMPLEMENTATIONS = ("xla", "whole", "chunked")
+IMPLEMENTATIONS = ("xla", "math", "memory_efficient")
 BATCH, HEADS, DIM, BLOCK = 3, 4, 5, 16
 # One compilation each, where eagerly each operation would be one.
 compiled = jax.jit(attention, static_argnames=("causal", "implementation"))
@@ -27,7 +27,7 @@ compiled = jax.jit(attention, static_argnames=("causal", "implementation"))
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Blocks of 16, so that short sequences take several."""
-    monkeypatch.setattr(MODULE, "chunked_attention", partial(MODULE.chunked_attention, block=BLOCK))
+    monkeypatch.setattr(MODULE, "memory_efficient_attention", partial(MODULE.memory_efficient_attention, block=BLOCK))
     monkeypatch.setattr(MODULE, "BLOCK", BLOCK)
     yield
 
@@ -76,7 +76,8 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("implementation", "case"),
     # JAX tests its own masks: here, how they are handed to it.
-    [(name, case) for name in ("whole", "chunked") for case in CASES] + [("xla", "all together"), ("xla", "lengths")],
+    [(name, case) for name in ("math", "memory_efficient") for case in CASES]
+    + [("xla", "all together"), ("xla", "lengths")],
 )
 def test_values_are_those_of_the_softmax_by_hand(implementation: str, case: str) -> None:
     arrays, options = inputs(), CASES[case]
@@ -88,15 +89,15 @@ def test_values_are_those_of_the_softmax_by_hand(implementation: str, case: str)
 @pytest.mark.parametrize(
     ("implementation", "sizes", "causal"),
     [
-        ("whole", (1, 1), True),
-        ("whole", (15, 50), True),
-        ("whole", (50, 15), False),
-        ("chunked", (1, 1), True),
-        ("chunked", (1, 40), False),
-        ("chunked", (16, 16), True),
-        ("chunked", (15, 50), True),
-        ("chunked", (50, 15), True),
-        ("chunked", (50, 15), False),
+        ("math", (1, 1), True),
+        ("math", (15, 50), True),
+        ("math", (50, 15), False),
+        ("memory_efficient", (1, 1), True),
+        ("memory_efficient", (1, 40), False),
+        ("memory_efficient", (16, 16), True),
+        ("memory_efficient", (15, 50), True),
+        ("memory_efficient", (50, 15), True),
+        ("memory_efficient", (50, 15), False),
     ],
 )
 def test_any_number_of_queries_and_keys(implementation: str, sizes: tuple[int, int], causal: bool) -> None:
@@ -105,13 +106,15 @@ def test_any_number_of_queries_and_keys(implementation: str, sizes: tuple[int, i
     np.testing.assert_allclose(out, by_hand(*arrays, seen_keys(*sizes, causal)), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("implementation", "key_heads"), [("xla", 2), ("whole", 2), ("chunked", 2), ("whole", 1)])
+@pytest.mark.parametrize(
+    ("implementation", "key_heads"), [("xla", 2), ("math", 2), ("memory_efficient", 2), ("math", 1)]
+)
 def test_queries_share_keys_in_groups(implementation: str, key_heads: int) -> None:
     arrays = inputs(20, 20, key_heads)
     np.testing.assert_allclose(compiled(*arrays, implementation=implementation), by_hand(*arrays), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "whole"])
+@pytest.mark.parametrize("implementation", ["xla", "math"])
 def test_a_bias_and_a_scale_of_ones_own(implementation: str) -> None:
     arrays, bias = inputs(), draws.normal(3, 1, HEADS, 37, 37)
     out = compiled(*arrays, bias=bias, scale=0.1, implementation=implementation)
@@ -139,7 +142,7 @@ def test_the_gradient_of_a_bias_is_summed_over_what_shares_it() -> None:
     arrays, bias = inputs(9, 9), jnp.zeros((1, HEADS, 1, 9))
     grads = [
         jax.grad(lambda bias, name=name: jnp.sum(compiled(*arrays, bias=bias, implementation=name) ** 2))(bias)
-        for name in ("xla", "whole")
+        for name in ("xla", "math")
     ]
     np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-5)
 
@@ -208,7 +211,7 @@ def test_garbage_in_queries_beyond_their_length_has_no_gradient(implementation: 
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "whole"])
+@pytest.mark.parametrize("implementation", ["xla", "math"])
 def test_a_lowest_bias_of_all_keys_is_the_same_for_each(implementation: str) -> None:
     # Added to any score it is what all scores of the query are: a softmax of equal scores.
     arrays = inputs(6, 6)
@@ -280,13 +283,13 @@ def temporaries(implementation: str) -> int:
 
 def test_blocks_need_less_memory_forwards_and_backwards() -> None:
     # All scores of 2 heads: 2 * 2048**2 * 4 bytes = 33.6 MB; the arrays themselves are 0.26 MB each.
-    assert temporaries("whole") > 33e6
-    assert temporaries("chunked") < 4e6
+    assert temporaries("math") > 33e6
+    assert temporaries("memory_efficient") < 4e6
 
 
 def test_blocks_that_a_causal_mask_hides_are_not_computed() -> None:
     def num_pairs(causal: bool) -> list[int]:
-        attend = partial(attention, causal=causal, implementation="chunked")
+        attend = partial(attention, causal=causal, implementation="memory_efficient")
         program = jax.make_jaxpr(partial(slope, attend, weights=1.0))(inputs(64, 64))
         return [int(length) for length in re.findall(r"\blength=(\d+)", str(program))]
 
@@ -303,10 +306,10 @@ def scopes(*arrays: Any, **options: Any) -> set[str]:
 def test_on_cpu_the_size_of_the_scores_chooses() -> None:
     short, long, decoding = inputs(64, 64), inputs(512, 512), inputs(1, 512)
     # 3 examples, 4 heads, 512 by 512 floats: 12.6 MB of scores.
-    assert scopes(*long) == {"chunked"}
-    assert scopes(*long, bias=jnp.zeros((1, 1, 1, 512))) == {"whole"}
-    assert scopes(*long, implementation="whole") == {"whole"}
-    assert scopes(*short) == scopes(*decoding) == {"whole"}
+    assert scopes(*long) == {"memory_efficient"}
+    assert scopes(*long, bias=jnp.zeros((1, 1, 1, 512))) == {"math"}
+    assert scopes(*long, implementation="math") == {"math"}
+    assert scopes(*short) == scopes(*decoding) == {"math"}
 
 
 CUDNN: list[tuple[float, tuple[int, ...], Any, dict[str, Any], str]] = [
@@ -333,7 +336,7 @@ def test_a_function_is_an_implementation() -> None:
     arrays, options = inputs(9, 9), []
     call = {"causal": True, "lengths": jnp.array([9, 4, 0]), "scale": 0.5}
     out = attention(*arrays, **call, implementation=plain)
-    np.testing.assert_allclose(out, attention(*arrays, **call, implementation="whole"), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(out, attention(*arrays, **call, implementation="math"), rtol=1e-5, atol=1e-6)
     assert options[0]["is_causal"] and options[0]["scale"] == 0.5 and options[0]["mask"].shape == (3, 1, 1, 9)
     text = jax.jit(partial(attention, implementation=plain)).lower(*arrays).as_text(debug_info=True)
     assert "jaxnn.attention.plain" in text
@@ -371,7 +374,10 @@ def test_cudnn_is_what_a_gpu_takes_where_it_can(monkeypatch: pytest.MonkeyPatch)
         ({"query_lengths": jnp.array([1.0, 2.0, 3.0])}, "query_lengths must be integers"),
         ({"scale": jnp.ones(4)}, r"scale must be one number, not of shape \[4\]"),
         ({"implementation": "flash"}, "no implementation 'flash'"),
-        ({"implementation": "chunked", "bias": jnp.zeros((9,))}, "cannot use 'chunked' here: it takes no bias"),
+        (
+            {"implementation": "memory_efficient", "bias": jnp.zeros((9,))},
+            "cannot use 'memory_efficient' here: it takes no bias",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:

@@ -132,7 +132,7 @@ def lowered(function: Callable[..., Any], *args: Any, **options: Any) -> str:
 @pytest.mark.parametrize("name", CASES)
 def test_value_and_gradients_are_those_of_lax_in_float64(name: str) -> None:
     case = CASES[name]
-    assert_close(jax.jit(with_gradients(case.function("canonical")))(*case.arrays()), reference(case))
+    assert_close(jax.jit(with_gradients(case.function("channels_last")))(*case.arrays()), reference(case))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -200,7 +200,7 @@ def test_nested_vmap_along_other_axes_is_the_solo_runs(name: str) -> None:
 
 def test_thin_inputs_shared_by_the_members_are_convolved_once() -> None:
     x, kernels = members(CHUNKS, (None, 0))
-    text = lowered(jax.vmap(CHUNKS.function("canonical"), (None, 0)), x, kernels)
+    text = lowered(jax.vmap(CHUNKS.function("channels_last"), (None, 0)), x, kernels)
     assert "while" not in text and text.count("stablehlo.convolution") == 1  # with 3 x 4 output features
     assert re.search(r"stablehlo.convolution.*-> tensor<19x7x6x12xf32>", text)
 
@@ -238,7 +238,7 @@ def scanned_gradients(function: Callable[..., jax.Array]) -> Callable[..., Any]:
 
 def test_all_convolutions_of_a_scanned_step_have_channels_last() -> None:
     x, kernel = DENSE.arrays()
-    canonical = lowered(scanned_gradients(DENSE.function("canonical")), x[None], kernel)
+    canonical = lowered(scanned_gradients(DENSE.function("channels_last")), x[None], kernel)
     assert layouts(canonical) == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}
     plain = lowered(scanned_gradients(DENSE.function("xla")), x[None], kernel)
     assert len(layouts(plain)) > 1
@@ -248,7 +248,7 @@ def test_all_convolutions_of_a_scanned_step_have_channels_last() -> None:
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=["inputs", "kernels", "both"])
 def test_vmap_makes_no_grouped_convolution(name: str, axes: tuple[int | None, int | None]) -> None:
     arrays = members(FORMS[name], axes)
-    canonical = lowered(jax.vmap(with_gradients(FORMS[name].function("canonical")), axes), *arrays)
+    canonical = lowered(jax.vmap(with_gradients(FORMS[name].function("channels_last")), axes), *arrays)
     assert groups(canonical) <= {"1"}
     if axes[1] == 0:
         assert groups(lowered(jax.vmap(with_gradients(FORMS[name].function("xla")), axes), *arrays)) > {"1"}
@@ -259,7 +259,7 @@ def test_a_large_kernel_gradient_is_summed_over_chunks(monkeypatch: pytest.Monke
     run = with_gradients(case.function())
     assert "while" not in lowered(run, *case.arrays())
     jax.clear_caches()
-    monkeypatch.setattr("jaxnn.nn._conv_primitive._CACHED", 9 * 4 * 4 * 8)  # elements; there are 9 of each pixel
+    monkeypatch.setattr("jaxnn.nn._channels_last_conv._CACHED", 9 * 4 * 4 * 8)  # elements; there are 9 of each pixel
     assert "while" in lowered(run, *case.arrays())
     assert_close(jax.jit(run)(*case.arrays()), reference(case))
     jax.clear_caches()
@@ -267,9 +267,9 @@ def test_a_large_kernel_gradient_is_summed_over_chunks(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_program_says_what_ran_backward_too(name: str) -> None:
-    text = lowered(with_gradients(FORMS[name].function("canonical")), *FORMS[name].arrays(), debug_info=True)
-    assert re.search(r"[(/\"]jvp\(jaxnn\.convolution\.canonical\)", text)
-    assert "transpose(jvp(jaxnn.convolution.canonical))" in text
+    text = lowered(with_gradients(FORMS[name].function("channels_last")), *FORMS[name].arrays(), debug_info=True)
+    assert re.search(r"[(/\"]jvp\(jaxnn\.convolution\.channels_last\)", text)
+    assert "transpose(jvp(jaxnn.convolution.channels_last))" in text
     assert "jaxnn.convolution.xla" not in text
 
 
@@ -278,7 +278,7 @@ def chosen(function: Callable[..., jax.Array], *arrays: jax.Array) -> set[str]:
 
 
 def test_the_best_of_a_platform_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen(DENSE.function(), *DENSE.arrays()) == {"canonical"}
+    assert chosen(DENSE.function(), *DENSE.arrays()) == {"channels_last"}
     monkeypatch.setattr("jaxnn.nn._layer_arguments.platform", lambda: "gpu")
     assert chosen(DENSE.function(), *DENSE.arrays()) == {"xla"}
 
@@ -299,11 +299,11 @@ def test_what_canonical_cannot_do_xla_does(name: str) -> None:
     function = functools.partial(conv_general_dilated, **arguments)
     assert_close(function(x, kernel), lax.conv_general_dilated(x, kernel, **arguments))
     assert chosen(function, x, kernel) <= {"xla"}
-    with pytest.raises(ConfigError, match=rf"cannot use 'canonical' here: .*{name}.*; leave implementation out"):
-        function(x, kernel, implementation="canonical")
+    with pytest.raises(ConfigError, match=rf"cannot use 'channels_last' here: .*{name}.*; leave implementation out"):
+        function(x, kernel, implementation="channels_last")
 
 
-@pytest.mark.parametrize("implementation", ["xla", "canonical"])
+@pytest.mark.parametrize("implementation", ["xla", "channels_last"])
 def test_shapes_that_do_not_fit_are_named(implementation: str) -> None:
     x, kernel = DENSE.arrays()
     with pytest.raises(ConfigError, match=r"convolution of \(3, 7, 6, 6\) with a kernel \(3, 2, 5, 4\)"):
@@ -357,7 +357,7 @@ def test_the_layers_implementation_can_be_given_and_changed() -> None:
     x, layer = DENSE.arrays()[0], Conv(2, (3, 3), implementation="xla")
     params = layer.init(jax.random.key(0), x)
     assert chosen(layer.apply, params, x) == {"xla"}
-    assert chosen(layer.clone(implementation="canonical").apply, params, x) == {"canonical"}
+    assert chosen(layer.clone(implementation="channels_last").apply, params, x) == {"channels_last"}
     with pytest.raises(ConfigError, match="no implementation 'fast'"):
         layer.clone(implementation="fast").apply(params, x)
     assert layer == Conv(2, (3, 3), implementation="xla") != Conv(2, (3, 3))
@@ -368,11 +368,13 @@ def test_a_convolution_of_ones_own_is_kept_and_ours_fits_flaxs_layer() -> None:
     x, layer = DENSE.arrays()[0], Conv(2, (3, 3), conv_general_dilated=lax.conv_general_dilated)
     params = layer.init(jax.random.key(0), x)
     assert chosen(layer.apply, params, x) == set()
-    assert chosen(linen.Conv(2, (3, 3), conv_general_dilated=conv_general_dilated).apply, params, x) == {"canonical"}
+    assert chosen(linen.Conv(2, (3, 3), conv_general_dilated=conv_general_dilated).apply, params, x) == {
+        "channels_last"
+    }
     own = functools.partial(conv_general_dilated, implementation="xla")
     assert chosen(Conv(2, (3, 3), conv_general_dilated=own).apply, params, x) == {"xla"}
     with pytest.raises(ConfigError, match="give an implementation or a conv_general_dilated, not both"):
-        layer.clone(implementation="canonical")
+        layer.clone(implementation="channels_last")
 
 
 def test_a_function_is_an_implementation() -> None:

@@ -193,7 +193,7 @@ def test_both_directions_are_flaxs(kind: type) -> None:
 
 def test_directions_that_differ() -> None:
     x = draws.normal(0, BATCH, TIME, INPUTS)
-    for pair in ((LSTM(4), GRU(4)), (LSTM(4), LSTM(3)), (GRU(4), GRU(4, implementation="hoisted"))):
+    for pair in ((LSTM(4), GRU(4)), (LSTM(4), LSTM(3)), (GRU(4), GRU(4, implementation="fused_inputs"))):
         flaxs = linen.Bidirectional(*(linen.RNN(CELLS[type(layer)](layer.features)) for layer in pair))
         params = flaxs.init(jax.random.key(1), x)
         layer = Bidirectional(*pair, return_carry=True, time_major=True)
@@ -430,7 +430,7 @@ def test_cudnn_runs_the_members_of_a_population(on_gpu: None) -> None:
     def run(layer: linen.Module) -> Any:
         return jax.jit(jax.vmap(lambda params: value_and_gradients(layer, params, x, None)))(params)
 
-    assert_close(*(run(LSTM(FEATURES, implementation=name)) for name in ("cudnn", "hoisted")))
+    assert_close(*(run(LSTM(FEATURES, implementation=name)) for name in ("cudnn", "fused_inputs")))
 
 
 def test_cudnn_where_it_cannot_be_used_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,7 +468,7 @@ def test_the_precision_asked_for_is_cudnns(on_gpu: None, monkeypatch: pytest.Mon
 def test_the_traced_program_names_the_implementation() -> None:
     x = draws.normal(0, BATCH, TIME, INPUTS)
     lowered = jax.jit(LSTM(FEATURES).apply).lower(params_of(LSTM), x)
-    assert "jaxnn.recurrence.hoisted" in lowered.as_text(debug_info=True)
+    assert "jaxnn.recurrence.fused_inputs" in lowered.as_text(debug_info=True)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def pools(name: str, pool: Callable[..., jax.Array], **options: Any) -> Row:
 
 
 def batch_normed(params: Any, x: jax.Array) -> jax.Array:
-    module = nn.BatchNorm(use_running_average=False, implementation="analytic")
+    module = nn.BatchNorm(use_running_average=False, implementation="custom_vjp")
     outputs: jax.Array = module.apply({"params": params}, x, mutable=["batch_stats"])[0]
     return outputs
 
@@ -102,13 +102,13 @@ TABLE = [
     Row("BatchNorm", nn.BatchNorm, SCALES, batch_normed, mixes_rows=True),
     Row("Dropout", nn.Dropout, {}, dropped, mixes_rows=True),
     of_module("Embed", nn.Embed(5, 2), IDS),
-    attends("whole"),
-    attends("chunked"),
+    attends("math"),
+    attends("memory_efficient"),
     Row("cross_entropy", nn.cross_entropy, KERNEL, lambda k, x: nn.cross_entropy(x @ k, first_labels(x), 0.1)),
     Row("linear_cross_entropy", nn.linear_cross_entropy, {"kernel": KERNEL, "bias": jnp.ones(5)}, linear_losses),
     of_module("LSTM", nn.LSTM(2)),
     of_module("GRU", nn.GRU(2)),
-    ragged(both(nn.GRU, implementation="hoisted")),
+    ragged(both(nn.GRU, implementation="fused_inputs")),
     of_module("Stacked", nn.Stacked([nn.GRU(2), nn.GRU(1)])),
 ]
 # Their rules stand in faster rows, or are JAX's own.
@@ -151,7 +151,7 @@ def test_every_layer_has_a_row() -> None:
     # Functions that are called by layers, or beside them.
     others = {nn.Policy, nn.Recurrent, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated}
     helpers = {"check_rate", "is_full", "mean_over_batch_axis", "partition_specs", "platform", "positive_int"}
-    helpers |= {"batch_mask", "batch_split_over", "positive_ints", "rows_masked", "unboxed", "widened"}
+    helpers |= {"batch_mask", "use_batch_axis", "positive_ints", "use_batch_mask", "unbox", "at_least_int32"}
     layers = {value for name, value in vars(nn).items() if callable(value) and name not in helpers}
     assert layers - others <= {row.layer for row in TABLE}
 

@@ -29,12 +29,12 @@ custom.defvjp(lambda x, kernel: (convolve(x, kernel), (x, kernel)), lambda saved
 
 def layer(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """A convolution as jaxnn's layers trace theirs."""
-    with scope("convolution", "canonical"):
+    with scope("convolution", "channels_last"):
         return custom(x, kernel)
 
 
 def scanned_within(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    with scope("convolution", "canonical"):
+    with scope("convolution", "channels_last"):
         return jax.lax.scan(lambda carry, _: (convolve(carry, kernel), None), x, length=3)[0]
 
 
@@ -55,25 +55,25 @@ def gradient(function: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize("place", HIDING_PLACES)
 def test_an_implementation_is_seen_in_a_training_step(place: str) -> None:
     step = gradient(HIDING_PLACES[place])
-    assert implementations(step, KERNEL) == {"convolution": ["canonical"]}
+    assert implementations(step, KERNEL) == {"convolution": ["channels_last"]}
     assert plain_convolutions(step, KERNEL) == 0
 
 
 def test_the_layers_that_have_implementations_and_observation_spell_them_alike() -> None:
     def step(x: jax.Array) -> jax.Array:
-        for operation, name in (("attention", "cudnn"), ("recurrence", "hoisted"), ("attention", "whole")):
+        for operation, name in (("attention", "cudnn"), ("recurrence", "fused_inputs"), ("attention", "math")):
             with scope(operation, name):
                 x = x + 1
         for name in ("jaxnn", "jaxnn.attention", "mine.jaxnn_like.x", "myjaxnn.attention.mine"):
             with jax.named_scope(name):  # none of an implementation
                 x = x + 1
-        with scope("attention", "cudnn"), scope("normalization", "analytic"):
+        with scope("attention", "cudnn"), scope("normalization", "custom_vjp"):
             return x * 2
 
     assert implementations(step, X) == {
-        "attention": ["cudnn", "whole"],
-        "recurrence": ["hoisted"],
-        "normalization": ["analytic"],
+        "attention": ["cudnn", "math"],
+        "recurrence": ["fused_inputs"],
+        "normalization": ["custom_vjp"],
     }
 
 

@@ -80,7 +80,7 @@ CASES = {
     "a token beyond the vocabulary in the eval split alone": (
         bad(
             data=jn.data.arrays((IDS % 5, LABELS), (IDS, LABELS)),
-            task=lambda config: jn.tasks.classification(jn.models.BagOfTokens(3, vocabulary_size=5, features=2)),
+            task=lambda config: jn.tasks.classification(jn.models.FastText(3, vocabulary_size=5, features=2)),
         ),
         r"token id 5 of example 1 in test .* 5 rows",
     ),

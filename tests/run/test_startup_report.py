@@ -73,14 +73,14 @@ def test_no_hint_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def apply(params: dict[str, jax.Array], inputs: jax.Array) -> jax.Array:
-    with jax.named_scope("jaxnn.attention.whole"):
+    with jax.named_scope("jaxnn.attention.math"):
         return tiny.apply(params, inputs)
 
 
 def test_implementations_are_reported_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tiny.fit(tiny.experiment(model=(tiny.init, apply)), tmp_path / "run", progress="plain")
-    assert tiny.read(run.dir)["implementations"] == {"attention": ["whole"]}
-    assert "\n  implementations  attention whole\n" in capsys.readouterr().out
+    assert tiny.read(run.dir)["implementations"] == {"attention": ["math"]}
+    assert "\n  implementations  attention math\n" in capsys.readouterr().out
     plain = tiny.fit(tiny.experiment(), tmp_path / "plain", progress="plain")
     assert tiny.read(plain.dir)["implementations"] == {}
     assert "\n  implementations " not in capsys.readouterr().out

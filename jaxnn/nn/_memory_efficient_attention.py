@@ -27,7 +27,7 @@ class _Plan(NamedTuple):
     causal: bool
 
 
-def chunked_attention(
+def memory_efficient_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None, *, causal: bool, block: int = BLOCK
 ) -> jax.Array:
     """Softmax attention in memory ``O((T + S) * (head_dim + block))`` a head; the gradient costs the scores twice.

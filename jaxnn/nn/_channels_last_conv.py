@@ -53,7 +53,7 @@ class Geometry(NamedTuple):
         return zip(*spread, [low for low, _ in self.padding], strict=True)
 
 
-def channels_last(ndim: int) -> lax.ConvDimensionNumbers:
+def conv_dimension_numbers(ndim: int) -> lax.ConvDimensionNumbers:
     """The dimension numbers of ``[batch, *spatial, features]`` and ``[*spatial, in_features, out_features]``."""
     arrays = (0, ndim - 1, *range(1, ndim - 1))
     return lax.ConvDimensionNumbers(arrays, (ndim - 1, ndim - 2, *range(ndim - 2)), arrays)
@@ -109,10 +109,11 @@ def _convolve(
 ) -> jax.Array:
     """By ``windows``: strides, padding, and the dilations of input and kernel."""
     options = {"precision": geometry.precision, "preferred_element_type": geometry.preferred_element_type}
-    return lax.conv_general_dilated(inputs, kernel, *windows, dimension_numbers=channels_last(inputs.ndim), **options)
+    numbers = conv_dimension_numbers(inputs.ndim)
+    return lax.conv_general_dilated(inputs, kernel, *windows, dimension_numbers=numbers, **options)
 
 
-def canonical(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups: int) -> jax.Array:
+def channels_last_conv(inputs: jax.Array, kernel: jax.Array, geometry: Geometry, groups: int) -> jax.Array:
     """The convolution of ``groups`` groups, in the form that is fastest with channels last."""
     taps = math.prod(kernel.shape[:-2])
     in_features, out_features = inputs.shape[-1], kernel.shape[-1]
