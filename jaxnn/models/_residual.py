@@ -1,4 +1,4 @@
-"""Residual networks: ResNet for small images and for photographs, and MobileNetV2."""
+"""Residual networks: ResNet and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -149,19 +149,22 @@ class ResNet(linen.Module):
 
 
 class MobileNetV2(linen.Module):
-    """A 3x3 convolution, stages of inverted residual blocks, a 1x1 convolution, the mean and the logits.
+    """MobileNetV2: a 3x3 convolution, stages of inverted residual blocks, a 1x1 convolution, pooling and the logits.
 
     Sandler, Howard, Zhu, Zhmoginov & Chen, "MobileNetV2: Inverted Residuals and Linear Bottlenecks" (2018), table 2.
-    The image is halved five times, upwards: 224x224 is usual. ``MobileNetV2()`` has torchvision's 3,504,872 parameters.
-    Parameters: ``Conv_0``, ``BatchNorm_0``, ``InvertedResidual_0``, …, ``Conv_1``, ``BatchNorm_1``, ``Dense_0``; each
-    block ``Conv_0``, the depthwise ``Conv_1``, ``Conv_2``, and ``BatchNorm_0`` to ``BatchNorm_2`` (with an expansion
-    of 1 the depthwise one is the first, ``Conv_0``).
+    The image is halved five times (odd sizes are rounded up): 224x224 is usual. Parameters: ``Conv_0``,
+    ``BatchNorm_0``, ``InvertedResidual_0``, …, ``Conv_1``, ``BatchNorm_1``, ``Dense_0``; each block ``Conv_0``, the
+    depthwise ``Conv_1``, ``Conv_2``, and ``BatchNorm_0`` to ``BatchNorm_2``; without an expansion the depthwise
+    convolution is ``Conv_0``.
+
+    >>> jn.models.num_parameters(jn.models.MobileNetV2(), jax.ShapeDtypeStruct((1, 224, 224, 3), "float32"))
+    3504872
 
     Attributes:
-        num_classes: how many logits.
-        stages: of each its expansion, channels, number of blocks, and the strides of the first of them.
-        features: the channels of the first convolution.
-        last_features: the channels of the last convolution.
+        num_classes: number of logits.
+        stages: expansion, channels, number of blocks and strides of the first block of each stage.
+        features: channels of the first convolution.
+        last_features: channels of the last convolution.
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer; torchvision trains with 0.2.
     """
 
@@ -179,7 +182,7 @@ class MobileNetV2(linen.Module):
         stages = [positive_ints(f"MobileNetV2: stages[{n}]", stage, str(example)) for n, stage in enumerate(given)]
         if not stages or any(len(stage) != len(example) for stage in stages):
             raise ConfigError(
-                "MobileNetV2: stages must hold the expansion, channels, number of blocks and strides of each stage, as "
+                "MobileNetV2: stages must hold the expansion, channels, number of blocks and strides of each, as "
                 f"({example},), not {self.stages!r}."
             )
         self.stages = tuple((expansion, features, blocks, strides) for expansion, features, blocks, strides in stages)
@@ -200,11 +203,11 @@ class MobileNetV2(linen.Module):
 
 
 class InvertedResidual(linen.Module):
-    """A 1x1 convolution to more channels, a depthwise 3x3 one, a 1x1 one to fewer; added to an input of that shape."""
+    """A 1x1 expansion, a depthwise 3x3 convolution and a 1x1 projection; added to an input of the same shape."""
 
     features: int  # channels of the output
-    expansion: int  # how many times the input's channels the middle has; 1: the first convolution is left out
-    strides: int  # along height and width, of the depthwise convolution; with others than 1 nothing is added
+    expansion: int  # factor of the hidden channels; 1: without the first convolution
+    strides: int  # of the depthwise convolution, along height and width
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -218,7 +221,7 @@ class InvertedResidual(linen.Module):
 
 
 def _conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: int = 1, groups: int = 1) -> jax.Array:
-    """A convolution padded by half its odd window, and batch norm: ``Conv_n``, ``BatchNorm_n`` of the caller."""
+    """A convolution padded by half its odd kernel size, and batch norm: ``Conv_n``, ``BatchNorm_n`` of the caller."""
     half = size // 2
     conv = Conv(
         features,

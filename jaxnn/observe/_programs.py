@@ -124,7 +124,7 @@ def implementations(function: Callable[..., Any], *args: Any) -> dict[str, list[
     """The implementations of each operation of ``jaxnn.nn`` that ``function`` uses, in order of appearance.
 
     ``{"convolution": ["channels_last"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments,
-    or ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if ``function`` is jitted and was traced before.
+    or ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if a jitted ``function`` was traced before.
     """
     found: dict[str, dict[str, None]] = {}
     for _, scopes in equations(jax.make_jaxpr(function)(*args)):
