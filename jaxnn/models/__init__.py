@@ -1,10 +1,12 @@
 """Flax Linen models, independent of losses, data and devices.
 
 Image models take ``[batch, height, width, channels]``, text models integer token ids ``[batch, time]`` below
-``vocabulary_size``; inputs of another rank or dtype raise `DataError`. With ``train=True`` dropout is active, which
-needs ``rngs={"dropout": key}``, and running statistics, at momentum 0.9, are updated, which needs
-``mutable=["batch_stats"]``. Constructors raise `ConfigError` for sizes that are not positive integers, dropout rates
-outside 0…1 and arguments that do not fit together.
+``vocabulary_size``; inputs of another rank or dtype raise `DataError`. ``num_classes`` is the number of logits,
+``layer`` the class of recurrent layers, `jaxnn.nn.LSTM` or `jaxnn.nn.GRU`, and a dropout rate may be a tracer.
+
+With ``train=True`` dropout is active, which needs ``rngs={"dropout": key}``, and running statistics, at momentum 0.9,
+are updated, which needs ``mutable=["batch_stats"]``. Constructors raise `ConfigError` for sizes that are not positive
+integers, dropout rates outside 0…1 and arguments that do not fit together.
 """
 
 from jaxnn.models._feedforward import CNN, MLP

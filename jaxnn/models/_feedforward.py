@@ -11,7 +11,7 @@ import jax
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_images, check_sizes
+from jaxnn.models._model_inputs import check_fields, check_images
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_ints
 from jaxnn.types import ConfigError, DataError, suggest
 
@@ -76,7 +76,6 @@ class CNN(linen.Module):
     1199882
 
     Attributes:
-        num_classes: number of logits.
         blocks: the channels of each convolution of each block.
         kernel_size: height and width of the convolutions' kernels.
         pool: height and width of the pooling window; a remainder is dropped.
@@ -106,7 +105,7 @@ class CNN(linen.Module):
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes")
+        check_fields(self, "num_classes")
         blocks: Any = self.blocks if isinstance(self.blocks, Sequence) else ()
         blocks = tuple(positive_ints(f"CNN: blocks[{n}]", block, "(32,)") for n, block in enumerate(blocks))
         if not blocks or () in blocks:
@@ -135,8 +134,7 @@ class CNN(linen.Module):
                     "pass one name per convolution of a block, or one for all."
                 )
         self.dense = positive_ints("CNN: dense", self.dense, "(128,)")
-        for rate in (self.dropout, self.dense_dropout):
-            check_rate(0.0 if rate is None else rate)
+        check_rate(0.0 if self.dense_dropout is None else self.dense_dropout)
         super().__post_init__()
 
     @linen.compact

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.nn import at_least_int32, positive_int
+from jaxnn.nn import at_least_int32, check_rate, positive_int
 from jaxnn.types import DataError
 
 
@@ -28,10 +28,11 @@ def num_parameters(model: linen.Module, inputs: Any, **options: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.get("params", {})))
 
 
-def check_sizes(model: linen.Module, *names: str) -> None:
-    """Converts fields of ``model`` to ``int``; raises ConfigError unless they are positive integers."""
+def check_fields(model: linen.Module, *names: str) -> None:
+    """Converts fields to ``int``; raises ConfigError unless they are positive and a ``dropout`` is a probability."""
     for name in names:
         setattr(model, name, positive_int(f"{type(model).__name__}: {name}", getattr(model, name)))
+    check_rate(getattr(model, "dropout", 0.0))
 
 
 def check_images(model: str, x: jax.Array) -> None:

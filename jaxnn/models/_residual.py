@@ -11,8 +11,8 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_images, check_sizes
-from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_ints
+from jaxnn.models._model_inputs import check_fields, check_images
+from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, max_pool, positive_ints
 from jaxnn.types import ConfigError, suggest
 
 type Stage = tuple[int, int, int, int]
@@ -38,16 +38,11 @@ class ResNetBlock(linen.Module):
     >>> block = jn.models.ResNetBlock(16, strides=2)
     >>> jn.models.num_parameters(block, jax.ShapeDtypeStruct((1, 32, 32, 8), "float32"))
     3680
-
-    Attributes:
-        features: output channels.
-        strides: of the first convolution and of the shortcut, along height and width.
-        project: as `ResNet`'s.
     """
 
-    features: int
-    strides: int = 1
-    project: bool = True
+    features: int  # output channels
+    strides: int = 1  # of the first convolution and of the shortcut, along height and width
+    project: bool = True  # as `ResNet`'s
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -66,16 +61,11 @@ class Bottleneck(linen.Module):
     >>> block = jn.models.Bottleneck(64, strides=2)
     >>> jn.models.num_parameters(block, jax.ShapeDtypeStruct((1, 56, 56, 256), "float32"))
     136448
-
-    Attributes:
-        features: channels of the first two convolutions; the last has four times as many.
-        strides: of the 3x3 convolution and of the shortcut, along height and width.
-        project: as `ResNet`'s.
     """
 
-    features: int
-    strides: int = 1
-    project: bool = True
+    features: int  # channels of the first two convolutions; the last has four times as many
+    strides: int = 1  # of the 3x3 convolution and of the shortcut, along height and width
+    project: bool = True  # as `ResNet`'s
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -105,7 +95,6 @@ class ResNet(linen.Module):
     25557032
 
     Attributes:
-        num_classes: number of logits.
         num_blocks: number of residual blocks in each stage.
         features: channels of the stem and of the first stage.
         block: `ResNetBlock`, `Bottleneck`, or a module called as ``block(features, strides, project)(x, train)``.
@@ -124,7 +113,7 @@ class ResNet(linen.Module):
     project: bool = True
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes", "features")
+        check_fields(self, "num_classes", "features")
         self.num_blocks = positive_ints("ResNet: num_blocks", self.num_blocks, "(3, 3, 3)", nonempty=True)
         if not callable(self.block):
             raise ConfigError(f"ResNet: block must be models.ResNetBlock or models.Bottleneck, not {self.block!r}.")
@@ -161,7 +150,6 @@ class MobileNetV2(linen.Module):
     3504872
 
     Attributes:
-        num_classes: number of logits.
         stages: expansion, channels, number of blocks and strides of the first block of each stage.
         features: channels of the first convolution.
         last_features: channels of the last convolution.
@@ -176,17 +164,14 @@ class MobileNetV2(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes", "features", "last_features")
+        check_fields(self, "num_classes", "features", "last_features")
         given: Any = self.stages if isinstance(self.stages, Sequence) else ()
         example = _STAGES[1]
         stages = [positive_ints(f"MobileNetV2: stages[{n}]", stage, str(example)) for n, stage in enumerate(given)]
         if not stages or any(len(stage) != len(example) for stage in stages):
-            raise ConfigError(
-                "MobileNetV2: stages must hold the expansion, channels, number of blocks and strides of each, as "
-                f"({example},), not {self.stages!r}."
-            )
+            fields = "expansion, channels, number of blocks and strides"
+            raise ConfigError(f"MobileNetV2: stages must hold {fields} of each, as ({example},), not {self.stages!r}.")
         self.stages = tuple((expansion, features, blocks, strides) for expansion, features, blocks, strides in stages)
-        check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact

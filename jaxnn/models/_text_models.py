@@ -12,7 +12,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
-from jaxnn.models._model_inputs import check_sizes, checked_tokens
+from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError, DataError
 
 _STDDEV = 0.02  # of GPT's initial kernels and embeddings
@@ -36,8 +36,6 @@ class FastText(linen.Module):
     1000102
 
     Attributes:
-        num_classes: number of logits.
-        vocabulary_size: number of distinct tokens.
         features: width of an embedding.
         pad_id: a token excluded from the mean at any position; None: all count.
     """
@@ -49,7 +47,7 @@ class FastText(linen.Module):
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes", "vocabulary_size", "features")
+        check_fields(self, "num_classes", "vocabulary_size", "features")
         super().__post_init__()
 
     @linen.compact
@@ -78,11 +76,8 @@ class RecurrentClassifier(linen.Module):
     2658945
 
     Attributes:
-        num_classes: number of logits.
-        vocabulary_size: number of distinct tokens.
         embedding_features: width of an embedding; None: one-hot vectors of ``vocabulary_size`` instead.
         features: width of the recurrent state, per direction.
-        layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
         bidirectional: whether a second layer runs from end to start (Schuster & Paliwal, 1997); the logits use both
             last states.
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer.
@@ -101,7 +96,6 @@ class RecurrentClassifier(linen.Module):
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "num_classes", "vocabulary_size", "features")
-        nn.check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
@@ -138,11 +132,9 @@ class RecurrentLanguageModel(linen.Module):
     6180624
 
     Attributes:
-        vocabulary_size: number of distinct tokens.
         features: width of each layer's state.
         num_layers: number of recurrent layers.
         embedding_features: width of an embedding; None: ``features``.
-        layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
         dropout: ``[]`` the rate before each layer and before the logits, 0…1; may be a tracer.
     """
 
@@ -156,7 +148,6 @@ class RecurrentLanguageModel(linen.Module):
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "features", "num_layers")
-        nn.check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
@@ -189,11 +180,9 @@ class TextGenRNN(linen.Module):
     456894
 
     Attributes:
-        vocabulary_size: number of distinct tokens, and of logits.
         embedding_features: width of an embedding.
         features: width of the recurrent state.
         hidden: units of each dense layer; may be empty.
-        layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
     """
 
     vocabulary_size: int
@@ -244,7 +233,6 @@ class GPT(linen.Module):
     818241
 
     Attributes:
-        vocabulary_size: number of distinct tokens.
         num_layers: number of blocks.
         features: width of the residual stream; the hidden layer after attention is four times as wide.
         num_heads: attention heads, which divide ``features``.
@@ -261,10 +249,9 @@ class GPT(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
+        check_fields(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
         if self.features % self.num_heads:
             raise ConfigError(f"GPT: features {self.features} must be a multiple of num_heads {self.num_heads}.")
-        nn.check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
@@ -317,7 +304,7 @@ class Block(linen.Module):
 
 def _check_recurrent(model: Any, *sizes: str) -> None:
     """Raises ConfigError unless ``sizes`` and embeddings are positive and ``layer`` is a recurrent layer."""
-    check_sizes(model, *sizes, *(() if model.embedding_features is None else ("embedding_features",)))
+    check_fields(model, *sizes, *(() if model.embedding_features is None else ("embedding_features",)))
     if not isinstance(model.layer, type) or not issubclass(model.layer, nn.Recurrent):
         raise ConfigError(f"{type(model).__name__}: layer must be nn.LSTM or nn.GRU, not {model.layer!r}.")
 

@@ -38,10 +38,10 @@ def attention(
     key, or that is padding, gives zeros and has no gradient; NaN in padding queries, or in keys and values that
     ``lengths`` or ``mask`` hide from all queries, has no effect.
 
-    Implementations: ``"math"`` materializes all scores; ``"memory_efficient"`` never does and takes no bias; both
-    compute in float32 or wider. ``"xla"`` is JAX's own, with a float32 softmax for float64 too; ``"cudnn"`` is JAX's on
-    an NVIDIA GPU in half precision, without forward mode. A function is called as
-    ``jax.nn.dot_product_attention(query, key, value, bias, mask, scale=…, is_causal=…)``; the mask includes lengths.
+    ``"math"`` materializes all scores; ``"memory_efficient"`` never does and takes no bias; both compute in float32 or
+    wider. ``"xla"`` is JAX's own, with a float32 softmax for float64 too; ``"cudnn"`` is JAX's on an NVIDIA GPU in half
+    precision, without forward mode. A function is called as ``jax.nn.dot_product_attention(query, key, value, bias,
+    mask, scale=…, is_causal=…)``; the mask includes lengths.
 
     >>> query = key = value = jnp.ones((2, 8, 4, 16))  # [batch, time, heads, head_dim]
     >>> jn.nn.attention(query, key, value, causal=True).shape

@@ -60,10 +60,10 @@ def _product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
     return lax.dot_general(inputs, kernel, (((inputs.ndim - 1,), (0,)), ((), ())))
 
 
-def _product_backward(residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(saved: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
     # JAX's own kernel gradient is (cotangent.T @ inputs).T. If the batch is sharded, XLA:CPU sums over devices before
     # it transposes, and the optimizer reads the result with strides: a wide network's step takes twice as long.
-    inputs, kernel = residuals
+    inputs, kernel = saved
     summed = tuple(range(inputs.ndim - 1))
     to_inputs = lax.dot_general(cotangent, kernel, (((inputs.ndim - 1,), (1,)), ((), ())))
     return to_inputs, lax.dot_general(inputs, cotangent, ((summed, summed), ((), ())))
@@ -135,7 +135,7 @@ class Dropout(linen.Module):
             raise ConfigError(f"dropout scales its input, which must be floats, not {x.dtype}: cast it.")
         if not (self.has_rng(self.rng_collection) or self.has_rng("params")):
             raise ConfigError(
-                f"dropout with train=True needs a random key: pass rngs={{{self.rng_collection!r}: key}} to apply."
+                f"dropout with train=True needs a key: pass rngs={{{self.rng_collection!r}: key}} to apply."
             )
         key = self.make_rng(self.rng_collection)
         threshold = jnp.round(jnp.asarray(self.rate, jnp.float32) * 2**_BITS)

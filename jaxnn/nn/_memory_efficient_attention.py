@@ -58,12 +58,12 @@ def _padded(array: jax.Array, axis: int, block: int) -> jax.Array:
 
 
 type _Carry = tuple[jax.Array, jax.Array, jax.Array]
-type _Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]
+type _Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]
 
 
 def _forward(
     plan: _Plan, query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None
-) -> tuple[jax.Array, _Residuals]:
+) -> tuple[jax.Array, _Saved]:
     def step(carry: _Carry, pair: jax.Array) -> tuple[_Carry, None]:
         out, highest, total = (_block(array, pair[0], plan.block) for array in carry)
         scores = _scores(plan, query, key, visible, pair)
@@ -83,8 +83,8 @@ def _forward(
     return out, (query, key, value, visible, out, highest + jnp.log(total))
 
 
-def _backward(plan: _Plan, residuals: _Residuals, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, visible, out, log_total = residuals
+def _backward(plan: _Plan, saved: _Saved, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    query, key, value, visible, out, log_total = saved
     # The mean of a row of weight gradients, which the softmax subtracts, without the row (FlashAttention, B.2).
     row_mean = (grad * out).sum(-1, keepdims=True)
 

@@ -165,10 +165,8 @@ def _moments_forward(axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows
     return (mean, _mean(jnp.square(wide - mean), axes, rows)), (x, mean, rows)
 
 
-def _moments_backward(
-    axes: tuple[int, ...], dtype: DTypeLike, residuals: Any, cotangents: Any
-) -> tuple[jax.Array, None]:
-    x, mean, rows = residuals
+def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, saved: Any, cotangents: Any) -> tuple[jax.Array, None]:
+    x, mean, rows = saved
     to_mean, to_variance = cotangents
     count: int | jax.Array = math.prod(x.shape[axis] for axis in axes)
     if rows is not None:
@@ -189,8 +187,8 @@ def _scale_channels(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
-def _channels_backward(residuals: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor = residuals
+def _channels_backward(saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+    x, mean, factor = saved
     rows = tuple(range(x.ndim - 1))
     total = grad.sum(rows, keepdims=True)
     to_factor = (grad * (x.astype(mean.dtype) - mean)).sum(rows, keepdims=True)
@@ -206,8 +204,8 @@ def _scale_rows(x: jax.Array, mean: jax.Array, factor: jax.Array, gain: jax.Arra
     return (x.astype(mean.dtype) - mean) * factor * gain + bias
 
 
-def _rows_backward(residuals: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor, gain = residuals
+def _rows_backward(saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+    x, mean, factor, gain = saved
     product = grad * (x.astype(mean.dtype) - mean)
     rows, column = grad.reshape(-1, grad.shape[-1]), gain.reshape(-1, 1)
     # On CPU a matrix product is faster than a sum of products.

@@ -26,11 +26,9 @@ class Recurrent(linen.Module):
         time_major: whether inputs and outputs are ``[time, *batch, features]`` instead of ``[*batch, time, features]``,
             which saves transposing them.
         return_carry: whether the state after the last step is returned too.
-        reverse: whether sequences are processed, and outputs returned, from end to start.
+        reverse: whether sequences are processed, and outputs returned, from end to start; padding stays at the end.
         keep_order: whether the outputs of ``reverse`` are returned in the order of the inputs.
-        kernel_init: initializer of the input kernels.
-        recurrent_kernel_init: initializer of the recurrent kernels.
-        bias_init: initializer of the biases.
+        kernel_init, recurrent_kernel_init, bias_init: initializers.
         dtype: of the products; None: that of the promoted operands. A float32 state stays float32.
         param_dtype: of the parameters and of the default initial state.
         implementation: ``"fused_inputs"``, ``"cudnn"``, or None for the fastest.
@@ -84,7 +82,7 @@ class Recurrent(linen.Module):
             seq_lengths: ``[*batch]`` integers, 0…time: the number of steps of each sequence; None: all.
             return_carry: overrides the attribute if not None, as the following do.
             time_major: likewise.
-            reverse: likewise; with ``seq_lengths`` padding stays at the end.
+            reverse: likewise.
             keep_order: likewise.
 
         Returns:
@@ -160,8 +158,7 @@ class Bidirectional(linen.Module):
         forward_rnn: an `LSTM` or a `GRU`.
         backward_rnn: likewise; the same object shares its parameters.
         merge_fn: merges the two directions' outputs; concatenates by default.
-        time_major: as in `LSTM`.
-        return_carry: as in `LSTM`; the state is the pair of both layers' states.
+        time_major, return_carry: as in `LSTM`; the state is the pair of both layers' states.
     """
 
     forward_rnn: Recurrent

@@ -124,8 +124,8 @@ def _lstm_forward(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tupl
     return ((c, h), last), (gates, c, kernel, carry)
 
 
-def _lstm_backward(residuals: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
-    gates, c, kernel, (first_c, first_h) = residuals
+def _lstm_backward(saved: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
+    gates, c, kernel, (first_c, first_h) = saved
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     tanh_c = jnp.tanh(c)
     before_c, before_h = _delayed(first_c, c), _delayed(first_h, o * tanh_c)
@@ -186,8 +186,8 @@ def _gru_forward(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry
     return (h, last), (h, gates, n, inner, kernel, carry)
 
 
-def _gru_backward(residuals: tuple[Any, ...], cotangents: _Pair) -> tuple[jax.Array, ...]:
-    h, gates, n, inner, kernel, first = residuals
+def _gru_backward(saved: tuple[Any, ...], cotangents: _Pair) -> tuple[jax.Array, ...]:
+    h, gates, n, inner, kernel, first = saved
     r, z = jnp.split(gates, 2, axis=-1)
     before = _delayed(first, h)
     slope_n = (1 - z) * (1 - n * n)
@@ -251,11 +251,9 @@ def _cudnn_forward(options: tuple[Any, ...], *arrays: jax.Array) -> Any:
     return sequential_vmap(lambda *arrays: rnn.lstm_fwd(*arrays, *options))(*arrays)
 
 
-def _cudnn_backward(options: tuple[Any, ...], residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+def _cudnn_backward(options: tuple[Any, ...], saved: Any, cotangents: Any) -> tuple[Any, ...]:
     backward: Any = partial(rnn.lstm_bwd, *options)
-    return *sequential_vmap(lambda residuals, cotangents: backward(residuals, cotangents)[:4])(
-        residuals, cotangents
-    ), None
+    return *sequential_vmap(lambda saved, cotangents: backward(saved, cotangents)[:4])(saved, cotangents), None
 
 
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)

@@ -31,80 +31,62 @@ def tokens(time: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((1, time), jnp.int32)
 
 
-def numbered(*layers: str) -> set[str]:
+def numbered(layers: str) -> set[str]:
     """``"Conv*3"`` stands for Conv_0, Conv_1 and Conv_2."""
-    pairs = (layer.split("*") for layer in layers)
-    return {f"{name}_{index}" for name, count in pairs for index in range(int(count))}
+    pairs = (layer.partition("*") for layer in layers.split())
+    return {f"{name}_{index}" if star else name for name, star, count in pairs for index in range(int(count or 1))}
 
 
+SMALL_CNN = {"blocks": ((4,), (6, 6)), "dense": (8,), "batch_norm": True, "dropout": 0.5}
+STAGES = ((1, 4, 1, 1), (2, 4, 2, 2))
+ONE_HOT_SIZES = SIZES | {"embedding_features": None}
+TEXT_GEN = {"embedding_features": 4, "features": 3}
+IMAGE, TEXT = images(12), tokens(4)
 # model, inputs, names of its parameters
-MODELS: dict[str, tuple[linen.Module, jax.ShapeDtypeStruct, set[str]]] = {
-    "mlp": (MLP((4, 3), dropout=0.5), images(12), numbered("Dense*2")),
-    "cnn": (
-        CNN(3, blocks=((4,), (6, 6)), dense=(8,), batch_norm=True, dropout=0.5),
-        images(12),
-        numbered("Conv*3", "BatchNorm*3", "Dense*2"),
-    ),
-    "cnn without norm": (CNN(3, blocks=((4,),), dense=()), images(12), numbered("Conv*1", "Dense*1")),
-    "resnet": (
-        ResNet(5, num_blocks=(1, 2), features=4),
-        images(12),
-        numbered("Conv*1", "BatchNorm*1", "ResNetBlock*3", "Dense*1"),
-    ),
+MODELS: dict[str, tuple[linen.Module, jax.ShapeDtypeStruct, str]] = {
+    "mlp": (MLP((4, 3), dropout=0.5), IMAGE, "Dense*2"),
+    "cnn": (CNN(3, **SMALL_CNN), IMAGE, "Conv*3 BatchNorm*3 Dense*2"),
+    "cnn without norm": (CNN(3, blocks=((4,),), dense=()), IMAGE, "Conv*1 Dense*1"),
+    "resnet": (ResNet(5, num_blocks=(1, 2), features=4), IMAGE, "Conv*1 BatchNorm*1 ResNetBlock*3 Dense*1"),
     "bottlenecks": (
         ResNet(5, num_blocks=(1, 2), features=2, **BOTTLENECKS),
-        images(12),
-        numbered("Conv*1", "BatchNorm*1", "Bottleneck*3", "Dense*1"),
+        IMAGE,
+        "Conv*1 BatchNorm*1 Bottleneck*3 Dense*1",
     ),
     "mobilenet": (
-        MobileNetV2(5, stages=((1, 4, 1, 1), (2, 4, 2, 2)), features=4, last_features=6),
-        images(12),
-        numbered("Conv*2", "BatchNorm*2", "InvertedResidual*3", "Dense*1"),
+        MobileNetV2(5, stages=STAGES, features=4, last_features=6),
+        IMAGE,
+        "Conv*2 BatchNorm*2 InvertedResidual*3 Dense*1",
     ),
-    "fasttext": (FastText(3, vocabulary_size=6, features=2, pad_id=0), tokens(4), numbered("Embed*1", "Dense*1")),
-    "classifier": (Classifier(2, **SIZES), tokens(4), numbered("Embed*1", "LSTM*1", "Dense*1")),
-    "both directions": (
-        Classifier(2, **SIZES, bidirectional=True),
-        tokens(4),
-        numbered("Embed*1", "LSTM*2", "Dense*1"),
-    ),
-    "gru classifier": (Classifier(2, **SIZES, layer=GRU), tokens(4), numbered("Embed*1", "GRU*1", "Dense*1")),
-    "one-hot classifier": (
-        Classifier(2, **SIZES | {"embedding_features": None}),
-        tokens(4),
-        numbered("LSTM*1", "Dense*1"),
-    ),
-    "language": (Language(6, features=3), tokens(4), numbered("Embed*1", "LSTM*2", "Dense*1")),
-    "gru language": (
-        Language(6, features=3, num_layers=1, layer=GRU),
-        tokens(4),
-        numbered("Embed*1", "GRU*1", "Dense*1"),
-    ),
-    "textgenrnn": (
-        TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2)),
-        tokens(4),
-        numbered("Embed*1", "LSTM*1", "Dense*3", "BatchNorm*2") | {"auxiliary"},
-    ),
-    "short textgenrnn": (
-        TextGenRNN(6, embedding_features=4, features=3, hidden=()),
-        tokens(4),
-        numbered("Embed*1", "LSTM*1", "Dense*1") | {"auxiliary"},
+    "fasttext": (FastText(3, vocabulary_size=6, features=2, pad_id=0), TEXT, "Embed*1 Dense*1"),
+    "classifier": (Classifier(2, **SIZES), TEXT, "Embed*1 LSTM*1 Dense*1"),
+    "both directions": (Classifier(2, **SIZES, bidirectional=True), TEXT, "Embed*1 LSTM*2 Dense*1"),
+    "gru classifier": (Classifier(2, **SIZES, layer=GRU), TEXT, "Embed*1 GRU*1 Dense*1"),
+    "one-hot classifier": (Classifier(2, **ONE_HOT_SIZES), TEXT, "LSTM*1 Dense*1"),
+    "language": (Language(6, features=3), TEXT, "Embed*1 LSTM*2 Dense*1"),
+    "gru language": (Language(6, features=3, num_layers=1, layer=GRU), TEXT, "Embed*1 GRU*1 Dense*1"),
+    "textgenrnn": (TextGenRNN(6, **TEXT_GEN, hidden=(5, 2)), TEXT, "Embed*1 LSTM*1 Dense*3 BatchNorm*2 auxiliary"),
+    "short textgenrnn": (TextGenRNN(6, **TEXT_GEN, hidden=()), TEXT, "Embed*1 LSTM*1 Dense*1 auxiliary"),
+    "gpt": (
+        GPT(5, num_layers=2, features=4, num_heads=1, max_length=4),
+        TEXT,
+        "Embed*2 Block*2 LayerNorm*1 Dense*1",
     ),
 }
 # Names within a block of a ResNet that keeps the shape, then of one that changes it.
 BLOCKS: list[tuple[dict[str, Any], set[str], set[str]]] = [
-    ({}, numbered("Conv*2", "BatchNorm*2"), numbered("Conv*3", "BatchNorm*3")),
-    ({"project": False}, numbered("Conv*2", "BatchNorm*2"), numbered("Conv*2", "BatchNorm*2")),
-    (BOTTLENECKS, numbered("Conv*3", "BatchNorm*3"), numbered("Conv*4", "BatchNorm*4")),
+    ({}, numbered("Conv*2 BatchNorm*2"), numbered("Conv*3 BatchNorm*3")),
+    ({"project": False}, numbered("Conv*2 BatchNorm*2"), numbered("Conv*2 BatchNorm*2")),
+    (BOTTLENECKS, numbered("Conv*3 BatchNorm*3"), numbered("Conv*4 BatchNorm*4")),
 ]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_names_dtypes_and_batch_statistics(name: str) -> None:
-    model, inputs, names = MODELS[name]
-    variables = jax.eval_shape(model.init, KEY, inputs)
+    model, inputs, layers = MODELS[name]
+    names, variables = numbered(layers), linen.unbox(jax.eval_shape(model.init, KEY, inputs))
     assert set(variables["params"]) == names
-    plain = ("Conv_", "Dens", "Embe", "LSTM", "GRU_", "auxi")
+    plain = ("Conv_", "Dens", "Embe", "LSTM", "GRU_", "auxi", "Block_", "Layer")
     assert set(variables.get("batch_stats", {})) == {layer for layer in names if not layer.startswith(plain)}
 
     norms: set[Any] = set()
@@ -208,8 +190,6 @@ def test_numbers_of_parameters() -> None:
 BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: MLP(()), "MLP: features is empty"),
     *((lambda f=f: MLP(f), r"MLP: features must be a tuple .* as \(512, 10\)") for f in (10, (8, 0), (8, 2.0), "ab")),
-    (lambda: MLP((8,), dropout=1.2), "dropout rate"),
-    (lambda: CNN(0), "CNN: num_classes must be an integer >= 1, not 0"),
     *((lambda b=blocks: CNN(10, blocks=b), "CNN: blocks must hold a tuple") for blocks in ((), ((32,), ()), 32)),
     (lambda: CNN(10, blocks=(32, 64)), r"CNN: blocks\[0\] must be a tuple of integers >= 1"),
     (lambda: CNN(10, dense=(-1,)), "CNN: dense must be a tuple of integers >= 1"),
@@ -222,52 +202,37 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: CNN(10, padding=("VALID", "SAM")), "CNN: no padding 'SAM': did you mean 'SAME'"),
     (lambda: CNN(10, blocks=((8, 8), (8,)), padding=("SAME", "VALID")), r"padding .* 2 .*blocks\[1\] has 1"),
     (lambda: CNN(10, padding=()), r"padding .* 0 .*blocks\[0\] has 1"),
-    (lambda: CNN(10, dropout=-0.5), "dropout rate"),
     (lambda: CNN(10, dense_dropout=7), "dropout rate"),
-    (lambda: ResNet(0), "ResNet: num_classes must be an integer >= 1, not 0"),
     (lambda: ResNet(10, num_blocks=()), "ResNet: num_blocks is empty"),
     (lambda: ResNet(10, num_blocks=3), "ResNet: num_blocks must be a tuple of integers >= 1"),
-    (lambda: ResNet(10, features=1.5), "ResNet: features must be an integer >= 1"),
     (lambda: ResNet(10, block="bottleneck"), "ResNet: block must be models.ResNetBlock .*, not 'bottleneck'"),
     (lambda: ResNet(10, stem="imagent"), "ResNet: no stem 'imagent': did you mean 'imagenet'"),
-    (lambda: MobileNetV2(-1), "MobileNetV2: num_classes must be an integer >= 1, not -1"),
-    (lambda: MobileNetV2(features=0.5), "MobileNetV2: features must be an integer >= 1"),
-    (lambda: MobileNetV2(last_features=0), "MobileNetV2: last_features must be an integer >= 1"),
-    *((lambda s=s: MobileNetV2(stages=s), "MobileNetV2: stages must hold the expan") for s in ((), 3, ((6, 24, 2),))),
+    *((lambda s=s: MobileNetV2(stages=s), "MobileNetV2: stages must hold expan") for s in ((), 3, ((6, 24, 2),))),
     (lambda: MobileNetV2(stages=((6, 24, 0, 2),)), r"MobileNetV2: stages\[0\] must be a tuple of integers >= 1"),
-    (lambda: MobileNetV2(dropout=2.0), "dropout rate"),
-    (lambda: GPT(0), "GPT: vocabulary_size must be an integer >= 1, not 0"),
-    (lambda: GPT(5, num_layers=-1), "GPT: num_layers must be an integer >= 1, not -1"),
-    (lambda: GPT(5, max_length=0), "GPT: max_length must be an integer >= 1"),
-    (lambda: GPT(5, features=10, num_heads=4), "GPT: .*10.* 4 heads"),
-    (lambda: GPT(5, dropout=2.0), "dropout rate"),
-    (lambda: FastText(0, vocabulary_size=6), "FastText: num_classes must be an integer >= 1, not 0"),
-    (lambda: FastText(2, vocabulary_size=-6), "FastText: vocabulary_size must be an integer >= 1, not -6"),
-    (lambda: FastText(2, vocabulary_size=6, features="a"), "FastText: features must be an integer >= 1"),
-    (lambda: Classifier(0, **SIZES), "RecurrentClassifier: num_classes must be an integer >= 1, not 0"),
-    (lambda: Classifier(2, vocabulary_size=0), "vocabulary_size must be an integer >= 1, not 0"),
-    (lambda: Classifier(2, vocabulary_size=6, features=None), "features must be an integer >= 1, not None"),
-    (lambda: Classifier(2, vocabulary_size=6, embedding_features=0), "embedding_features must be an integer >= 1"),
-    *((lambda k=k: Classifier(2, **SIZES, layer=k), "layer must be nn.LSTM or nn.GRU") for k in ("l", linen.LSTMCell)),
-    (lambda: Classifier(2, **SIZES, dropout=-1.0), "dropout rate"),
-    (lambda: Language(0), "RecurrentLanguageModel: vocabulary_size must be an integer >= 1, not 0"),
-    (lambda: Language(6, features=None), "features must be an integer >= 1, not None"),
-    (lambda: Language(6, num_layers=0), "num_layers must be an integer >= 1, not 0"),
-    (lambda: Language(6, embedding_features=0), "embedding_features must be an integer >= 1, not 0"),
-    (lambda: Language(6, layer=linen.LSTMCell), "layer must be nn.LSTM or nn.GRU"),
-    (lambda: Language(6, dropout=1.5), "dropout rate"),
-    (lambda: TextGenRNN(0), "TextGenRNN: vocabulary_size must be an integer >= 1, not 0"),
-    (lambda: TextGenRNN(6, embedding_features=None), "embedding_features must be an integer >= 1, not None"),
-    (lambda: TextGenRNN(6, features=2.5), "features must be an integer >= 1, not 2.5"),
+    (lambda: GPT(5, features=10, num_heads=4), "GPT: .*10.* 4"),
     (lambda: TextGenRNN(6, hidden=512), r"hidden must be a tuple of integers >= 1, as \(512, 256\), not 512"),
-    (lambda: TextGenRNN(6, layer="gru"), "layer must be nn.LSTM or nn.GRU, not 'gru'"),
 ]
+INTEGERS = ("num_classes", "vocabulary_size", "features", "embedding_features", "last_features")
+INTEGERS += ("num_layers", "num_heads", "max_length")
 
 
 def test_bad_arguments() -> None:
     for make, words in BAD:
         with pytest.raises(ConfigError, match=words):
             make()
+    for model, _, _ in MODELS.values():
+        for name in set(INTEGERS) & set(vars(model)) - {"features" if isinstance(model, MLP) else ""}:
+            for value in (0, -1, 1.5, "a"):
+                words = f"{type(model).__name__}: {name} must be an integer >= 1, not {value!r}"
+                with pytest.raises(ConfigError, match=words):
+                    model.clone(**{name: value})
+        for name, values, words in [
+            ("dropout", (-0.5, 1.2), "dropout rate"),
+            ("layer", ("l", linen.LSTMCell), "layer must be nn.LSTM or nn.GRU"),
+        ]:
+            for value in values if hasattr(model, name) else ():
+                with pytest.raises(ConfigError, match=words):
+                    model.clone(**{name: value})
 
 
 def test_inputs_of_a_wrong_rank_or_dtype() -> None:
@@ -277,8 +242,7 @@ def test_inputs_of_a_wrong_rank_or_dtype() -> None:
             jax.eval_shape(model.init, KEY, np.ones((2, 17, 12)))
     with pytest.raises(DataError, match="MLP"):
         MODELS["mlp"][0].init(KEY, jnp.ones(()))
-    text_models = [MODELS[name][0] for name in ("fasttext", "classifier", "language", "textgenrnn")]
-    for model in (*text_models, GPT(5, num_layers=1, features=4, num_heads=1)):
+    for model in (MODELS[name][0] for name in ("fasttext", "classifier", "language", "textgenrnn", "gpt")):
         for wrong, words in ((np.ones((2, 4), np.float32), "float32 .*int32"), (np.ones(4, np.int32), r"int32 \[4\]")):
             with pytest.raises(DataError, match=rf"{type(model).__name__} needs token ids \[batch, time\] .*{words}"):
                 jax.eval_shape(model.init, KEY, wrong)

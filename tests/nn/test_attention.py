@@ -22,6 +22,9 @@ IMPLEMENTATIONS = ("xla", "math", "memory_efficient")
 BATCH, HEADS, DIM, BLOCK = 3, 4, 5, 16
 near = partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-6)
 implementations = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+# What is JAX's own is slow: "math" shows what the implementations share.
+XLA = pytest.param("xla", marks=pytest.mark.slow)
+slow_xla = pytest.mark.parametrize("implementation", [XLA, *IMPLEMENTATIONS[1:]])
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +154,7 @@ LOWEST_BIAS = np.zeros((1, 1, 6, 6), np.float32)
 LOWEST_BIAS[:, :, 1] = np.finfo(np.float32).min
 
 
-@implementations
+@slow_xla
 def test_nan_and_infinity_reach_only_queries_that_see_them(implementation: str) -> None:
     query, key, value = inputs(6, 6, 2)
     attend, jaxs = partial(attention, implementation=implementation), jax.nn.dot_product_attention
@@ -182,7 +185,7 @@ def test_nan_and_infinity_reach_only_queries_that_see_them(implementation: str) 
         assert np.isnan(seeing).all() or garbage == np.inf
 
 
-@implementations
+@slow_xla
 def test_half_precision_transformations_and_batch_axes(implementation: str) -> None:
     attend = partial(attention, causal=True, implementation=implementation)
     arrays, narrow, small = inputs(), inputs(dtype=jnp.bfloat16), inputs(9, 9)

@@ -135,7 +135,7 @@ def test_values_and_gradients_equal_lax_in_float64(part: int) -> None:
         assert_close(found[name], expected, name=name)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_dtypes_are_kept_and_as_exact_as_they_can_be(dtype: str) -> None:
     tolerance = {"float32": 1e-5, "float64": 1e-12, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
     with jax.enable_x64(dtype == "float64"):

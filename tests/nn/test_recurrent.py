@@ -24,6 +24,7 @@ LENGTHS = (6, 1, 4)
 KEY = jax.random.key(0)
 CELLS = {LSTM: linen.OptimizedLSTMCell, GRU: linen.GRUCell}
 KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
+SLOW_GRU = pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)])
 
 
 def flax_layer(kind: type, **options: Any) -> linen.Module:
@@ -198,7 +199,7 @@ def test_stacked_layers_states_and_dropout() -> None:
     assert not np.allclose(dropped[0], dropped[1])
 
 
-@KINDS
+@SLOW_GRU
 def test_vmap_scan_and_rematerialization(kind: type) -> None:
     xs = draws.normal(0, 2, BATCH, TIME, INPUTS)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params_of(kind))
@@ -231,7 +232,7 @@ def test_vmap_scan_and_rematerialization(kind: type) -> None:
         assert_close(found, alone(jax.tree.map(lambda leaf, k=member: leaf[k], params), xs[which]))
 
 
-@KINDS
+@SLOW_GRU
 def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind: type) -> None:
     def narrow(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
@@ -305,7 +306,7 @@ def test_time_major_needs_no_transpose_and_programs_name_the_implementation() ->
     np.testing.assert_allclose(lowered.compile()(table, ids), expected, rtol=1e-5)
 
 
-@KINDS
+@SLOW_GRU
 def test_flax_transformations_of_layers(kind: type) -> None:
     members = linen.vmap(kind, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params_of(kind))
