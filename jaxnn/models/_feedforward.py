@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from jaxnn.models._model_inputs import check_fields, check_images
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_ints
-from jaxnn.types import ConfigError, DataError, suggest
+from jaxnn.types import ConfigError, suggest
 
 _PADDINGS = ("SAME", "VALID")
 type Pooling = Callable[[jax.Array, tuple[int, int], tuple[int, int]], jax.Array]
@@ -47,8 +47,6 @@ class MLP(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """``[batch, ...]``, flattened to ``[batch, -1]``, to ``[batch, features[-1]]``."""
-        if x.ndim < 1:
-            raise DataError("MLP needs inputs [batch, ...], not a single number.")
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         *hidden, outputs = self.features
         for width in hidden:
@@ -62,8 +60,8 @@ class CNN(linen.Module):
 
     Each block: convolution, optional batch norm, and activation for each of its channel counts; then pooling and
     dropout. The result is flattened; each dense layer is followed by activation and dropout. The defaults suit 28x28x1
-    and 32x32x3. Parameters: ``Conv_0``, …, ``Dense_0``, …, and ``BatchNorm_0``, … with running statistics in
-    ``batch_stats``.
+    and 32x32x3; images too small for the blocks raise `ConfigError`. Parameters: ``Conv_0``, …, ``Dense_0``, …, and
+    ``BatchNorm_0``, … with running statistics in ``batch_stats``.
 
     Known networks: Keras's ``mnist_cnn`` (example); its ``cifar10_cnn``, ``CNN(10, blocks=((32, 32), (64, 64)),
     padding=("SAME", "VALID"), dense=(512,), dropout=0.25, dense_dropout=0.5)``, 1,250,858 parameters; AlexNet-R of Shi
@@ -139,12 +137,7 @@ class CNN(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Raises:
-            DataError: inputs that are not of rank 4.
-            ConfigError: images too small for the blocks.
-        """
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("CNN", x)
         height, width = x.shape[1:3]
         count = len(self.blocks)

@@ -15,9 +15,7 @@ from jaxnn.models._model_inputs import check_fields, check_images
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, max_pool, positive_ints
 from jaxnn.types import ConfigError, suggest
 
-type Stage = tuple[int, int, int, int]
-
-_STAGES: tuple[Stage, ...] = (
+_STAGES: tuple[tuple[int, ...], ...] = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
     (6, 32, 3, 2),
@@ -158,7 +156,7 @@ class MobileNetV2(linen.Module):
 
     num_classes: int = 1000
     _: dataclasses.KW_ONLY
-    stages: tuple[Stage, ...] = _STAGES
+    stages: tuple[tuple[int, ...], ...] = _STAGES
     features: int = 32
     last_features: int = 1280
     dropout: ArrayLike = 0.0
@@ -171,7 +169,7 @@ class MobileNetV2(linen.Module):
         if not stages or any(len(stage) != len(example) for stage in stages):
             fields = "expansion, channels, number of blocks and strides"
             raise ConfigError(f"MobileNetV2: stages must hold {fields} of each, as ({example},), not {self.stages!r}.")
-        self.stages = tuple((expansion, features, blocks, strides) for expansion, features, blocks, strides in stages)
+        self.stages = tuple(stages)
         super().__post_init__()
 
     @linen.compact

@@ -1,4 +1,7 @@
-"""Drop-in replacements of Flax layers that are fast on CPU, in scans and under vmap; losses; mixed precision."""
+"""Drop-in replacements of Flax layers that are fast on CPU, in scans and under vmap; losses; mixed precision.
+
+Arguments that do not fit together raise `ConfigError`, and so does an implementation that does not support them.
+"""
 
 from jaxnn.nn._attention import attention
 from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy

@@ -64,9 +64,6 @@ def attention(
 
     Returns:
         ``[*batch, T, heads, head_dim]``, of the dtype of ``query``.
-
-    Raises:
-        ConfigError: shapes or dtypes that do not fit, or an implementation that does not support the arguments.
     """
     args = _checked(_Arguments(query, key, value, mask, bias, lengths, query_lengths, causal, scale))
     if not callable(implementation):
@@ -106,15 +103,11 @@ def _checked(args: _Arguments) -> _Arguments:
             f"query {query.shape}, key {key.shape} and value {value.shape}."
         )
     if len({query.dtype, key.dtype, value.dtype}) > 1 or not jnp.issubdtype(query.dtype, jnp.floating):
-        raise ConfigError(
-            "attention needs query, key and value of one floating dtype, "
-            f"not {query.dtype}, {key.dtype} and {value.dtype}: cast them."
-        )
+        dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
+        raise ConfigError(f"attention needs query, key and value of one floating dtype, not {dtypes}: cast them.")
     if args.scale is not None and jnp.ndim(args.scale):
-        raise ConfigError(
-            f"attention: scale must be one number, not of shape {list(jnp.shape(args.scale))}: for one per head, "
-            "multiply the query."
-        )
+        shape = list(jnp.shape(args.scale))
+        raise ConfigError(f"attention: scale must be one number, not of shape {shape}: multiply the query instead.")
     batch = query.shape[:-3]
     scores = (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
     query, key, value = (array.reshape(-1, *array.shape[-3:]) for array in (query, key, value))
@@ -153,9 +146,7 @@ def _checked_counts(name: str, counts: ArrayLike | None, batch: tuple[int, ...])
         return None
     array = jnp.asarray(counts)
     if array.shape != batch or not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ConfigError(
-            f"attention: {name} must be integers of shape {batch}, one per example, not {array.dtype} {array.shape}."
-        )
+        raise ConfigError(f"attention: {name} must be integers of shape {batch}, not {array.dtype} {array.shape}.")
     return array.reshape(-1).astype(jnp.int32)
 
 

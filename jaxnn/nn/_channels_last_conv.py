@@ -82,9 +82,9 @@ def _kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -
     # A symbolic batch (`jax.export`) has an unknown number of chunks: it is not split.
     chunked = isinstance(batch, int) and batch > _CHUNK
     if not chunked or (inputs.shape[-1] > _THIN and inputs.size + output.size <= _CACHED):
-        return _unchunked_kernel_gradient(inputs, output, geometry)
+        return _full_kernel_gradient(inputs, output, geometry)
     dtype = jnp.promote_types(inputs.dtype, jnp.float32)
-    gradient = functools.partial(_unchunked_kernel_gradient, geometry=geometry._replace(preferred_element_type=dtype))
+    gradient = functools.partial(_full_kernel_gradient, geometry=geometry._replace(preferred_element_type=dtype))
     in_chunks = batch - batch % _CHUNK
     chunks = [array[:in_chunks].reshape(-1, _CHUNK, *array.shape[1:]) for array in (inputs, output)]
     zeros = jnp.zeros((*geometry.kernel_size, inputs.shape[-1], output.shape[-1]), dtype)
@@ -93,7 +93,7 @@ def _kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -
     return total if in_chunks == batch else total + gradient(inputs[in_chunks:], output[in_chunks:])
 
 
-def _unchunked_kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -> jax.Array:
+def _full_kernel_gradient(inputs: jax.Array, output: jax.Array, geometry: Geometry) -> jax.Array:
     """A convolution with input features as the batch, the batch as features, and strides as kernel dilation."""
     g = geometry
     padding = tuple((low, y + k - 1 - x - low) for x, k, y, low in g.dilated())
@@ -200,27 +200,25 @@ def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tup
     if None not in dims:
         return _one_by_one(apply, operands, dims)
     roles = _operand_roles(missing)
-    mapped = 0 if dims[1] is None else 1
-    (shared,) = _AXES[roles[mapped]].keys() & _AXES[missing].keys()
-    thin = roles[1 - mapped] == "input" and operands[1 - mapped].shape[-1] <= _THIN
+    k = 0 if dims[1] is None else 1  # the operand of which each member has its own
+    (shared,) = _AXES[roles[k]].keys() & _AXES[missing].keys()
+    thin = roles[1 - k] == "input" and operands[1 - k].shape[-1] <= _THIN
     if shared != "batch" and not thin:
         return _one_by_one(apply, operands, dims)
-    axis = _AXES[roles[mapped]][shared] % (operands[mapped].ndim - 1)
+    axis = _AXES[roles[k]][shared] % (operands[k].ndim - 1)
     side_by_side = list(operands)
-    side_by_side[mapped] = lax.collapse(jnp.moveaxis(operands[mapped], dims[mapped], axis), axis, axis + 2)
+    side_by_side[k] = lax.collapse(jnp.moveaxis(operands[k], dims[k], axis), axis, axis + 2)
     result = apply(*side_by_side)
     axis = _AXES[missing][shared] % result.ndim
-    return result.reshape(
-        *result.shape[:axis], operands[mapped].shape[dims[mapped]], -1, *result.shape[axis + 1 :]
-    ), axis
+    return result.reshape(*result.shape[:axis], operands[k].shape[dims[k]], -1, *result.shape[axis + 1 :]), axis
 
 
 def _one_by_one(apply: Callable[..., jax.Array], operands: Any, dims: Any) -> tuple[jax.Array, int]:
     members = [jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True) if dim is not None]
 
     def one(member: list[jax.Array]) -> jax.Array:
-        mapped = iter(member)
-        return apply(*(x if dim is None else next(mapped) for x, dim in zip(operands, dims, strict=True)))
+        arrays = iter(member)
+        return apply(*(x if dim is None else next(arrays) for x, dim in zip(operands, dims, strict=True)))
 
     return lax.map(one, members), 0
 

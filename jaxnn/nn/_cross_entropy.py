@@ -35,9 +35,6 @@ def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLi
 
     Returns:
         ``[...]`` in nats.
-
-    Raises:
-        ConfigError: logits, labels or smoothing that do not fit.
     """
     labels = _checked_labels(labels, "logits [..., classes]", logits)
     outside = isinstance(label_smoothing, numbers.Real) and not 0 <= label_smoothing <= 1
@@ -136,9 +133,6 @@ def linear_cross_entropy(
 
     Returns:
         ``[...]`` in nats, float32 or wider.
-
-    Raises:
-        ConfigError: arguments that do not fit together.
     """
     labels = _checked_labels(labels, "hidden [..., features]", hidden)
     features = hidden.shape[-1]

@@ -124,11 +124,7 @@ class Dropout(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        """Drops elements of ``x``, floats of any shape; without ``train`` the identity, which needs no key.
-
-        Raises:
-            ConfigError: a rate outside 0…1, integers, or no key under ``rng_collection``.
-        """
+        """Drops elements of ``x``, floats of any shape; without ``train`` the identity, which needs no key."""
         if not train or (isinstance(self.rate, numbers.Real) and self.rate == 0):
             return x
         if not jnp.issubdtype(x.dtype, jnp.floating):

@@ -100,8 +100,8 @@ class Policy:
     """Dtypes of parameters, computation and outputs; ``Policy(compute="bfloat16")`` is the usual mixed precision.
 
     Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), without loss scaling: bfloat16 needs none,
-    float16 may. Dtypes are stored by name, so that a policy can be a config's field. Casts change only the floating
-    arrays of a tree.
+    float16 may. Dtypes (float32, bfloat16 or float16) are stored by name, so that a policy can be a config's field.
+    Casts change only the floating arrays of a tree.
 
     >>> policy = jn.nn.Policy(compute=jnp.bfloat16)
     >>> policy
@@ -113,9 +113,6 @@ class Policy:
         params: dtype in which parameters are kept and updated.
         compute: dtype in which the model runs.
         outputs: dtype in which the model's outputs enter the loss.
-
-    Raises:
-        ConfigError: a dtype other than float32, bfloat16 and float16.
     """
 
     params: Any = "float32"

@@ -68,13 +68,9 @@ class BatchNorm(linen.BatchNorm):
         """Normalizes ``x [..., channels]`` by the statistics of the batch or the running ones.
 
         Args:
-            x: floats of any shape.
+            x: floats of any shape. Without ``mask``, their number of rows must be that of a batch with padding.
             use_running_average: True for evaluation; here or as the attribute.
             mask: the elements that count in the statistics, as Flax's; None: all rows that are not padding.
-
-        Raises:
-            ConfigError: an implementation that is unknown or does not support the arguments; inputs whose number of
-                rows differs from that of a batch with padding, without ``mask``.
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
         split = None if batch_axis() is None or running else "each device holds a shard of the batch, as under pmap"

@@ -92,14 +92,11 @@ class Recurrent(linen.Module):
 
         Raises:
             DataError: inputs, lengths or a state of the wrong shape or dtype.
-            ConfigError: an implementation that is unknown or does not support the arguments.
         """
         time_major = self.time_major if time_major is None else time_major
         keep_order = self.keep_order if keep_order is None else keep_order
         reverses = (self.reverse if reverse is None else reverse,)
-        ((carry, outputs),) = _run_layers(
-            [self], inputs, [initial_carry], seq_lengths, time_major, reverses, keep_order
-        )
+        ((carry, outputs),) = _run([self], inputs, [initial_carry], seq_lengths, time_major, reverses, keep_order)
         return (carry, outputs) if (self.return_carry if return_carry is None else return_carry) else outputs
 
 
@@ -114,7 +111,7 @@ class LSTM(Recurrent):
     0 keeps it; ``seq_lengths`` may have several axes. On an NVIDIA GPU, cuDNN is used if all arrays are float32 (to use
     the CPU of such a machine: ``with jax.default_device(cpu)``); it has no forward mode (``jax.jvp``) and no second
     derivatives, and runs the members of ``vmap`` one after another: pass ``implementation="fused_inputs"`` if any of
-    these matters. The attributes are those of the constructor, as ``linen.RNN``'s.
+    these matters. For the attributes see the base class, `Recurrent`.
 
     >>> ids = jnp.zeros((8, 20), int)  # transposing ids is cheaper than transposing embeddings
     >>> model = linen.Sequential([jn.nn.Embed(100, 16), jn.nn.LSTM(32, time_major=True)])
@@ -195,9 +192,7 @@ class Bidirectional(linen.Module):
         # Two layers of the same kind and size run in one call of cuDNN.
         for group in [slice(2)] if options[0] == options[1] else [slice(1), slice(1, 2)]:
             reverses = [False, True][group]
-            results += _run_layers(
-                layers[group], inputs, carries[group], seq_lengths, time_major, reverses, keep_order=True
-            )
+            results += _run(layers[group], inputs, carries[group], seq_lengths, time_major, reverses, keep_order=True)
         (forward_carry, forward), (backward_carry, backward) = results
         outputs = self.merge_fn(forward, backward)
         with_carry = self.return_carry if return_carry is None else return_carry
@@ -279,7 +274,7 @@ def _per_layer(name: str, carry: Any, count: int) -> tuple[Any, ...]:
     return tuple(carry)
 
 
-def _run_layers(
+def _run(
     layers: Sequence[Recurrent],
     inputs: jax.Array,
     initial_carries: Sequence[Any],

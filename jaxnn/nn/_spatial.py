@@ -93,9 +93,6 @@ def conv_general_dilated(
     in_features // groups, out_features]``, the ``dimension_numbers`` of this layout (None is channels first, as in
     ``jax.lax``) and a ``batch_group_count`` of 1. ``implementation`` is a name above, a function called as
     ``jax.lax``'s, or None for the best that supports the arguments.
-
-    Raises:
-        ConfigError: arguments ``jax.lax`` does not take, or an implementation that is unknown or cannot be used here.
     """
     options = (window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers)
     rest = (feature_group_count, batch_group_count, precision, preferred_element_type)
@@ -156,9 +153,8 @@ def max_pool(
     If windows tile the input, equal maxima of a window share the gradient (``jnp.max``'s rule); otherwise the first
     gets all of it (Flax's rule).
 
-    >>> jn.nn.max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2))[0, :, :, 0]
-    Array([[ 5.,  7.],
-           [13., 15.]], dtype=float32)
+    >>> jn.nn.max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2)).ravel()
+    Array([ 5.,  7., 13., 15.], dtype=float32)
 
     Args:
         inputs: ``[..., *spatial, features]``, floats or integers.
@@ -169,9 +165,6 @@ def max_pool(
 
     Returns:
         ``[..., *pooled, features]``.
-
-    Raises:
-        ConfigError: inputs, window, strides and padding that do not fit.
     """
     # The gradient of Flax's reduce_window is select-and-scatter, slow on CPU and not deterministic on GPU. Tiles are a
     # reshape and a reduction. Otherwise pooling is separable: per axis, a strided slice for each window position.
@@ -201,11 +194,10 @@ def avg_pool(
 ) -> jax.Array:
     """Average pooling, as ``flax.linen.avg_pool``, in the dtype of the inputs; of integers in float32.
 
-    Arguments and errors are those of `max_pool`; ``count_include_pad``: whether padding counts in the mean.
+    Arguments are those of `max_pool`; ``count_include_pad``: whether padding counts in the mean.
 
-    >>> jn.nn.avg_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2))[0, :, :, 0]
-    Array([[ 2.5,  4.5],
-           [10.5, 12.5]], dtype=float32)
+    >>> jn.nn.avg_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2)).ravel()
+    Array([ 2.5,  4.5, 10.5, 12.5], dtype=float32)
     """
     pooling = _checked(inputs, window_shape, strides, padding)
     if not jnp.issubdtype(inputs.dtype, jnp.floating):

@@ -96,7 +96,7 @@ def test_equals_flax_layers(name: str) -> None:
     variables = draws.variables(model, IMAGES)
     got, expected = jax.jit(lambda x: (model.apply(variables, x), reference(variables, x, model)))(IMAGES)
     assert got.shape == (2, 5)
-    assert np.ptp(expected, axis=0).min() > 1e-4, "the images are told apart"
+    assert np.ptp(expected, axis=0).min() > 1e-4, "the outputs differ between images"
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
