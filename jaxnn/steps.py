@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.nn import unboxed
+from jaxnn.nn import unbox
 from jaxnn.optim import apply_updates, evaluation_params
 from jaxnn.tasks import checked, checked_batch
 from jaxnn.types import Array, Batch, Metrics, Params, PyTree, Task, TrainState
@@ -34,7 +34,7 @@ def init_train_state(task: Task, optimizer: optax.GradientTransformation, key: j
         Plain arrays, also if the model names the axes of its parameters (`nn.partitioned`).
     """
     init_key, step_key = jax.random.split(key)
-    params, model_state = unboxed(task.init(init_key, batch))
+    params, model_state = unbox(task.init(init_key, batch))
     return TrainState(jnp.int32(0), params, model_state, optimizer.init(params), step_key)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxnn.engine._compiler import Programs, for_one_call
-from jaxnn.nn import batch_split_over
+from jaxnn.nn import use_batch_axis
 from jaxnn.observe import equations
 from jaxnn.parallel import DATA, STRATEGIES, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
@@ -153,7 +153,7 @@ def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tup
     def outcome(axis_name: str | None, state: TrainState, batch: Batch) -> _Outcome:
         # As in a run, it is known while tracing that nothing is padding.
         batch = batch._replace(mask=np.ones(batch.mask.shape, np.float32))
-        with batch_split_over(axis_name):
+        with use_batch_axis(axis_name):
             loss, (model_state, metrics) = task.loss(state.params, state.model_state, batch, state.key)
         sums = task.evaluate(state.params, state.model_state, batch) if evaluated else {}
         return _Outcome(model_state, loss, metrics, sums)

@@ -123,8 +123,8 @@ def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
 def implementations(function: Callable[..., Any], *args: Any) -> dict[str, list[str]]:
     """The implementations of each operation of ``jaxnn.nn`` that ``function`` uses, in order of appearance.
 
-    ``{"convolution": ["canonical"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments, or
-    ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if ``function`` is jitted and was traced before.
+    ``{"convolution": ["channels_last"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments,
+    or ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if a jitted ``function`` was traced before.
     """
     found: dict[str, dict[str, None]] = {}
     for _, scopes in equations(jax.make_jaxpr(function)(*args)):

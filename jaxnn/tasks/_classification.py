@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.nn import Policy, cross_entropy, mean_over_batch_axis, widened
+from jaxnn.nn import Policy, at_least_int32, cross_entropy, mean_over_batch_axis
 from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data, check_targets, last_axis
 from jaxnn.tasks._supervised import supervised
@@ -190,7 +190,7 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
                 "next_token needs a model whose outputs are logits [batch, time, vocabulary], not "
                 f"{list(logits.shape)} for targets {list(targets.shape)}."
             )
-        return widened(jnp.asarray(targets))
+        return at_least_int32(jnp.asarray(targets))
 
     def nats(logits: Array, targets: Array) -> jax.Array:
         targets = checked(logits, targets)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn import batch_split_over
+from jaxnn.nn import use_batch_axis
 from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
@@ -43,7 +43,7 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
         return copied
 
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
-        with batch_split_over(axis_name):
+        with use_batch_axis(axis_name):
             params = jax.tree.map(lambda leaf: _with_gradient(own, mean, leaf), params)
             value, (model_state, metrics) = task.loss(params, model_state, batch, key)
         # With the gradient of this device's value: it is averaged on its way to the parameters.

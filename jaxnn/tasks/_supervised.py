@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxnn.nn import Policy, is_full, mean_over_batch_axis, rows_masked
+from jaxnn.nn import Policy, is_full, mean_over_batch_axis, use_batch_mask
 from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
@@ -128,7 +128,7 @@ def supervised(
             # Padding is replaced by zeros: a NaN there would reach the gradient as ``0 * NaN``.
             inputs, targets = (_where(batch.mask, rows) for rows in batch[:2])
             batch = Batch(inputs, targets, batch.mask)
-        with rows_masked(batch.mask):
+        with use_batch_mask(batch.mask):
             outputs, updated = network.apply(params, state, batch.inputs, key)
         values = {name: function(outputs, batch.targets) for name, function in functions.items()}
         for shape in map(jnp.shape, values.values()):

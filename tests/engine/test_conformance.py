@@ -20,13 +20,13 @@ from jaxnn.models import (
     CNN,
     GPT,
     MLP,
-    BagOfTokens,
-    BottleneckResNet,
+    Bottleneck,
+    FastText,
     MobileNetV2,
     RecurrentClassifier,
     RecurrentLanguageModel,
     ResNet,
-    TextGenerator,
+    TextGenRNN,
 )
 from jaxnn.nn import GRU, Policy
 from jaxnn.steps import EvaluateStep, TrainStep, init_train_state, make_evaluate_step, make_train_step
@@ -133,6 +133,7 @@ RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
 GRUS = {"layer": GRU, "bidirectional": True}
 LANGUAGE_MODEL = RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
 GENERATOR = {"embedding_features": 4, "features": 3, "hidden": (5,)}
+BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": Bottleneck, "stem": "imagenet"}
 STAGES = {"stages": ((2, 4, 1, 1),), "features": 4, "last_features": 6}
 TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIME + 1}
 TABLE = [
@@ -140,13 +141,13 @@ TABLE = [
     *both("CNN", CNN(3, **CONVOLUTIONS, dropout=0.25)),
     *both("CNN with batch norm", CNN(3, **CONVOLUTIONS, batch_norm=True)),
     Row("ResNet", classification, ResNet(3, num_blocks=(1, 1), features=2), labels),
-    Row("BottleneckResNet", classification, BottleneckResNet(3, num_blocks=(1,), features=4), labels),
+    Row("ResNet of bottlenecks", classification, ResNet(3, **BOTTLENECKS), labels),
     Row("MobileNetV2", classification, MobileNetV2(3, **STAGES, dropout=0.25), labels),
-    Row("one logit", binary_classification, BagOfTokens(1, vocabulary_size=7), two_classes, {"label_smoothing": 0.1}),
-    Row("BagOfTokens", classification, BagOfTokens(3, vocabulary_size=7, features=4, pad_id=0), texts),
+    Row("one logit", binary_classification, FastText(1, vocabulary_size=7), two_classes, {"label_smoothing": 0.1}),
+    Row("FastText", classification, FastText(3, vocabulary_size=7, features=4, pad_id=0), texts),
     Row("RecurrentClassifier", classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
     Row("GRUs in bfloat16", classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, 1, NARROW),
-    Row("TextGenerator", classification, TextGenerator(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
+    Row("TextGenRNN", classification, TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
     Row("RecurrentLanguageModel", next_token, LANGUAGE_MODEL, successors, num_terms=TIME),
     Row("GPT", next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors, num_terms=TIME),
     *both("a user's module", Normed()),
@@ -158,11 +159,11 @@ TABLE = [
 ]
 # They take long to compile, and each of their parts stands in a faster row too.
 SLOW = {
-    *("CNN classifies", "CNN regresses", "CNN with batch norm regresses", "BottleneckResNet", "MobileNetV2"),
+    *("CNN classifies", "CNN regresses", "CNN with batch norm regresses", "ResNet of bottlenecks", "MobileNetV2"),
     *("GRUs in bfloat16", "RecurrentLanguageModel", "a user's module classifies", "GPT in bfloat16"),
 }
 # Operation by operation they take longest, and have hardly one that the other rows have not.
-SLOW_BY_OPERATION = {*SLOW, "ResNet", "RecurrentClassifier", "TextGenerator", "GPT"}
+SLOW_BY_OPERATION = {*SLOW, "ResNet", "RecurrentClassifier", "TextGenRNN", "GPT"}
 
 
 def rows_but_slow(names: set[str]) -> pytest.MarkDecorator:

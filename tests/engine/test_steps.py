@@ -121,10 +121,10 @@ def rows_alone() -> tuple[TrainState, Any]:
 @pytest.mark.parametrize(
     ("model", "way"),
     [
-        pytest.param(Normed("analytic"), "jit", id="analytic"),
+        pytest.param(Normed("custom_vjp"), "jit", id="custom_vjp"),
         pytest.param(Normed("xla"), "jit", id="xla"),
         pytest.param(Normed(flax=True), "jit", id="Flax's"),
-        pytest.param(Normed("analytic"), "bfloat16", id="bfloat16"),
+        pytest.param(Normed("custom_vjp"), "bfloat16", id="bfloat16"),
         pytest.param(Normed(), "sharded", id="sharded"),
         pytest.param(Normed(), "pmap", id="pmap"),
         pytest.param(Normed(), "members", id="members"),

@@ -70,7 +70,7 @@ EXPERIMENTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "token above the table in test": (
         {"data": jn.data.arrays((IDS % 5, CLASSES), (IDS, CLASSES))}
-        | task(jn.tasks.classification(jn.models.BagOfTokens(3, vocabulary_size=5, features=2))),
+        | task(jn.tasks.classification(jn.models.FastText(3, vocabulary_size=5, features=2))),
         r"token id 5 of example 1 in test .* 5 rows",
     ),
     "token above an own table": (

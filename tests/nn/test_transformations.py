@@ -1,4 +1,4 @@
-"""What every layer must do under JAX's transformations, by one table: a new layer adds a row and gets all of it."""
+"""Every layer under JAX's transformations, by one table: a new layer adds a row."""
 
 from __future__ import annotations
 
@@ -23,23 +23,14 @@ KERNEL = draws.normal(2, FEATURES, 5)
 
 
 class Row(NamedTuple):
-    """One layer, as a function of its parameters and of a batch.
-
-    Attributes:
-        name: what the tests call it.
-        layer: which of ``jaxnn.nn``.
-        params: its parameters, a tree of floats.
-        function: ``(params, inputs) -> outputs``, both with the batch in front.
-        inputs: a batch; derivatives are taken by floats.
-        mixes_rows: whether an output depends on other examples.
-    """
+    """One layer, as a function of its parameters and of a batch."""
 
     name: str
     layer: Any
     params: Any
-    function: Callable[[Any, jax.Array], jax.Array]
-    inputs: jax.Array = SEQUENCES
-    mixes_rows: bool = False
+    function: Callable[[Any, jax.Array], jax.Array]  # (params, inputs) -> outputs, both with the batch in front
+    inputs: jax.Array = SEQUENCES  # derivatives are taken by floats
+    mixes_rows: bool = False  # whether an output depends on other examples
 
 
 def of_module(name: str, module: linen.Module, inputs: jax.Array = SEQUENCES, **options: Any) -> Row:
@@ -71,7 +62,7 @@ def pools(name: str, pool: Callable[..., jax.Array], **options: Any) -> Row:
 
 
 def batch_normed(params: Any, x: jax.Array) -> jax.Array:
-    module = nn.BatchNorm(use_running_average=False, implementation="analytic")
+    module = nn.BatchNorm(use_running_average=False, implementation="custom_vjp")
     outputs: jax.Array = module.apply({"params": params}, x, mutable=["batch_stats"])[0]
     return outputs
 
@@ -102,19 +93,19 @@ TABLE = [
     Row("BatchNorm", nn.BatchNorm, SCALES, batch_normed, mixes_rows=True),
     Row("Dropout", nn.Dropout, {}, dropped, mixes_rows=True),
     of_module("Embed", nn.Embed(5, 2), IDS),
-    attends("whole"),
-    attends("chunked"),
+    attends("math"),
+    attends("memory_efficient"),
     Row("cross_entropy", nn.cross_entropy, KERNEL, lambda k, x: nn.cross_entropy(x @ k, first_labels(x), 0.1)),
     Row("linear_cross_entropy", nn.linear_cross_entropy, {"kernel": KERNEL, "bias": jnp.ones(5)}, linear_losses),
     of_module("LSTM", nn.LSTM(2)),
     of_module("GRU", nn.GRU(2)),
-    ragged(both(nn.GRU, implementation="hoisted")),
+    ragged(both(nn.GRU, implementation="fused_inputs")),
     of_module("Stacked", nn.Stacked([nn.GRU(2), nn.GRU(1)])),
 ]
-# Their rules stand in faster rows, or are JAX's own.
+# Their rules are in faster rows too, or are JAX's own.
 SLOW = {
     *("both directions of several lengths", "Stacked", "Conv of thin inputs"),
-    *("Embed", "whole attention", "Dropout", "avg_pool of tiles"),
+    *("Embed", "math attention", "Dropout", "avg_pool of tiles"),
 }
 rows = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE])
 
@@ -149,15 +140,12 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 
 def test_every_layer_has_a_row() -> None:
     # Functions that are called by layers, or beside them.
-    others = {nn.Policy, nn.Recurrent, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated}
-    helpers = {"check_rate", "is_full", "mean_over_batch_axis", "partition_specs", "platform", "positive_int"}
-    helpers |= {"batch_mask", "batch_split_over", "positive_ints", "rows_masked", "unboxed", "widened"}
-    layers = {value for name, value in vars(nn).items() if callable(value) and name not in helpers}
-    assert layers - others <= {row.layer for row in TABLE}
+    others = {nn.Policy, nn.partitioned, nn.RMSNorm, nn.dot_general, nn.conv_general_dilated, nn.batch_mask}
+    assert {getattr(nn, name) for name in nn.__all__} - others <= {row.layer for row in TABLE}
 
 
 @compiled_rows(TABLE)
-def test_derivatives_in_either_mode_are_those_of_differences(row: Row) -> None:
+def test_derivatives_in_either_mode_equal_differences(row: Row) -> None:
     fixed = () if jnp.issubdtype(row.inputs.dtype, jnp.floating) else (row.inputs,)
     arrays = (row.params,) if fixed else (row.params, row.inputs)
 
@@ -187,7 +175,7 @@ def test_derivatives_in_either_mode_are_those_of_differences(row: Row) -> None:
 
 
 @compiled_rows(TABLE)
-def test_a_gradient_of_any_number_of_examples_is_exported(row: Row, request: pytest.FixtureRequest) -> None:
+def test_gradients_export_with_a_symbolic_batch(row: Row, request: pytest.FixtureRequest) -> None:
     batch = jax.export.symbolic_shape("batch")
     inputs = jax.ShapeDtypeStruct((*batch, *row.inputs.shape[1:]), row.inputs.dtype)
     exported = jax.export.export(jax.jit(gradient(row)))(row.params, inputs)
@@ -196,14 +184,14 @@ def test_a_gradient_of_any_number_of_examples_is_exported(row: Row, request: pyt
 
 
 @rows
-def test_no_examples_have_a_gradient(row: Row) -> None:
+def test_gradients_of_an_empty_batch(row: Row) -> None:
     params, *rest = jax.eval_shape(gradient(row), row.params, row.inputs[:0])
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, row.params)
     assert all(inputs.size == 0 for inputs in rest)
 
 
 @rows
-def test_products_that_are_saved_are_not_computed_again(row: Row) -> None:
+def test_saved_products_are_not_recomputed(row: Row) -> None:
     def products(policy: Any) -> int:
         checkpointed = jax.checkpoint(lambda params: total(row, params, row.inputs), policy=policy)
         program = str(jax.make_jaxpr(jax.grad(checkpointed))(row.params))
@@ -214,7 +202,7 @@ def test_products_that_are_saved_are_not_computed_again(row: Row) -> None:
 
 
 @compiled_rows([row for row in TABLE if jax.tree.leaves(row.params) and not row.mixes_rows])
-def test_parts_on_devices_make_the_whole(row: Row) -> None:
+def test_gradients_under_shard_map_equal_the_full_batch(row: Row) -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     shared, split = PartitionSpec(), PartitionSpec("data")
     expected = expected_gradient(row.name)

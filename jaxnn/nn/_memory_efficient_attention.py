@@ -1,7 +1,7 @@
-"""Attention by pairs of blocks of queries and keys, with the softmax carried as its maximum and sum.
+"""Attention over pairs of query and key blocks with an online softmax, which carries its maximum and sum.
 
-Rabe and Staats, Self-attention Does Not Need O(n²) Memory, 2021 (arXiv:2112.05682); the backward pass computes weights
-again, as in Dao et al., FlashAttention, 2022 (arXiv:2205.14135).
+Rabe and Staats, Self-attention Does Not Need O(n²) Memory, 2021 (arXiv:2112.05682); the backward pass recomputes the
+weights, as in Dao et al., FlashAttention, 2022 (arXiv:2205.14135).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxnn.nn._custom_vjp import custom_vjp
 
 BLOCK = 256  # tokens: at head_dim 64 the blocks of a head fit into 1 MB of cache
-_LOWEST = -1e30  # below any score that counts, and finite, so that differences are
+_LOWEST = -1e30  # below any real score, and finite, so that differences are finite
 
 
 class _Plan(NamedTuple):
@@ -27,14 +27,14 @@ class _Plan(NamedTuple):
     causal: bool
 
 
-def chunked_attention(
+def memory_efficient_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None, *, causal: bool, block: int = BLOCK
 ) -> jax.Array:
-    """Softmax attention in memory ``O((T + S) * (head_dim + block))`` a head; the gradient costs the scores twice.
+    """Softmax attention in memory ``O((T + S) * (head_dim + block))`` per head; the gradient computes the scores twice.
 
-    Takes ``query [batch, heads, T, head_dim]``, scaled already, float32 or wider, ``key`` and ``value [batch, heads, S,
-    head_dim]`` of the same dtype, and ``visible [batch | 1, heads | 1, T | 1, S]`` bool: which keys a query sees; None:
-    all. Gives ``[batch, heads, T, head_dim]``; zeros for a query that sees no key.
+    Takes the scaled ``query [batch, heads, T, head_dim]``, float32 or wider, ``key`` and ``value [batch, heads, S,
+    head_dim]`` of the same dtype, and ``visible [batch | 1, heads | 1, T | 1, S]`` bool, the keys a query sees; None:
+    all. Returns ``[batch, heads, T, head_dim]``; zeros for a query that sees no key.
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
     block = min(block, max(num_queries, num_keys))
@@ -57,50 +57,50 @@ def _padded(array: jax.Array, axis: int, block: int) -> jax.Array:
     return jnp.pad(array, widths)
 
 
-type _Three = tuple[jax.Array, jax.Array, jax.Array]
-type _Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]
+type _Carry = tuple[jax.Array, jax.Array, jax.Array]
+type _Saved = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]
 
 
 def _forward(
     plan: _Plan, query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None
-) -> tuple[jax.Array, _Kept]:
-    def meet(carry: _Three, pair: jax.Array) -> tuple[_Three, None]:
-        out, highest, total = (_taken(array, pair[0], plan.block) for array in carry)
+) -> tuple[jax.Array, _Saved]:
+    def step(carry: _Carry, pair: jax.Array) -> tuple[_Carry, None]:
+        out, highest, total = (_block(array, pair[0], plan.block) for array in carry)
         scores = _scores(plan, query, key, visible, pair)
         higher = jnp.maximum(highest, scores.max(-1, keepdims=True))
         weights = jnp.exp(scores - higher)
-        fading = jnp.exp(highest - higher)
-        total = total * fading + weights.sum(-1, keepdims=True)
-        out = out * fading + weights @ _taken(value, pair[1], plan.block)
-        put = partial(_put, index=pair[0], block=plan.block)
+        decay = jnp.exp(highest - higher)
+        total = total * decay + weights.sum(-1, keepdims=True)
+        out = out * decay + weights @ _block(value, pair[1], plan.block)
+        put = partial(_set_block, index=pair[0], block=plan.block)
         return (put(carry[0], out), put(carry[1], higher), put(carry[2], total)), None
 
     column = query[..., :1]
     start = (jnp.zeros_like(query), jnp.full_like(column, _LOWEST), jnp.zeros_like(column))
-    (out, highest, total), _ = jax.lax.scan(meet, start, jnp.array(plan.pairs, jnp.int32))
+    (out, highest, total), _ = jax.lax.scan(step, start, jnp.array(plan.pairs, jnp.int32))
     total = jnp.where(total > 0, total, 1)
     out = out / total
     return out, (query, key, value, visible, out, highest + jnp.log(total))
 
 
-def _backward(plan: _Plan, kept: _Kept, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, visible, out, log_total = kept
-    # What the softmax takes off a score's gradient: the mean of its row, known without the row (FlashAttention, B.2).
-    taken_off = (grad * out).sum(-1, keepdims=True)
+def _backward(plan: _Plan, saved: _Saved, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    query, key, value, visible, out, log_total = saved
+    # The mean of a row of weight gradients, which the softmax subtracts, without the row (FlashAttention, B.2).
+    row_mean = (grad * out).sum(-1, keepdims=True)
 
-    def meet(carry: _Three, pair: jax.Array) -> tuple[_Three, None]:
+    def step(carry: _Carry, pair: jax.Array) -> tuple[_Carry, None]:
         row, column = pair[0], pair[1]
-        queries, grads = _taken(query, row, plan.block), _taken(grad, row, plan.block)
+        queries, grads = _block(query, row, plan.block), _block(grad, row, plan.block)
         scores = _scores(plan, query, key, visible, pair)
-        weights = jnp.exp(scores - _taken(log_total, row, plan.block))
-        to_weights = grads @ _taken(value, column, plan.block).mT
-        to_scores = weights * (to_weights - _taken(taken_off, row, plan.block))
-        to_query = _added(carry[0], to_scores @ _taken(key, column, plan.block), row, plan.block)
-        to_key = _added(carry[1], to_scores.mT @ queries, column, plan.block)
-        return (to_query, to_key, _added(carry[2], weights.mT @ grads, column, plan.block)), None
+        weights = jnp.exp(scores - _block(log_total, row, plan.block))
+        to_weights = grads @ _block(value, column, plan.block).mT
+        to_scores = weights * (to_weights - _block(row_mean, row, plan.block))
+        to_query = _add_to_block(carry[0], to_scores @ _block(key, column, plan.block), row, plan.block)
+        to_key = _add_to_block(carry[1], to_scores.mT @ queries, column, plan.block)
+        return (to_query, to_key, _add_to_block(carry[2], weights.mT @ grads, column, plan.block)), None
 
     zeros = (jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value))
-    (to_query, to_key, to_value), _ = jax.lax.scan(meet, zeros, jnp.array(plan.pairs, jnp.int32))
+    (to_query, to_key, to_value), _ = jax.lax.scan(step, zeros, jnp.array(plan.pairs, jnp.int32))
     return to_query, to_key, to_value, None
 
 
@@ -111,26 +111,26 @@ _attend.defvjp(_forward, _backward, push_forward=True)
 def _scores(plan: _Plan, query: jax.Array, key: jax.Array, visible: jax.Array | None, pair: jax.Array) -> jax.Array:
     """``[batch, heads, block, block]``; minus infinity where the query does not see the key."""
     row, column = pair[0], pair[1]
-    scores = _taken(query, row, plan.block) @ _taken(key, column, plan.block).mT
+    scores = _block(query, row, plan.block) @ _block(key, column, plan.block).mT
     queries = row * plan.block + jnp.arange(plan.block)[:, None]
     keys = column * plan.block + jnp.arange(plan.block)[None]
     seen = (keys < plan.num_keys) & (keys <= queries) if plan.causal else keys < plan.num_keys
     seen = seen[None, None]
     if visible is not None:
         part = jax.lax.dynamic_slice_in_dim(visible, column * plan.block, plan.block, 3)
-        seen = seen & (part if part.shape[2] == 1 else _taken(part, row, plan.block))
+        seen = seen & (part if part.shape[2] == 1 else _block(part, row, plan.block))
     elif not plan.causal and plan.num_keys % plan.block == 0:
         return scores
     return jnp.where(seen, scores, -jnp.inf)
 
 
-def _added(array: jax.Array, new: jax.Array, index: jax.Array, block: int) -> jax.Array:
-    return _put(array, _taken(array, index, block) + new, index, block)
+def _add_to_block(array: jax.Array, new: jax.Array, index: jax.Array, block: int) -> jax.Array:
+    return _set_block(array, _block(array, index, block) + new, index, block)
 
 
-def _taken(array: jax.Array, index: jax.Array, block: int) -> jax.Array:
+def _block(array: jax.Array, index: jax.Array, block: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(array, index * block, block, 2)
 
 
-def _put(array: jax.Array, new: jax.Array, index: jax.Array, block: int) -> jax.Array:
+def _set_block(array: jax.Array, new: jax.Array, index: jax.Array, block: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(array, new, index * block, 2)
