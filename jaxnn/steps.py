@@ -34,7 +34,7 @@ def init_train_state(task: Task, optimizer: optax.GradientTransformation, key: j
         Plain arrays, also if the model names the axes of its parameters (`nn.partitioned`).
     """
     init_key, step_key = jax.random.split(key)
-    params, model_state = unboxed(task.init(init_key, batch))
+    params, model_state = unboxed(checked(task).init(init_key, batch))
     return TrainState(jnp.int32(0), params, model_state, optimizer.init(params), step_key)
 
 

@@ -37,51 +37,61 @@ def check_parts(experiment: Experiment[Any]) -> None:
     task = experiment.task(experiment.config)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a Task, as jn.tasks.classification(model) does")
+    for name, part in task._asdict().items():
+        if not callable(part):
+            raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
 
 
 def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:
-    """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
+    """Confirms that an evaluation returns masked sums: for examples that are in a batch twice, not the same again.
 
-    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch of
-    ``source`` with the state that ``make_state`` gives. ConfigError if a sum or the count stays as it is, as that of a
-    mean does.
+    jaxnn's own tasks do, and cost nothing here. Any other evaluation is compiled once more and run with the state from
+    ``make_state`` on examples of ``source``: in a short batch, beside padding, and twice in one batch. ConfigError if a
+    sum or the count stays the same, as means over the batch or over the mask do.
     """
     task, layout = programs.task, programs.layout
-    size = programs.eval_batch_size
-    if getattr(task.evaluate, "__module__", "").startswith("jaxnn.") or size % 2:
+    if getattr(task.evaluate, "__module__", "").startswith("jaxnn."):
         return
-    step = make_evaluate_step(task)
+    step, half = make_evaluate_step(task), -(-programs.eval_batch_size // 2)
 
-    def evaluate(state: TrainState, examples: Examples, mask: jax.Array) -> Metrics:
-        return step(state, source.as_batch(examples, mask))
+    def evaluate(state: TrainState, examples: Examples, masks: jax.Array) -> tuple[Metrics, Metrics]:
+        both = jax.lax.map(lambda mask: step(state, source.as_batch(examples, mask)), masks)
+        try:
+            short = jax.tree.map(lambda rows: rows[:half], examples)
+            return step(state, source.as_batch(short, masks[1, :half])), both
+        except Exception:  # it needs more examples, such as the five nearest of a batch
+            return {}, both
 
-    state, half = make_state(), np.arange(size // 2, dtype=np.int32) % source.num_examples
-    examples = layout.place(source.read(np.concatenate([half, half])))
-    masks = [layout.place(np.repeat(np.array([1, second], np.float32), size // 2)) for second in (0, 1)]
-    jit = for_one_call()
+    rows = np.arange(half, dtype=np.int32) % source.num_examples
+    examples = layout.place(source.read(np.concatenate([rows, rows])))
+    masks = layout.place(np.repeat(np.array([[1, 0], [1, 1]], np.float32), half, axis=1))
+    state, jit = make_state(), for_one_call()
     if programs.shardings is not None:
         jit |= {
             "in_shardings": (programs.shardings, layout.replicated, layout.replicated),
             "out_shardings": layout.replicated,
         }
-    program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks[0], **jit)
-    once, twice = (jax.device_get(program(state, examples, mask)) for mask in masks)
+    program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks, **jit)
+    short, both = jax.device_get(program(state, examples, masks))
+    padded, twice = ({name: sums[row] for name, sums in both.items()} for row in (0, 1))
     if not np.any(twice["count"]):  # such as labels that are all ignored
         return
-    if _stays(once["count"], twice["count"]):
-        raise ConfigError(
-            f"the count of the task's evaluate is {once['count']:g} for {size // 2} examples, and {twice['count']:g} "
-            "when each is twice in the batch: sum the mask, batch.mask.sum()."
-        )
-    for name in (name for name in once if name != "count" and _stays(once[name], twice[name])):
-        raise ConfigError(
-            f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for a count of {once['count']:g}, and for "
-            f"the same examples twice, a count of {twice['count']:g}: return the masked sum, not a mean: "
-            "jnp.sum(values * batch.mask)."
-        )
+    for once in filter(None, (padded, short)):
+        same = [name for name in once if _stays(once[name], twice[name])]
+        if "count" in same:
+            raise ConfigError(
+                f"the count of the task's evaluate is {once['count']:g} for {half} examples, and {twice['count']:g} "
+                "when each is twice in the batch: sum the mask, batch.mask.sum()."
+            )
+        for name in same:
+            raise ConfigError(
+                f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for a count of {once['count']:g}, and "
+                f"for the same examples twice, a count of {twice['count']:g}: return the masked sum, not a mean: "
+                "jnp.sum(values * batch.mask)."
+            )
 
 
 def _stays(once: np.ndarray, twice: np.ndarray) -> bool:

@@ -82,7 +82,7 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
 
     def replaced(old: np.ndarray, new: Array) -> np.ndarray:
         merged = old.copy()
-        merged[rows] = np.asarray(new).reshape(-1, *old.shape[1:])[lanes]
+        merged[rows] = np.asarray(new).reshape(slots.size, *old.shape[1:])[lanes]
         return merged
 
     states = jax.tree.map(replaced, host.states, _key_words(population.members))

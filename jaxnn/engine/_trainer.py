@@ -169,7 +169,7 @@ class Trainer:
             if self.record is not None:
                 self._reported.add(self.record.report(*written))
             for writer in self.options.writers if is_primary() else ():
-                metric_writer(writer).write(written)
+                metric_writer(writer).write([dict(line) for line in written])
 
     def restore(
         self, where: str, check: Callable[[int | None], None] = lambda step: None
@@ -244,7 +244,10 @@ class Trainer:
         patience, rule = self.options.patience, stopping_rule(self.options.stop)
         if patience is not None and self._since_best(log) >= patience:
             return True
-        return rule is not None and bool(rule(log.lines))
+        stops = rule is not None and rule([dict(line) for line in log.lines])
+        if np.ndim(stops):
+            raise ConfigError(f"stop gave an array of shape {np.shape(stops)}, and must give True or False.")
+        return bool(stops)
 
     def _since_best(self, log: MemberLog) -> int:
         return evaluations_since_best(log.values(self.monitored), higher_is_better=self.options.higher_is_better)

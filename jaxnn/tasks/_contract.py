@@ -76,6 +76,20 @@ def checked(task: Task) -> Task:
     """``task``, whose results are checked while it is traced: a wrong one would fail far from its cause."""
     of_loss, of_evaluate = "of the task's loss", "of the task's evaluate"
 
+    def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
+        made: Any = task.init(key, batch)
+        if not isinstance(made, tuple) or len(made) != 2:
+            given = f"it gave {_described(made)}; without a state, return (params, {{}})"
+            raise ConfigError(f"the task's init must return (params, model_state): {given}.")
+        for path, leaf in jax.tree.leaves_with_path(made[0]):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ConfigError(
+                    f"the parameter {name!r} of the task is {jnp.result_type(leaf)}, which cannot be trained: make it "
+                    "a float, or keep it in model_state."
+                )
+        return made
+
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
         made: Any = task.loss(params, model_state, batch, key)
         match made:
@@ -111,7 +125,7 @@ def checked(task: Task) -> Task:
             raise ConfigError(f"the count {of_evaluate} is {_described(arrays['count'])}: return one number.")
         return arrays
 
-    return task._replace(loss=loss, evaluate=evaluate)
+    return task._replace(init=init, loss=loss, evaluate=evaluate)
 
 
 def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ") -> dict[str, float]:

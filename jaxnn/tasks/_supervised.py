@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.errors import InvalidRngError
 
 from jaxnn.nn import Policy, is_full, mean_over_batch_axis, rows_masked
 from jaxnn.tasks._contract import LossResult
@@ -79,7 +80,14 @@ def _from_linen(module: nn.Module) -> Model:
     def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
         variables = {"params": params, **model_state}
         if key is None:
-            return module.apply(variables, inputs, **flags(False)), model_state
+            try:
+                return module.apply(variables, inputs, **flags(False)), model_state
+            except InvalidRngError as error:
+                stream = str(error).partition(" for ")[2].partition(" ")[0]
+                raise ConfigError(
+                    f"the model draws from the random stream {stream} in evaluation, which has no random numbers: let "
+                    "it draw only in training, by an argument train of its __call__, or return its mean."
+                ) from error
         # Linen falls back to the key named "params" for any name it is not given.
         keys = {"params": key, "dropout": key}
         outputs, updated = module.apply(variables, inputs, **flags(True), rngs=keys, mutable=list(model_state))
