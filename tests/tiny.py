@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import optax
 import jaxnn as jn
 
 NUM_TRAIN, NUM_TEST = 37, 23
+# For programs that run once or twice: optimizing them takes longer than running them.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,14 +26,11 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 
 NUM_STEPS = 3
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
-# Dropout, batch statistics, several terms per example and a loop over time, each with a strategy or two.
 FAST = {
     ("MLP classifies", "fsdp"),
     ("MLP classifies", "pmap"),
     ("CNN with batch norm classifies", "pmap"),
-    ("GPT", "data"),
-    ("GPT", "pmap"),
-    ("RecurrentClassifier", "fsdp"),
+    ("BagOfTokens", "data"),
 }
 FEWER_DEVICES = {("MLP classifies", "pmap", 1), ("GPT", "fsdp", 2), ("CNN with batch norm classifies", "data", 2)}
 

@@ -110,8 +110,8 @@ def assert_near(found: Any, expected: Any, tolerance: float) -> None:
 def rows_alone() -> tuple[TrainState, Any]:
     """A state, and the result of a step with five rows."""
     task, whole = tasks.classification(Normed()), row_batches()[0]
-    state = jax.jit(lambda: start(task, optax.sgd(0.1), whole))()
-    return state, jax.jit(make_train_step(task, optax.sgd(0.1)))(state, whole)
+    state = tiny.jit(lambda: start(task, optax.sgd(0.1), whole))()
+    return state, tiny.jit(make_train_step(task, optax.sgd(0.1)))(state, whole)
 
 
 @pytest.mark.parametrize("way", ["jit", "flax", "bfloat16", "sharded", "pmap", "members"])
@@ -124,11 +124,11 @@ def test_padding_counts_in_no_batch_statistics(way: str) -> None:
         parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), padded)
         got = jax.pmap(step, axis_name="data", in_axes=(None, 0))(state, parts)
     elif way == "members":
-        got = jax.jit(jax.vmap(step, (None, 0)))(state, jax.tree.map(lambda rows: np.stack([rows] * 2), padded))
+        got = tiny.jit(jax.vmap(step, (None, 0)))(state, jax.tree.map(lambda rows: np.stack([rows] * 2), padded))
     else:
         mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
         split = jax.device_put(padded, NamedSharding(mesh, PartitionSpec("data")))
-        got = jax.jit(step)(state, split if way == "sharded" else padded)
+        got = tiny.jit(step)(state, split if way == "sharded" else padded)
     got = jax.tree.map(lambda leaf: leaf[0], got) if way in ("pmap", "members") else got
     assert_near(got, expected, 2e-2 if way == "bfloat16" else 1e-5)
 
@@ -136,7 +136,7 @@ def test_padding_counts_in_no_batch_statistics(way: str) -> None:
 def test_batch_of_padding_alone_changes_nothing() -> None:
     task, padded, (state, _) = tasks.classification(Normed()), row_batches()[1], rows_alone()
     padding = padded._replace(mask=np.zeros(8, np.float32))
-    after, metrics = jax.jit(make_train_step(task, optax.sgd(0.1)))(state, padding)
+    after, metrics = tiny.jit(make_train_step(task, optax.sgd(0.1)))(state, padding)
     assert_near((after.params, after.model_state), (state.params, state.model_state), 0)
     assert float(metrics["loss"]) == 0
 
@@ -177,11 +177,11 @@ def test_tokens_are_averaged_over_the_batch_of_all_devices() -> None:
     tokens = np.random.default_rng(0).integers(0, 3, (4, 3))
     targets = np.where(np.arange(3) < np.array([[1], [2], [0], [3]]), tokens + 1, -1)
     batch, optimizer = Batch(tokens, targets, np.ones(4, np.float32)), optax.sgd(0.1)
-    state = jax.jit(lambda: start(task, optimizer, batch))()
-    expected = jax.jit(make_train_step(task, optimizer))(state, batch)
+    state = tiny.jit(lambda: start(task, optimizer, batch))()
+    expected = tiny.jit(make_train_step(task, optimizer))(state, batch)
     step = make_train_step(averaged_over(task, "data"), optimizer)
     parts = jax.tree.map(lambda rows: rows[:, None], batch)
-    got = jax.jit(jax.vmap(step, axis_name="data", in_axes=(None, 0)))(state, parts)
+    got = tiny.jit(jax.vmap(step, axis_name="data", in_axes=(None, 0)))(state, parts)
     assert_near(jax.tree.map(lambda leaf: leaf[0], got), expected, 1e-6)
 
 
@@ -229,7 +229,7 @@ def test_any_optimizer_trains_as_in_a_plain_loop(name: str) -> None:
     optimizer = OPTIMIZERS[name]()
     step = make_train_step(CLASSES, optimizer)
 
-    @jax.jit
+    @tiny.jit
     def train() -> Any:
         state = start(CLASSES, optimizer, EXAMPLES)
         after, metrics = jax.lax.scan(lambda state, _: step(state, EXAMPLES), state, length=NUM_STEPS)
@@ -244,7 +244,7 @@ def test_any_optimizer_trains_as_in_a_plain_loop(name: str) -> None:
 def test_plateau_gets_the_loss_and_reduces_the_rate() -> None:
     # At rate 0 every step from the second on fails to improve, and after two the scale is halved.
     optimizer = optax.chain(optax.sgd(0.0), optax.contrib.reduce_on_plateau(patience=2, factor=0.5))
-    step, state = jax.jit(make_train_step(LINE, optimizer)), start(LINE, optimizer)
+    step, state = tiny.jit(make_train_step(LINE, optimizer)), start(LINE, optimizer)
     scales = []
     for _ in range(5):
         state, _ = step(state, POINTS)
@@ -274,7 +274,7 @@ def test_evaluation_uses_averaged_parameters() -> None:
 def test_dropout_depends_on_key_and_step_and_is_off_in_evaluation() -> None:
     task, plain = tasks.classification(MLP((32, 3), dropout=0.5)), tasks.classification(MLP((32, 3)))
     state = start(task, optax.sgd(0.0), EXAMPLES)
-    step = jax.jit(make_train_step(task, optax.sgd(0.0)))
+    step = tiny.jit(make_train_step(task, optax.sgd(0.0)))
 
     def loss_at(number: int, seed: int) -> float:
         return float(step(state._replace(step=np.int32(number), key=jax.random.key(seed)), EXAMPLES)[1]["loss"])
@@ -302,8 +302,8 @@ def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.
     # Five of eight examples count: on the devices two, two, one and none.
     mask = (np.arange(8) < 5).astype(np.float32)
     batch = Batch(rng.normal(size=(8, 5)).astype(np.float32), rng.integers(0, 3, 8), mask)
-    state = jax.jit(lambda: start(task, optimizer, batch))()
-    expected = jax.jit(make_train_step(task, optimizer))(state, batch)
+    state = tiny.jit(lambda: start(task, optimizer, batch))()
+    expected = tiny.jit(make_train_step(task, optimizer))(state, batch)
     step = make_train_step(averaged_over(task, "data"), optimizer)
     parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), batch)
     if way in ("pmap", "vmap"):
@@ -312,5 +312,5 @@ def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.
     else:
         mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
         specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
-        got = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=way == "shard_map"))(state, batch)
+        got = tiny.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=way == "shard_map"))(state, batch)
     assert_near(got, expected, 1e-5)
