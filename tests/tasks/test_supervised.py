@@ -216,9 +216,11 @@ def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide() -> N
     task = tasks.classification(CNN(3, blocks=((2,),), dense=(), batch_norm=True), policy=Policy(compute="bfloat16"))
     batch = batch_of(np.random.default_rng(0).normal(size=(4, 4, 4, 1)), [0, 1, 2, 0])
 
+    graded = jax.value_and_grad(task.loss, has_aux=True)
+
     def compute() -> Any:
         params, before = task.init(KEY, batch)
-        results = jax.value_and_grad(task.loss, has_aux=True)(params, before, batch, KEY)
+        results = graded(params, before, batch, KEY)
         return (
             params,
             before,
@@ -228,7 +230,7 @@ def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide() -> N
         )
 
     params, before, ((loss, (after, _)), gradient), moved, evaluated = tiny.jit(compute)()
-    assert set(observe.product_dtypes(compute)) == {"bfloat16"}
+    assert set(observe.product_dtypes(graded, params, before, batch, KEY)) == {"bfloat16"}
     leaves = jax.tree.leaves((params, before, loss, after, gradient))
     assert {leaf.dtype.name for leaf in leaves} == {"float32"}
     # Evaluation uses the state that it is given, which training changed.
