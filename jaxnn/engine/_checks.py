@@ -1,4 +1,4 @@
-"""Whether an experiment's functions give what they are asked for."""
+"""Checks of an experiment's functions: their types, masked sums, equal results on several devices."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from jaxnn.types import Batch, ConfigError, Examples, Experiment, Metrics, Model
 
 # What rounding may make of a forward pass in float32, in units of the result: sums in another order, layer after layer.
 LEAST_DIFFERENCE = 1e-4
-# In one batch devices may happen to hold as many examples of a kind.
+# In a single batch the devices may happen to hold equally many examples that count.
 COMPARED_BATCHES = 4
 INSTEAD = "use strategy data, as fast and with the numbers of one device, or jaxnn's layers"
 
 
 def check_data(splits: Any) -> None:
-    """Raises ConfigError unless ``splits`` are what an experiment's ``data`` must give."""
+    """Raises ConfigError unless ``splits`` are what an experiment's ``data`` must return."""
     if not isinstance(splits, Splits):
         raise _wrong("data", splits, "Splits, as jn.data.arrays(train=(inputs, targets)) does")
 
 
 def check_parts(experiment: Experiment[Any]) -> None:
-    """Raises ConfigError unless task and optimizer of ``experiment`` are what they are called."""
+    """Raises ConfigError unless ``experiment`` makes a task of functions and an Optax optimizer."""
     task = experiment.task(experiment.config)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a Task, as jn.tasks.classification(model) does")
@@ -100,7 +100,7 @@ def _stays(once: np.ndarray, twice: np.ndarray) -> bool:
 
 
 class _Outcome(NamedTuple):
-    """What a task makes of a batch: what its loss gives, and the sums of its evaluation."""
+    """The results of a task for a batch: of its loss, and the sums of its evaluation."""
 
     model_state: ModelState
     loss: jax.Array
@@ -109,13 +109,12 @@ class _Outcome(NamedTuple):
 
 
 def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
-    """Confirms that a task gives the same under `pmap`, where each device sees its rows alone, as of the whole batch.
+    """Confirms that a task computes the same under `pmap`, where each device has its rows alone, as from all rows.
 
-    Its loss and its evaluation of the first batches are computed both ways. Random numbers that would repeat are
-    searched for in the traced program: means over many of them hardly show it. Costs a compilation of the forward
-    pass; nothing under other strategies. ConfigError if the task draws random numbers of its own, as Flax's own Dropout
-    does, or couples the examples of a batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the
-    examples do.
+    Compares loss and evaluation of the first batches, and searches the traced program for random numbers that would
+    repeat: means over many of them hardly show it. Costs a compilation of the forward pass; nothing under other
+    strategies. ConfigError if the task draws random numbers itself, as Flax's Dropout does, or couples the examples of
+    a batch, as Flax's BatchNorm, a contrastive loss or a mean over some of the examples do.
     """
     layout, source, feed = programs.layout, programs.source, programs.spec.feed
     if layout.axis_name is None or layout.data_size == 1:
@@ -129,7 +128,7 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
 
         def differences(row: Any) -> Any:
             batch = source.transform(feed.batch(examples, row), state.key)
-            # The whole by its meaning: XLA has each device compute a part, as under strategy data.
+            # XLA computes the batch in parts with the same result, as under strategy data.
             split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
             return jax.tree.map(_difference, whole(state, split), parts(state, batch))
 
@@ -158,7 +157,7 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
 
 
 def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tuple[Callable[..., _Outcome], ...]:
-    """What the task makes of a batch, and what each device makes of it with its rows alone, ``[devices, ...]``."""
+    """The functions that compute a task from all rows, and on each device from its rows alone, ``[devices, ...]``."""
 
     def outcome(axis_name: str | None, state: TrainState, batch: Batch) -> _Outcome:
         # As in a run, it is known while tracing that nothing is padding.
@@ -197,7 +196,7 @@ def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:
 
 
 def _draws(found: Iterable[tuple[Any, str]]) -> Counter[str]:
-    """What a program draws: the shapes of its random numbers and keys, with the number of each."""
+    """The shapes of the random numbers and keys that a program draws, with the number of each."""
     drawn = (one for one, _ in found if one.primitive.name.startswith(("random_", "rng_")))
     return Counter(f"{list(one.outvars[0].aval.shape)}" for one in drawn)
 
@@ -210,4 +209,4 @@ def _roundings(found: Iterable[tuple[Any, str]]) -> set[float]:
 
 
 def _wrong(name: str, made: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"the experiment's {name} gave a {type(made).__name__}: it must give {wanted}.")
+    return ConfigError(f"the experiment's {name} returned a {type(made).__name__}: it must return {wanted}.")

@@ -66,7 +66,7 @@ def test_batch_with_parts_of_different_lengths_is_refused() -> None:
     state = start(LINE, optax.sgd(0.1))
     for mask in (np.ones(3, np.float32), np.ones((2, 1), np.float32)):
         for step in (make_train_step(LINE, optax.sgd(0.1)), make_evaluate_step(LINE)):
-            with pytest.raises(AssertionError):
+            with pytest.raises(ConfigError, match=r"one length.* mask \[[23]"):
                 step(state, POINTS._replace(mask=mask))
 
 
