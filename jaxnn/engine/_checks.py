@@ -80,18 +80,13 @@ def check_sums(programs: Programs, source: Source, make_state: Callable[[], Trai
     if not np.any(twice["count"]):  # such as labels that are all ignored
         return
     for once in filter(None, (padded, short)):
-        same = [name for name in once if _stays(once[name], twice[name])]
-        if "count" in same:
-            raise ConfigError(
-                f"the count of the task's evaluate is {once['count']:g} for {half} examples, and {twice['count']:g} "
-                "when each is twice in the batch: sum the mask, batch.mask.sum()."
-            )
-        for name in same:
-            raise ConfigError(
-                f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for a count of {once['count']:g}, and "
-                f"for the same examples twice, a count of {twice['count']:g}: return the masked sum, not a mean: "
-                "jnp.sum(values * batch.mask)."
-            )
+        for name in sorted(once, key=lambda name: name != "count"):
+            if _stays(once[name], twice[name]):
+                fix = "the mask, batch.mask.sum()" if name == "count" else "values * batch.mask, and return no mean"
+                raise ConfigError(
+                    f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for {half} examples, and the same if "
+                    f"each is twice in the batch: sum {fix}."
+                )
 
 
 def _stays(once: np.ndarray, twice: np.ndarray) -> bool:

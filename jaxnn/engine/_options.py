@@ -17,7 +17,7 @@ from jaxnn.parallel import find_strategy, parse_mesh
 from jaxnn.types import ConfigError, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
-"""From the lines that a run or member reported, oldest first, the last with an evaluation, to whether it stops.
+"""Whether a run or member stops, from its reported lines, oldest first; the last one has an evaluation.
 
 A function of these alone decides the same after a resume: ``lambda lines: lines[-1]["test_accuracy"] > 0.97``.
 """
@@ -46,13 +46,13 @@ LEAST = {
     "keep_best": 0,
     "patience": 1,
 }
-# The options that name something, and what they may name.
+# The options with named choices.
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
     "device": (None, "cpu", "gpu", "tpu"),
     "progress": ("auto", "bar", "plain", "none"),
 }
-# What a field of a simple type takes; the numbers of NumPy are among them.
+# The values that a field of a simple type takes, NumPy's numbers included.
 SIMPLE: dict[Any, type | tuple[type, ...]] = {
     int: numbers.Integral,
     float: numbers.Real,
@@ -64,7 +64,10 @@ SIMPLE: dict[Any, type | tuple[type, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How to run; flags of every script and keyword arguments of ``jn.fit``."""
+    """How to run; flags of every script and keyword arguments of ``jn.fit``.
+
+    >>> options = jn.RunOptions(eval_every=100, patience=5, keep_best=3)
+    """
 
     run_dir: Path | None = None
     """Directory of the record; default runs/NAME/TIME-ID."""
@@ -109,7 +112,7 @@ class RunOptions:
     writers: WritersOption = ()
     """Further metric writers, or their names as MODULE:NAME, which get every line of metrics.jsonl."""
     stop: StopOption = None
-    """Own stopping rule, or its name as MODULE:NAME; asked after each evaluation, besides `patience`."""
+    """Own stopping rule, or its name as MODULE:NAME; called after each evaluation, besides `patience`."""
 
     def __post_init__(self) -> None:
         for name in ("run_dir", "resume"):
@@ -228,7 +231,7 @@ def _check_fields(config: Any, prefix: str = "") -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of ``kind``; True where that is not simple."""
+    """Whether ``value`` is of ``kind``; True if that is not simple."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in typing.get_args(kind))
     kind = typing.get_origin(kind) or kind
@@ -253,13 +256,13 @@ def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
 
 
 def make_plan(options: RunOptions, num_steps: int) -> Plan:
-    """Where windows end in a run of ``num_steps`` whose cadences are decided; its steps per call are open."""
+    """The plan of a run of ``num_steps`` with resolved cadences; its steps per call are open."""
     assert options.report_every is not None and options.eval_every is not None
     return Plan(num_steps, options.report_every, options.eval_every, options.checkpoint_every or 0)
 
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options of a run or a sweep as its record holds them: all but its place, and values by their names."""
+    """The options of a run or a sweep for its record: all but its directory, and objects by their names."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
@@ -273,7 +276,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 
 
 def stopping_rule(stop: StopOption) -> StoppingRule | None:
-    """The stopping rule that an option means: itself, or what ``MODULE:NAME`` names; ConfigError if not a function."""
+    """Returns the stopping rule, imported if given as ``MODULE:NAME``; ConfigError if it is not a function."""
     rule: Any = named_object(stop, "stop") if isinstance(stop, str) else stop
     if rule is not None and not callable(rule):
         raise ConfigError(f"stop is {rule!r}, and must be a function of the lines reported so far, or MODULE:NAME.")
@@ -281,7 +284,7 @@ def stopping_rule(stop: StopOption) -> StoppingRule | None:
 
 
 def metric_writer(writer: Any) -> MetricWriter:
-    """The metric writer that an option means: itself, or what ``MODULE:NAME`` names; ConfigError without ``write``."""
+    """Returns the metric writer, imported if given as ``MODULE:NAME``; ConfigError if it has no ``write``."""
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")

@@ -13,7 +13,7 @@ from jaxnn.engine._options import RunOptions, make_plan, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._states import member_state
 from jaxnn.engine._trainer import MemberLog, Trainer
-from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, Choice, VmapPlan, choose_steps_per_call, plan_vmap_size
+from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, VmapPlan, choose_steps_per_call, plan_vmap_size
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.nn import platform
 from jaxnn.observe import Clock, check_placement, describe_devices
@@ -133,8 +133,8 @@ def _open_population(trainer: Trainer, members: Members) -> None:
     trainer.plan = with_tails(plan._replace(steps_per_call=min(vmapped.steps_per_call, plan.num_steps)))
 
 
-def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> Choice:
-    """The fastest steps per call, measured; calls should divide a ``window`` of steps."""
+def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> tuple[int, dict[int, float]]:
+    """The fastest steps per call, which should divide a ``window``, and the measured seconds per step by length."""
     return choose_steps_per_call(make_call, window, first_length(programs, window), wary=_slow_in_loops(programs))
 
 

@@ -47,25 +47,18 @@ SHORT_CALL = 0.01
 type Call = Callable[[], object]
 
 
-class Choice(NamedTuple):
-    """The chosen steps per call, and the measurements."""
-
-    steps_per_call: int
-    seconds_per_step: dict[int, float]  # the cost of each length that was tried, by length
-
-
 def choose_steps_per_call(
     make_call: Callable[[int], Call], window: int, first: int = 1, *, wary: bool = False
-) -> Choice:
+) -> tuple[int, dict[int, float]]:
     """Tries calls of one step, of a few, and if those were no slower, of many; they should divide ``window``.
 
     ``make_call(num_steps)`` returns a compiled call, which returns arrays without waiting. A call of more than one step
     given as ``first`` is the only one tried, unless it turns out to be long. If ``wary``, as loops may be slow, one of
-    two steps is tried before longer ones.
+    two steps is tried before longer ones. Returns the fastest length, and the seconds per step of each one tried.
     """
     measured = {first: seconds_per_step(make_call(first), first)}
     if first > 1 and first * measured[first] <= CALL_SECONDS:
-        return Choice(first, measured)
+        return first, measured
     if first > 1:
         measured[1] = seconds_per_step(make_call(1), 1)
     probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
@@ -80,7 +73,7 @@ def choose_steps_per_call(
         if length > probe:
             measured[length] = seconds_per_step(make_call(length), length)
     fastest = min(measured, key=lambda length: measured[length])
-    return Choice(fastest, measured)
+    return fastest, measured
 
 
 def first_probe(single_step_seconds: float) -> int:

@@ -51,7 +51,7 @@ def with_clipping(
     >>> optimizer.update(gradient, optimizer.init(gradient))[0]
     Array([-0.6, -0.8], dtype=float32)
     """
-    check_positive("with_clipping", "max_norm", max_norm)
+    check_range("with_clipping", "max_norm", max_norm, positive=True)
 
     def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         norm = optax.tree.norm(optax.tree.cast(updates, jnp.float32))
@@ -83,7 +83,7 @@ def with_ema(
 
     >>> optimizer = jn.optim.with_ema(optax.adam(1e-3), decay=0.999)
     """
-    check_range("with_ema", "decay", decay, 0.0, 1.0)
+    check_range("with_ema", "decay", decay, 1.0)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> AveragedState:
@@ -136,14 +136,8 @@ def check_count(where: str, name: str, value: Any, minimum: int) -> None:
         raise ConfigError(f"{where}: {name} must be an integer >= {minimum}, not {value!r}.")
 
 
-def check_range(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Raises ConfigError for a number outside ``low``…``high``, both included, or NaN; JAX arrays and tracers pass."""
-    if isinstance(value, numbers.Real) and not low <= float(value) <= high:
-        allowed = f">= {low:g}" if high == math.inf else f"in {low:g}…{high:g}"
+def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:
+    """Raises ConfigError for a number outside 0…``high``, NaN, or 0 if ``positive``; JAX arrays and tracers pass."""
+    if isinstance(value, numbers.Real) and not (0 <= float(value) <= high and (float(value) > 0 or not positive)):
+        allowed = f"in 0…{high:g}" if high < math.inf else "> 0" if positive else ">= 0"
         raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
-
-
-def check_positive(where: str, name: str, value: Any) -> None:
-    """As `check_range`, for a number above zero."""
-    if isinstance(value, numbers.Real) and not float(value) > 0:
-        raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")

@@ -13,6 +13,7 @@ class Machine:
 
     def __init__(self, call_seconds: Callable[[int], float]) -> None:
         self.call_seconds, self.now = call_seconds, 0.0
+        self.measured: dict[int, float] = {}
         self.compiled: list[int] = []
         self.calls: list[int] = []
 
@@ -32,7 +33,8 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable:
     def choose(window: int, call_seconds: Callable[[int], float], first: int = 1, **how: bool):
         machine = Machine(call_seconds)
         monkeypatch.setattr(tuning, "time", types.SimpleNamespace(perf_counter=lambda: machine.now))
-        return tuning.choose_steps_per_call(machine.make_call, window, first, **how), machine
+        steps, machine.measured = tuning.choose_steps_per_call(machine.make_call, window, first, **how)
+        return steps, machine
 
     return choose
 
@@ -49,47 +51,46 @@ def slow_in_loops(alone: float = 5e-3, looped: float = 0.15) -> Callable[[int], 
 
 @pytest.mark.parametrize("wary", [False, True])
 def test_many_steps_if_dispatch_dominates(choose, wary: bool) -> None:
-    choice, machine = choose(400, dispatched, wary=wary)
-    steps = choice.steps_per_call
+    steps, machine = choose(400, dispatched, wary=wary)
     assert steps >= 100 and 400 % steps == 0
-    assert choice.seconds_per_step[1] == pytest.approx(210e-6)
-    assert choice.seconds_per_step[steps] == pytest.approx(dispatched(steps) / steps)
+    assert machine.measured[1] == pytest.approx(210e-6)
+    assert machine.measured[steps] == pytest.approx(dispatched(steps) / steps)
     assert len(machine.compiled) == 3
 
 
 def test_first_call_is_the_only_one_compiled_if_it_is_short(choose) -> None:
-    choice, machine = choose(100, lambda n: 20e-6 * n, first=100)
-    assert (choice.steps_per_call, machine.compiled) == (100, [100])
-    choice, machine = choose(100, slow_in_loops(), first=100)
-    assert choice.steps_per_call == 1 and machine.compiled[:2] == [100, 1]
+    steps, machine = choose(100, lambda n: 20e-6 * n, first=100)
+    assert (steps, machine.compiled) == (100, [100])
+    steps, machine = choose(100, slow_in_loops(), first=100)
+    assert steps == 1 and machine.compiled[:2] == [100, 1]
 
 
 def test_one_step_if_a_scanned_step_is_thirty_times_slower(choose) -> None:
-    choice, machine = choose(100, slow_in_loops())
-    assert choice.steps_per_call == 1 and machine.now < 5.0
+    steps, machine = choose(100, slow_in_loops())
+    assert steps == 1 and machine.now < 5.0
     assert sum(length > 1 for length in machine.calls) == 1, "a slow scan is run once"
 
 
 @pytest.mark.parametrize(("alone", "looped"), [(0.071, 0.95), (5e-3, 0.15), (1e-4, 3e-3)])
 @pytest.mark.parametrize("window", [100, 25, 2])
 def test_if_wary_one_call_of_two_steps_shows_a_slow_loop(choose, window: int, alone: float, looped: float) -> None:
-    choice, machine = choose(window, slow_in_loops(alone, looped), wary=True)
-    assert choice.steps_per_call == 1 and max(machine.calls) <= window
+    steps, machine = choose(window, slow_in_loops(alone, looped), wary=True)
+    assert steps == 1 and max(machine.calls) <= window
     assert [length for length in machine.calls if length > 1] == [2]
 
 
 @pytest.mark.parametrize("step_seconds", [1e-6, 1e-4, 1e-2, 1.0])
 def test_one_step_if_a_scan_is_a_little_slower_and_measuring_is_short(choose, step_seconds: float) -> None:
-    choice, _ = choose(100, lambda n: step_seconds * n * (1.0 if n == 1 else 1.3))
-    assert choice.steps_per_call == 1
+    steps, _ = choose(100, lambda n: step_seconds * n * (1.0 if n == 1 else 1.3))
+    assert steps == 1
     _, machine = choose(1000, lambda n: step_seconds * n)
     assert machine.now < max(3.0, 80 * step_seconds) and len(machine.compiled) <= 3
 
 
 def test_more_steps_are_tried_if_a_few_already_pay(choose) -> None:
     # The first probe of a step of 50 ms has few steps; page faults of 20 ms per call make sixteen worth trying.
-    choice, machine = choose(160, lambda n: 20e-3 + 30e-3 * n)
-    assert (choice.steps_per_call, machine.compiled[-1]) == (16, 16)
+    steps, machine = choose(160, lambda n: 20e-3 + 30e-3 * n)
+    assert (steps, machine.compiled[-1]) == (16, 16)
 
 
 def test_first_probe_is_a_power_of_four_within_bounds() -> None:
