@@ -29,7 +29,6 @@ OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 FAST = {
     ("MLP classifies", "fsdp"),
     ("MLP classifies", "pmap"),
-    ("CNN with batch norm classifies", "pmap"),
     ("one logit", "data"),
 }
 FEWER_DEVICES = {("MLP classifies", "pmap", 1), ("GPT", "fsdp", 2), ("CNN with batch norm classifies", "data", 2)}

@@ -359,7 +359,10 @@ def test_no_copy_of_a_table_in_a_scan() -> None:
         (sparse_rows(optim.with_accumulation(optax.adam(0.1), 2)), "MultiStepsState"),
         (sparse_rows(optax.lbfgs()), r"keeps \[10, 50, 3\] for the table 'words/embedding' \[50, 3\]"),
         (sparse_rows(optax.adafactor(0.1, min_dim_size_to_factor=2)), "element by element"),
-        (sparse_rows(optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5))), "step size itself"),
+        (
+            sparse_rows(optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5))),
+            "searches for a step size",
+        ),
         (sparse_rows(optax.adam(0.1)), "update needs the parameters"),
     ],
 )
