@@ -204,4 +204,4 @@ def _roundings(found: Iterable[tuple[Any, str]]) -> set[float]:
 
 
 def _wrong(name: str, made: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"the experiment's {name} returned a {type(made).__name__}: it must return {wanted}.")
+    return ConfigError(f"the experiment's {name} gave a {type(made).__name__}: it must return {wanted}.")
