@@ -146,7 +146,7 @@ def supervised(
             # Broadcast, they would be counted more than once.
             if shape != batch.mask.shape:
                 raise ConfigError(
-                    f"an objective or a measure must return one number per example, [{len(batch.mask)}], not "
+                    f"an objective or a measure must return a number an example, [{len(batch.mask)}], not "
                     f"{list(shape)}: take its mean over every axis but the first."
                 )
         return {name: jnp.sum(_where(batch.mask, value)) for name, value in values.items()}, updated
