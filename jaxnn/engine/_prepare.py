@@ -65,7 +65,7 @@ def open_trainer(
         feed = feed._replace(rows=lambda examples, _, steps: own_rows(examples, seed, steps))
     elif "seed" in given.values and not feed.resident:
         raise ConfigError(
-            "the data are not on the device, so each member cannot have an order of its own: choose "
+            "the data are not on the device, so members cannot have different orders of them: choose "
             "order='shared', or a smaller data set."
         )
     spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
