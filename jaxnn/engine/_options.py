@@ -18,7 +18,7 @@ from jaxnn.parallel import find_strategy, parse_mesh
 from jaxnn.types import ConfigError, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
-"""From the lines that a run or member reported, oldest first, the last with an evaluation, to whether it stops.
+"""Whether a run or member stops, from its reported lines, oldest first; the last one has an evaluation.
 
 A function of these alone decides the same after a resume: ``lambda lines: lines[-1]["test_accuracy"] > 0.97``.
 """
@@ -267,13 +267,13 @@ def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
 
 
 def make_plan(options: RunOptions, num_steps: int) -> Plan:
-    """Where windows end in a run of ``num_steps`` whose cadences are decided; its steps per call are open."""
+    """The plan of a run of ``num_steps`` with resolved cadences; its steps per call are open."""
     assert options.report_every is not None and options.eval_every is not None
     return Plan(num_steps, options.report_every, options.eval_every, options.checkpoint_every or 0)
 
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options of a run or a sweep as its record holds them: all but its place, and values by their names."""
+    """The options of a run or a sweep for its record: all but its directory, and objects by their names."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
@@ -287,7 +287,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 
 
 def stopping_rule(stop: StopOption) -> StoppingRule | None:
-    """The stopping rule that an option means: itself, or what ``MODULE:NAME`` names; ConfigError if not a function."""
+    """Returns the stopping rule, imported if given as ``MODULE:NAME``; ConfigError if it is not a function."""
     rule: Any = named_object(stop, "stop") if isinstance(stop, str) else stop
     if rule is not None and not callable(rule):
         raise ConfigError(f"stop is {rule!r}, and must be a function of the lines reported so far, or MODULE:NAME.")
@@ -295,7 +295,7 @@ def stopping_rule(stop: StopOption) -> StoppingRule | None:
 
 
 def metric_writer(writer: Any) -> MetricWriter:
-    """The metric writer that an option means: itself, or what ``MODULE:NAME`` names; ConfigError without ``write``."""
+    """Returns the metric writer, imported if given as ``MODULE:NAME``; ConfigError if it has no ``write``."""
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
