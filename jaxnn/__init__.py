@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxnn.engine import RunOptions
     from jaxnn.optim import schedules
     from jaxnn.record import load_checkpoint, save_checkpoint
-    from jaxnn.run import Run, fit, iterate, train
+    from jaxnn.run import Run, fit, iterate, open_run, train
     from jaxnn.search import grid
     from jaxnn.sweeps import Sweep, SweepOptions, compare, open_sweep, sweep
     from jaxnn.types import (
@@ -58,6 +58,7 @@ __all__ = [
     "models",
     "nn",
     "observe",
+    "open_run",
     "open_sweep",
     "optim",
     "plan_batch_size",
@@ -78,7 +79,7 @@ _NAMES = {
     ".engine": "RunOptions",
     ".optim": "schedules",
     ".record": "load_checkpoint save_checkpoint",
-    ".run": "Run fit iterate train",
+    ".run": "Run fit iterate open_run train",
     ".search": "grid",
     ".sweeps": "Sweep SweepOptions compare open_sweep sweep",
     ".types": "Batch ConfigError DataError Experiment JaxnnError RecordError Splits Task TrainingError TrainState",
@@ -102,7 +103,7 @@ def __dir__() -> list[str]:
 
 
 def _import(module: str) -> ModuleType:
-    """Imports a module; SIGINT meanwhile ends a script with one line instead of pages of JAX's own imports.
+    """Imports a module; SIGINT meanwhile ends a script with one line instead of a long traceback of JAX's imports.
 
     What a script imports before jaxnn, which may be JAX, is out of reach. Interactive sessions keep KeyboardInterrupt.
     """
@@ -111,8 +112,13 @@ def _import(module: str) -> ModuleType:
     if interactive or not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return importlib.import_module(module)
 
+    interrupted = False
+
     def leave(signum: int, frame: FrameType | None) -> None:
-        sys.stderr.write("interrupted while importing jaxnn\n")
+        nonlocal interrupted
+        if not interrupted:
+            sys.stderr.write("interrupted while importing jaxnn\n")
+        interrupted = True
         raise SystemExit(130)
 
     signal.signal(signal.SIGINT, leave)
@@ -120,3 +126,5 @@ def _import(module: str) -> ModuleType:
         return importlib.import_module(module)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if interrupted:  # Python drops an exception that is raised in a callback of the garbage collector
+            raise SystemExit(130)

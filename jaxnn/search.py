@@ -35,13 +35,12 @@ class Axis:
 class Points:
     """The members of a sweep before they run; made by `grid`, `zip` and `random`, joined by ``+``.
 
-    Attributes:
-        points: for each member, the config fields it sets; nested fields by dotted names, ``"model.dropout"``.
-        scales: the scale of each field's axis in plots: ``"log"``, ``"linear"`` or ``"nominal"``.
+    >>> len(jn.grid(seed=[0, 1]) + jn.grid(seed=[1, 2]))
+    3
     """
 
-    points: tuple[Mapping[str, Any], ...]
-    scales: Mapping[str, str]
+    points: tuple[Mapping[str, Any], ...]  # for each member the fields that it sets; nested ones by dotted names
+    scales: Mapping[str, str]  # the scale of each field's axis in plots: ``"log"``, ``"linear"`` or ``"nominal"``
 
     def __len__(self) -> int:
         return len(self.points)
@@ -50,18 +49,14 @@ class Points:
         return iter(self.points)
 
     def __add__(self, other: Points) -> Points:
-        """The points of both without duplicates.
-
-        Raises:
-            ConfigError: they do not set the same fields.
-        """
+        """The points of both without duplicates; ConfigError if they do not set the same fields."""
         if not isinstance(other, Points):
             return NotImplemented
         mine, theirs = sorted(self.scales), sorted(other.scales)
         if mine != theirs:
-            odd = sorted({*mine} ^ {*theirs})[0]
+            missing = sorted({*mine} ^ {*theirs})[0]
             raise ConfigError(
-                f"points of {', '.join(mine)} and points of {', '.join(theirs)} cannot be joined: give {odd!r} to both."
+                f"points of {', '.join(mine)} and of {', '.join(theirs)} cannot be joined: give {missing!r} to both."
             )
         # Logarithmic and linear parts share a logarithmic axis.
         scales = {name: max(scale, other.scales[name], key=SCALES.index) for name, scale in self.scales.items()}
@@ -86,24 +81,22 @@ class Distribution(NamedTuple):
 
 
 def grid(**axes: Iterable[Any]) -> Points:
-    """Returns every combination: ``jn.grid(learning_rate=[1e-3, 1e-2], seed=range(4))`` has eight members.
+    """Returns every combination; the last axis changes fastest.
 
-    The last axis changes fastest.
+    ConfigError if there is no axis, or one is empty, holds a value twice or is no list of values.
 
-    Raises:
-        ConfigError: no axis, or one that is empty, holds a value twice or is no list of values.
+    >>> len(jn.grid(learning_rate=[1e-3, 1e-2], seed=range(4)))
+    8
     """
     columns = _columns("grid", axes)
     return _points(columns, itertools.product(*columns.values()))
 
 
 def zip(**axes: Iterable[Any]) -> Points:
-    """Returns one member per position.
+    """Returns one member per position; ConfigError as `grid`, and if the lengths differ.
 
-    ``jn.search.zip(features=[64, 128], learning_rate=[1e-2, 1e-3])`` has two members.
-
-    Raises:
-        ConfigError: no axis, one that is empty or is no list of values, or lengths that differ.
+    >>> list(jn.search.zip(features=[64, 128], learning_rate=[0.01, 0.001]))
+    [{'features': 64, 'learning_rate': 0.01}, {'features': 128, 'learning_rate': 0.001}]
     """
     columns = _columns("zip", axes, distinct=False)
     lengths = {name: len(values) for name, values in columns.items()}
@@ -116,10 +109,11 @@ def zip(**axes: Iterable[Any]) -> Points:
 def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
     """Returns ``num`` independent draws.
 
-    ``jn.search.random(20, 0, learning_rate=jn.search.log_uniform(1e-4, 1e-1), seed=range(4))`` has 20 members.
-
     Bergstra & Bengio, "Random Search for Hyper-Parameter Optimization", 2012. Numbers are rounded to six digits, so
     that the printed value is the value that runs.
+
+    >>> len(jn.search.random(20, 0, learning_rate=jn.search.log_uniform(1e-4, 1e-1), seed=range(4)))
+    80
 
     Args:
         num: number of draws.
@@ -128,16 +122,18 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
             its values, as for seeds.
 
     Raises:
-        ConfigError: ``num`` is below 1, or an axis is empty or no list of values.
+        ConfigError: ``num`` or ``key`` is not as above, or an axis is empty or no list of values.
     """
-    if num < 1:
-        raise ConfigError(f"random needs at least 1 draw, not {num}.")
+    if not isinstance(num, int | np.integer) or num < 1:
+        raise ConfigError(f"random needs a whole number of draws of at least 1, not {num!r}.")
     drawn = {name: axis for name, axis in axes.items() if isinstance(axis, Distribution)}
     if not drawn:
         raise ConfigError("random needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid.")
-    if not isinstance(key, int | np.integer):
-        key = np.asarray(jax.random.key_data(key)).ravel().tolist()
-    rng = np.random.default_rng(key)
+    try:
+        is_number = isinstance(key, int | np.integer)
+        rng = np.random.default_rng(key if is_number else np.asarray(jax.random.key_data(key)).ravel().tolist())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"random's key is {key!r}: give an integer of at least 0 or jax.random.key(0).") from error
     listed = _columns("random", {name: axis for name, axis in axes.items() if name not in drawn})
     draws = builtins.zip(*(axis.sample(rng, num) for axis in drawn.values()), strict=True)
     rows = ([*draw, *repeat] for draw in draws for repeat in itertools.product(*listed.values()))
@@ -147,20 +143,20 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
 
 
 def uniform(low: float, high: float) -> Distribution:
-    """The uniform distribution of floats between ``low`` and ``high``.
+    """The uniform distribution of floats between ``low`` and ``high``; ConfigError unless ``low`` is below.
 
-    Raises:
-        ConfigError: ``low`` is not below ``high``.
+    >>> jn.search.random(2, 0, dropout=jn.search.uniform(0.0, 0.5)).values("dropout")
+    (0.134893, 0.318481)
     """
     _check_range("uniform", low, high)
     return Distribution(lambda rng, num: _rounded(rng.uniform(low, high, num)), "linear")
 
 
 def log_uniform(low: float, high: float) -> Distribution:
-    """The distribution of floats between ``low`` and ``high`` whose logarithms are uniform.
+    """The distribution of floats whose logarithms are uniform; ConfigError unless 0 < ``low`` < ``high``.
 
-    Raises:
-        ConfigError: ``low`` is not above 0, or not below ``high``.
+    >>> jn.search.random(2, 0, learning_rate=jn.search.log_uniform(1e-4, 1e-1)).values("learning_rate")
+    (0.000644704, 0.00814489)
     """
     _check_range("log_uniform", low, high)
     if low <= 0:
@@ -169,22 +165,22 @@ def log_uniform(low: float, high: float) -> Distribution:
 
 
 def integers(low: int, high: int) -> Distribution:
-    """The uniform distribution of integers from ``low`` to ``high``, both included.
+    """The uniform distribution of integers, both ends included; ConfigError unless integers ``low`` < ``high``.
 
-    Raises:
-        ConfigError: they are no whole numbers, or ``low`` is not below ``high``.
+    >>> jn.search.random(9, 0, num_layers=jn.search.integers(1, 3)).values("num_layers")
+    (1, 2, 3)
     """
     _check_range("integers", low, high)
     if not (float(low).is_integer() and float(high).is_integer()):
-        raise ConfigError(f"integers go from {low} to {high}, which are no whole numbers: use uniform.")
+        raise ConfigError(f"integers needs two integers, not {low} and {high}: use uniform.")
     return Distribution(lambda rng, num: rng.integers(int(low), int(high) + 1, num).tolist(), "linear")
 
 
 def choice(values: Sequence[Any]) -> Distribution:
-    """The uniform distribution over ``values``, which may be of any kind that a config field holds.
+    """The uniform distribution over ``values`` of any type; ConfigError if there are none.
 
-    Raises:
-        ConfigError: there are none.
+    >>> sorted(jn.search.random(9, 0, activation=jn.search.choice(["relu", "gelu"])).values("activation"))
+    ['gelu', 'relu']
     """
     values = list(values)
     if not values:
@@ -206,7 +202,11 @@ def override(points: Points, axes: Mapping[str, list[Any]]) -> Points:
 
 @dataclasses.dataclass(frozen=True)
 class Halving:
-    """Points of which only the best are trained to the end; made by `halving`, whose arguments these are."""
+    """Points of which only the best are trained to the end; made by `halving`, whose arguments these are.
+
+    >>> jn.search.halving(jn.grid(seed=range(4)), eta=2).rungs
+    [0.25, 0.5, 1.0]
+    """
 
     points: Points
     eta: int
@@ -226,19 +226,16 @@ class Halving:
 
 
 def halving(points: Points, eta: int = 3, *, min_fraction: float = 0.01) -> Halving:
-    """Trains all points a little, one of ``eta`` of them ``eta`` times as far, and so on, by the monitored metric.
+    """Trains all points a little, the best of each ``eta`` of them ``eta`` times as far, and so on.
 
     Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016. With 27
     members and ``eta=3`` that is 27 to 1/27 of the steps, 9 to 1/9, 3 to 1/3 and 1 to the end: the work of 3 full
-    runs. Members are ranked one by one, each seed for itself; a schedule is that of a full run, cut off.
+    runs. Members are ranked one by one, each seed for itself, by the monitored metric; a schedule is that of a full
+    run, cut off. ConfigError if ``eta`` is below 2, or ``min_fraction``, the least length of the first rung as a share
+    of a run, is not above 0 and at most 1.
 
-    Args:
-        points: from `grid`, `zip` or `random`.
-        eta: number of members that compete for a place in the next rung.
-        min_fraction: least length of the first rung, as a share of a run.
-
-    Raises:
-        ConfigError: ``eta`` is below 2, or ``min_fraction`` is not above 0 and at most 1.
+    >>> len(jn.search.halving(jn.grid(learning_rate=[0.1, 0.2, 0.3], seed=range(9))).rungs)
+    4
     """
     if not isinstance(points, Points):
         raise ConfigError(f"halving needs points, as jn.grid and jn.search.random make, not a {type(points).__name__}.")
@@ -276,6 +273,8 @@ def _columns(where: str, axes: Mapping[str, Any], *, distinct: bool = True) -> d
             raise ConfigError(f"{axis} is {values!r}, no list of values: write {name}=[{values!r}].")
         # NumPy's and JAX's scalars become Python numbers.
         column = [value.item() if getattr(value, "shape", None) == () else value for value in values]
+        if arrays := [value for value in column if hasattr(value, "shape")]:
+            raise ConfigError(f"{axis} holds an array of shape {arrays[0].shape}: give numbers, tuples or strings.")
         if not column:
             raise ConfigError(f"{axis} is empty: give it at least one value.")
         twice = next((value for index, value in enumerate(column) if value in column[:index]), None)
@@ -291,8 +290,8 @@ def _points(columns: Mapping[str, list[Any]], rows: Iterable[tuple[Any, ...]]) -
 
 
 def _check_range(where: str, low: float, high: float) -> None:
-    if not low < high or not (math.isfinite(low) and math.isfinite(high)):
-        raise ConfigError(f"{where} goes from {low} to {high}: the first must be below the second, and both finite.")
+    if not (_is_number(low) and _is_number(high) and low < high):
+        raise ConfigError(f"{where} goes from {low!r} to {high!r}: give two finite numbers, the smaller one first.")
 
 
 def _rounded(values: np.ndarray) -> list[float]:

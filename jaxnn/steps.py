@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.nn import unboxed
+from jaxnn.nn import unbox
 from jaxnn.optim import apply_updates, evaluation_params
 from jaxnn.tasks import checked, checked_batch
 from jaxnn.types import Array, Batch, Metrics, Params, PyTree, Task, TrainState
 
-__all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_train_step", "scan_steps"]
+__all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_train_step"]
 
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 type EvaluateStep = Callable[[TrainState, Batch], Metrics]
@@ -24,17 +24,16 @@ type EvaluateStep = Callable[[TrainState, Batch], Metrics]
 def init_train_state(task: Task, optimizer: optax.GradientTransformation, key: jax.Array, batch: Batch) -> TrainState:
     """Returns the state before the first step; pure, so it may be compiled, mapped over keys, or created sharded.
 
-    Args:
-        task: what is trained.
-        optimizer: any Optax optimizer.
-        key: ``[]`` a typed PRNG key, ``jax.random.key(seed)``.
-        batch: one batch; its shapes and dtypes decide the parameters'.
+    ``key`` is a typed PRNG key, and ``batch`` any batch of the right shapes and dtypes. The state holds plain arrays,
+    also if the model names the axes of its parameters (`nn.partitioned`).
 
-    Returns:
-        Plain arrays, also if the model names the axes of its parameters (`nn.partitioned`).
+    >>> task, optimizer = jn.tasks.classification(jn.models.MLP((8, 10))), optax.adam(1e-3)
+    >>> state = jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch)
+    >>> int(state.step), state.params["Dense_1"]["kernel"].shape
+    (0, (8, 10))
     """
     init_key, step_key = jax.random.split(key)
-    params, model_state = unboxed(task.init(init_key, batch))
+    params, model_state = unbox(checked(task).init(init_key, batch))
     return TrainState(jnp.int32(0), params, model_state, optimizer.init(params), step_key)
 
 
@@ -46,15 +45,18 @@ def make_train_step(
     ``metrics`` holds the minimised ``loss`` and the task's own metrics. Optimizers that ask for more than gradients,
     such as ``optax.lbfgs`` or ``reduce_on_plateau``, get ``value``, ``grad`` and ``value_fn``. If each device computes
     with its own rows of the batch, as under ``jax.pmap``, wrap the task: ``tasks.averaged_over(task, axis_name)``.
-
-    Args:
-        task: what is trained.
-        optimizer: any Optax optimizer.
-        value_and_grad: as ``jax.value_and_grad``; ``optim.value_and_grad_of(optimizer)`` gives the gradients of the
-            tables of ``optim.sparse_rows`` by rows.
+    ``value_and_grad`` replaces ``jax.value_and_grad``: ``optim.value_and_grad_of(optimizer)`` computes the gradients
+    of the tables of ``optim.sparse_rows`` by rows.
 
     Raises:
         ConfigError: when traced, a loss that does not return what `Task.loss` must.
+
+    >>> task, optimizer = jn.tasks.classification(jn.models.MLP((8, 10))), optax.adam(1e-3)
+    >>> state = jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch)
+    >>> step = jax.jit(jn.steps.make_train_step(task, optimizer), donate_argnums=0)
+    >>> state, metrics = step(state, batch)
+    >>> sorted(metrics)
+    ['accuracy', 'loss']
     """
     task = checked(task)
     optimizer = optax.with_extra_args_support(optimizer)
@@ -80,11 +82,13 @@ def make_train_step(
 def make_evaluate_step(task: Task) -> EvaluateStep:
     """Returns a pure ``evaluate(state, batch) -> sums``; it uses averaged parameters if the optimizer keeps them.
 
-    Args:
-        task: what is evaluated.
-
     Raises:
         ConfigError: when traced, an evaluation that does not return what `Task.evaluate` must.
+
+    >>> evaluate = jn.steps.make_evaluate_step(jn.tasks.classification(jn.models.MLP((8, 10))))
+    >>> sums = evaluate(run.state, batch)
+    >>> float(sums["count"])  # accuracy is sums["accuracy"] / sums["count"]
+    32.0
     """
     task = checked(task)
 
@@ -97,7 +101,12 @@ def make_evaluate_step(task: Task) -> EvaluateStep:
 
 
 def make_predict_step(task: Task) -> Callable[[TrainState, Array], Any]:
-    """Returns a pure ``predict(state, inputs [batch, ...]) -> outputs``, with the parameters that are evaluated."""
+    """Returns a pure ``predict(state, inputs [batch, ...]) -> outputs``, with the parameters that are evaluated.
+
+    >>> predict = jn.steps.make_predict_step(jn.tasks.classification(jn.models.MLP((8, 10))))
+    >>> predict(run.state, batch.inputs).shape
+    (32, 10)
+    """
 
     def predict(state: TrainState, inputs: Array) -> Any:
         params = evaluation_params(state.params, state.opt_state)
@@ -107,28 +116,18 @@ def make_predict_step(task: Task) -> Callable[[TrainState, Array], Any]:
 
 
 class Totals(NamedTuple):
-    """Sums over the steps of a window, kept on the device.
+    """Sums over the steps of a window, kept on the device."""
 
-    Attributes:
-        sums: for each metric, the sum over the steps; ``[]`` float32.
-        bad_step: ``[]`` int32, the first step after which the loss was not finite, or -1.
-    """
-
-    sums: dict[str, Array]
-    bad_step: Array | np.int32
+    sums: dict[str, Array]  # for each metric, the sum over the steps; ``[]`` float32
+    bad_step: Array | np.int32  # ``[]`` int32, the first step after which the loss was not finite, or -1
 
 
 def scan_steps(
     step: TrainStep, state: TrainState, totals: Totals, rows: PyTree, make_batch: Callable[[Any, jax.Array], Batch]
 ) -> tuple[TrainState, Totals]:
-    """Trains on one batch after another, in a ``lax.scan`` if there are several.
+    """Trains on one batch after another, in a ``lax.scan`` if there are several, and adds metrics to ``totals``.
 
-    Args:
-        step: one update.
-        state: where to start.
-        totals: what is added to.
-        rows: ``[steps, ...]``, what the batch of each step is made from.
-        make_batch: ``(row, step) -> Batch``.
+    ``make_batch(row, step)`` returns the batch of a step from a row of ``rows [steps, ...]``.
     """
 
     def body(carry: tuple[TrainState, Totals], row: Any) -> tuple[tuple[TrainState, Totals], None]:

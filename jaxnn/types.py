@@ -1,4 +1,4 @@
-"""The nouns: what a batch, a state, a task, a data set and an experiment are, and how bad input is named.
+"""Types shared by all packages: batch, state, task, data set, experiment; the errors.
 
 A ``NamedTuple`` of arrays is a pytree and may cross ``jit``. A ``NamedTuple`` of functions is an interface and is
 closed over. A frozen dataclass is a value.
@@ -24,7 +24,7 @@ type ModelState = Mapping[str, Any]
 type Metrics = dict[str, jax.Array]
 
 
-# What fields and options are called elsewhere. A run's length is given in updates, so that epochs are among them.
+# Names of fields and options in other libraries. A run's length is in updates, so epochs are among them.
 USUAL_NAMES = {
     "learning_rate": ("lr", "eta", "step_size"),
     "num_steps": ("epochs", "num_epochs", "n_epochs", "max_epochs", "steps", "max_steps", "iterations", "num_iters"),
@@ -45,9 +45,9 @@ USUAL_NAMES = {
 
 
 class JaxnnError(ValueError):
-    """Input that cannot be used: one line that says what is wrong, where, and what to do.
+    """Invalid input: one line with what is wrong, where, and what to change.
 
-    Command lines print its message alone and exit with status 2; it never stands for a defect of jaxnn.
+    Command lines print its message alone and exit with status 2; defects of jaxnn raise other errors.
     """
 
 
@@ -73,9 +73,11 @@ class Batch(NamedTuple):
     Attributes:
         inputs: ``[batch, ...]``.
         targets: ``[batch, ...]``: integer labels ``[batch]`` to classify, floats to regress.
-        mask: ``[batch]`` float32: 1.0 an example, 0.0 padding that must not count. Losses, metrics and the statistics
-            of ``nn.BatchNorm`` leave it out; another layer that computes across the batch, such as Flax's own
-            BatchNorm, must ask for ``nn.batch_mask()``. Batches of a run are full in training, padded in evaluation.
+        mask: ``[batch]`` float32: 1.0 for an example, 0.0 for padding, which must not count. Losses, metrics and
+            ``nn.BatchNorm`` leave it out; another layer that computes across the batch, such as Flax's BatchNorm, must
+            call ``nn.batch_mask()``. Batches of a run are full in training, padded in evaluation.
+
+    >>> batch = jn.Batch(np.zeros((4, 64), np.float32), np.arange(4), mask=np.ones(4, np.float32))
     """
 
     inputs: Array
@@ -84,14 +86,17 @@ class Batch(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """Everything that changes from step to step, and nothing else: arrays only, so it may be carried and saved.
+    """The state of training: arrays only, so it may be carried by a scan, donated and saved.
 
     Attributes:
         step: ``[]`` int32, the number of updates done.
-        params: what the optimizer updates.
-        model_state: what the model updates itself, such as batch statistics; ``{}`` if nothing.
+        params: the parameters, updated by the optimizer.
+        model_state: updated by the model, such as batch statistics; ``{}`` if there is none.
         opt_state: the optimizer's state.
         key: ``[]`` a typed PRNG key; it never changes, a step's key is folded from it and ``step``.
+
+    >>> int(run.state.step), sorted(run.state.params)
+    (20, ['Dense_0', 'Dense_1'])
     """
 
     step: jax.Array
@@ -102,20 +107,23 @@ class TrainState(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A model together with what it is trained for, as pure functions.
+    """A model and its objective as pure functions.
 
     Attributes:
         init: ``(key, batch) -> (params, model_state)``.
         loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means.
         evaluate: ``(params, model_state, batch) -> sums``: masked sums of each metric over the batch, numbers or
-            arrays, and their ``count``: what a sum is divided by, such as ``batch.mask.sum()``.
+            arrays, and their ``count``, the divisor of the sums, such as ``batch.mask.sum()``.
         predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything.
         derive_metrics: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported;
-            called on the host for one run, or one member of a sweep, at a time. It may add what is no mean, such as a
-            perplexity, and must reduce arrays to numbers. It is tried on ones before training.
+            called on the host for one run, or one member of a sweep, at a time. It may add other metrics, such as a
+            perplexity, and must reduce arrays to numbers. It is tested on made-up means before training.
         check: ``(params, model_state, batch, splits) -> None``, called once before training: raises `DataError` for
             data that the task cannot be trained on, such as labels that the model has no output for. The first three
             are shapes; ``splits`` are the data.
+
+    >>> task = jn.tasks.classification(jn.models.MLP((8, 10)))
+    >>> task = task._replace(derive_metrics=lambda means: {**means, "error": 1 - means["accuracy"]})
     """
 
     init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
@@ -127,14 +135,14 @@ class Task(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """All examples of one split: what is put on the device once and gathered from."""
+    """All examples of one split, put on the device once."""
 
     inputs: Array  # ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time
     targets: Array  # ``[examples, ...]``
 
 
 class Source(Protocol):
-    """One split as the loop sees it: the batch of a step is a pure function of ``(seed, step)``."""
+    """One split of the data: the batch of a step is a pure function of ``(seed, step)``."""
 
     @property
     def examples(self) -> Examples | None:
@@ -142,7 +150,7 @@ class Source(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """How many examples the split holds."""
+        """The number of examples in the split."""
 
     @property
     def targets(self) -> Array:
@@ -152,7 +160,7 @@ class Source(Protocol):
         """The examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
 
     def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
-        """Which examples each of ``steps [k]`` trains on: ``[k, batch]`` int32; NumPy in, NumPy out."""
+        """The indices of the examples of each of ``steps [k]``: ``[k, batch]`` int32; NumPy in, NumPy out."""
 
     def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
         """Rows ``[batch, ...]`` as a batch that is ready for a model; pure, to be traced."""
@@ -164,18 +172,22 @@ class Source(Protocol):
         """Random augmentation of a training batch; the identity if there is none."""
 
     def fingerprint(self, digest: Any) -> None:
-        """Feeds ``digest``, of ``hashlib``, with what distinguishes these examples from others."""
+        """Updates ``digest``, of ``hashlib``, with the content of the examples."""
 
 
 class Splits(NamedTuple):
-    """A data set: its sources and what is known of it.
+    """A data set: its sources, name and classes.
 
     Attributes:
-        train: what is trained on.
+        train: the training split.
         test: the split for the final evaluation, or None.
-        validation: the split that is evaluated during training, or None: then ``test`` is.
+        validation: the split that is evaluated during training; if None, ``test`` is.
         name: the data set's name, for reports.
-        class_names: one name a class for labels 0, 1, …; empty if targets are not labels.
+        class_names: one name per class for labels 0, 1, …; empty if targets are not labels.
+
+    >>> splits = jn.data.arrays(train=(np.zeros((8, 2)), np.arange(8) % 2), test=(np.ones((4, 2)), np.arange(4) % 2))
+    >>> splits.train.num_examples, splits.eval_split
+    (8, 'test')
     """
 
     train: Source
@@ -184,26 +196,43 @@ class Splits(NamedTuple):
     name: str = "arrays"
     class_names: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        parts = [f"{source.num_examples:,} {name}" for name, source in self.named().items()]
+        if self.train.examples is None:
+            parts.append("streamed")
+        else:
+            inputs = self.train.examples.inputs
+            parts.append(f"inputs {inputs.dtype} {list(inputs.shape[1:])}")
+        parts += [f"{len(self.class_names):,} classes"] if self.class_names else []
+        return f"Splits({self.name}: {', '.join(parts)})"
+
     @property
     def eval_split(self) -> str | None:
         """The name of the split evaluated during training: ``validation`` if there is one, else ``test``; or None."""
         return next((name for name in ("validation", "test") if name in self.named()), None)
 
     def named(self) -> dict[str, Source]:
-        """The splits that are there, by name, ``train`` first."""
+        """The splits that are not None, by name, ``train`` first."""
         splits = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: source for name, source in splits.items() if source is not None}
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment[Config]:
-    """An experiment as a value: what is computed, as a config and three functions of it.
+    """An experiment as a value: a config and three functions of it.
 
     Attributes:
         config: a frozen dataclass with at least ``batch_size``, ``num_steps`` and ``seed``.
         data: ``config -> Splits``; called outside the compiled program, once.
         task: ``config -> Task``; called inside the compiled program, where float fields may be tracers.
         optimizer: ``config -> optax.GradientTransformation``; likewise.
+
+    >>> experiment = jn.Experiment(
+    ...     experiment.config,  # a frozen dataclass of the user
+    ...     data=lambda config: jn.data.digits(),
+    ...     task=lambda config: jn.tasks.classification(jn.models.MLP((32, 10))),
+    ...     optimizer=lambda config: optax.adam(config.learning_rate),
+    ... )
     """
 
     config: Config
@@ -221,14 +250,14 @@ class Experiment[Config]:
             if not callable(value := getattr(self, name)):
                 raise ConfigError(
                     f"an experiment's {name} must be a function of its config, not a {type(value).__name__}: pass "
-                    f"lambda config: ..., as a call of it is made for each config."
+                    "lambda config: ..., because each config has its own."
                 )
 
     def replace(self, **fields: Any) -> Experiment[Config]:
-        """The same experiment with other values for some config fields.
+        """Returns the experiment with other values for some config fields; ConfigError names unknown ones.
 
-        Raises:
-            ConfigError: a field the config does not have; the message names the ones it has.
+        >>> experiment.replace(learning_rate=0.01).config.learning_rate
+        0.01
         """
         known = [field.name for field in dataclasses.fields(self.config)]  # type: ignore[arg-type]
         for name in fields:
@@ -239,10 +268,7 @@ class Experiment[Config]:
 
 
 def named_object(name: str, option: str) -> Any:
-    """What ``package.module:name`` names, imported, also from the working directory.
-
-    ConfigError, which names the ``option`` that has it as its value, if it is not of that form or there is none.
-    """
+    """Imports the object ``package.module:name``, also from the working directory; ConfigError names ``option``."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise ConfigError(f"{option} is {name!r}, and must be MODULE:NAME, such as my_package.my_module:my_object.")
@@ -255,7 +281,7 @@ def named_object(name: str, option: str) -> Any:
 
 
 def suggest(word: object, known: Iterable[str]) -> str:
-    """``did you mean 'x'? Known are 'x', 'y'``: the nearest of ``known`` to ``word``, then all of them."""
+    """Returns ``did you mean 'x'? Known are 'x', 'y'``: the nearest of ``known`` to ``word``, then all."""
     known = sorted(known)
     near = nearest(word, known)
     listed = ", ".join(map(repr, known)) or "none"
@@ -263,7 +289,7 @@ def suggest(word: object, known: Iterable[str]) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """That of ``known`` which ``word`` usually means elsewhere, or is most like; None: nothing is like it."""
+    """The name in ``known`` that ``word`` means in other libraries or is spelled like; None if there is none."""
     known = sorted(known)
     usual = (name for name in known if word in USUAL_NAMES.get(name.rpartition(".")[2], ()))
     return next(usual, None) or next(iter(difflib.get_close_matches(str(word), known, n=1)), None)

@@ -1,4 +1,4 @@
-"""Runs of several processes on this machine: started for real, over the loopback, and ended whatever happens."""
+"""Runs of several real processes on this machine, which are always ended."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from typing import Any
 
 from tests.shell import ROOT
 
-# What of a cluster, or for JAX, may be in the environment that tests run in.
+# Prefixes of variables of clusters and of JAX, which the environment of the tests may have.
 FOREIGN = ("SLURM_", "OMPI_", "KUBERNETES_", "JAX_", "XLA_", "TPU_", "JAXNN_CLUSTER_")
-# The pieces in which Gloo says that it is connected; its threads, one a device, put theirs between each other's.
+# Gloo's messages about its connections; its threads, one per device, print them in pieces.
 GLOO = re.compile(r"\d*(\[Gloo\] Rank | is connected to | peer ranks\. |Expected number of [a-z ]+ is : )\d*")
-# What a snippet finds: its rank, and a sum over the devices of all processes, waited for or only begun.
+# The names in a snippet: its rank, a sum over the devices of all processes, and helpers.
 PRELUDE = """
 import functools, os, signal, sys, time
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxnn as jn
 from jaxnn.cli import ClusterOptions, exit_on_user_error, processes
-from jaxnn.parallel import *
+from jaxnn.parallel import (
+    StopVote, all_agree, broadcast_from_primary, is_primary, process_count, set_resume_hint
+)
 
 rank, count = int(sys.argv[1]), int(sys.argv[2])
 jax.config.update("jax_platforms", "cpu")
@@ -40,16 +42,25 @@ jax.config.update("jax_num_cpu_devices", int(sys.argv[3]))
 @functools.cache
 def adding():
     mesh = jax.make_mesh((jax.device_count(),), ("all",), axis_types=(AxisType.Auto,))
-    spread, same = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
-    return jax.jit(lambda values: values.sum(), out_shardings=same), spread
+    sharded, replicated = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
+    return jax.jit(lambda values: values.sum(), out_shardings=replicated), sharded
 
-def begin(value):
-    add, spread = adding()
-    mine = np.full(jax.local_device_count(), value, np.float32)
-    return add(jax.make_array_from_process_local_data(spread, mine))
+def start_total(value):
+    add, sharded = adding()
+    local = np.full(jax.local_device_count(), value, np.float32)
+    return add(jax.make_array_from_process_local_data(sharded, local))
 
 def total(value):
-    return float(begin(value))
+    return float(start_total(value))
+
+def error_of(function, *arguments):
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def fail(error):
+    raise error
 
 def say(*words):
     print(*words, flush=True)
@@ -58,13 +69,12 @@ def say(*words):
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """A process that has ended: its exit status, negative for a signal, and what it said."""
+    """A process that has ended: its exit status, negative for a signal, and its output."""
 
     rank: int
     status: int
     out: str
     err: str
-    seconds: float
 
 
 @dataclasses.dataclass
@@ -73,18 +83,17 @@ class Started:
 
     processes: list[subprocess.Popen[bytes]]
     folder: Path
-    since: float = dataclasses.field(default_factory=time.monotonic)
 
-    def said(self, rank: int, stream: str = "out") -> str:
+    def output(self, rank: int, stream: str = "out") -> str:
         return (self.folder / f"{rank}.{stream}").read_text()
 
     def wait_for(self, text: str, ranks: Sequence[int] | None = None, seconds: float = 60) -> None:
         """Waits until each of ``ranks``, default all, has printed ``text``."""
         deadline = time.monotonic() + seconds
         for rank in range(len(self.processes)) if ranks is None else ranks:
-            while text not in self.said(rank):
-                told = f"process {rank} did not say {text!r}: {self.said(rank)}{self.said(rank, 'err')}"
-                assert time.monotonic() < deadline and self.processes[rank].poll() is None, told
+            while text not in self.output(rank):
+                failure = f"process {rank} did not print {text!r}: {self.output(rank)}{self.output(rank, 'err')}"
+                assert time.monotonic() < deadline and self.processes[rank].poll() is None, failure
                 time.sleep(0.02)
 
     def signal(self, rank: int, signum: int = signal.SIGKILL) -> None:
@@ -98,10 +107,9 @@ class Started:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                said = "\n".join(self.said(other) + self.said(other, "err") for other in range(len(self.processes)))
-                raise AssertionError(f"process {rank} did not end within {seconds:g} s: {said}") from None
-            took = time.monotonic() - self.since
-            done.append(Done(rank, process.returncode, self.said(rank), errors(self.said(rank, "err")), took))
+                outputs = [self.output(one) + self.output(one, "err") for one in range(len(self.processes))]
+                raise AssertionError(f"process {rank} did not end within {seconds:g} s: {outputs}") from None
+            done.append(Done(rank, process.returncode, self.output(rank), errors(self.output(rank, "err"))))
         return done
 
 
@@ -109,23 +117,23 @@ class Started:
 def started(
     commands: Sequence[Sequence[object]], *variables: Mapping[str, str], **environment: str
 ) -> Iterator[Started]:
-    """Starts commands side by side, each in a session of its own; what is left of them is killed at the end.
+    """Starts commands side by side, each in its own session; they are killed at the end if they still run.
 
     Args:
         commands: of each process.
-        *variables: of each process, where they differ.
+        *variables: of each process, if they differ.
         **environment: of all processes.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    # A process that crashes says where.
+    # A process that crashes prints its stack.
     clean |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **environment}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         running = Started([], Path(folder))
         for rank, command in enumerate(commands):
             out, err = (stack.enter_context((running.folder / f"{rank}.{name}").open("wb")) for name in ("out", "err"))
             own = clean | dict(variables[rank] if variables else {})
-            words = list(map(str, command))
-            process = subprocess.Popen(words, stdout=out, stderr=err, env=own, cwd=ROOT, start_new_session=True)
+            line = list(map(str, command))
+            process = subprocess.Popen(line, stdout=out, stderr=err, env=own, cwd=ROOT, start_new_session=True)
             stack.callback(_end, process)
             running.processes.append(process)
         yield running
@@ -139,25 +147,23 @@ def start(
     ranks: Sequence[int] | None = None,
     flags: Mapping[str, Any] | None = None,
     variables: Sequence[Mapping[str, str]] = (),
-    before: str = "",
     **environment: str,
 ) -> contextlib.AbstractContextManager[Started]:
     """Starts a snippet in ``count`` processes that have joined each other.
 
     Args:
-        code: what each does once it has joined; ``rank``, ``count``, ``total`` and ``say`` are there.
-        count: how many processes there are to be.
-        devices: how many CPU devices each has.
-        ranks: those that are started; default: all.
-        flags: fields of ``ClusterOptions``, beside or instead of where process 0 is.
-        variables: of each process, where they differ.
-        before: what each does before it joins.
+        code: runs in each process once it has joined, with the names of ``PRELUDE``.
+        count: number of processes of the run.
+        devices: number of CPU devices of each.
+        ranks: the processes to start; default: all.
+        flags: further fields of ``ClusterOptions``.
+        variables: of each process, if they differ.
         **environment: variables of all.
     """
     where = {"coordinator": f"127.0.0.1:{free_port()}", "num_processes": count, "start_timeout": 30.0}
     options = "".join(f", {name}={value!r}" for name, value in {**where, **(flags or {})}.items())
     body = f"with exit_on_user_error(), processes(ClusterOptions(**{{'process_id': rank}} | dict({options[2:]}))):\n"
-    program = PRELUDE + before + body + textwrap.indent(textwrap.dedent(code).strip(), "    ")
+    program = PRELUDE + body + textwrap.indent(textwrap.dedent(code).strip(), "    ")
     return started(
         [[sys.executable, "-c", program, rank, count, devices] for rank in (range(count) if ranks is None else ranks)],
         *variables,
@@ -172,7 +178,7 @@ def run(code: str, count: int = 2, *, seconds: float = 60, **how: Any) -> list[D
 
 
 def free_port(first: int = 0, last: int = 0) -> int:
-    """A port of the loopback interface that is free now; of a range, where one is given."""
+    """A free port of the loopback interface, in a range if one is given."""
     for port in random.sample(range(first, last + 1), last + 1 - first):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -181,14 +187,14 @@ def free_port(first: int = 0, last: int = 0) -> int:
     raise AssertionError("no port is free")
 
 
-def words(said: str) -> list[str]:
-    """The lines that a process printed, without Gloo's and what is left of those: numbers alone."""
-    return [line for line in said.splitlines() if GLOO.sub("", line).strip(" 0123456789")]
+def words(output: str) -> list[str]:
+    """The lines that a process printed, without Gloo's and their remnants, which are numbers."""
+    return [line for line in output.splitlines() if GLOO.sub("", line).strip(" 0123456789")]
 
 
-def errors(said: str) -> str:
-    """What a process said on standard error, without what belongs to the machine it ran on."""
-    return "".join(line for line in said.splitlines(keepends=True) if "cpu_feature_guard" not in line)
+def errors(output: str) -> str:
+    """The standard error of a process, without messages about its machine."""
+    return "".join(line for line in output.splitlines(keepends=True) if "cpu_feature_guard" not in line)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""An experiment for runs of several processes, as a script: dropout, Adam, and matrices that are worth splitting.
+"""An experiment for runs of several processes, as a script: dropout, Adam, and matrices that are worth sharding.
 
 Command   python tests/several.py NUM_DEVICES [flags]
 """

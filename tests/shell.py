@@ -1,4 +1,4 @@
-"""Command lines as a user meets them: what they say when they fail, and whole processes."""
+"""Command lines as users run them: their error messages, and processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def fails(
     capsys: pytest.CaptureFixture[str], command: Callable[[list[str]], Any], *arguments: object, status: int = 2
 ) -> str:
-    """What ``command`` says on standard error, in one line, when it fails on ``arguments`` with that status."""
+    """Returns the standard error of ``command``, in one line, after it failed on ``arguments`` with that status."""
     with pytest.raises(SystemExit) as caught:
         command(list(map(str, arguments)))
     said = capsys.readouterr()
@@ -27,7 +27,7 @@ def fails(
 
 
 def python(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, from the repository."""
+    """Runs Python in a separate process, from the repository."""
     command = [sys.executable, *map(str, words)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, timeout=120)

@@ -1,4 +1,4 @@
-"""Sweeps as they are recorded, written by hand: for the tests of what is read, asked, compared and drawn."""
+"""Sweep records written by hand, without training: for tests of reading, selecting, comparing and drawing."""
 
 from __future__ import annotations
 
@@ -12,76 +12,56 @@ from jaxnn.sweeps import Sweep, open_sweep
 
 BASE = {"learning_rate": 0.1, "features": [8, 8], "model": {"dropout": 0.0}, "num_steps": 20, "seed": 0}
 SCALES = {"learning_rate": "log", "model.dropout": "linear", "seed": "nominal"}
+SUMMARY = {"seconds": 2.5, "spent": {"train": 2.0}, "member_steps": 2468, "member_steps_per_second": 1234.0}
 
 
 def member(index: int, point: Mapping[str, Any], loss: float | None = None, **changes: Any) -> dict[str, Any]:
     """A line of ``members.jsonl``: finished with a test loss and an accuracy that follows from it."""
     metrics = {} if loss is None else {"train_loss": loss / 2, "test_loss": loss, "test_accuracy": 1 - loss / 10}
     line = {
-        "member": index,
-        "point": dict(point),
-        "config": nested(BASE, point),
-        "group": 0,
-        "status": "finished",
-        "step": 20,
-        "final": metrics,
-        "best": {"step": 10, **metrics} if metrics else {},
-        "error": None,
-        "dir": None,
+        **{"member": index, "point": dict(point), "config": nested(BASE, point), "status": "finished", "step": 20},
+        **{"final": metrics, "best": {"step": 10, **metrics} if metrics else {}, "error": None, "dir": None},
     }
     return line | changes
 
 
 def nested(config: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the fields of a point, which may be dotted."""
-    found = json.loads(json.dumps(config))
+    found = dict(config)
     for name, value in point.items():
-        *heads, last = name.split(".")
-        inner = found
-        for head in heads:
-            inner = inner[head]
-        inner[last] = value
+        head, _, rest = name.partition(".")
+        found[head] = nested(found[head], {rest: value}) if rest else value
     return found
 
 
 def write(
     path: Path, members: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]] = (), **changes: Any
 ) -> Path:
-    """A sweep's directory; its axes are the fields of the points."""
+    """A sweep's directory; its axes are the fields of the points. By default each member reported once, at its end."""
     path.mkdir(parents=True, exist_ok=True)
-    names = dict.fromkeys(name for line in members for name in line["point"])
     axes = []
-    for name in names:
+    for name in dict.fromkeys(name for line in members for name in line["point"]):
         values = {json.dumps(line["point"][name]): line["point"][name] for line in members}
         axes.append({"name": name, "values": list(values.values()), "scale": SCALES.get(name, "nominal")})
     facts = {
-        "name": "tiny",
-        "status": "finished",
-        "started": "2026-01-02T03:04:05+0000",
-        "config": BASE,
-        "axes": axes,
-        "monitor": "test_loss",
-        "higher_is_better": False,
-        "options": {},
-        "groups": [],
-        "summary": {
-            **{"member_steps_per_second": 1234.0, "member_steps": 2468, "spent": {"train": 2.0}},
-            **{"seconds": 2.5, "num_compilations": 1},
-        },
+        **{"name": "tiny", "status": "finished", "started": "2026-01-02T03:04:05+0000", "config": BASE, "axes": axes},
+        **{"monitor": "test_loss", "higher_is_better": False, "options": {"shard": None}, "points": []},
+        "groups": [{"members": [line["member"] for line in members]}],
+        "summary": {**SUMMARY, "num_compilations": 1},
     }
     write_json(path / "sweep.json", facts | changes)
     (path / "members.jsonl").write_text("".join(map(json_line, members)))
-    (path / "metrics.jsonl").write_text("".join(map(json_line, lines)))
+    last = [{"member": line["member"], "step": line["step"]} for line in members if line["step"]]
+    (path / "metrics.jsonl").write_text("".join(map(json_line, lines or last)))
     return path
 
 
 def sweep(path: Path, points: Mapping[tuple[Any, ...], float | None], *names: str, **changes: Any) -> Sweep:
-    """A finished sweep over ``names`` with a test loss a point, and two reports a member; None: it diverged."""
+    """A finished sweep over ``names`` with a test loss per point and two reports per member; None: it diverged."""
     members, lines = [], []
     for index, (values, loss) in enumerate(points.items()):
-        point = dict(zip(names, values, strict=True))
-        lost = {} if loss is not None else {"status": "diverged", "step": 10, "final": {"test_loss": "nan"}}
-        members.append(member(index, point, loss, **lost))
+        diverged = {} if loss is not None else {"status": "diverged", "step": 10, "final": {"test_loss": "nan"}}
+        members.append(member(index, dict(zip(names, values, strict=True)), loss, **diverged))
         for step in (10, 20) if loss is not None else (10,):
             lines.append({"member": index, "step": step, "test_loss": 20 * (loss or 1.0) / step})
     return open_sweep(write(path, members, lines, **changes))

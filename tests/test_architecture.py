@@ -1,13 +1,17 @@
-"""The architecture's rules: imports go down and through front doors, modules are private, names are unique."""
+"""Rules of the architecture: imports go down and through packages, modules are private, names are unique."""
 
 import ast
 import collections
+import importlib
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+import jaxnn
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
@@ -29,8 +33,17 @@ LEVELS = (
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages}
 LAZY = ("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain")
-# The second gives worker processes an environment of their own; the third reads a secret.
+# The second sets the environment of worker processes; the third reads a secret.
 ENVIRONMENT = ("data/_files.py", "data/_grain.py", "parallel/_link.py")
+MOST_TOP_LEVEL_NAMES = 40
+# Exceptions that are left: a package without `__all__`, and tests that import private modules.
+WITHOUT_ALL = ["cli"]
+PRIVATE_IMPORTS = [
+    *("engine/test_windows.py", "nn/test_nn_attention.py", "nn/test_nn_convolution.py", "nn/test_nn_dropout.py"),
+    *("nn/test_nn_recurrent.py", "observe/test_traced_programs.py", "optim/test_optim_rowwise.py"),
+    *("run/test_resume_devices.py", "run/test_startup_report.py", "run/test_watchdog.py"),
+    *("sweeps/test_sweep_statistics.py", "sweeps/test_sweep_tracing.py"),
+]
 
 
 def package_of(path: pathlib.Path) -> str:
@@ -62,7 +75,7 @@ def test_imports_go_strictly_down() -> None:
 
 
 @pytest.mark.parametrize("folder", ["jaxnn", "experiments"])
-def test_packages_are_imported_through_their_front_door(folder: str) -> None:
+def test_packages_are_imported_as_a_whole(folder: str) -> None:
     wrong = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         own = package_of(path) if folder == "jaxnn" else ""
@@ -70,6 +83,19 @@ def test_packages_are_imported_through_their_front_door(folder: str) -> None:
             if module.startswith("jaxnn.") and module.count(".") > 1 and module.split(".")[1] != own:
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert not wrong
+
+
+def test_packages_list_their_public_names() -> None:
+    packages = [package_of(path) for path in LIBRARY if path.name == "__init__.py" and path.parent.name != "jaxnn"]
+    modules = {package: importlib.import_module(f"jaxnn.{package}") for package in packages}
+    assert {package for package, module in modules.items() if "__all__" not in vars(module)} <= {*WITHOUT_ALL}
+    assert len(jaxnn.__all__) <= MOST_TOP_LEVEL_NAMES
+
+
+def test_tests_import_no_private_modules() -> None:
+    private = re.compile(r"jaxnn\.[a-z]+\._[a-z]")
+    tests = {path.relative_to(ROOT / "tests").as_posix(): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    assert {name for name, text in tests.items() if private.search(text)} <= {*PRIVATE_IMPORTS}
 
 
 def test_modules_of_a_package_are_private_and_named_once() -> None:
@@ -85,7 +111,7 @@ def test_modules_of_a_package_are_private_and_named_once() -> None:
     assert not [name for name, count in (files + classes).items() if count > 1]
 
 
-def test_folders_and_files_are_of_a_size_to_be_read() -> None:
+def test_folders_and_files_stay_small() -> None:
     folders = collections.Counter(path.parent for path in LIBRARY if path.name != "__init__.py")
     assert max(folders.values()) <= 12
     assert not [str(path) for path in LIBRARY if len(path.read_text().splitlines()) > 400]
@@ -95,8 +121,9 @@ def test_private_modules_of_other_libraries_are_imported_in_one_file() -> None:
     wrong = []
     for path in LIBRARY:
         for module in imports(path):
-            private = any(part.startswith("_") and part != "__future__" for part in module.split(".")[1:])
-            if private and not module.startswith("jaxnn") and path.name != "_compat.py":
+            parts = module.split(".")
+            private = parts[0] == "jaxlib" or any(part.startswith("_") for part in parts[1:])
+            if private and parts[0] != "jaxnn" and path.name != "_compat.py":
                 wrong.append(f"{path.relative_to(ROOT)} imports {module}")
     assert not wrong
 

@@ -1,9 +1,10 @@
-"""What jaxnn uses of other libraries' private modules is still there, and what it silences is silent."""
+"""The private names of other libraries that jaxnn uses exist, and the messages that it silences are silent."""
 
 from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 import traceback
 import types
@@ -14,20 +15,30 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
+from jaxnn import _compat
+from tests import processes
 
 
-def test_private_name_of_orbax_is_still_there(tmp_path: Path) -> None:
-    """If this fails, find out how Orbax counts what TensorStore wrote now: asking leaks 16 KiB a checkpoint."""
+def test_private_name_of_orbax_exists_and_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, find how Orbax now counts the bytes that TensorStore wrote: that leaks 16 KiB per checkpoint."""
     utilities = importlib.import_module("orbax.checkpoint._src.serialization.tensorstore_utils")
     assert hasattr(utilities, "get_tensorstore_raw_bytes")
     jn.save_checkpoint(tmp_path / "state", {"w": np.arange(3.0)})
     assert utilities.get_tensorstore_raw_bytes() == 0
-
-
-def test_saving_works_without_the_private_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orbax.checkpoint._src.serialization.tensorstore_utils", None)
-    jn.save_checkpoint(tmp_path / "state", {"w": np.arange(3.0)})
-    assert jn.load_checkpoint(tmp_path / "state")["w"].tolist() == [0, 1, 2]
+    jn.save_checkpoint(tmp_path / "without", {"w": np.arange(3.0)})
+    assert jn.load_checkpoint(tmp_path / "without")["w"].tolist() == [0, 1, 2]
+
+
+def test_missing_private_names_of_jax_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _compat.coordination_client() is None
+    for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
+        monkeypatch.delenv(name)
+    assert _compat.detect_cluster(1) == (None, None, None)
+    for module, call in (("distributed", _compat.coordination_client), ("clusters", lambda: _compat.detect_cluster(1))):
+        monkeypatch.setitem(sys.modules, f"jax._src.{module}", None)
+        with pytest.raises(jn.ConfigError, match=r"several processes do not work with jax .*: install jax"):
+            call()
 
 
 def failing_in(path: str) -> OSError:
@@ -53,14 +64,14 @@ def test_writes_of_orbax_that_fail_together_are_reported_once(
     ]
     for unraisable in (closed, *others):
         sys.unraisablehook(unraisable)  # type: ignore[arg-type]
-    assert reported == others, "what is not Orbax's must be reported, and once"
+    assert reported == others, "errors of others must be reported, and once"
     asyncio_log = logging.getLogger("asyncio")
-    for place in ("/site-packages/orbax/checkpoint/x.py", "/home/me/mine.py"):
-        asyncio_log.error("Future exception was never retrieved", exc_info=failing_in(place))
-    # As a future of TensorStore's that no one awaited has it: raised nowhere.
+    for path in ("/site-packages/orbax/checkpoint/x.py", "/home/me/mine.py"):
+        asyncio_log.error("Future exception was never retrieved", exc_info=failing_in(path))
+    # As in a future of TensorStore that is never awaited: the error has no traceback.
     refused = ValueError("Failed to write 211 bytes: No space left on device [tensorstore_spec='{}']")
     asyncio_log.error("Future exception was never retrieved", exc_info=(ValueError, refused, None))
     asyncio_log.error("without an error")
-    (own, without) = [record for record in caplog.records if record.name == "asyncio"]
-    assert own.exc_info is not None and without.exc_info is None
-    assert traceback.extract_tb(own.exc_info[2])[-1].filename == "/home/me/mine.py"
+    (users, without) = [record for record in caplog.records if record.name == "asyncio"]
+    assert users.exc_info is not None and without.exc_info is None
+    assert traceback.extract_tb(users.exc_info[2])[-1].filename == "/home/me/mine.py"

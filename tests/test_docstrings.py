@@ -88,7 +88,7 @@ REAL = {
     for name in ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms_spam")
 }
 REAL |= {"jn.data.ag_news(": "ag_news_test"}
-NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn}
+NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -28,7 +28,7 @@ def data(config):
 
 
 def task(config):
-    return jn.tasks.binary_classification(jn.models.BagOfTokens(1, vocabulary_size=VOCABULARY))
+    return jn.tasks.binary_classification(jn.models.FastText(1, vocabulary_size=VOCABULARY))
 
 
 experiment = jn.Experiment(Config(), data, task, lambda config: optax.adam(1e-3))

@@ -24,7 +24,7 @@ def data(config):
 
 
 def task(config):
-    return jn.tasks.classification(jn.models.BagOfTokens(4, vocabulary_size=20_000, features=64, pad_id=0))
+    return jn.tasks.classification(jn.models.FastText(4, vocabulary_size=20_000, features=64, pad_id=0))
 
 
 experiment = jn.Experiment(Config(), data, task, lambda config: optax.adam(3e-3))

@@ -24,7 +24,7 @@ def data(config):
 
 
 def task(config):
-    return jn.tasks.classification(jn.models.TextGenerator(39), auxiliary_weight=0.2)
+    return jn.tasks.classification(jn.models.TextGenRNN(39), auxiliary_weight=0.2)
 
 
 experiment = jn.Experiment(Config(), data, task, lambda config: optax.adam(jn.schedules.inverse_time(1e-3, 1e-4)))

@@ -167,7 +167,7 @@ def stepping(step: Any, state: Any, batch: Any, length: int, *, scan: bool = Fal
 def table_step(tx: Any) -> Call:
     """Returns a training step of averaged embeddings from a table of 1.2 million rows."""
     ids = jax.random.randint(jax.random.key(0), (32, 400), 0, 1_200_000)
-    model = models.BagOfTokens(2, vocabulary_size=1_200_000, features=50)
+    model = models.FastText(2, vocabulary_size=1_200_000, features=50)
     return stepping(*training(model, ids, tx, 2), length=1)
 
 

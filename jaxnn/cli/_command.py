@@ -1,11 +1,11 @@
-"""The ``jaxnn`` command: which devices there are, which runs, what one of them did, and benchmarks."""
+"""The ``jaxnn`` command: lists devices and runs, shows, plots and compares runs, and runs benchmarks."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import tyro
 from jaxnn.bench import bench as measure
 from jaxnn.bench import find_studies, findings_table, load_study
 from jaxnn.bench import merge as merge_pages
-from jaxnn.cli._process import INTERRUPTED, exit_on_user_error
+from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
-from jaxnn.sweeps import best_label, count_by_status, open_sweep
+from jaxnn.run import format_split
 from jaxnn.sweeps import compare as compare_sides
+from jaxnn.sweeps import count_by_status, open_sweep
 from jaxnn.types import ConfigError, JaxnnError, RecordError
 
 _OUT = Path("runs/bench")
@@ -26,14 +27,27 @@ _OUT = Path("runs/bench")
 
 def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
-    functions = {function.__name__: function for function in (devices, runs, show, plot, compare, bench)}
-    arguments = None if argv is None else list(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_user_error(owns_process=argv is None):
-        tyro.extras.subcommand_cli_from_dict(functions, prog="jaxnn", description=__doc__, args=arguments)
+        with one_line_errors():
+            calls = {function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, bench)}
+            arguments = arguments or ["--help"]
+            call = tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)
+        call()
+
+
+def _deferred(function: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """``function`` for the parser, which calls it: binds its arguments."""
+
+    @functools.wraps(function)
+    def bind(*arguments: Any, **options: Any) -> Callable[[], None]:
+        return functools.partial(function, *arguments, **options)
+
+    return bind
 
 
 def devices() -> None:
-    """Backends, devices, memory and versions; and why a GPU that is there is not used."""
+    """Prints backends, devices, memory and versions, and why a GPU is not used: jaxnn devices."""
     described = describe_devices()
     print(f"backend   {described['backend']}, {described['cpu_count']} CPU cores")
     for device in described["devices"]:
@@ -46,7 +60,7 @@ def devices() -> None:
 
 
 def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
-    """A table of the runs and sweeps recorded at or below a directory, oldest first.
+    """Lists the runs and sweeps recorded at or below a directory, oldest first: jaxnn runs.
 
     Args:
         directory: where to look.
@@ -63,7 +77,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
                 step = str(max((member.step for member in sweep.members), default=0))
                 rate, shown = sweep.summary.get("member_steps_per_second"), ""
                 with contextlib.suppress(ConfigError):  # no member is best
-                    shown = f"{best_label(best := sweep.best())} {_metrics(best.metrics())}"
+                    shown = f"best {_metrics(sweep.best().metrics())}"
             else:
                 facts, lines = read_run(path), read_metrics(path)
                 step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"
@@ -78,7 +92,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
 
 
 def show(run: tyro.conf.Positional[Path], /) -> None:
-    """What one run computed, how, where, and its result; of a sweep, the results of its members.
+    """Shows a run's config, options, time and result, or a sweep's results: jaxnn show runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
@@ -96,6 +110,8 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
     with _damage_named(run):
         shown["devices"] = [device["kind"] for device in facts["devices"]["devices"]]
         shown["versions"] = facts["devices"]["versions"]
+        seconds = (facts.get("summary") or {}).get("seconds")
+        shown["time"] = f"{sum(seconds.values()):.2f} s ({format_split(seconds)})" if seconds else None
     shown["final"] = _metrics(final_metrics(read_metrics(run)))
     for name, value in shown.items():
         if value is not None:
@@ -103,7 +119,7 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
 
 
 def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None:
-    """Draws the curves of a run, or the results of a sweep, as a PNG picture.
+    """Draws the curves of a run, or the results of a sweep, as PNG: jaxnn plot runs/digits_mlp/….
 
     Args:
         run: the directory of a run or a sweep.
@@ -122,13 +138,15 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
     print(path)
 
 
-def compare(a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], /, *, metric: str | None = None) -> None:
-    """Whether B is better than A: runs or sweeps, paired by their seeds.
+def compare(
+    a: tyro.conf.Positional[Path], b: tyro.conf.Positional[Path], metric: tyro.conf.Positional[str | None] = None, /
+) -> None:
+    """Compares B with A, runs or sweeps, paired by seeds: jaxnn compare runs/A runs/B test_accuracy.
 
     Args:
         a: the directory of a run or a sweep.
-        b: the directory of what is compared with it.
-        metric: to compare by, such as test_accuracy; default: the one A monitored.
+        b: the directory of the run or the sweep to compare with it.
+        metric: such as test_accuracy; default: the monitored metric of A.
     """
     left, right = (open_sweep(path) if is_sweep(path) else path for path in (a, b))
     print(printable(compare_sides(left, right, metric)))
@@ -142,7 +160,7 @@ def bench(
     quick: bool = False,
     out: Path = _OUT,
 ) -> None:
-    """Measures studies on the devices at hand; without a name, lists the studies of this checkout.
+    """Measures studies on the devices here, or lists them if none is named: jaxnn bench latency --quick.
 
     Args:
         names: studies, or ``all``, or paths of files that define a STUDY; or ``merge`` and the folders of several
@@ -160,13 +178,13 @@ def bench(
         return
     if names[0] == "merge":
         if out == _OUT:
-            raise ConfigError("merge needs a folder of its own for the page: give --out DIR.")
+            raise ConfigError("merge needs another folder for the page: give --out DIR.")
         results = merge_pages(names[1:], out)
     else:
         studies = list(known.values()) if names == ("all",) else [load_study(name, known) for name in names]
         kinds = None if devices is None else [kind.strip() for kind in devices.split(",") if kind.strip()]
         try:
-            say = partial(print, file=sys.stderr, flush=True)
+            say = functools.partial(print, file=sys.stderr, flush=True)
             results = measure(*studies, devices=kinds, quick=quick, out=out, say=say)
         except KeyboardInterrupt:
             print(f"interrupted; the figures of the studies before are in {out}", file=sys.stderr)

@@ -21,10 +21,11 @@ from jaxnn.cli._process import (
     check_alone,
     enable_compile_cache,
     exit_on_user_error,
+    one_line_errors,
     processes,
     use_all_cores,
 )
-from jaxnn.engine import RunOptions
+from jaxnn.engine import RunOptions, with_changes
 from jaxnn.record import config_from_json, is_sweep, read_run
 from jaxnn.run import Run, fit
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
@@ -36,11 +37,10 @@ if TYPE_CHECKING:
 
 COMMANDS = ("run", "sweep", "plan", "advise")
 _ABOUT_RUN = (
-    "`sweep` as the first word trains many runs together, `plan` measures batch sizes, `advise` says which device to "
-    "use: see `sweep --help`."
+    "First words: `sweep` trains many runs together, `plan` measures batch sizes, `advise` compares devices; see "
+    "`sweep --help`."
 )
-_ABOUT_PLAN = "Measures how fast it would train at several batch sizes; trains and writes nothing."
-_ABOUT_ADVISE = "Measures one step, batch sizes and sweeps per kind of device and says which to use; trains nothing."
+_ABOUT_ADVISE = "Measures one step, batch sizes and sweeps per kind of device and shows which to use; trains nothing."
 
 
 def main(
@@ -49,7 +49,7 @@ def main(
     *,
     points: Points | Halving | None = None,
 ) -> Run | Sweep | BatchSizePlan | Advice:
-    """Runs ``experiment`` as a script: flags change its config and how it is run.
+    """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
 
@@ -60,14 +60,17 @@ def main(
     | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
 
+    >>> jn.main(experiment, ["--learning-rate", "0.5", "--no-record"])  # doctest: +SKIP
+    finished  step 20 ...
+
     Args:
-        experiment: what the script defines; its config's defaults are the flags' defaults.
+        experiment: what the script defines.
         argv: the command line without the program's name; default: the process's.
-        points: for a script whose claim is about many runs: it sweeps these unless a command says otherwise.
+        points: the script sweeps these unless the first word is another command.
 
     Raises:
-        SystemExit: 2 after a mistake on the command line, in the config or in the data, 1 after training failed, each
-            with one line on standard error; 75 after an interruption that can be resumed, 130 after another.
+        SystemExit: 2 after wrong input, 1 after training failed, each with one line on standard error; 75 after an
+            interruption that can be resumed, 130 after another.
     """
     if argv is None:
         # Imports leave over 100,000 objects: the garbage collector would walk them again and again, and at the end.
@@ -109,7 +112,7 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
     """Measures batch sizes; ``arguments`` may set other fields."""
     from jaxnn.advice import plan_batch_size
 
-    values, _ = parse_values(experiment, arguments, "plan", _ABOUT_PLAN)
+    values, _ = parse_values(experiment, arguments, "plan", "Measures training speed per batch size; trains nothing.")
     sizes = values.pop("batch_size", None)
     if many := [name for name, words in values.items() if len(words) > 1]:
         raise ConfigError(f"plan takes several values for --batch-size alone, not for --{many[0].replace('_', '-')}.")
@@ -118,8 +121,8 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
     return plan
 
 
-def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | Halving | None) -> Sweep:
-    """Sweeps the points of the flags, or the script's ``own`` with what the flags give for their fields and others."""
+def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points | Halving | None) -> Sweep:
+    """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
     from jaxnn.search import Halving, grid, halving, override
     from jaxnn.search import zip as zip_points
     from jaxnn.sweeps import recorded_points, sweep
@@ -129,7 +132,7 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], own: Points | 
         values, design, options = parse_sweep(experiment, arguments)
         # A field with one value is set, not swept.
         many = {name: words for name, words in values.items() if len(words) > 1}
-        points, eta = (own.points, own.eta) if isinstance(own, Halving) else (own, None)
+        points, eta = (script.points, script.eta) if isinstance(script, Halving) else (script, None)
         # A shard that was not started is started with the flags or the points that are given.
         recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
         if recorded and not values:
@@ -176,14 +179,14 @@ def parse_run(
     """Returns the config, the options and which process of several this is, with one value per flag.
 
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
-    command (None: those of a run); ``about`` is a text for its help. Raises ConfigError as `parse_values`.
+    command (None: those of a run). Raises ConfigError as `parse_values`.
     """
     config, options = experiment.config, options or RunOptions()
     _flag_fields(arguments, config, type(options), ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
         config = config_from_json(read_run(Path(directory))["config"], config)
     form = _parse({"config": config, "run": options, "cluster": ClusterOptions()}, arguments, about)
-    return form.config, form.run, form.cluster
+    return form.config, _with_given(form.run, arguments), form.cluster
 
 
 def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Any, Any]:
@@ -192,7 +195,7 @@ def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[
 
     parts = {"design": Design(), "run": SweepOptions()}
     values, form = parse_values(experiment, arguments, "sweep", "Trains a member for every point, together.", parts)
-    return values, form.design, form.run
+    return values, form.design, _with_given(form.run, arguments)
 
 
 def parse_values(
@@ -210,16 +213,16 @@ def parse_values(
     for flag, (_, owner) in flags.items():
         default, is_word = getattr(owner, flag), _is_word(kinds[flag])
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        note = "" if is_word else ", each as one word, its parts apart by commas"
+        note = "" if is_word else ", each as one word with commas between its parts"
         about_values = tyro.conf.arg(help=f"Values to sweep{note}; default: {shown}", help_behavior_hint="")
         # Words of other types are parsed by `_value`.
         kind: Any = kinds[flag] if is_word else str
         fields.append((flag, typing.Annotated[tuple[kind, ...], about_values], ()))
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
-    form = _parse({"axes": axes(), **parts}, arguments, about, command)
+    form = _parse({"config": axes(), **parts}, arguments, about, command)
     values = {}
     for flag, (name, _) in flags.items():
-        if words := getattr(form.axes, flag):
+        if words := getattr(form.config, flag):
             values[name] = [_value(name, kinds[flag], word) for word in words]
     return values, form
 
@@ -233,22 +236,46 @@ def given(arguments: Sequence[str], name: str) -> str | None:
     return None
 
 
+def _with_given(options: Any, arguments: Sequence[str]) -> Any:
+    """Notes the options that flags give: on resume they replace those of the record, also at their defaults."""
+    flags = {word.partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
+    names = {flag.removeprefix("__").removeprefix("no_") for flag in flags}
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return with_changes(options, {name: value for name, value in values.items() if name in names})
+
+
 def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, command: str = "") -> Any:
-    """Parses the fields of several dataclasses, at their defaults, as one flat set of flags."""
+    """Parses the fields of several dataclasses, at their defaults, as one flat set of flags.
+
+    ``--help`` describes the flags of the experiment and names the others, ``--help-all`` describes all.
+    """
+    lines = [*(inspect.getdoc(sys.modules["__main__"]) or "").splitlines(), about]
+    if "--help-all" in arguments:
+        arguments = ["--help"]
+    elif {"-h", "--help"} & {*arguments}:
+        lines.append("More flags, which --help-all describes:")
+        for name, part in parts.items():
+            if name in ("run", "cluster"):
+                flags = (f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(part))
+                lines.append(f"{name}: {' '.join(flags)}")
+        parts = {name: part for name, part in parts.items() if name not in ("run", "cluster")}
+        arguments = ["--help"]
     kinds = [(name, type(default)) for name, default in parts.items()]
     form: Any = dataclasses.make_dataclass("Arguments", kinds, frozen=True)
     if not arguments:  # a script that is started as it is does not wait for the parser
         return form(*parts.values())
     import tyro
 
-    return tyro.cli(
-        form,
-        args=list(arguments),
-        default=form(*parts.values()),
-        prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
-        description=f"{inspect.getdoc(sys.modules['__main__']) or ''}\n\n{about}",
-        config=(tyro.conf.OmitArgPrefixes,),
-    )
+    with one_line_errors():
+        return tyro.cli(
+            form,
+            args=list(arguments),
+            default=form(*parts.values()),
+            prog=f"{Path(sys.argv[0]).name} {command}".rstrip(),
+            # The parser joins a line to the one before unless it is indented.
+            description="\n ".join(filter(None, lines)),
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
 
 
 def _leaf_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -284,7 +311,7 @@ def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[
 
 
 def _is_word(kind: Any) -> bool:
-    """Whether tyro parses a value of this type from one word among others; else it has a word of its own."""
+    """Whether tyro parses a value of this type from one word of several."""
     return kind in (int, float, str, bool) or typing.get_origin(kind) is Literal
 
 

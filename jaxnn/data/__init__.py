@@ -1,4 +1,4 @@
-"""Data sets as sources, in memory or streamed: a batch is a pure function of the seed and the step."""
+"""Data sets, in memory or streamed: a batch is a pure function of the seed and the step."""
 
 from jaxnn.data._arrays import (
     ArraySource,
@@ -25,7 +25,6 @@ from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary
 __all__ = [
     "ArraySource",
     "Augmentation",
-    "StreamSource",
     "Tokenizer",
     "Vocabulary",
     "ag_news",
@@ -34,8 +33,6 @@ __all__ = [
     "breast_cancer",
     "cats_vs_dogs",
     "char_corpus",
-    "check_batch_size",
-    "check_labels",
     "cifar10",
     "compose",
     "cutout",
@@ -43,14 +40,11 @@ __all__ = [
     "diabetes",
     "digits",
     "fashion_mnist",
-    "fetch",
     "image_folder",
     "imdb",
     "iris",
     "linnerud",
     "mnist",
-    "padded_indices",
-    "permute",
     "ptb",
     "random_flip",
     "random_shift",
@@ -60,7 +54,6 @@ __all__ = [
     "sms_spam",
     "split_off_validation",
     "standardize",
-    "steps_per_epoch",
     "stream",
     "text_arrays",
     "text_folder",

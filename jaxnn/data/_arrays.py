@@ -1,4 +1,4 @@
-"""Data sets of arrays in memory: their source, and how they are checked, split, standardized and augmented."""
+"""Data sets of arrays in memory: their source, checks, splits and standardization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ type Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class IndexedSource:
-    """What sources in memory and streamed ones share: the order of examples, and what happens on the device."""
+    """Base of in-memory and streamed sources: the order of examples, and preparation of batches on the device."""
 
     augment: Augmentation | None = None
 
@@ -33,9 +33,9 @@ class IndexedSource:
         return batch_indices(seed, steps, self.num_examples, batch_size)
 
     def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
-        """All of ``examples [batch, ...]``, in order, ready for a model; pure, to be traced.
+        """Returns all of ``examples [batch, ...]``, in order, as a batch for a model; pure and traceable.
 
-        uint8 inputs become float32 in 0…1. A ``mask [batch]`` of None is all ones, of NumPy: models see it is constant.
+        uint8 inputs become float32 in 0…1. ``mask=None`` is a NumPy array of ones, so that models see it is constant.
         """
         inputs, targets = (jnp.asarray(array) for array in examples)
         if inputs.dtype == jnp.uint8:
@@ -43,12 +43,12 @@ class IndexedSource:
         return Batch(inputs, targets, np.ones(inputs.shape[:1], np.float32) if mask is None else mask)
 
     def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
-        """The rows of ``examples`` at ``indices [batch]``, as `as_batch`; an index out of range is clipped."""
+        """Returns the rows of ``examples`` at ``indices [batch]`` as a batch; an index out of range is clipped."""
         rows = (jnp.take(array, indices, axis=0, mode="clip") for array in examples)
         return self.as_batch(Examples(*rows), mask)
 
     def transform(self, batch: Batch, key: jax.Array) -> Batch:
-        """The batch with its inputs augmented; the identity if there is no augmentation."""
+        """Returns the batch with augmented inputs, or the batch itself if there is no augmentation."""
         if self.augment is None:
             return batch
         return batch._replace(inputs=self.augment(key, jnp.asarray(batch.inputs)))
@@ -56,12 +56,15 @@ class IndexedSource:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ArraySource(IndexedSource):
-    """A `jaxnn.types.Source` over arrays in memory.
+    """A split as arrays in memory; compared and hashed by identity, so that its methods may be static arguments.
 
-    Compared and hashed by identity, so that its methods may be closed over or be static arguments.
+    >>> source = jn.data.arrays((np.eye(4), [0, 1, 0, 1])).train
+    >>> indices = source.order(seed=0, steps=np.arange(2), batch_size=2)  # an epoch: [steps, batch]
+    >>> source.gather(source.examples, indices[0]).inputs.shape
+    (2, 4)
     """
 
-    examples: Examples  # the split's arrays, on the host
+    examples: Examples = dataclasses.field(repr=False)  # the split's arrays, on the host
     augment: Augmentation | None = None  # ``(key, inputs [batch, ...]) -> inputs``, for training batches
 
     @property
@@ -75,24 +78,22 @@ class ArraySource(IndexedSource):
         return self.examples.targets
 
     def read(self, indices: np.ndarray) -> Examples:
-        """The examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
+        """Returns the examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
         return Examples(*(np.asarray(rows)[indices] for rows in self.examples))
 
     def fingerprint(self, digest: Any) -> None:
-        """Feeds ``digest``, of ``hashlib``, with every example."""
+        """Updates ``digest``, a ``hashlib`` object, with every example."""
         for array in map(np.ascontiguousarray, self.examples):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(array.data.cast("B") if array.size else b"")
 
 
 def padded_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every example exactly once, in order, in batches of one size: the batches of an evaluation.
+    """Returns the batches of an evaluation: every example once, in order; the last is padded with example 0, masked.
 
-    Returns ``indices [num_batches, batch]`` int32 and ``mask [num_batches, batch]`` float32: the tail of the last batch
-    is filled with example 0 and masked. Raises DataError if ``batch_size`` is not positive.
+    These are ``indices [num_batches, batch]`` int32 and ``mask [num_batches, batch]`` float32.
     """
-    if batch_size < 1:
-        raise DataError(f"a batch of {batch_size} holds no example: batch_size must be at least 1.")
+    check_integer("batch_size", batch_size, 1)
     num_batches = -(-num_examples // batch_size)
     positions = np.arange(num_batches * batch_size, dtype=np.int32).reshape(-1, batch_size)
     inside = positions < num_examples
@@ -108,27 +109,26 @@ def arrays(
     class_names: Sequence[str] = (),
     num_classes: int | None = None,
 ) -> Splits:
-    """The user's own arrays as a data set; all checks happen here.
+    r"""Makes a data set of the user's own arrays, and checks them.
 
     Each split is a pair ``(inputs [examples, ...], targets [examples, ...])`` of array-likes. Integer targets are
     labels ``0 … num_classes - 1``; targets of a regression are floats. Inputs of dtype uint8 stay uint8 and are scaled
     to 0…1 a batch at a time; other integers become int32 and keep their values (tokens); floats become float32;
     booleans float32 as inputs and int32 as targets. Arrays that need no conversion are not copied.
 
-    Args:
-        train: the training split.
-        test: the test split, or None.
-        validation: the split that is evaluated during training, or None.
-        name: the data set's name, for reports.
-        class_names: one name per class.
-        num_classes: the number of labels; by default as many as ``class_names``. If there are neither, integer targets
-            may be anything: the task checks its targets.
+    A numeric CSV file is read by NumPy; `standardize` scales its columns:
 
-    Raises:
-        DataError: no pair of arrays of numbers, lengths that differ, an empty split, NaN or infinity, an integer beyond
-            int32, a label out of range, splits that differ in shape or dtype, ``class_names`` not ``num_classes``.
+    >>> _ = Path("table.csv").write_text("length,width,kind\n1.5,2.5,0\n3.0,2.0,1\n2.0,4.0,1\n")
+    >>> table = np.loadtxt("table.csv", delimiter=",", skiprows=1)
+    >>> jn.data.standardize(jn.data.arrays((table[:, :2], table[:, 2].astype(int)), num_classes=2))
+    Splits(arrays: 3 train, inputs float32 [2])
+
+    ``validation`` is evaluated during training. ``num_classes`` is by default the number of ``class_names``; without
+    either, integer targets may have any value here, and the task checks them. Raises DataError for a split that is not
+    a pair of arrays of numbers, a masked array, different lengths, an empty split, NaN or infinity, an integer beyond
+    int32, a label out of range, or splits that differ in shape or dtype.
     """
-    known = known_classes(class_names, num_classes)
+    known = resolve_num_classes(class_names, num_classes)
     pairs = given_splits(train, test, validation)
     examples = {split: as_examples(split, pair) for split, pair in pairs.items()}
     for split, (inputs, targets) in examples.items():
@@ -138,21 +138,21 @@ def arrays(
             check_label_range(split, np.asarray(targets), known)
         elif known:
             raise DataError(
-                f"the targets of {split} are {targets.dtype} {targets.shape[1:]} an example, and there are {known} "
-                "classes: give integer labels, of one-hot rows targets.argmax(axis=-1), or leave the classes out."
+                f"the targets of {split} are {targets.dtype} of shape {targets.shape[1:]} per example, but there are "
+                f"{known} classes: give integer labels (for one-hot rows targets.argmax(axis=-1)) or omit the classes."
             )
-    sources = {split: ArraySource(found) for split, found in examples.items()}
+    sources = {split: ArraySource(arrays) for split, arrays in examples.items()}
     return Splits(**sources, name=name, class_names=tuple(class_names))
 
 
 def given_splits(train: Any, test: Any, validation: Any) -> dict[str, Any]:
-    """The splits that are not None by name, and ``train`` in any case: checks name it if it is None."""
+    """Returns ``train``, and the other splits that are not None, by name; later checks refuse a ``train`` of None."""
     given = {"train": train, "validation": validation, "test": test}
     return {split: value for split, value in given.items() if value is not None or split == "train"}
 
 
-def known_classes(class_names: Sequence[str], num_classes: int | None) -> int | None:
-    """The number of classes, or None if there is neither argument; DataError if they differ."""
+def resolve_num_classes(class_names: Sequence[str], num_classes: int | None) -> int | None:
+    """Returns the number of classes, or None if neither argument gives it; DataError if they differ."""
     if num_classes is None:
         return len(class_names) or None
     check_integer("num_classes", num_classes, 1)
@@ -164,9 +164,16 @@ def known_classes(class_names: Sequence[str], num_classes: int | None) -> int | 
 def split_off_validation(
     pair: tuple[np.ndarray, np.ndarray], num_validation: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """The training pair without its last ``num_validation`` examples, and these (None if 0); else DataError."""
+    """Returns the training pair without its last ``num_validation`` examples, and these as a pair (None if 0).
+
+    Raises DataError for a negative number, or one that leaves no example to train on.
+
+    >>> train, validation = jn.data.split_off_validation((np.eye(10), np.arange(10)), 3)
+    >>> jn.data.arrays(train, validation=validation)
+    Splits(arrays: 7 train, 3 validation, inputs float32 [10])
+    """
     inputs, targets = pair
-    check_integer("num_validation, which counts examples,", num_validation, 0)
+    check_integer("num_validation, a number of examples,", num_validation, 0)
     num_train = len(inputs) - num_validation
     if num_train < 1:
         raise DataError(f"num_validation = {num_validation} of {len(inputs)} examples: give 0 to {len(inputs) - 1}.")
@@ -175,26 +182,25 @@ def split_off_validation(
     return (inputs[:num_train], targets[:num_train]), (inputs[num_train:], targets[num_train:])
 
 
-def check_shares(shares: Mapping[str, Any], seed: Any) -> None:
-    """Raises DataError unless each share is a number that is at least 0 and below 1, and the seed an integer."""
-    for name, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-            raise DataError(f"{name} must be a share of the examples, at least 0 and below 1, not {share!r}.")
+def check_fractions(fractions: Mapping[str, Any], seed: Any) -> None:
+    """Raises DataError unless each fraction is a number in [0, 1) and the seed an integer."""
+    for name, fraction in fractions.items():
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
+            raise DataError(f"{name} must be a fraction of the examples, at least 0 and below 1, not {fraction!r}.")
     check_integer("seed", seed, 0)
 
 
-def split_off(texts: Sequence[str], labels: np.ndarray, shares: Mapping[str, float], seed: int) -> dict[str, Any]:
-    """The texts and labels of ``train`` and of each split with a share, chosen by `permute`, in their order.
-
-    A share is rounded to at least one example; 0: no such split. DataError if they leave nothing to train on.
-    """
-    check_shares(shares, seed)
+def split_by_fraction(
+    texts: Sequence[str], labels: np.ndarray, fractions: Mapping[str, float], seed: int
+) -> dict[str, Any]:
+    """Splits texts and labels into ``train`` and a split, of at least one example, per nonzero fraction, at random."""
+    check_fractions(fractions, seed)
     num_examples = len(texts)
-    counts = {split: max(1, round(share * num_examples)) for split, share in shares.items() if share}
+    counts = {split: max(1, round(fraction * num_examples)) for split, fraction in fractions.items() if fraction}
     if sum(counts.values()) >= num_examples:
         raise DataError(
-            f"{' and '.join(f'{count:,} for {split}' for split, count in counts.items()) or 'nothing held out'} leaves "
-            f"nothing of {num_examples:,} examples to train on: hold out less."
+            f"{' and '.join(f'{count:,} for {split}' for split, count in counts.items()) or 'no other split'} leaves "
+            f"none of {num_examples:,} examples to train on: choose smaller fractions."
         )
     shuffled = permute(np.arange(num_examples), num_examples, seed, 0)
     parts = map(np.sort, np.split(shuffled, np.cumsum([*counts.values()])))
@@ -205,13 +211,16 @@ def split_off(texts: Sequence[str], labels: np.ndarray, shares: Mapping[str, flo
 
 
 def standardize(splits: Splits) -> Splits:
-    """The data set with each column of its inputs at mean 0 and variance 1 over ``train``.
+    """Scales each column of the inputs to mean 0 and variance 1 over ``train``.
 
     A column is one number of an example, over all examples. The other splits are shifted and scaled by the statistics
-    of ``train``; a column that is constant there becomes 0 in all of them.
+    of ``train``; a column that is constant there becomes 0 in all splits.
 
-    Raises:
-        DataError: inputs that are not floats, or a source that is no `ArraySource`.
+    Raises DataError for inputs that are not floats, or a source that is not an `ArraySource`.
+
+    >>> splits = jn.data.standardize(jn.data.arrays((np.array([[1.0], [3.0]]), [0, 1])))
+    >>> splits.train.examples.inputs.tolist()
+    [[-1.0], [1.0]]
     """
     inputs = np.asarray(array_source(splits.train).examples.inputs)
     if not np.issubdtype(inputs.dtype, np.floating):
@@ -229,25 +238,28 @@ def standardize(splits: Splits) -> Splits:
 
 
 def array_source(source: Source) -> ArraySource:
-    """The source itself if it holds arrays, else DataError."""
+    """Returns the source if it holds arrays, else raises DataError."""
     if not isinstance(source, ArraySource):
-        raise DataError(f"a {type(source).__name__} cannot be changed, only an ArraySource: prepare its data before.")
+        raise DataError(
+            f"a {type(source).__name__} cannot be standardized or augmented here, only an ArraySource: prepare its "
+            "examples in the reader, or augment them by jn.data.stream(augment=...)."
+        )
     return source
 
 
 def check_batch_size(source: Source, batch_size: int) -> None:
-    """Raises DataError if a batch is larger than the set, or has no example."""
+    """Raises DataError if a batch is larger than the split or not positive."""
     steps_per_epoch(source.num_examples, batch_size)
 
 
 def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:
-    """Raises DataError for a target that is no label of a model with ``num_classes`` outputs, nor ``ignore``."""
+    """Raises DataError for a target that is neither a label below ``num_classes`` nor ``ignore``."""
     for split, source in splits.named().items():
         targets = np.asarray(source.targets)
         if not np.issubdtype(targets.dtype, np.integer):
             raise DataError(
-                f"the targets of {split} are {targets.dtype}, but classes are learned from integer labels: convert "
-                "them, or use a task of regression."
+                f"the targets of {split} are {targets.dtype}, but classification needs integer labels: convert them, "
+                "or use jn.tasks.regression."
             )
         if ignore is not None:
             targets = np.where(targets == ignore, 0, targets)
@@ -255,24 +267,23 @@ def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None)
 
 
 def as_examples(split: str, pair: Any) -> Examples:
-    """A pair of array-likes as checked arrays, see `converted`; ``split`` is the split's name, for messages."""
+    """Returns a pair of array-likes as checked arrays, see `model_array`; ``split`` is for messages."""
     check_pair(split, pair, "(inputs, targets)", f"write {split}=(inputs, targets)")
-    inputs = converted(f"{split} inputs", pair[0], is_input=True, has_examples=True)
-    targets = converted(f"{split} targets", pair[1], is_input=False, has_examples=True)
+    inputs = model_array(f"{split} inputs", pair[0], is_input=True, has_examples=True)
+    targets = model_array(f"{split} targets", pair[1], is_input=False, has_examples=True)
     if len(inputs) != len(targets):
         raise DataError(f"{split} has {len(inputs)} inputs but {len(targets)} targets: give one target for each input.")
     return Examples(inputs, targets)
 
 
-def converted(where: str, value: Any, *, is_input: bool, has_examples: bool = False) -> np.ndarray:
-    """``value`` as a checked array of a dtype that models take, see `jaxnn.data.arrays`; ``where`` is for messages.
-
-    With ``has_examples`` the first axis counts examples; there must be one, and messages name the first bad one.
-    """
+def model_array(where: str, value: Any, *, is_input: bool, has_examples: bool = False) -> np.ndarray:
+    """Returns ``value`` as a checked array with a dtype as of `arrays`, with ``has_examples`` along its first axis."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DataError(f"{where}: a masked array, whose mask would be ignored; drop masked examples or fill them in.")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{where}: not one array but a {type(value).__name__}; give examples of one shape.") from error
+        raise DataError(f"{where}: a {type(value).__name__}, not one array; give examples of one shape.") from error
     if has_examples and array.ndim == 0:
         raise DataError(f"{where}: one {type(value).__name__}, not an array [examples, ...].")
     if has_examples and array.size == 0:
@@ -301,21 +312,21 @@ def converted(where: str, value: Any, *, is_input: bool, has_examples: bool = Fa
 
 
 def check_pair(where: str, pair: Any, form: str, fix: str) -> None:
-    """Raises DataError unless ``pair`` is a tuple or list of two; ``form`` says of what, ``fix`` what to do."""
+    """Raises DataError unless ``pair`` is a tuple or list of two; ``form`` and ``fix`` are for the message."""
     is_sequence = isinstance(pair, tuple | list)
     if not is_sequence or len(pair) != 2:
         found = type(pair).__name__ + (f" of {len(pair)}" if is_sequence else "")
-        raise DataError(f"{where} must be a pair {form}, not one {found}: {fix}.")
+        raise DataError(f"{where} must be a pair {form}, not a {found}: {fix}.")
 
 
 def check_integer(name: str, value: Any, least: int, error: type[JaxnnError] = DataError) -> None:
-    """Raises ``error`` unless ``value`` is an integer of at least ``least``, of Python or NumPy."""
+    """Raises ``error`` unless ``value`` is a Python or NumPy integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise error(f"{name} must be an integer of at least {least}, not {value!r}.")
 
 
 def check_like(what: str, array: Any, other: str, model: Any) -> None:
-    """Raises DataError if two arrays differ in shape or dtype; ``what`` and ``other`` are their names."""
+    """Raises DataError if two arrays, named ``what`` and ``other``, differ in shape or dtype."""
     if (array.shape, array.dtype) != (model.shape, model.dtype):
         raise DataError(
             f"{what} is {array.dtype} {array.shape} but {other} is {model.dtype} {model.shape}: give all examples one "
@@ -326,11 +337,7 @@ def check_like(what: str, array: Any, other: str, model: Any) -> None:
 def check_label_range(
     split: str, targets: np.ndarray, num_classes: int | None, *, may_ignore: bool = True, first: int = 0
 ) -> None:
-    """Raises DataError for the first label that is negative or not below ``num_classes``, if that is known.
-
-    In sequences, ``[examples, time]``, a negative label means "ignored" if ``may_ignore``; ``first`` is the index of
-    the first example, for the message.
-    """
+    """Raises DataError for the first label out of range; in sequences negative ones are fine if ``may_ignore``."""
     negative_is_fine = may_ignore and targets.ndim > 1
     bad = np.zeros(targets.shape, bool) if negative_is_fine else targets < 0
     if num_classes is not None:

@@ -1,7 +1,7 @@
 """Random augmentation of images on the device: pure functions of a key, made by factories.
 
-Each takes ``(key, inputs [batch, height, width, channels])`` and returns inputs of the same shape and dtype. When it is
-traced it raises DataError for inputs of another rank, or for images not larger than its number of pixels.
+Each takes ``(key, inputs [batch, height, width, channels])`` and returns inputs of the same shape and dtype. Tracing
+raises DataError for inputs of another rank, or images not larger than the augmentation's number of pixels.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from jaxnn.types import ConfigError, DataError, Splits
 
 
 def with_augmentation(splits: Splits, *augmentations: Augmentation) -> Splits:
-    """The data set of `ArraySource` with its training inputs augmented, after any augmentation they had before.
+    """Augments the training inputs of a data set in memory, on the device, after any augmentation it has already.
 
-    ``augmentations`` such as ``jn.data.random_flip()`` are applied in order. Raises DataError for another kind of
-    source.
+    ``augmentations`` are applied in order; each is a function ``(key, inputs) -> inputs``. Raises DataError for a
+    source that is not an `ArraySource`.
+
+    >>> splits = jn.data.with_augmentation(jn.data.digits(), jn.data.random_shift(1), jn.data.cutout(2))
     """
     train = array_source(splits.train)
     before = () if train.augment is None else (train.augment,)
@@ -27,7 +29,10 @@ def with_augmentation(splits: Splits, *augmentations: Augmentation) -> Splits:
 
 
 def random_flip() -> Augmentation:
-    """Mirrors each image left to right with probability ½."""
+    """Mirrors each image left to right with probability ½.
+
+    >>> images = jn.data.random_flip()(jax.random.key(0), np.zeros((2, 8, 8, 1)))
+    """
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
         _check_images("random_flip", inputs)
@@ -38,12 +43,12 @@ def random_flip() -> Augmentation:
 
 
 def random_shift(pixels: int) -> Augmentation:
-    """Moves each image by up to ``pixels`` along either axis and fills the gap with 0; all moves are equally likely.
+    """Shifts each image by up to ``pixels`` along either axis and fills the gap with 0; all shifts are equally likely.
 
-    It is a random crop of the image padded by ``pixels`` zeros.
+    It is a random crop of the image padded by ``pixels`` zeros. Raises ConfigError unless ``pixels`` is a positive
+    integer.
 
-    Raises:
-        ConfigError: ``pixels`` is not a positive integer.
+    >>> augment = jn.data.compose(jn.data.random_flip(), jn.data.random_shift(4))
     """
     check_integer("random_shift(pixels)", pixels, 1, ConfigError)
 
@@ -62,12 +67,12 @@ def random_shift(pixels: int) -> Augmentation:
 
 
 def cutout(size: int) -> Augmentation:
-    """Sets a square of ``size`` pixels to 0 in each image (DeVries & Taylor 2017).
+    """Sets a square of ``size`` by ``size`` pixels to 0 in each image (DeVries & Taylor 2017).
 
-    Its centre is any pixel with equal probability; a part of it may be outside the image.
+    Its centre is any pixel with equal probability; a part of it may be outside the image. Raises ConfigError unless
+    ``size`` is a positive integer.
 
-    Raises:
-        ConfigError: ``size`` is not a positive integer.
+    >>> splits = jn.data.with_augmentation(jn.data.digits(), jn.data.cutout(3))
     """
     check_integer("cutout(size)", size, 1, ConfigError)
 
@@ -88,7 +93,12 @@ def cutout(size: int) -> Augmentation:
 
 
 def compose(*augmentations: Augmentation) -> Augmentation:
-    """Applies ``augmentations`` in turn, each with a key of its own, folded from the key."""
+    """Applies ``augmentations`` in order, each with its own key, folded from the given one.
+
+    >>> twice = jn.data.compose(lambda key, inputs: inputs + 1, lambda key, inputs: 2 * inputs)
+    >>> twice(jax.random.key(0), 3)
+    8
+    """
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
         for index, augmentation in enumerate(augmentations):

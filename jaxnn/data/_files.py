@@ -1,4 +1,4 @@
-"""Files of data sets: found or downloaded, sorted into classes by their folders, read from disk or from archives."""
+"""Files of data sets: search, download, class folders, archives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ _TIMEOUT_SECONDS = 30
 
 
 def data_dir(argument: PathLike | None = None) -> Path:
-    """The data directory: ``argument``, else the environment's ``JAXNN_DATA``, else the user's cache."""
+    """Returns the data directory: ``argument``, else the environment's ``JAXNN_DATA``, else the user's cache.
+
+    >>> jn.data.data_dir("/datasets")
+    PosixPath('/datasets')
+    """
     if chosen := argument or os.environ.get("JAXNN_DATA"):
         return Path(chosen).expanduser()
     import pooch
@@ -34,7 +38,7 @@ def data_dir(argument: PathLike | None = None) -> Path:
 
 @contextlib.contextmanager
 def os_errors_named() -> Iterator[None]:
-    """Turns an OSError inside the block, such as a folder that may not be listed, into a DataError."""
+    """Converts an OSError inside the block, such as a missing permission, into a DataError."""
     try:
         yield
     except OSError as error:
@@ -43,7 +47,7 @@ def os_errors_named() -> Iterator[None]:
 
 @os_errors_named()
 def find(dataset: str, names: Sequence[str], directory: PathLike | None) -> Path | None:
-    """The first of ``names`` that exists in the data set's folder, or else in the data directory itself; or None."""
+    """Returns the first of ``names`` in the data set's folder, else in the data directory itself, else None."""
     root = data_dir(directory)
     places = (parent / name for parent in (root / dataset, root) for name in names)
     return next((place for place in places if place.exists()), None)
@@ -51,7 +55,7 @@ def find(dataset: str, names: Sequence[str], directory: PathLike | None) -> Path
 
 @os_errors_named()
 def folder_with(dataset: str, names: Sequence[str], advice: str, directory: PathLike | None) -> Path:
-    """The folder of a data set that may not be redistributed; DataError, with ``advice``, if ``names`` are missing."""
+    """Returns the folder of a data set that is not downloaded; DataError with ``advice`` if ``names`` are missing."""
     folder = data_dir(directory) / dataset
     if missing := [name for name in names if not (folder / name).exists()]:
         raise DataError(
@@ -65,20 +69,11 @@ def folder_with(dataset: str, names: Sequence[str], advice: str, directory: Path
 def fetch(
     dataset: str, file_name: str, url: str | Sequence[str], sha256: str, directory: PathLike | None = None
 ) -> Path:
-    """The path of ``<data directory>/<dataset>/<file_name>``, downloaded if it is not there.
+    """Returns the path ``<data directory>/<dataset>/<file_name>`` and downloads the file if it does not exist.
 
-    A file that is there is used as it is. A download is written beside it, checked, and only then renamed, so that a
-    partial file is never used.
-
-    Args:
-        dataset: the data set's folder.
-        file_name: the file in it.
-        url: the file's address, or several, tried in turn.
-        sha256: the checksum that a download must have, in hexadecimal.
-        directory: the data directory, see `data_dir`.
-
-    Raises:
-        DataError: the file is not there and cannot be downloaded; with the reason and what to do by hand.
+    An existing file is used unchecked. A download is checked against ``sha256`` before it is renamed, so that a partial
+    file is never used. Several addresses ``url`` are tried in order. Raises DataError if the file is missing and cannot
+    be downloaded, with the reason and what to do by hand.
     """
     folder = data_dir(directory) / dataset
     path = folder / file_name
@@ -99,7 +94,7 @@ def fetch(
         except (OSError, ValueError) as error:
             failures.append(_reason(error))
         else:
-            # Pooch leaves it readable by its owner alone, as temporary files are; data directories are shared.
+            # Pooch creates files readable by their owner only; data directories are shared.
             path.chmod(0o644)
             return path
         finally:
@@ -111,13 +106,13 @@ def fetch(
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Why a download failed, in a few words."""
+    """Returns why a download failed, in a few words."""
     from requests import exceptions
 
     if isinstance(error, exceptions.HTTPError) and error.response is not None:
         return f"HTTP status {error.response.status_code}"
     reasons = {
-        exceptions.ChunkedEncodingError: "the transfer broke off",
+        exceptions.ChunkedEncodingError: "the transfer was cut off",
         exceptions.Timeout: f"no answer within {_TIMEOUT_SECONDS} seconds",
         exceptions.ConnectionError: "the connection failed, is there a network?",
         exceptions.RequestException: f"the request failed with {type(error).__name__}",
@@ -128,29 +123,29 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, see `decoded`; DataError, which names it, if it cannot be read."""
+    """Returns the text of a file, see `decoded`; DataError with its path if it cannot be read."""
     try:
         data = path.read_bytes()
-    # ValueError: a name with a zero byte, as of a text that is passed as a path.
+    # ValueError: a path with a zero byte.
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', error)}.") from error
     return decoded(data, str(path))
 
 
 def decoded(data: bytes, where: str) -> str:
-    r"""UTF-8 ``data`` as text without byte order mark, line ends as ``\n``; DataError names ``where`` and the byte."""
+    r"""Decodes UTF-8 without byte order mark, line ends as ``\n``; DataError names ``where`` and the first bad byte."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{where} is no text in UTF-8 ({error.reason} at byte {error.start}): convert it.") from error
+        raise DataError(f"{where} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 @os_errors_named()
 def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] = ()) -> Listing:
-    """The files ``root/{train,val,validation,test}/<class>/*`` with these suffixes, of all or some ``classes``."""
+    """Lists the files ``root/{train,val,validation,test}/<class>/*`` with ``suffixes``, of all or some ``classes``."""
     if not root.is_dir():
-        raise DataError(f"{root} is not a folder: give the one that holds train/.")
+        raise DataError(f"{root} is not a folder: give the folder that contains train/.")
 
     def visible(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -161,24 +156,20 @@ def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] 
             listing[split] = {}
             for kind in visible(root / split):
                 if kind.is_dir() and (not classes or kind.name in classes):
-                    names = [file.name for file in visible(kind)]
-                    listing[split][kind.name] = [name for name in names if name.lower().endswith(suffixes)]
+                    files = [file.name for file in visible(kind) if file.name.lower().endswith(suffixes)]
+                    listing[split][kind.name] = files
     return listing
 
 
 def classified(
     listing: Listing, where: Path, suffixes: tuple[str, ...]
 ) -> tuple[dict[str, tuple[str, list[str], np.ndarray]], tuple[str, ...]]:
-    """The files of each split and the classes' sorted names; ``where`` and ``suffixes`` are for messages.
-
-    A split has its folder, the files ``<class>/<file>`` in it, sorted by class and then by name, and their labels
-    ``[examples]`` int32.
-    """
+    """Returns the folder, files ``<class>/<file>`` and labels of each split, sorted, and the sorted class names."""
     if "train" not in listing:
         found = ", ".join(sorted(listing)) or "none of them"
         raise DataError(
             f"{where} has no train/ (of train, val and test it has {found}): arrange the files as "
-            f"train/<class>/*{suffixes[0]}, and likewise val/ and test/ if there are such."
+            f"train/<class>/*{suffixes[0]}, and likewise for val/ and test/."
         )
     if {"val", "validation"} <= listing.keys():
         raise DataError(f"{where} has both val and validation: keep one of them.")
@@ -189,12 +180,12 @@ def classified(
             raise DataError(f"{where}/{folder} has no class folders: put the files into {folder}/<class>/.")
         if odd := sorted(set(kinds) ^ set(class_names)):
             raise DataError(
-                f"{where}/{folder} does not have the classes that train has (they differ in {', '.join(odd)}): make "
-                "them the same."
+                f"{where}/{folder} does not have the classes of train (they differ in {', '.join(odd)}): give all "
+                "splits the same class folders."
             )
         for name in class_names:
             if not kinds[name]:
-                raise DataError(f"{where}/{folder}/{name} holds no {' or '.join(suffixes)}: add some or remove it.")
+                raise DataError(f"{where}/{folder}/{name} has no {' or '.join(suffixes)}: add files or remove it.")
         names = [f"{name}/{file}" for name in class_names for file in sorted(kinds[name])]
         counts = [len(kinds[name]) for name in class_names]
         labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -203,13 +194,13 @@ def classified(
 
 
 def check_file(path: Path) -> None:
-    """Raises DataError if ``path`` is not a file: opening a pipe, for one, would wait forever."""
+    """Raises DataError if ``path`` is not a file: for example, opening a pipe would block forever."""
     if not path.is_file():
-        raise DataError(f"{path} is a broken link, or a folder or the like, instead of a file: remove or replace it.")
+        raise DataError(f"{path} is not a regular file but a broken link, folder or pipe: remove or replace it.")
 
 
 class _Limited(gzip.GzipFile):
-    """A gzip file of at most ``most_bytes`` decompressed: a small archive may announce, or grow to, any size."""
+    """A gzip file of at most ``most_bytes`` decompressed: a small archive may decompress to any size."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         super().__init__(path)
@@ -222,17 +213,16 @@ class _Limited(gzip.GzipFile):
     def check(self, size: int) -> None:
         """Raises DataError if the next ``size`` bytes exceed the limit."""
         if self.tell() + size > self._most_bytes + tarfile.RECORDSIZE:
-            raise DataError(f"{self._path} announces more than {self._most_bytes:,} bytes: download it again.")
+            raise DataError(f"{self._path} decompresses to over {self._most_bytes:,} bytes: download it again.")
 
 
 def read_members(path: Path, wanted: Callable[[str], object], most_bytes: int) -> Iterator[tuple[str, bytes]]:
-    """The name and the content of each wanted member of a gzipped tar archive; nothing is written.
+    """Yields the name and content of each wanted member of a gzipped tar archive; nothing is written.
 
-    DataError for an archive that is truncated, damaged or larger than ``most_bytes`` decompressed, or has a member with
-    a path outside of the archive, or a link or the like instead of a file.
+    Raises DataError for an archive that is damaged, exceeds ``most_bytes`` decompressed, or has unsafe members.
     """
     try:
-        # As a stream: a header that leads back to itself, or announces more than there is, is an error.
+        # As a stream, headers that point back to themselves or claim too many bytes raise errors.
         with _Limited(path, most_bytes) as file, tarfile.open(fileobj=file, mode="r|") as archive:
             for member in archive:
                 file.check(member.size)
@@ -244,11 +234,11 @@ def read_members(path: Path, wanted: Callable[[str], object], most_bytes: int) -
                     if content is None:
                         raise DataError(f"{path} has a link or the like at {member.name}: download it again.")
                     yield str(name), content.read()
-            # To the end, where the checksum is.
+            # The checksum is at the end.
             while file.read(1 << 16):
                 pass
     except DataError:
         raise
-    # A damaged archive makes tarfile fail in any of many ways.
+    # tarfile raises many kinds of errors for damaged archives.
     except Exception as error:
         raise DataError(f"{path} is truncated or damaged ({error}): download it again.") from error

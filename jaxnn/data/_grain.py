@@ -1,90 +1,93 @@
-"""The Grain pipeline: batches are read ahead by worker processes or threads, and its errors are clear.
+"""The Grain pipeline: worker processes or threads read batches ahead.
 
-A worker process opens no accelerator, ignores the signals of a terminal and of a scheduler, and ends with its parent.
+A worker process opens no accelerator, ignores SIGINT and SIGTERM, and ends with its parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import importlib.util
 import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxnn.types import ConfigError, DataError, Examples
+from jaxnn.types import DataError, Examples
 
 _LAST_STEP = 2**31 - 1
 _MOST_THREADS = 16
-# Batches of each worker process that may be in shared memory at a time: read, waiting, on their way, copied.
+# Batches of a worker process that may be in shared memory at once: being read, queued, sent and copied.
 _SHARED_AT_A_TIME = 6
-# The directory of shared memory on Linux; containers have little of it, and a process that takes more is killed.
+# Shared memory on Linux. Containers have little of it, and a process that exceeds it is killed.
 _SHARED_MEMORY = "/dev/shm"
-# Read when JAX is imported, which a script that a worker imports may do before any code of jaxnn runs.
+# Set before workers start: the script that a worker imports may import JAX before jaxnn, and JAX reads them then.
 _WORKER_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _START_SECONDS = 20.0
-# Time that a worker has to finish its batch when the pipeline is closed.
-_PATIENCE_SECONDS = 10.0
-# Exit status of a worker whose script starts its work when it is imported.
+# A worker that has not ended this long after the pipeline was closed is killed.
+_CLOSE_TIMEOUT_SECONDS = 10.0
+# Exit status of a worker whose script lacks the `__main__` guard.
 _UNGUARDED = 78
-# The environment belongs to the process, not to a thread.
+# The environment is shared by all threads of a process.
 _STARTING = threading.Lock()
 
 
 @dataclasses.dataclass
 class _Guarded:
-    """A function of the step that returns errors as a DataError, since not every exception can be sent to a process.
+    """A function of the step that returns errors as a DataError, since not every exception can be pickled.
 
-    For workers it is ``pickled`` once, by cloudpickle, which pickles functions of notebooks too.
+    Workers read the function from the file ``path``, by cloudpickle, which also pickles functions of notebooks.
     """
 
     read: Callable[[int], Examples] | None
-    pickled: bytes = b""
+    path: str = ""
 
     def __call__(self, step: int) -> Examples | DataError:
         try:
             if self.read is None:
                 import cloudpickle
 
-                self.read = cloudpickle.loads(self.pickled)
+                with open(self.path, "rb") as file:
+                    self.read = cloudpickle.load(file)
             return self.read(step)
         except DataError as error:
             return error.with_traceback(None)
-        # SystemExit too: Grain would wait forever for a worker that ended with status 0.
+        # Includes SystemExit: Grain would wait forever for a worker that ended with status 0.
         except BaseException as error:
-            failure = DataError(f"a step's batch cannot be read: {error!r}.")
+            failure = DataError(f"the batch of a step cannot be read: {error!r}.")
             failure.add_note("".join(traceback.format_exception(error)))
             return failure
 
 
 class Batches(Iterator[Examples]):
-    """The batches of one step after the other, endless until it is closed or collected, or the program ends."""
+    """An endless iterator of the batches of consecutive steps, until it is closed or garbage-collected."""
 
-    def __init__(self, iterator: Any, children: list[BaseProcess]) -> None:
-        self._iterators = [iterator]
+    def __init__(self, iterator: Any, children: list[BaseProcess], *resources: Any) -> None:
+        self._iterators = [iterator, *resources]
         self._children = children
         self._lock = threading.RLock()
         closing, closed = threading.Event(), threading.Event()
         if children:
 
             def kill_late_workers() -> None:
-                """A reader may hang."""
+                """Kills workers whose reader hangs."""
                 closing.wait()
-                if not closed.wait(_PATIENCE_SECONDS):
+                if not closed.wait(_CLOSE_TIMEOUT_SECONDS):
                     for child in children:
                         child.kill()
 
-            # Started now, since no thread can be started when the program ends.
+            # Started now, since no thread can start during interpreter shutdown.
             threading.Thread(target=kill_late_workers, daemon=True).start()
         self._close = weakref.finalize(self, _close, self._iterators, self._lock, closing, closed)
 
@@ -93,24 +96,23 @@ class Batches(Iterator[Examples]):
             if not self._iterators:
                 raise StopIteration
             try:
-                found = next(self._iterators[0])
+                batch: Examples | DataError = next(self._iterators[0])
             except Exception as error:
                 failure = _pipeline_error(error, self._children)
                 self.close()
                 raise failure from None
-            if isinstance(found, DataError):
+            if isinstance(batch, DataError):
                 self.close()
-                raise found
-            rows: Examples = found
-            return rows
+                raise batch
+            return batch
 
     def close(self) -> None:
-        """Ends the workers and frees their memory; closing twice does no harm."""
+        """Ends the workers and frees their memory; closing twice is allowed."""
         self._close()
 
 
 def _close(iterators: list[Any], lock: threading.RLock, closing: threading.Event, closed: threading.Event) -> None:
-    """Ends a pipeline and waits for its end."""
+    """Closes a pipeline and waits until it has ended."""
     closing.set()
     with lock:
         while iterators:
@@ -119,30 +121,26 @@ def _close(iterators: list[Any], lock: threading.RLock, closing: threading.Event
 
 
 def _pipeline_error(error: Exception, children: list[BaseProcess]) -> DataError:
-    """A clear message about a pipeline that broke."""
+    """Returns the error for a pipeline that failed: why, and how to fix it."""
     code = next((child.exitcode for child in children if child.exitcode), 0)
     if code == _UNGUARDED:
         return DataError(
-            "a worker process that reads data imports the script that started it, which then starts its work again: "
-            'put what the script does under `if __name__ == "__main__":`.'
+            "a worker process that reads data imports the script that started it, and the script started training "
+            'again: put its code under `if __name__ == "__main__":`.'
         )
     if code == 0:
         return DataError(f"the pipeline that reads data failed with {type(error).__name__}: {error}")
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
     return DataError(
-        f"a worker process that reads data {how}: look at what it printed, or, if memory ran out (of the machine or in "
-        "/dev/shm), give a smaller num_workers or batch_size."
+        f"a worker process that reads data {how}: see its output above, or, if memory ran out (RAM or /dev/shm), lower "
+        "num_workers or batch_size."
     )
 
 
 def open_batches(
     read: Callable[[int], Examples], first_step: int, num_workers: int, *, name: str, num_bytes: int
 ) -> Batches:
-    """Starts to read the batches, of ``num_bytes`` each, of ``first_step`` and the steps after it.
-
-    ``num_workers`` processes read; 0: threads of this one do. DataError, which names the split ``name``, if cloudpickle
-    cannot pickle ``read``.
-    """
+    """Starts reading the batches, of ``num_bytes`` each, from ``first_step``, in worker processes or (0) threads."""
     exit_if_unguarded()
     import grain
 
@@ -155,59 +153,54 @@ def open_batches(
     from absl import flags
 
     try:
-        guarded = _Guarded(None, cloudpickle.dumps(read))
-    # Objects may raise anything when they are pickled.
+        pickled = cloudpickle.dumps(read)
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(
             f"the reader of {name}, or its augmentation, cannot be sent to worker processes ({reason}): open files and "
-            "connections where they are used, or give num_workers=0 to read in threads."
+            "connections in __getitem__, or set num_workers=0 to read in threads."
         ) from error
-    dataset = steps.map(guarded).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
-    # Each process has one batch that waits, besides the one that it reads.
+    # Not sent through a pipe: Python hangs if a worker ends before it has read more than 64 KB from its pipe.
+    folder = contextlib.ExitStack()
+    path = Path(folder.enter_context(tempfile.TemporaryDirectory()), "reader")
+    path.write_bytes(pickled)
+    dataset = steps.map(_Guarded(None, str(path))).to_iter_dataset(
+        grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)
+    )
+    # Each process buffers one batch in addition to the one that it reads.
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     dataset = dataset.mp_prefetch(processes, worker_init_fn=_prepare_worker)
-    # Rows are copied out of a worker's shared memory, which is then freed.
-    dataset = dataset.map(lambda found: found if isinstance(found, DataError) else Examples(*map(np.array, found)))
-    # Where shared memory is no folder, a folder's size does not limit it.
+    # Batches are copied out of a worker's shared memory, which is then freed.
+    dataset = dataset.map(lambda batch: batch if isinstance(batch, DataError) else Examples(*map(np.array, batch)))
+    # Without the folder (macOS), shared memory has no such limit.
     needed = _SHARED_AT_A_TIME * num_workers * num_bytes
     fits = not os.path.isdir(_SHARED_MEMORY) or shutil.disk_usage(_SHARED_MEMORY).free >= needed
     options = grain.experimental.DatasetOptions(min_shm_size=0 if fits else num_bytes + 1)
     iterator = iter(grain.experimental.WithOptionsIterDataset(dataset, options))
-    # Lets Grain read its flag's default: it fails in programs that do not parse absl's flags.
+    # Grain reads this flag, which fails in programs that do not parse absl flags.
     flag = "grain_enable_multiprocess_worker_profiling"
     if flag in flags.FLAGS and not flags.FLAGS.is_parsed():
         flags.FLAGS[flag].present = 1
-    # Grain makes its processes' iterators when it is first asked for anything, and only then can start them.
+    # Grain creates the iterators of its processes lazily, and can start them only afterwards.
     iterator.get_state()
     children = _start_workers(iterator.start_prefetch, num_workers)
-    # A thread copies: where the main thread frees shared memory, Python loses a Ctrl-C that comes at that moment.
-    return Batches(grain.experimental.ThreadPrefetchDatasetIterator(iterator, 1), children)
-
-
-def check_installed() -> None:
-    """Raises ConfigError if Grain is not installed."""
-    if importlib.util.find_spec("grain") is None:
-        raise ConfigError('streamed data are read by Grain, which is not installed: pip install "jaxnn[stream]".')
+    # A thread copies: Python loses a Ctrl-C that arrives while the main thread frees shared memory.
+    return Batches(grain.experimental.ThreadPrefetchDatasetIterator(iterator, 1), children, folder)
 
 
 def cores() -> int:
-    """Number of CPUs that this process may use, as far as is known."""
+    """Returns the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def exit_if_unguarded() -> None:
-    """Ends a worker that, importing the script that started it, is about to start that script's work again."""
+    """Ends a worker that is importing the script that started it, before the script trains again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(_UNGUARDED)
 
 
 def _start_workers(start: Callable[[], None], number: int) -> list[BaseProcess]:
-    """Calls ``start``, which starts ``number`` workers from threads, and waits until they are started.
-
-    Until then the environment is that of workers, and the signals of a terminal and of a scheduler are blocked, which
-    workers inherit until they ignore them.
-    """
+    """Calls ``start`` and waits for the workers, which inherit an environment and blocked SIGINT and SIGTERM."""
     with _STARTING:
         others = set(multiprocessing.active_children())
         environment = {name: os.environ.get(name) for name in _WORKER_ENVIRONMENT}

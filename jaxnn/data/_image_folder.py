@@ -1,9 +1,8 @@
-"""A folder of pictures, one folder per class, as a data set in memory or streamed."""
+"""Image folders, with a folder per class, in memory or streamed."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from jaxnn.data._stream import stream as stream_readers
 from jaxnn.types import ConfigError, DataError, Splits
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-# Under any suffix. Pillow knows others too, and starts a program for PostScript.
+# With any suffix. Other formats are refused: for PostScript, Pillow starts a program.
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
 
@@ -30,30 +29,27 @@ def image_folder(
     num_workers: int | None = None,
     augment: HostAugmentation | None = None,
 ) -> Splits:
-    """Pictures in ``path/{train,val,test}/<class>/*.{jpg,jpeg,png}``, all resized to one size.
+    """Reads images in ``path/{train,val,test}/<class>/*.{jpg,jpeg,png}``, resized to one size.
 
-    ``validation/`` may stand for ``val/``; it and ``test/`` may be missing. Labels number the classes in the order of
-    their names, examples are ordered by class and then by file name. Pictures are decoded by Pillow and scaled
-    bilinearly to ``image_size``, ignoring their proportions. All are decoded once, in threads, and held in memory,
-    ``height * width * channels`` bytes each; or they stay files and are decoded when a step needs them, see
+    ``val/`` may also be called ``validation/``; it and ``test/`` may be missing. Labels number the classes in the order
+    of their names; examples are ordered by class, then by file name. Images are decoded by Pillow and resized
+    bilinearly to ``image_size``, ignoring their aspect ratio. By default all are decoded once, in threads, and kept in
+    memory, ``height * width * channels`` bytes each. With ``stream=True`` they are decoded when a step needs them, see
     `stream`. The numbers are the same.
 
-    Args:
-        path: the folder.
-        image_size: ``(height, width)`` in pixels.
-        grayscale: 1 channel instead of red, green and blue.
-        stream: the pictures stay files.
-        num_workers: of a stream: how many processes decode; 0: threads.
-        augment: of a stream: ``(rng, image uint8 [height, width, channels]) -> image`` for each training picture, on
-            the host.
+    >>> import PIL.Image
+    >>> Path("pets/train/cats").mkdir(parents=True)
+    >>> PIL.Image.new("RGB", (20, 30)).save("pets/train/cats/tom.png")
+    >>> jn.data.image_folder("pets", image_size=(32, 24)).train.examples.inputs.shape
+    (1, 32, 24, 3)
 
-    Returns:
-        Inputs uint8 ``[height, width, channels]``, labels int32, and the classes' names.
+    ``image_size`` is ``(height, width)`` in pixels. Inputs are uint8 ``[height, width, channels]``, with 1 channel if
+    ``grayscale``, else red, green and blue; labels are int32. For a stream, ``num_workers`` processes decode, or
+    threads if it is 0, and ``augment(rng, image)`` returns an image, for each training image on the host.
 
-    Raises:
-        ConfigError: ``num_workers`` or ``augment`` of pictures in memory; a stream without Grain.
-        DataError: another layout, splits with different classes, a class without pictures, a file that is no picture or
-            too large; it is named. A stream checks the first files here, the others when they are read.
+    Raises ConfigError for ``num_workers`` or ``augment`` without ``stream=True``, or a stream without Grain, and
+    DataError for another layout, splits with different classes, a class without images, or a file, named in the
+    message, that is not an image or too large. A stream checks the first files here, the others when it reads them.
     """
     root = Path(path)
     sides = image_size if isinstance(image_size, tuple | list) else ()
@@ -61,18 +57,18 @@ def image_folder(
         raise DataError(f"image_size must be (height, width) in pixels, not {image_size!r}.")
     if not stream and (num_workers is not None or augment is not None):
         raise ConfigError(
-            "num_workers and augment are for pictures that are decoded while training: give stream=True too, or "
-            "augment those in memory by jn.data.augmented."
+            "num_workers and augment are for images decoded during training: set stream=True, or augment images in "
+            "memory by jn.data.with_augmentation."
         )
-    found, class_names = classified(list_folder(root, _SUFFIXES), root, _SUFFIXES)
+    files, class_names = classified(list_folder(root, _SUFFIXES), root, _SUFFIXES)
     readers: dict[str, Any] = {
-        split: Pictures(root / folder, names, labels, image_size, grayscale)
-        for split, (folder, names, labels) in found.items()
+        split: ImageReader(root / folder, names, labels, image_size, grayscale)
+        for split, (folder, names, labels) in files.items()
     }
     name = root.resolve().name
     if stream:
         return stream_readers(**readers, name=name, class_names=class_names, augment=augment, num_workers=num_workers)
-    pairs: dict[str, Any] = {split: (pictures.decode(), pictures.targets) for split, pictures in readers.items()}
+    pairs: dict[str, Any] = {split: (reader.decode(), reader.targets) for split, reader in readers.items()}
     return arrays(**pairs, name=name, class_names=class_names)
 
 
@@ -84,11 +80,13 @@ def cats_vs_dogs(
     num_workers: int | None = None,
     augment: HostAugmentation | None = None,
 ) -> Splits:
-    """Photographs of cats and dogs in the data directory's ``cats_vs_dogs/``, as `image_folder` reads them.
+    """Reads photographs of cats and dogs in the data directory's ``cats_vs_dogs/`` by `image_folder`.
 
     Elson, Douceur, Howell & Saul, "Asirra: a CAPTCHA that exploits interest-aligned manual image categorization"
-    (2007). Their licence forbids redistribution, and they are not downloaded: if they are not there, the DataError says
-    where to get them. Arguments and other errors as of `image_folder`.
+    (2007). Their licence forbids redistribution, so they are not downloaded: if they are missing, the DataError says
+    where to get them. Other arguments and errors as for `image_folder`.
+
+    >>> splits = jn.data.cats_vs_dogs(image_size=(64, 64), num_workers=0)
     """
     advice = (
         "get the photographs from Microsoft or Kaggle (Dogs vs. Cats) and put them there as train/cats/*.jpg, "
@@ -99,8 +97,8 @@ def cats_vs_dogs(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pictures:
-    """A reader of picture files, see `stream`: ``names`` in ``folder``, resized to ``size``, ``(height, width)``."""
+class ImageReader:
+    """A reader of image files, see `stream`: ``names`` in ``folder``, resized to ``size``, ``(height, width)``."""
 
     folder: Path
     names: list[str]
@@ -112,7 +110,7 @@ class Pictures:
         return len(self.names)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """A picture, uint8 ``[height, width, channels]``, decoded now, and its label."""
+        """Decodes an image, uint8 ``[height, width, channels]``, and returns it with its label."""
         from PIL import Image
 
         file = self.folder / self.names[index]
@@ -120,35 +118,31 @@ class Pictures:
         try:
             with Image.open(file, formats=_FORMATS) as image:
                 width, height = image.size
-                # Before anything is decoded; Pillow itself only warns of pictures up to twice as large.
+                # Before decoding; Pillow itself only warns about images up to twice as large.
                 if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
                     raise Image.DecompressionBombError(f"{width:,}×{height:,} pixels")
                 converted = image.convert("L" if self.grayscale else "RGB")
             resized = converted.resize(self.size[::-1], Image.Resampling.BILINEAR)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise DataError(
-                f"{file} has more pixels than Pillow decodes without danger ({error}): make it smaller, or set "
+                f"{file} has more pixels than Pillow considers safe ({error}): make it smaller, or set "
                 "PIL.Image.MAX_IMAGE_PIXELS at the top of the script."
             ) from error
-        # Pillow's decoders fail on damaged files in many ways: OSError, SyntaxError, ValueError, ...
+        # For damaged files Pillow raises OSError, SyntaxError, ValueError, ...
         except Exception as error:
-            raise DataError(f"{file} does not decode as a picture ({error}): replace it.") from error
+            raise DataError(f"{file} cannot be decoded as an image ({error}): replace it.") from error
         return np.asarray(resized).reshape(*self.size, -1), self.targets[index]
 
     def fingerprint(self, digest: Any) -> None:
-        """Feeds ``digest`` with each file's name, size in bytes and label; the content is not read."""
+        """Updates ``digest`` with each file's name, size in bytes and label; the content is not read."""
         digest.update(f"{self.grayscale}".encode())
         for name, label in zip(self.names, self.targets, strict=True):
             digest.update(f"{name} {(self.folder / name).stat().st_size} {label}\n".encode())
 
     def decode(self) -> np.ndarray:
-        """All pictures, decoded in threads: uint8 ``[examples, height, width, channels]``."""
-        from PIL import Image
-
+        """Decodes all images in threads: uint8 ``[examples, height, width, channels]``."""
         images = np.empty((len(self), *self.size, 1 if self.grayscale else 3), np.uint8)
-        with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
-            # Pictures that it warns of are refused.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with ThreadPoolExecutor() as pool:
             for index, (image, _) in enumerate(pool.map(self.__getitem__, range(len(self)))):
                 images[index] = image
         return images

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in the idx format, CIFAR-10 in its binary layout."""
+"""MNIST and Fashion-MNIST in the idx format, and CIFAR-10 in its binary layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxnn.data._files import PathLike, fetch, find, os_errors_named, read_membe
 from jaxnn.types import DataError, Splits
 
 _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-# The largest size of a gzipped file when decompressed: pictures become some 5 times as large, zeros 1,000 times.
+# Largest decompressed size of a gzipped file: images grow about 5 times, zeros 1,000 times.
 _GROWS_TO, _GROWS_BY = 1 << 30, 200
 
 _IDX_PLACES = {
@@ -45,39 +45,41 @@ _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _CIFAR_URL = f"https://www.cs.toronto.edu/~kriz/{_CIFAR_ARCHIVE}"
 _CIFAR_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 _CIFAR_FILES = (*(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin")
-# A label, and all red, all green, all blue pixels of a picture.
+# A label, then the red, green and blue plane of an image.
 _RECORD_BYTES = 1 + 3 * 32 * 32
-# All of CIFAR takes 184 MB.
-_MOST_CIFAR_BYTES = 1 << 28
+_MOST_CIFAR_BYTES = 1 << 28  # CIFAR takes 184 MB
 
 
 def mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
-    """MNIST: handwritten digits, uint8 ``[28, 28, 1]``, 60,000 to train and 10,000 to test.
+    """MNIST: handwritten digits, uint8 ``[28, 28, 1]``; 60,000 training and 10,000 test examples.
 
     LeCun, Bottou, Bengio & Haffner, "Gradient-Based Learning Applied to Document Recognition" (1998). Reads
-    ``mnist/*.gz`` in the data directory, and downloads 12 MB if they are not there.
+    ``mnist/*.gz`` in the data directory, and downloads 12 MB if they are missing.
 
-    Args:
-        data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
-        num_validation: how many of the last training examples become ``validation``.
+    ``data_dir`` is the data directory, by default ``JAXNN_DATA``, else the user's cache. The last ``num_validation``
+    training examples become ``validation``. Raises DataError for files that are damaged, or missing and cannot be
+    downloaded.
 
-    Raises:
-        DataError: files that are missing and cannot be downloaded, or are damaged.
+    >>> jn.data.mnist(num_validation=5_000)
+    Splits(mnist: 55,000 train, 5,000 validation, 10,000 test, inputs uint8 [28, 28, 1], 10 classes)
     """
     return _idx_images("mnist", tuple("0123456789"), data_dir, num_validation)
 
 
 def fashion_mnist(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits:
-    """Fashion-MNIST: pictures of clothes, in 10 classes, of MNIST's shape and sizes.
+    """Fashion-MNIST: images of clothes in 10 classes, with MNIST's shapes and sizes.
 
     Xiao, Rasul & Vollgraf (2017). Reads ``fashion_mnist/*.gz`` in the data directory, and downloads 31 MB if they are
-    not there. Arguments and errors as of `mnist`.
+    missing. Arguments and errors as for `mnist`.
+
+    >>> jn.data.fashion_mnist().class_names[:3]
+    ('T-shirt/top', 'Trouser', 'Pullover')
     """
     return _idx_images("fashion_mnist", tuple(_FASHION.split("|")), data_dir, num_validation)
 
 
 def _idx_images(name: str, class_names: tuple[str, ...], data_dir: PathLike | None, num_validation: int) -> Splits:
-    """A data set of four idx files, named as MNIST's."""
+    """Reads a data set of four idx files, named like MNIST's."""
 
     def read(split: str, kind: str, num_axes: int) -> np.ndarray:
         file_name = f"{split}-{kind}-idx{num_axes}-ubyte.gz"
@@ -90,14 +92,16 @@ def _idx_images(name: str, class_names: tuple[str, ...], data_dir: PathLike | No
 
 
 def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
-    """The array in an idx file, gzipped if its name ends in ``.gz``; it must have ``num_axes`` axes, by default any.
+    """Reads the array in an idx file, gzipped if its name ends in ``.gz``; ``num_axes`` checks its number of axes.
 
-    The format: two zero bytes, a byte for the dtype, a byte for the number of axes, each axis's length as a big-endian
-    uint32, and the values, big-endian, in C order (LeCun's MNIST page).
+    The format (LeCun's MNIST page): two zero bytes, a byte for the dtype, a byte for the number of axes, each axis's
+    length as a big-endian uint32, and the values, big-endian, in C order. Raises DataError, with the path, for a file
+    that is not idx or gzip, has another number of axes, is truncated, has bytes after the values, or decompresses to
+    more than 1 GiB and 200 times its size. `jaxnn.data.arrays` makes a data set of inputs and labels:
 
-    Raises:
-        DataError: not idx, not gzip, another number of axes, truncated, bytes after the values, or a gzip file that
-            would grow beyond 1 GiB and 200 times its size; the file is named.
+    >>> _ = Path("images.idx").write_bytes(bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3, 10, 20, 30, 40, 50, 60]))
+    >>> jn.data.arrays((jn.data.read_idx("images.idx"), [0, 1]))
+    Splits(arrays: 2 train, inputs uint8 [3])
     """
     path = Path(path)
     is_gzip = path.suffix == ".gz"
@@ -106,10 +110,10 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
             magic = file.read(4)
             if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _DTYPES:
                 found = magic.hex(" ") or "nothing"
-                raise DataError(f"{path} is not an idx file: it begins with {found}; download it again.")
+                raise DataError(f"{path} is not an idx file: it starts with {found}; download it again.")
             dtype, rank = np.dtype(_DTYPES[magic[2]]), magic[3]
             if num_axes is not None and rank != num_axes:
-                raise DataError(f"{path} holds an array of {rank} axes, not of {num_axes}: were files mixed up?")
+                raise DataError(f"{path} has an array of {rank} axes, not of {num_axes}: is it the right file?")
             header = file.read(4 * rank)
             if len(header) < 4 * rank:
                 raise DataError(f"{path} is truncated in its header: download it again.")
@@ -117,10 +121,10 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
             num_bytes = math.prod(shape) * dtype.itemsize
             if is_gzip and num_bytes > max(_GROWS_TO, _GROWS_BY * path.stat().st_size):
                 raise DataError(
-                    f"{path} would unfold to {num_bytes:,} bytes, as its header says {shape}, too many for a file of "
+                    f"{path} would decompress to {num_bytes:,} bytes for its shape {shape}, too many for a file of "
                     "its size: download it again; or, if you trust it, gunzip it first."
                 )
-            # In pieces: memory grows with the file, not with what it announces. A byte more shows a file too long.
+            # In chunks, since the header may claim any size; one more byte detects a file that is too long.
             body = bytearray()
             while chunk := file.read(min(num_bytes + 1 - len(body), 1 << 20)):
                 body += chunk
@@ -131,12 +135,12 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if len(body) != num_bytes:
-        held = "more" if len(body) > num_bytes else f"{len(body):,}"
-        raise DataError(f"{path} should hold {num_bytes:,} bytes of shape {shape} but holds {held}: download it again.")
+        actual = "more" if len(body) > num_bytes else f"{len(body):,}"
+        raise DataError(f"{path} should have {num_bytes:,} bytes of shape {shape} but has {actual}: download it again.")
     try:
         return np.frombuffer(body, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
     except ValueError as error:
-        raise DataError(f"{path} holds no array of the shape {shape} that its header says ({error}).") from error
+        raise DataError(f"{path} has a header with an impossible shape {shape} ({error}).") from error
 
 
 @os_errors_named()
@@ -147,7 +151,10 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
     data directory's ``cifar10/`` or in the data directory itself, the folder ``cifar-10-batches-bin/`` or the archive
     ``cifar-10-binary.tar.gz``, which is not unpacked. Else it downloads the archive, 170 MB.
 
-    Arguments as of `mnist`. DataError: no such files and no download, Python pickles, or damaged files.
+    Arguments as for `mnist`. Raises DataError for Python pickles, damaged files, or files that are missing and cannot
+    be downloaded.
+
+    >>> splits = jn.data.cifar10(num_validation=5_000)  # doctest: +SKIP
     """
     path = find("cifar10", ("cifar-10-batches-bin", _CIFAR_ARCHIVE), data_dir)
     if path is None:
@@ -160,20 +167,20 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
     if path.is_dir():
         if large := [name for name in _CIFAR_FILES if (path / name).stat().st_size > _MOST_CIFAR_BYTES]:
             raise DataError(f"{large[0]} of {path} is larger than all of CIFAR: download it again.")
-        found = {name: (path / name).read_bytes() for name in _CIFAR_FILES}
+        contents = {name: (path / name).read_bytes() for name in _CIFAR_FILES}
     else:
         members = read_members(path, lambda name: name.rpartition("/")[2] in _CIFAR_FILES, _MOST_CIFAR_BYTES)
-        found = {name.rpartition("/")[2]: content for name, content in members}
-        if missing := sorted({*_CIFAR_FILES} - found.keys()):
-            raise DataError(f"{path} does not hold {', '.join(missing)}: download it again.")
+        contents = {name.rpartition("/")[2]: content for name, content in members}
+        if missing := sorted({*_CIFAR_FILES} - contents.keys()):
+            raise DataError(f"{path} does not have {', '.join(missing)}: download it again.")
     images, labels = [], []
     for name in _CIFAR_FILES:
-        if not found[name] or len(found[name]) % _RECORD_BYTES:
+        if not contents[name] or len(contents[name]) % _RECORD_BYTES:
             raise DataError(
-                f"{name} of {path} is truncated or damaged: its {len(found[name]):,} bytes are no multiple of a "
-                f"record's {_RECORD_BYTES:,}; download it again."
+                f"{name} of {path} is truncated or damaged: its {len(contents[name]):,} bytes are not a multiple "
+                f"of {_RECORD_BYTES:,}, a record's size; download it again."
             )
-        records = np.frombuffer(found[name], np.uint8).reshape(-1, _RECORD_BYTES)
+        records = np.frombuffer(contents[name], np.uint8).reshape(-1, _RECORD_BYTES)
         if bad := np.flatnonzero(records[:, 0] > 9).tolist():
             label = records[bad[0], 0]
             raise DataError(f"record {bad[0]} of {name} of {path} has the label {label}, not 0 to 9: get it again.")

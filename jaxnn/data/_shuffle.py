@@ -12,30 +12,30 @@ import numpy as np
 
 from jaxnn.types import Array, DataError
 
-# A round's values are used by the two after it: LLVM's time for a kernel grows exponentially with its rounds, from
-# tenths of a second for six to more than ten minutes for twelve, where a side of the domain is a power of two.
+# LLVM's compile time grows exponentially with the rounds in a kernel, since each round's values are used by the next
+# two: from tenths of a second for 6 rounds to over ten minutes for 12, if a side of the domain is a power of two.
 _ROUNDS_PER_KERNEL = 6
 
 
 def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array | int) -> Array:
-    """The images of ``positions`` under a keyed permutation of ``0 … num_examples - 1``.
+    """Returns the images of ``positions`` under a keyed permutation of ``0 … num_examples - 1``.
 
     A generalized Feistel network over ``Z_a × Z_b`` with cycle walking: FE2 of Black & Rogaway, "Ciphers with Arbitrary
-    Finite Domains" (2002), its round function the finalizer of MurmurHash3 (Appleby). It shuffles; it keeps no secrets.
-    NumPy in, NumPy out; a JAX array or tracer among the arguments makes the result one, with the same bits. Cost: some
-    60 integer operations an element, twice that if values walk; no memory of size ``num_examples``.
+    Finite Domains" (2002). Its round function is the finalizer of MurmurHash3 (Appleby). It is not cryptographically
+    secure. NumPy in, NumPy out; with a JAX array or tracer among the arguments the result is one, with the same bits.
+    Cost: about 60 integer operations per element, twice that if values walk; no memory of size ``num_examples``.
 
-    ``positions`` are integers of any shape; ``num_examples`` is static and at most 2³¹ - 1. Of the integers ``seed []``
-    and ``epoch``, which is ``[]`` or has the rank of ``positions`` and is broadcast against it, the low 32 bits are
-    used. Returns int32 of the shape of ``positions``.
+    ``positions`` are integers of any shape; ``num_examples`` is static and at most 2³¹ - 1. ``seed`` is a scalar;
+    ``epoch`` is one too, or has the rank of ``positions`` and is broadcast against it. Of both integers the low 32 bits
+    are used. Returns int32 of the shape of ``positions``.
     """
-    # A float would make the search for a permutation endless.
+    # A float would make cycle walking endless.
     num_examples = operator.index(num_examples)
     sizes = _domain(num_examples)
-    # NumPy warns of wrap-around, which is meant here, for scalars though not for arrays.
+    # Integer overflow is intended; NumPy warns about it for scalars.
     with np.errstate(over="ignore"):
         key = _mix(_mix(_uint32(seed)) + _uint32(epoch))
-        # With these, two examples' places look independent by chi-square over thousands of epochs.
+        # With these, two examples' positions are independent by chi-square tests over thousands of epochs.
         num_rounds = 6 if num_examples >= 1024 else 12
         keys = [_mix(key + np.uint32(index)) for index in range(num_rounds)]
         values = _rounds(positions.astype(np.uint32), keys, sizes)
@@ -45,12 +45,16 @@ def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array
 
 
 def batch_indices(seed: Array | int, steps: Array, num_examples: int, batch_size: int) -> Array:
-    """The indices of the examples that each step trains on, as a pure function of ``(seed, step)``.
+    """Returns the indices of the examples that each step trains on, as a pure function of ``(seed, step)``.
 
     Step ``t`` is in epoch ``t // steps_per_epoch``. Each epoch has a different permutation and omits its remainder.
 
     ``seed []`` may be a tracer; ``steps [k]`` are at least 0, in any order; the sizes are static. Returns
     ``[k, batch]`` int32, NumPy for NumPy. Raises DataError if the batch is larger than the set.
+
+    >>> indices = jn.data.batch_indices(0, np.arange(2), num_examples=5, batch_size=2)  # one epoch omits one example
+    >>> indices.shape, len(set(indices.ravel().tolist()))
+    ((2, 2), 4)
     """
     xp = jnp if isinstance(seed, jax.Array) or isinstance(steps, jax.Array) else np
     per_epoch = steps_per_epoch(num_examples, batch_size)
@@ -60,9 +64,9 @@ def batch_indices(seed: Array | int, steps: Array, num_examples: int, batch_size
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
-    """The number of full batches of a set; DataError if the batch is larger than the set, or not positive."""
+    """Returns the number of full batches per epoch; DataError if a batch is larger than the split or not positive."""
     if batch_size < 1:
-        raise DataError(f"a batch of {batch_size} holds no example: batch_size must be at least 1.")
+        raise DataError(f"batch_size must be at least 1, not {batch_size}.")
     if batch_size > num_examples:
         raise DataError(
             f"a batch of {batch_size} is larger than the set of {num_examples} examples: "
@@ -72,7 +76,7 @@ def steps_per_epoch(num_examples: int, batch_size: int) -> int:
 
 
 def _walk(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uint32], limit: np.uint32) -> Array:
-    """Sends each value on until it is below ``limit``: a bijection of what is below it."""
+    """Cycle walking: repeats the rounds for each value until it is below ``limit``, which keeps a bijection."""
     if isinstance(values, jax.Array):
         return jax.lax.while_loop(
             lambda values: jnp.any(values >= limit),
@@ -81,13 +85,13 @@ def _walk(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uint3
         )
     values = np.asarray(values)
     while np.any(outside := values >= limit):
-        own_keys = [np.broadcast_to(key, values.shape)[outside] for key in keys]
-        values[outside] = _rounds(values[outside], own_keys, sizes)
+        outside_keys = [np.broadcast_to(key, values.shape)[outside] for key in keys]
+        values[outside] = _rounds(values[outside], outside_keys, sizes)
     return values
 
 
 def _domain(num_examples: int) -> tuple[np.uint32, np.uint32]:
-    """``a`` and ``b`` of similar size with the least product not below ``num_examples``: then fewer values walk."""
+    """Returns similar ``a`` and ``b`` with the least product of at least ``num_examples``, so that few values walk."""
     root = math.isqrt(num_examples - 1) + 1 if num_examples > 1 else 1
     a = min(range(root, root - root // 5 - 1, -1), key=lambda a: -num_examples % a)
     return np.uint32(a), np.uint32(-(-num_examples // a))
@@ -101,20 +105,20 @@ def _rounds(values: Array, keys: Sequence[Array], sizes: tuple[np.uint32, np.uin
         if index and index % _ROUNDS_PER_KERNEL == 0 and isinstance(left, jax.Array):
             left, right = jax.lax.optimization_barrier((left, right))
         size = a if index % 2 == 0 else b
-        # Half a hash (31 bits) leaves room for the sum: left < 2^16.
+        # 31 bits of a hash leave room for the sum: left < 2^16.
         total = left + (_mix(right ^ key) >> np.uint32(1))
-        # The remainder, written so because NumPy's own takes ten times a quotient's time.
+        # total % size, which NumPy computes ten times slower than a quotient.
         left, right = right, total - total // size * size
     return right * a + left
 
 
 def _mix(values: Array) -> Array:
-    """MurmurHash3's 32-bit finalizer: each bit of the input flips half of the output's."""
+    """MurmurHash3's 32-bit finalizer: flipping a bit of the input flips half of the output's bits on average."""
     values = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     values = (values ^ (values >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return values ^ (values >> np.uint32(16))
 
 
 def _uint32(value: Array | int) -> Array:
-    """The low 32 bits of an integer, array or tracer."""
+    """Returns the low 32 bits of an integer, array or tracer."""
     return np.asarray(value & 0xFFFFFFFF, np.uint32) if isinstance(value, int) else value.astype(np.uint32)

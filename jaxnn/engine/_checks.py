@@ -1,4 +1,4 @@
-"""Whether an experiment's functions give what they are asked for."""
+"""Checks of an experiment's functions: their types, masked sums, equal results on several devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxnn.engine._compiler import Programs, for_one_call
-from jaxnn.nn import batch_split_over
+from jaxnn.nn import use_batch_axis
 from jaxnn.observe import equations
 from jaxnn.parallel import DATA, STRATEGIES, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
@@ -21,67 +21,72 @@ from jaxnn.types import Batch, ConfigError, Examples, Experiment, Metrics, Model
 
 # What rounding may make of a forward pass in float32, in units of the result: sums in another order, layer after layer.
 LEAST_DIFFERENCE = 1e-4
-# In one batch devices may happen to hold as many examples of a kind.
+# In a single batch the devices may happen to hold equally many examples that count.
 COMPARED_BATCHES = 4
 INSTEAD = "use strategy data, as fast and with the numbers of one device, or jaxnn's layers"
 
 
 def check_data(splits: Any) -> None:
-    """Raises ConfigError unless ``splits`` are what an experiment's ``data`` must give."""
+    """Raises ConfigError unless ``splits`` are what an experiment's ``data`` must return."""
     if not isinstance(splits, Splits):
         raise _wrong("data", splits, "Splits, as jn.data.arrays(train=(inputs, targets)) does")
 
 
 def check_parts(experiment: Experiment[Any]) -> None:
-    """Raises ConfigError unless task and optimizer of ``experiment`` are what they are called."""
+    """Raises ConfigError unless ``experiment`` makes a task of functions and an Optax optimizer."""
     task = experiment.task(experiment.config)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a Task, as jn.tasks.classification(model) does")
+    for name, part in task._asdict().items():
+        if not callable(part):
+            raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
 
 
 def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:
-    """Confirms that an evaluation gives masked sums: of examples that stand twice in a batch, twice those of one half.
+    """Confirms that an evaluation returns masked sums: for examples that are in a batch twice, not the same again.
 
-    jaxnn's own tasks do, and cost nothing here; any other evaluation is compiled once more and run on one batch of
-    ``source`` with the state that ``make_state`` gives. ConfigError if a sum or the count stays as it is, as that of a
-    mean does.
+    jaxnn's own tasks do, and cost nothing here. Any other evaluation is compiled once more and run with the state from
+    ``make_state`` on examples of ``source``: in a short batch, beside padding, and twice in one batch. ConfigError if a
+    sum or the count stays the same, as means over the batch or over the mask do.
     """
     task, layout = programs.task, programs.layout
-    size = programs.eval_batch_size
-    if getattr(task.evaluate, "__module__", "").startswith("jaxnn.") or size % 2:
+    if getattr(task.evaluate, "__module__", "").startswith("jaxnn."):
         return
-    step = make_evaluate_step(task)
+    step, half = make_evaluate_step(task), -(-programs.eval_batch_size // 2)
 
-    def evaluate(state: TrainState, examples: Examples, mask: jax.Array) -> Metrics:
-        return step(state, source.as_batch(examples, mask))
+    def evaluate(state: TrainState, examples: Examples, masks: jax.Array) -> tuple[Metrics, Metrics]:
+        both = jax.lax.map(lambda mask: step(state, source.as_batch(examples, mask)), masks)
+        try:
+            short = jax.tree.map(lambda rows: rows[:half], examples)
+            return step(state, source.as_batch(short, masks[1, :half])), both
+        except Exception:  # it needs more examples, such as the five nearest of a batch
+            return {}, both
 
-    state, half = make_state(), np.arange(size // 2, dtype=np.int32) % source.num_examples
-    examples = layout.place(source.read(np.concatenate([half, half])))
-    masks = [layout.place(np.repeat(np.array([1, second], np.float32), size // 2)) for second in (0, 1)]
-    jit = for_one_call()
+    rows = np.arange(half, dtype=np.int32) % source.num_examples
+    examples = layout.place(source.read(np.concatenate([rows, rows])))
+    masks = layout.place(np.repeat(np.array([[1, 0], [1, 1]], np.float32), half, axis=1))
+    state, jit = make_state(), for_one_call()
     if programs.shardings is not None:
         jit |= {
             "in_shardings": (programs.shardings, layout.replicated, layout.replicated),
             "out_shardings": layout.replicated,
         }
-    program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks[0], **jit)
-    once, twice = (jax.device_get(program(state, examples, mask)) for mask in masks)
+    program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks, **jit)
+    short, both = jax.device_get(program(state, examples, masks))
+    padded, twice = ({name: sums[row] for name, sums in both.items()} for row in (0, 1))
     if not np.any(twice["count"]):  # such as labels that are all ignored
         return
-    if _stays(once["count"], twice["count"]):
-        raise ConfigError(
-            f"the count of the task's evaluate is {once['count']:g} for {size // 2} examples, and {twice['count']:g} "
-            "when each is twice in the batch: sum the mask, batch.mask.sum()."
-        )
-    for name in (name for name in once if name != "count" and _stays(once[name], twice[name])):
-        raise ConfigError(
-            f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for a count of {once['count']:g}, and for "
-            f"the same examples twice, a count of {twice['count']:g}: return the masked sum, not a mean: "
-            "jnp.sum(values * batch.mask)."
-        )
+    for once in filter(None, (padded, short)):
+        for name in sorted(once, key=lambda name: name != "count"):
+            if _stays(once[name], twice[name]):
+                fix = "the mask, batch.mask.sum()" if name == "count" else "values * batch.mask, and return no mean"
+                raise ConfigError(
+                    f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for {half} examples, and the same if "
+                    f"each is twice in the batch: sum {fix}."
+                )
 
 
 def _stays(once: np.ndarray, twice: np.ndarray) -> bool:
@@ -90,7 +95,7 @@ def _stays(once: np.ndarray, twice: np.ndarray) -> bool:
 
 
 class _Outcome(NamedTuple):
-    """What a task makes of a batch: what its loss gives, and the sums of its evaluation."""
+    """The results of a task for a batch: of its loss, and the sums of its evaluation."""
 
     model_state: ModelState
     loss: jax.Array
@@ -99,13 +104,12 @@ class _Outcome(NamedTuple):
 
 
 def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
-    """Confirms that a task gives the same under `pmap`, where each device sees its rows alone, as of the whole batch.
+    """Confirms that a task computes the same under `pmap`, where each device has its rows alone, as from all rows.
 
-    Its loss and its evaluation of the first batches are computed both ways. Random numbers that would repeat are
-    searched for in the traced program: means over many of them hardly show it. Costs a compilation of the forward
-    pass; nothing under other strategies. ConfigError if the task draws random numbers of its own, as Flax's own Dropout
-    does, or couples the examples of a batch, as Flax's own BatchNorm, a contrastive loss or a mean over some of the
-    examples do.
+    Compares loss and evaluation of the first batches, and searches the traced program for random numbers that would
+    repeat: means over many of them hardly show it. Costs a compilation of the forward pass; nothing under other
+    strategies. ConfigError if the task draws random numbers itself, as Flax's Dropout does, or couples the examples of
+    a batch, as Flax's BatchNorm, a contrastive loss or a mean over some of the examples do.
     """
     layout, source, feed = programs.layout, programs.source, programs.spec.feed
     if layout.axis_name is None or layout.data_size == 1:
@@ -119,7 +123,7 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
 
         def differences(row: Any) -> Any:
             batch = source.transform(feed.batch(examples, row), state.key)
-            # The whole by its meaning: XLA has each device compute a part, as under strategy data.
+            # XLA computes the batch in parts with the same result, as under strategy data.
             split = layout._replace(strategy=STRATEGIES["data"]).constrain(batch)
             return jax.tree.map(_difference, whole(state, split), parts(state, batch))
 
@@ -148,12 +152,12 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
 
 
 def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tuple[Callable[..., _Outcome], ...]:
-    """What the task makes of a batch, and what each device makes of it with its rows alone, ``[devices, ...]``."""
+    """The functions that compute a task from all rows, and on each device from its rows alone, ``[devices, ...]``."""
 
     def outcome(axis_name: str | None, state: TrainState, batch: Batch) -> _Outcome:
         # As in a run, it is known while tracing that nothing is padding.
         batch = batch._replace(mask=np.ones(batch.mask.shape, np.float32))
-        with batch_split_over(axis_name):
+        with use_batch_axis(axis_name):
             loss, (model_state, metrics) = task.loss(state.params, state.model_state, batch, state.key)
         sums = task.evaluate(state.params, state.model_state, batch) if evaluated else {}
         return _Outcome(model_state, loss, metrics, sums)
@@ -187,7 +191,7 @@ def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:
 
 
 def _draws(found: Iterable[tuple[Any, str]]) -> Counter[str]:
-    """What a program draws: the shapes of its random numbers and keys, with the number of each."""
+    """The shapes of the random numbers and keys that a program draws, with the number of each."""
     drawn = (one for one, _ in found if one.primitive.name.startswith(("random_", "rng_")))
     return Counter(f"{list(one.outvars[0].aval.shape)}" for one in drawn)
 
@@ -200,4 +204,4 @@ def _roundings(found: Iterable[tuple[Any, str]]) -> set[float]:
 
 
 def _wrong(name: str, made: Any, wanted: str) -> ConfigError:
-    return ConfigError(f"the experiment's {name} gave a {type(made).__name__}: it must give {wanted}.")
+    return ConfigError(f"the experiment's {name} gave a {type(made).__name__}: it must return {wanted}.")

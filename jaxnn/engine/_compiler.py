@@ -1,4 +1,4 @@
-"""The programs of one population, each compiled ahead of time and entered in the ledger with its cause."""
+"""The programs of a population, compiled ahead of time and entered in the ledger with their cause."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingEr
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
+
+
+def _of_step(measure: Callable[..., Any]) -> functools.cached_property[Any]:
+    """A property: what ``measure`` finds in the traced training step."""
+    return functools.cached_property(lambda programs: measure(programs._step, programs.shapes, programs._like))
 
 
 @dataclasses.dataclass
@@ -75,7 +80,7 @@ class Programs:
 
     @functools.cached_property
     def task(self) -> Task:
-        """That of a member; what it does on the host is the same for all."""
+        """The task of one member; its functions on the host are the same for all."""
         return self.spec.experiment.task(self.spec.experiment.config)
 
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
@@ -200,7 +205,7 @@ class Programs:
     def fingerprint(self) -> dict[str, str | None]:
         """Digests of the data, and by `record.PARTS` of what is computed with them, independent of how it is run.
 
-        They are those of the first member alone; that of the evaluation is None without an eval split.
+        They describe the first member; the evaluation's is None without an eval split.
         """
         source, step = self.source, np.arange(1, dtype=np.int32)
         size = self.spec.experiment.config.batch_size
@@ -208,13 +213,13 @@ class Programs:
         def make_batch(examples: Examples, rows: jax.Array, key: jax.Array) -> Batch:
             return source.transform(source.gather(examples, rows), key)
 
-        # Seeds are config. An order is what it gives: it may be computed by the host.
+        # Seeds are config. An order is identified by its values, since the host may compute it.
         order = np.asarray(source.order(0, step, size)).tolist()
         rows = jax.ShapeDtypeStruct((size,), np.int32)
         batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
         evaluation = None
         if self.splits.eval_split:
-            # Derived metrics are plain Python: compared by the numbers that they give.
+            # Derived metrics are plain Python: identified by their values.
             derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
             program = program_fingerprint(self._evaluate, self.shapes, self.batch)
             evaluation = text_fingerprint(f"{program} {derived}")
@@ -225,25 +230,12 @@ class Programs:
             "data": data_fingerprint(self.splits),
         }
 
-    @functools.cached_property
-    def product_dtypes(self) -> dict[str, int]:
-        """The number of matrix products and convolutions of a training step by precision."""
-        return observe.product_dtypes(self._step, self.shapes, self._like)
-
-    @functools.cached_property
-    def implementations(self) -> dict[str, list[str]]:
-        """The implementations of jaxnn's operations that a training step computes with."""
-        return observe.implementations(self._step, self.shapes, self._like)
-
-    @functools.cached_property
-    def plain_convolutions(self) -> int:
-        """The number of convolutions of a training step's forward pass that no layer of jaxnn traced."""
-        return observe.plain_convolutions(self._step, self.shapes, self._like)
-
-    @functools.cached_property
-    def operations(self) -> float:
-        """A rough number of the arithmetic operations of a training step."""
-        return observe.operations(self._step, self.shapes, self._like)
+    # Of a training step: the number of products by precision, the implementations of jaxnn's operations, the number of
+    # convolutions that no layer of jaxnn traced, and roughly that of arithmetic operations.
+    product_dtypes = _of_step(observe.product_dtypes)
+    implementations = _of_step(observe.implementations)
+    plain_convolutions = _of_step(observe.plain_convolutions)
+    operations = _of_step(observe.operations)
 
     @functools.cached_property
     def derived(self) -> dict[str, float]:
@@ -280,7 +272,7 @@ class Programs:
         jit: dict[str, Any] = {}
         match key:
             case ("initialise", True):
-                # Its arrays are created where they are placed: the whole state is never on one device.
+                # Its arrays are created on their devices: the full state is never on one device.
                 jit = {} if self.shardings is None else {"out_shardings": self.shardings}
                 init: Any = _pure.make_init(self.spec.experiment, self.source)
                 return observe.lower_ahead(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
@@ -311,7 +303,7 @@ class Programs:
 
     @property
     def _init_count(self) -> int:
-        """How many states are made at a time, so that they take little of the device."""
+        """The number of states made at a time, so that they take little memory of the device."""
         free = observe.available_bytes(self.layout.device)
         fitting = MOST_AT_ONCE if free is None else free // (4 * self.member_bytes)
         return int(max(1, min(self.num_members, MOST_AT_ONCE, fitting)))

@@ -13,7 +13,7 @@ from jaxnn.observe import available_bytes, nbytes
 from jaxnn.parallel import SINGLE_DEVICE, Layout, broadcast_from_primary
 from jaxnn.types import Array, Batch, Examples, Metrics, PyTree, Source, Splits
 
-# The share of a device's free memory that resident data may take: the rest is the step's own.
+# The share of a device's free memory that resident data may take: the step needs the rest.
 RESIDENT_SHARE = 0.5
 # How many batches are sent at a time if a split is not on the device.
 STREAMED_BATCHES = 16
@@ -22,7 +22,7 @@ type Piece = tuple[Examples, Any, Any]
 
 
 class DeviceFeed(NamedTuple):
-    """Where the examples of a call come from; all kinds give the same batches."""
+    """The source of the examples of a call; all feeds return the same batches."""
 
     resident: bool  # whether the whole split is on the device
     # ``(step, num_steps) -> Examples`` on the device, called outside the compiled program.
@@ -30,10 +30,10 @@ class DeviceFeed(NamedTuple):
     sample: Callable[[int], Examples]  # ``num_steps -> Examples`` of the same shapes, at little cost
     # ``(examples, row) -> Batch``, traced inside the program; ``row`` is one of ``rows``.
     batch: Callable[[Examples, Any], Batch]
-    # ``(examples, seed, steps [k])`` to what a scan over the steps goes through, traced too; the seed may be a tracer.
+    # ``(examples, seed, steps [k])`` to the inputs of a scan over the steps, traced too; the seed may be a tracer.
     # Default: examples ``[steps, batch, ...]`` as they are.
     rows: Callable[[Examples, Array | int, jax.Array], PyTree] = lambda examples, seed, steps: examples
-    close: Callable[[], None] = lambda: None  # ends what works in the background
+    close: Callable[[], None] = lambda: None  # stops background workers
 
 
 def make_feed(
@@ -60,13 +60,13 @@ def _resident_feed(source: Source, seed: int, batch_size: int, layout: Layout) -
         prepare=lambda step, num_steps: examples,
         sample=lambda num_steps: examples,
         batch=lambda examples, indices: source.gather(examples, indices),
-        # Replicated: computed in parts, they would have to be put together again.
+        # Replicated: an order computed in parts would have to be gathered again.
         rows=lambda examples, seed, steps: layout.replicate(source.order(seed, steps, batch_size)),
     )
 
 
 def _host_feed(source: Source, seed: int, batch_size: int, layout: Layout) -> DeviceFeed:
-    """The host gathers the examples of a call and sends them while the call before runs."""
+    """The host gathers the examples of a call and sends them while the previous call runs."""
     own = layout.local_rows(batch_size)
 
     def prepare(step: int, num_steps: int) -> Examples:
@@ -78,7 +78,7 @@ def _host_feed(source: Source, seed: int, batch_size: int, layout: Layout) -> De
 
 
 def _streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout) -> DeviceFeed:
-    """What the source reads, decodes and augments elsewhere is sent while the call before runs."""
+    """Examples that worker processes read and decode are sent while the previous call runs."""
     own = layout.local_rows(batch_size)
     batches: Iterator[Examples] = iter(())
     next_step = -1
@@ -113,7 +113,7 @@ def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Ex
 
 
 def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: Layout) -> Callable[[], Iterator[Piece]]:
-    """A function that goes through ``source``, each example once: examples, indices and mask on the device, in pieces.
+    """Returns a function that iterates over ``source`` once: examples, indices and mask on the device, in pieces.
 
     A ``resident`` split is put on the device once, in one piece; others are sent again each time.
     """

@@ -1,4 +1,4 @@
-"""The training loop of a population: block after block, window after window, its members watched one by one."""
+"""The training loop of a population: blocks, windows, evaluations, and the status of each member."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Block:
         return [row for row in self.rows if self.trainer.logs[row].status == RUNNING]
 
     def members(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """The place and the row of each living member."""
+        """The lane and the row of each running member."""
         for place, row in np.ndenumerate(self.slots):
             if row != EMPTY and self.trainer.logs[row].status == RUNNING:
                 yield place, int(row)
@@ -69,15 +69,15 @@ def train(
 ) -> Generator[WindowReport]:
     """Trains the members that are not over to the step ``until``, in blocks that fit in memory.
 
-    Each window is yielded once its numbers are on the host, recorded and, if that is due, saved; the trainer's
+    Each window is yielded once its numbers are on the host, recorded and, if due, saved; the trainer's
     ``state`` is replaced at each evaluation, checkpoint and at the end. Members that diverge or stop early are taken
-    out at the next evaluation, and the others are arranged again. ``wants_stop`` is asked at the end of each window; of
-    several processes all stop at one window. All members are evaluated at ``until``, by default their last step. With
-    ``step_by_step`` the device runs dry at the end of every window, so that the caller may use the state.
+    out at the next evaluation, and the others are arranged again. ``wants_stop`` is called at the end of each window;
+    all processes stop at the same window. All members are evaluated at ``until``, by default their last step. With
+    ``step_by_step`` the device is idle at the end of every window, so that the caller may use the state.
     """
     until = trainer.plan.num_steps if until is None else until
     steps = trainer.steps()
-    # Members of one block train together: those that an interruption left behind go first.
+    # Members of one block train together: those behind after an interruption go first.
     unfinished = [row for row, log in enumerate(trainer.logs) if log.unfinished and steps[row] < until]
     todo = sorted(unfinished, key=lambda row: (steps[row], row))
     with trainer.clock.span("train"):
@@ -95,7 +95,7 @@ def train(
             except GeneratorExit:
                 raise
             except BaseException:
-                # What the last window decided may not be saved: a resumed population decides it again.
+                # The last window's decisions may not be saved: a resumed population repeats them.
                 for row in block.rows:
                     trainer.logs[row].status = RUNNING
                 raise
@@ -137,13 +137,13 @@ def _train_block(
             if not living and block.shape is None:
                 return
             if result.state is not None and len(living) < len(block.rows):
-                # Those that are left are arranged again: chunks without a member are not computed.
+                # The rest are arranged again: chunks without a member are not computed.
                 break
         block.place(step)
 
 
 def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowReport:
-    """Evaluates a window that is done, if due, and reports and settles each living member."""
+    """Evaluates a finished window, if due, and reports and settles each running member."""
     trainer, split = block.trainer, block.trainer.splits.eval_split
     means: dict[str, np.ndarray] = {}
     if result.state is not None:

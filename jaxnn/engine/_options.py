@@ -6,18 +6,19 @@ import contextlib
 import dataclasses
 import math
 import numbers
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
 from jaxnn.types import ConfigError, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
-"""From the lines that a run or member reported, oldest first, the last with an evaluation, to whether it stops.
+"""Whether a run or member stops, from its reported lines, oldest first; the last one has an evaluation.
 
 A function of these alone decides the same after a resume: ``lambda lines: lines[-1]["test_accuracy"] > 0.97``.
 """
@@ -35,7 +36,7 @@ else:  # what a command line can give
 # By default a run is evaluated about ten times and reported fifty times.
 NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
-# The options that count something, and the least they may be.
+# Options that are counts, and their minimum.
 LEAST = {
     "steps_per_call": 1,
     "report_every": 1,
@@ -46,13 +47,13 @@ LEAST = {
     "keep_best": 0,
     "patience": 1,
 }
-# The options that name something, and what they may name.
+# Options with a fixed set of values.
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
     "device": (None, "cpu", "gpu", "tpu"),
     "progress": ("auto", "bar", "plain", "none"),
 }
-# What a field of a simple type takes; the numbers of NumPy are among them.
+# Accepted values of a field of a simple type; NumPy's numbers are among them.
 SIMPLE: dict[Any, type | tuple[type, ...]] = {
     int: numbers.Integral,
     float: numbers.Real,
@@ -64,7 +65,11 @@ SIMPLE: dict[Any, type | tuple[type, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How to run; flags of every script and keyword arguments of ``jn.fit``."""
+    """How to run; flags of every script and keyword arguments of ``jn.fit``.
+
+    >>> jn.RunOptions(monitor="accuracy", patience=3).explicit()
+    {'monitor': 'accuracy', 'patience': 3}
+    """
 
     run_dir: Path | None = None
     """Directory of the record; default runs/NAME/TIME-ID."""
@@ -93,7 +98,7 @@ class RunOptions:
     patience: int | None = None
     """Stop early after this many evaluations without improvement; default: never."""
     resident: bool | None = None
-    """Keep the whole training set on the device; default: if it fits."""
+    """Keep the training set on the device; default: if it fits."""
     device: Literal["cpu", "gpu", "tpu"] | None = None
     """Kind of device to compute on; default: JAX's, a GPU if there is one."""
     devices: int | Literal["all"] | None = None
@@ -109,12 +114,17 @@ class RunOptions:
     writers: WritersOption = ()
     """Further metric writers, or their names as MODULE:NAME, which get every line of metrics.jsonl."""
     stop: StopOption = None
-    """Own stopping rule, or its name as MODULE:NAME; asked after each evaluation, besides `patience`."""
+    """Custom stopping rule, or its name as MODULE:NAME; called after each evaluation, in addition to `patience`."""
+
+    # The names of options that were given one by one, which count as given at their defaults too.
+    _given: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         for name in ("run_dir", "resume"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, Path(getattr(self, name)))
+            if (path := getattr(self, name)) is not None:
+                if not isinstance(path, str | os.PathLike):
+                    raise ConfigError(f"{name} is {path!r}, and must be a path.")
+                object.__setattr__(self, name, Path(path))
         for name, least in LEAST.items():
             value, default = getattr(self, name), getattr(RunOptions, name)
             if value is not None or default is not None:
@@ -140,13 +150,13 @@ class RunOptions:
             parse_mesh(self.mesh)
         if self.resume is not None and self.run_dir is not None:
             raise ConfigError(
-                "both resume and run_dir are given: a resumed run continues in its own directory, leave run_dir out."
+                "both resume and run_dir are given: a resumed run continues in its directory, leave run_dir out."
             )
 
     def explicit(self) -> dict[str, Any]:
-        """The options that are not at their defaults."""
-        fields = dataclasses.fields(self)
-        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+        """Returns the options that differ from their defaults, or were given by name as in ``fit(…, keep_last=2)``."""
+        values = {field.name: (getattr(self, field.name), field.default) for field in dataclasses.fields(self)}
+        return {n: value for n, (value, default) in values.items() if value != default or n in self._given}
 
     @property
     def higher_is_better(self) -> bool:
@@ -178,7 +188,9 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
 
     ConfigError if there is no such option; the message suggests one, or the field of ``config`` meant.
     """
-    known = [field.name for field in dataclasses.fields(options)]  # type: ignore[arg-type]
+    if not dataclasses.is_dataclass(options) or isinstance(options, type):
+        raise ConfigError(f"options is {options!r:.60}, and must be RunOptions(…): pass single options by name.")
+    known = [field.name for field in dataclasses.fields(options)]
     fields = [field.name for field in dataclasses.fields(config)] if dataclasses.is_dataclass(config) else []
     for name in (name for name in changes if name not in known):
         field = nearest(name, fields)
@@ -188,7 +200,9 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
                 f"experiment.replace({field}=…)."
             )
         raise ConfigError(f"there is no run option {name!r}: {suggest(name, known)}.")
-    return dataclasses.replace(options, **changes)  # type: ignore[type-var]
+    changed = dataclasses.replace(options, **changes)
+    object.__setattr__(changed, "_given", getattr(options, "_given", frozenset()) | changes.keys())
+    return changed
 
 
 def check_config(config: Any) -> None:
@@ -228,7 +242,7 @@ def _check_fields(config: Any, prefix: str = "") -> None:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is of ``kind``; True where that is not simple."""
+    """Returns whether ``value`` is of ``kind``; True if ``kind`` is not a simple type."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in typing.get_args(kind))
     kind = typing.get_origin(kind) or kind
@@ -253,13 +267,13 @@ def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
 
 
 def make_plan(options: RunOptions, num_steps: int) -> Plan:
-    """Where windows end in a run of ``num_steps`` whose cadences are decided; its steps per call are open."""
+    """The plan of a run of ``num_steps`` with resolved cadences; its steps per call are open."""
     assert options.report_every is not None and options.eval_every is not None
     return Plan(num_steps, options.report_every, options.eval_every, options.checkpoint_every or 0)
 
 
 def recorded_options(options: RunOptions) -> dict[str, Any]:
-    """The options of a run or a sweep as its record holds them: all but its place, and values by their names."""
+    """The options of a run or a sweep for its record: all but its directory, and objects by their names."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
@@ -273,7 +287,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
 
 
 def stopping_rule(stop: StopOption) -> StoppingRule | None:
-    """The stopping rule that an option means: itself, or what ``MODULE:NAME`` names; ConfigError if not a function."""
+    """Returns the stopping rule, imported if given as ``MODULE:NAME``; ConfigError if it is not a function."""
     rule: Any = named_object(stop, "stop") if isinstance(stop, str) else stop
     if rule is not None and not callable(rule):
         raise ConfigError(f"stop is {rule!r}, and must be a function of the lines reported so far, or MODULE:NAME.")
@@ -281,7 +295,7 @@ def stopping_rule(stop: StopOption) -> StoppingRule | None:
 
 
 def metric_writer(writer: Any) -> MetricWriter:
-    """The metric writer that an option means: itself, or what ``MODULE:NAME`` names; ConfigError without ``write``."""
+    """Returns the metric writer, imported if given as ``MODULE:NAME``; ConfigError if it has no ``write``."""
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")

@@ -13,7 +13,7 @@ from jaxnn.engine._options import RunOptions, make_plan, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._states import member_state
 from jaxnn.engine._trainer import MemberLog, Trainer
-from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, Choice, VmapPlan, choose_steps_per_call, plan_vmap_size
+from jaxnn.engine._tuning import MOST_STEPS, SHORT_STEP, Call, VmapPlan, choose_steps_per_call, plan_vmap_size
 from jaxnn.engine._windows import near_divisor, typical_window, with_tails
 from jaxnn.nn import platform
 from jaxnn.observe import Clock, check_placement, describe_devices
@@ -23,7 +23,7 @@ from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState, sugg
 
 
 class Members(NamedTuple):
-    """How the members of a population differ, and what is known of them."""
+    """How the members of a population differ, and how they are arranged."""
 
     numbers: tuple[int, ...]  # of the members, in the order of the rows
     values: Mapping[str, Array]  # ``[members]`` of each traced field
@@ -49,10 +49,9 @@ def open_trainer(
 ) -> Trainer:
     """Compiles what trains a run or a population and chooses its sizes: everything before the first step.
 
-    ``experiment`` is that of the run, or of the first member; the cadences of ``options`` may be open. ``logs`` hold
-    what became of the members so far, by row; by default one is waiting. Without ``members`` it is a run, for which an
-    earlier process may have chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if
-    there is no room for it.
+    ``experiment`` is that of the run, or of the first member; the cadences of ``options`` may be None. ``logs`` hold
+    the reports of the members so far, by row. Without ``members`` it is a run, for which an earlier process may have
+    chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if memory is short.
     """
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
     options = resolve_cadences(options, config.num_steps)
@@ -66,7 +65,7 @@ def open_trainer(
         feed = feed._replace(rows=lambda examples, _, steps: own_rows(examples, seed, steps))
     elif "seed" in given.values and not feed.resident:
         raise ConfigError(
-            "the data are not on the device, so members cannot each see them in an order of their own: choose "
+            "the data are not on the device, so members cannot have different orders of them: choose "
             "order='shared', or a smaller data set."
         )
     spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
@@ -134,14 +133,14 @@ def _open_population(trainer: Trainer, members: Members) -> None:
     trainer.plan = with_tails(plan._replace(steps_per_call=min(vmapped.steps_per_call, plan.num_steps)))
 
 
-def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> Choice:
-    """The steps per call that measuring finds fastest; a ``window`` of steps is best made of whole calls."""
+def fastest_steps(programs: Programs, make_call: Callable[[int], Call], window: int) -> tuple[int, dict[int, float]]:
+    """The fastest steps per call, which should divide a ``window``, and the measured seconds per step by length."""
     return choose_steps_per_call(make_call, window, first_length(programs, window), wary=_slow_in_loops(programs))
 
 
 def first_length(programs: Programs, window: int) -> int:
-    """The number of steps of the call to measure first: many if a step is surely short, to compile one program less."""
-    # What reading data takes is not known before, if they are not on the device.
+    """The number of steps of the call to measure first: many if a step is short, to compile one program less."""
+    # The time to read data that are not on the device is unknown.
     known = programs.spec.feed.resident and not _slow_in_loops(programs)
     return near_divisor(window, MOST_STEPS) if known and programs.operations < SHORT_STEP else 1
 
@@ -152,7 +151,7 @@ def _slow_in_loops(programs: Programs) -> bool:
 
 
 def make_calls(programs: Programs, cause: str) -> Callable[[int], Call]:
-    """From a number of steps to a call, compiled for ``cause``, that trains a run that far on from the last call."""
+    """Returns a function from a number of steps to a call, compiled for ``cause``, that trains a run on."""
     state: TrainState | None = None
 
     def make_call(length: int) -> Call:

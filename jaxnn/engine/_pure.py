@@ -41,7 +41,7 @@ class GroupSpec(NamedTuple):
 
 
 def make_step(experiment: Experiment[Any], axis_name: str | None = None) -> TrainStep:
-    """Returns one training step of ``experiment``; its task and optimizer are made where this is called."""
+    """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer = experiment.optimizer(experiment.config)
     task = averaged_over(experiment.task(experiment.config), axis_name)
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, axis_name))
@@ -114,7 +114,7 @@ def make_population_init(spec: GroupSpec, num_members: int) -> Callable[[Mapping
         def one(row: tuple[Array, Mapping[str, Array]]) -> TrainState:
             return make_init(spec.member(row[1]), spec.source)(examples)
 
-        # The numbers are there for members without values of their own.
+        # The indices serve members that have no traced values.
         states: TrainState = jax.lax.map(one, (jnp.arange(num_members), values))
         return states
 
@@ -124,7 +124,7 @@ def make_population_init(spec: GroupSpec, num_members: int) -> Callable[[Mapping
 def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tuple[Population, Totals]]:
     """Returns a pure function that trains every living member ``num_steps`` steps: ``(population, totals, examples)``.
 
-    A member whose loss is no longer finite keeps the state it had before the call, and is trained no more.
+    A member whose loss is no longer finite keeps its state from before the call.
     """
 
     def train_chunk(part: Population, totals: Totals, examples: Examples) -> tuple[Population, Totals]:
@@ -134,7 +134,7 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
         if part.alive.shape[0] == 1:
             states, totals = _vmap_or_squeeze(one, 1)(part.values, part.members, totals)
         else:
-            # What all lanes share is not mapped: its batches and draws are made once.
+            # Shared parts are not mapped: their batches and random numbers are computed once.
             key = part.members.key if spec.seeded else part.members.key[0]
             shared = part.members._replace(step=jnp.asarray(part.step), key=key)
             axes = TrainState(None, 0, 0, 0, 0 if spec.seeded else None)  # type: ignore[arg-type]
@@ -237,9 +237,9 @@ def _put(tree: PyTree, part: PyTree, index: Array | int) -> PyTree:
 def _on_members(
     mesh: Mesh | None, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
 ) -> Callable[..., Any]:
-    """``function`` on each part of ``mesh`` for the lanes that are placed there; members never communicate."""
+    """``function`` under ``shard_map`` over the members on ``mesh``; they never communicate."""
     if mesh is None:
         return function
-    # The other axes, over which a member may be sharded, are XLA's.
+    # XLA shards a member over the other axes.
     axes = frozenset({MEMBERS} if mesh.size > mesh.shape[MEMBERS] else mesh.shape)
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)

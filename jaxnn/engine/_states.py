@@ -1,4 +1,4 @@
-"""The states of members: on the host, a row each; on the devices, in chunks of lanes."""
+"""The states of members: one row per member on the host, chunks of lanes on the devices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Population(NamedTuple):
     step: Array | np.int32  # ``[]`` int32, updates done by every member that is alive
     members: TrainState  # their states, stacked; ``step`` and ``key`` too
     values: Mapping[str, Array]  # the values of each traced field
-    alive: Array  # bool; False for members that are over, and for lanes that hold none
+    alive: Array  # bool; False for members that have ended and for empty lanes
     bad_step: Array  # int32, the first step whose loss was not finite, or -1
-    # ``[]`` int32, the number of chunks that hold a member that is alive; they are the first ones.
+    # ``[]`` int32, the number of chunks with a living member; they are the first ones.
     num_chunks: Array | np.int32
 
 
@@ -36,9 +36,9 @@ class Shape(NamedTuple):
 
 
 class HostStates(NamedTuple):
-    """The states of a population on the host, a row each: what is saved, and what blocks are made of."""
+    """The states of a population on the host, one row per member, as they are saved."""
 
-    states: TrainState  # ``[members, ...]`` NumPy arrays; in place of PRNG keys their words
+    states: TrainState  # ``[members, ...]`` NumPy arrays; PRNG keys as integers
     bad_step: np.ndarray  # ``[members]`` int32, the first step whose loss was not finite, or -1
 
 
@@ -76,13 +76,13 @@ def shape_of(num_members: int, vmap_size: int, num_devices: int) -> Shape:
 
 
 def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> HostStates:
-    """The rows of ``host`` with those in ``slots`` replaced by copies of what the devices hold."""
+    """The rows of ``host`` with those in ``slots`` replaced by copies from the devices."""
     lanes = np.flatnonzero(slots != EMPTY)
     rows = slots.reshape(-1)[lanes]
 
     def replaced(old: np.ndarray, new: Array) -> np.ndarray:
         merged = old.copy()
-        merged[rows] = np.asarray(new).reshape(-1, *old.shape[1:])[lanes]
+        merged[rows] = np.asarray(new).reshape(slots.size, *old.shape[1:])[lanes]
         return merged
 
     states = jax.tree.map(replaced, host.states, _key_words(population.members))
@@ -90,12 +90,12 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
 
 
 def _key_words(tree: PyTree) -> PyTree:
-    """``tree`` with the words of PRNG keys in place of them: NumPy and files have no keys."""
+    """``tree`` with PRNG keys as integers: NumPy and files have no keys."""
     return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
 
 
 def with_keys(tree: TrainState, like: TrainState) -> TrainState:
-    """``tree`` with PRNG keys in place of their words, where ``like`` has keys."""
+    """``tree`` with integers as PRNG keys wherever ``like`` has keys."""
     keyed: TrainState = jax.tree.map(
         lambda leaf, model: jax.random.wrap_key_data(leaf) if _is_key(model) else leaf, tree, like
     )

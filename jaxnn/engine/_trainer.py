@@ -41,11 +41,11 @@ SECONDS_BETWEEN_SAVES = 60.0
 
 @dataclasses.dataclass
 class MemberLog:
-    """What has become of one member."""
+    """The status and the reports of one member."""
 
     status: str = WAITING  # ``waiting``, ``running``, or how it ended: ``finished``, ``stopped early``, ``diverged``, …
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # oldest first, as in ``metrics.jsonl``
-    error: str | None = None  # what went wrong, or None
+    error: str | None = None  # the reason why it ended, or None
 
     @property
     def unfinished(self) -> bool:
@@ -69,14 +69,14 @@ class MemberLog:
 
 @dataclasses.dataclass
 class Trainer:
-    """A population under way."""
+    """A population in training."""
 
     options: RunOptions  # how it is run; cadences are resolved
     splits: Splits  # its data
     programs: Programs  # what is compiled
     plan: Plan  # where windows and calls end
-    logs: list[MemberLog]  # what became of each member, by row
-    clock: Clock  # where the time went
+    logs: list[MemberLog]  # of each member, by row
+    clock: Clock  # the time spent in each span
     # For the column ``member`` of the lines; None: a run, which has no such column.
     numbers: tuple[int, ...] | None = None
     vmapped: VmapPlan | None = None  # how members are arranged; None: a run
@@ -85,7 +85,7 @@ class Trainer:
     state: Any = None
     record: Record | None = None  # the open directory that metrics go to, or None
     checkpoints: Checkpoints | None = None  # of this run or population in it, or None
-    flight: Flight = dataclasses.field(default_factory=Flight)  # the calls under way, and the stalls noticed
+    flight: Flight = dataclasses.field(default_factory=Flight)  # the calls in flight, and the stalls noticed
     windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
     _reported: LogDigest = dataclasses.field(init=False)  # of the lines in the record
     _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
@@ -141,7 +141,7 @@ class Trainer:
         return derived_metrics(self.programs.task, means)
 
     def placement(self) -> list[Placement]:
-        """Where the parts of a run are stored now."""
+        """The devices that hold the parts of a run."""
         trees: dict[str, Any] = {"parameters": self.state.params}
         if self.state.model_state:
             trees["model_state"] = self.state.model_state
@@ -163,21 +163,21 @@ class Trainer:
         """Writes what members reported, by row, to the record and to further metric writers."""
         column = [{} if self.numbers is None else {"member": number} for number in self.numbers or (0,)]
         written = [column[row] | dict(line) for row, line in lines.items()]
-        if not written:  # all members are over, and the device is yet to be asked for their states
+        if not written:  # all members have ended, and their states are still on the device
             return
         with self.clock.span("record"):
             if self.record is not None:
                 self._reported.add(self.record.report(*written))
             for writer in self.options.writers if is_primary() else ():
-                metric_writer(writer).write(written)
+                metric_writer(writer).write([dict(line) for line in written])
 
     def restore(
         self, where: str, check: Callable[[int | None], None] = lambda step: None
     ) -> tuple[int | None, list[str]]:
-        """Continues from the newest whole checkpoint, and cuts the metrics to it; ``where`` names it in messages.
+        """Restores the newest undamaged checkpoint and cuts the metrics to it; ``where`` names it in messages.
 
-        ``check`` gets its step, None if there is none, before anything is changed. Returns this step, and a
-        description of each damage found. RecordError if all are damaged, or hold no state of this experiment.
+        ``check`` gets its step, or None, before anything is changed. Returns this step, and a description of each
+        damage found. RecordError if all are damaged, or hold no state of this experiment.
         """
         assert self.checkpoints is not None
         plain = self.vmapped is None
@@ -188,11 +188,11 @@ class Trainer:
         if restored is not None:
             damaged = [self.checkpoints.set_aside(*damage) for damage in restored.damaged]
             where = f"step {restored.step}" if plain else f"the checkpoint of {where}"
-            # Copies, as rows are on the host, whichever arrays the checkpoint returns.
+            # Copies: rows are NumPy arrays, and a checkpoint may return others.
             self.state = restored.state if plain else jax.tree.map(np.array, restored.state)
             steps = self.steps()
             diverged = diverged if plain else [bad_step >= 0 for bad_step in self.state.bad_step]
-        # The state of a member that diverged is that before the call that went wrong; it reported nothing after.
+        # A member that diverged has the state from before that call, and reported nothing later.
         ends = [self.plan.num_steps if bad else step for step, bad in zip(steps, diverged, strict=True)]
         damaged += self._rewind(ends, None if restored is None else restored.log, where)
         for row, log in enumerate(self.logs):
@@ -226,7 +226,7 @@ class Trainer:
         return [damage] if damage is not None else []
 
     def settle(self, row: int, step: int, *, diverged: bool) -> None:
-        """Decides what has become of a member after ``step``, by its reports: a resumed run decides the same."""
+        """Decides the status of a member after ``step`` by its reports alone: a resumed run decides the same."""
         log = self.logs[row]
         if diverged:
             log.status = "diverged"
@@ -238,26 +238,29 @@ class Trainer:
     def _stops(self, log: MemberLog) -> bool:
         if not log.lines or self.monitored not in log.lines[-1]:
             return False
-        # Without an eval split every report has the metric; the state is at hand where an evaluation would be.
+        # Without an eval split every report has the metric; the state is available when an evaluation is due.
         if self.splits.eval_split is None and not self.plan.evaluates(log.step):
             return False
         patience, rule = self.options.patience, stopping_rule(self.options.stop)
         if patience is not None and self._since_best(log) >= patience:
             return True
-        return rule is not None and bool(rule(log.lines))
+        stops = rule is not None and rule([dict(line) for line in log.lines])
+        if np.ndim(stops):
+            raise ConfigError(f"stop returned an array of shape {np.shape(stops)}, and must return True or False.")
+        return bool(stops)
 
     def _since_best(self, log: MemberLog) -> int:
         return evaluations_since_best(log.values(self.monitored), higher_is_better=self.options.higher_is_better)
 
     def save_due(self, step: int, *, ending: bool) -> bool:
-        """Whether the state after ``step`` is to be saved: by its number, by the clock, as the last or as a new best.
+        """Whether to save the state after ``step``: by its number, by the clock, as the last, or as a new best.
 
-        The best is saved if training stops when nothing improves: when that is known, its state is gone.
+        With ``patience`` each new best is saved, because its state is gone when training stops.
         """
         every, log = self.options.checkpoint_every, self.logs[0]
         if self.checkpoints is None or every == 0:
             return False
-        # A member of a population keeps the state from before it diverged; that of a run is of no use, finite or not.
+        # A member of a population keeps the state from before it diverged; a run does not, and saves none.
         if self.vmapped is None and log.status == "diverged":
             return False
         if ending or self.plan.saves(step):
@@ -281,7 +284,7 @@ class Trainer:
                     leaves = [leaf[row] for leaf in jax.tree.leaves(self.state.states.params)]
                     if log.status == RUNNING and not all(np.isfinite(leaf).all() for leaf in leaves):
                         log.status, self.state.bad_step[row] = "diverged", step
-                # Some member has done a step since the last one, so that the sum of them grows.
+                # The sum of all members' steps grows from one checkpoint to the next.
                 step = int(self.state.states.step.sum(dtype=np.int64))
             elif not _all_finite(self.state.params):
                 self.logs[0].status = "diverged"

@@ -17,7 +17,7 @@ from jaxnn.observe import available_bytes, format_bytes
 from jaxnn.parallel import broadcast_from_primary
 from jaxnn.types import TrainingError
 
-# A probe of many steps is as long as this many seconds of single steps: enough to see the host's cost vanish, and
+# A probe of many steps is as long as this many seconds of single steps: long enough to hide the host's cost, and
 # short even if a compiler makes a scanned step thirty times slower, as XLA does for convolutions on a CPU.
 PROBE_SECONDS = 0.1
 MOST_STEPS = 1024
@@ -31,9 +31,9 @@ SHORT_STEP = 2e6
 SHORT_VMAP = 1e8
 ROUNDS = 3
 WORTHWHILE, HARMLESS = 0.95, 1.05
-# A call has a cost of its own, seen as a few percent at 0.1 seconds per call of an MNIST MLP and hardly at longer ones.
+# The overhead of a call is a few percent at 0.1 seconds per call of an MNIST MLP, and hardly any at longer ones.
 CALL_SECONDS = 0.3
-# A size that is this much slower than the best ends the search: wider ones were never seen to be faster again.
+# A size that is this much slower than the best ends the search: larger ones were never faster again.
 SLOWER = 1.05
 # The share of a device's free memory that may be taken.
 MEMORY_SHARE = 0.8
@@ -41,31 +41,24 @@ MEMORY_SHARE = 0.8
 FACTOR = 4
 # A second size is tried if the training takes this many times as long as the first trial did, compilation included.
 WORTH_TRYING = 10
-# Calls that are shorter have a cost of their own that can be seen.
+# The overhead of shorter calls is noticeable.
 SHORT_CALL = 0.01
 
 type Call = Callable[[], object]
 
 
-class Choice(NamedTuple):
-    """How many steps a call runs, and why."""
-
-    steps_per_call: int
-    seconds_per_step: dict[int, float]  # the cost of each length that was tried, by length
-
-
 def choose_steps_per_call(
     make_call: Callable[[int], Call], window: int, first: int = 1, *, wary: bool = False
-) -> Choice:
+) -> tuple[int, dict[int, float]]:
     """Tries calls of one step, of a few, and if those were no slower, of many; they should divide ``window``.
 
-    ``make_call(num_steps)`` gives a compiled call, which returns arrays without waiting. A call of more than one step
+    ``make_call(num_steps)`` returns a compiled call, which returns arrays without waiting. A call of more than one step
     given as ``first`` is the only one tried, unless it turns out to be long. If ``wary``, as loops may be slow, one of
-    two steps is tried before longer ones.
+    two steps is tried before longer ones. Returns the fastest length, and the seconds per step of each one tried.
     """
     measured = {first: seconds_per_step(make_call(first), first)}
     if first > 1 and first * measured[first] <= CALL_SECONDS:
-        return Choice(first, measured)
+        return first, measured
     if first > 1:
         measured[1] = seconds_per_step(make_call(1), 1)
     probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
@@ -80,7 +73,7 @@ def choose_steps_per_call(
         if length > probe:
             measured[length] = seconds_per_step(make_call(length), length)
     fastest = min(measured, key=lambda length: measured[length])
-    return Choice(fastest, measured)
+    return fastest, measured
 
 
 def first_probe(single_step_seconds: float) -> int:
@@ -160,7 +153,7 @@ def widen(
 
 
 class VmapPlan(NamedTuple):
-    """What was chosen for the members of one program."""
+    """The arrangement chosen for the members of one program."""
 
     size: int  # members under one ``vmap`` on a device
     steps_per_call: int  # training steps per call

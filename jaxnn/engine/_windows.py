@@ -20,15 +20,15 @@ from jaxnn.types import Examples
 
 type TrainProgram = Callable[[Any, Totals, Examples], tuple[Any, Totals]]
 
-# A window that calls do not divide ends in a shorter call, which is a program of its own. This many may be compiled;
-# of more, powers of two are cheaper, since every length is a sum of them.
+# A window that calls do not divide ends in a shorter call, which is another program. At most this many lengths are
+# compiled; instead of more, powers of two, since every length is a sum of them.
 MOST_TAILS = 3
 
-# Calls of a window that are under way before the host waits for the window before it: enough that the device never
-# runs dry, and few enough that the wait ends when that window does, so that its seconds are its own.
+# Calls of a window that are in flight before the host waits for the previous window: enough that the device is never
+# idle, and few enough that the wait ends with that window, so that its seconds are measured right.
 CALLS_AHEAD = 4
 
-# Calls that are remembered before those that are done are released: checking whether they are costs the loop time.
+# Calls kept before finished ones are released: checking them costs the loop time.
 MANY_CALLS = 64
 
 
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
 
 
 def with_tails(plan: Plan) -> Plan:
-    """``plan`` with its tails: what windows leave over, or powers of two if that would be many programs."""
+    """``plan`` with its tails: the rests of windows, or powers of two if those would be many programs."""
     left_over = {window % plan.steps_per_call for window in set(plan._windows())} - {0}
     if len(left_over) > MOST_TAILS:
         left_over = {2**power for power in range(max(left_over).bit_length())}
@@ -93,7 +93,7 @@ def with_tails(plan: Plan) -> Plan:
 
 
 def typical_window(plan: Plan) -> int:
-    """What steps per call should divide: the length that divides all windows, or most windows' if that is tiny."""
+    """The length that steps per call should divide: a divisor of all windows, or of most if that is tiny."""
     common, shortest = math.gcd(*plan.cadences), min(plan.cadences)
     return common if 2 * common >= shortest else shortest
 
@@ -101,7 +101,7 @@ def typical_window(plan: Plan) -> int:
 def near_divisor(whole: int, about: int) -> int:
     """The divisor of ``whole`` nearest to ``about`` by ratio, or ``about`` if none is within a factor of two.
 
-    Calls that divide their window need no shorter last call, which is a program of its own; likewise windows.
+    Calls that divide their window need no shorter last call, which is another program; likewise windows.
     """
     about = max(1, min(about, whole))
     divisors = (n for n in range(-(-about // 2), min(whole, 2 * about) + 1) if whole % n == 0)
@@ -110,28 +110,28 @@ def near_divisor(whole: int, about: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Stall:
-    """A time in which no step completed."""
+    """A period in which no step completed."""
 
-    where: str  # what it waited for: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``
+    where: str  # the cause: ``device``, or the span of the clock, such as ``data`` or ``checkpoint``
     step: int  # the last step that was known to be done
     seconds: float  # its length so far
 
 
 class Flight:
-    """The calls under way: written by the thread that trains, read by the watchdog's."""
+    """The calls in flight: written by the training thread, read by the watchdog's."""
 
     def __init__(self) -> None:
         self.stalls: list[Stall] = []  # oldest first; written by the watchdog's thread
         self.start(0)
 
     def start(self, step: int) -> None:
-        """Nothing is under way, and ``step`` is the last one done."""
+        """Starts with nothing in flight and ``step`` as the last one done."""
         # The last step of the call that was dispatched last, or is being dispatched.
         self.started = self._done = step
         self._calls: deque[tuple[int, Any]] = deque()
 
     def dispatched(self, step: int, result: Any) -> None:
-        """A call is under way whose last step is ``step``; ``result`` is an array that it gives."""
+        """Adds a call whose last step is ``step``; ``result`` is an array that it returns."""
         self._calls.append((step, result))
         if len(self._calls) > MANY_CALLS:
             while self._calls and self._calls[0][1].is_ready():
@@ -141,7 +141,7 @@ class Flight:
     def done(self) -> int:
         """The last step known to be done: that of the last call whose result is there."""
         done, index = self._done, 0
-        # By index, for the other thread may add and remove calls meanwhile; any that is ready is done.
+        # By index, because the other thread may add and remove calls meanwhile.
         with contextlib.suppress(IndexError):
             while self._calls[index][1].is_ready():
                 done, index = self._calls[index][0], index + 1
@@ -187,8 +187,8 @@ def run_windows(
 ) -> Iterator[WindowResult]:
     """Trains to the end of ``plan``; yields each window once its numbers are on the host.
 
-    A window's numbers are fetched while the next one runs, unless ``sync_after(step)``, asked once at its end: then
-    nothing is in flight while the consumer works, its ``state`` may be used, and the consumer's time is not counted.
+    A window's numbers are fetched while the next one runs, unless ``sync_after(step)``, called once at its end, is
+    true: then nothing is in flight, the consumer may use ``state``, and its time is not counted.
     ``programs`` are the compiled calls by their number of steps, and ``zeros`` totals of no steps. The buffers of
     ``state`` are donated.
     """
@@ -201,7 +201,7 @@ def run_windows(
         nonlocal mark
         sums, bad_step = jax.device_get(window.totals)
         since, mark = mark, window.done_at or time.perf_counter()
-        # JAX sorts the keys of a dict; the loss is what a reader looks for first.
+        # JAX sorts the keys of a dict; the loss comes first in reports.
         names = sorted(sums, key=lambda name: name != "loss")
         metrics = {f"train_{name}": sums[name] / window.num_steps for name in names}
         return WindowResult(window.step, window.num_steps, metrics, bad_step, mark - since, state)
@@ -212,7 +212,7 @@ def run_windows(
             length = plan.call_length(step)
             with clock.span("data"):
                 examples = feed.prepare(step, length)
-            # A CPU runs a call within its dispatch when it is idle: what was done by then must not be charged for it.
+            # An idle CPU runs a call within its dispatch: that time must not count for the window before.
             pending = pending and pending.noticed()
             flight.started = step + length
             state, totals = programs[length](state, totals, examples)

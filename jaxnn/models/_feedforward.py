@@ -1,4 +1,4 @@
-"""Networks without recurrence or residuals: a multilayer perceptron, and convolutions with pooling for small images."""
+"""Feedforward networks: a multilayer perceptron, and a convolutional network for small images."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ import jax
 from flax import linen
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_images, check_sizes
+from jaxnn.models._model_inputs import check_fields, check_images
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, check_rate, max_pool, positive_ints
-from jaxnn.types import ConfigError, DataError, suggest
+from jaxnn.types import ConfigError, suggest
 
 _PADDINGS = ("SAME", "VALID")
 type Pooling = Callable[[jax.Array, tuple[int, int], tuple[int, int]], jax.Array]
 
 
 class MLP(linen.Module):
-    """Dense layers on flattened inputs, with activation and dropout after all but the last.
+    """A multilayer perceptron on flattened inputs, with dropout after each activation.
 
-    ``MLP((512, 512, 10))`` has two hidden layers of 512 units and 10 outputs. Parameters: ``Dense_0``, ``Dense_1``, ….
+    Parameters: ``Dense_0``, ``Dense_1``, ….
+
+    >>> model = jn.models.MLP((512, 512, 10))  # two hidden layers, 10 outputs
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 28, 28, 1), "float32"))
+    669706
 
     Attributes:
-        features: the units of each layer, outputs last.
+        features: units of each layer, outputs last.
         activation: an elementwise function, after each layer but the last.
         dropout: ``[]`` the rate after each activation, 0…1; may be a tracer.
     """
@@ -42,13 +46,7 @@ class MLP(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, ...]``, which is flattened to ``[batch, -1]``, to ``[batch, features[-1]]``.
-
-        Raises:
-            DataError: an input without an axis of the batch.
-        """
-        if x.ndim < 1:
-            raise DataError("MLP needs inputs [batch, ...], not a single number.")
+        """``[batch, ...]``, flattened to ``[batch, -1]``, to ``[batch, features[-1]]``."""
         x = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         *hidden, outputs = self.features
         for width in hidden:
@@ -58,34 +56,36 @@ class MLP(linen.Module):
 
 
 class CNN(linen.Module):
-    """Blocks of convolutions, each closed by pooling, then dense layers and the logits.
+    """Blocks of convolutions and pooling, then dense layers and the logits.
 
-    Each block: convolution, batch norm if asked for, and activation, once for each of its channel counts; then pooling,
-    then dropout. After the last it is flattened. Each dense layer: dense, activation, dropout. Then the dense logits.
-    ``CNN(num_classes=10)`` suits 28x28x1 and 32x32x3. Parameters: ``Conv_0``, …, ``Dense_0``, …, and ``BatchNorm_0``, …
-    with running statistics in the collection ``batch_stats`` (at momentum 0.9, since runs are short).
+    Each block: convolution, optional batch norm, and activation for each of its channel counts; then pooling and
+    dropout. The result is flattened; each dense layer is followed by activation and dropout. The defaults suit 28x28x1
+    and 32x32x3; images too small for the blocks raise `ConfigError`. Parameters: ``Conv_0``, …, ``Dense_0``, …, and
+    ``BatchNorm_0``, … with running statistics in ``batch_stats``.
 
-    Known networks, with their parameters: Keras's ``mnist_cnn``, ``CNN(10, blocks=((32, 64),), padding="VALID",
-    dropout=0.25, dense_dropout=0.5)``, 1,199,882; its ``cifar10_cnn``, ``CNN(10, blocks=((32, 32), (64, 64)),
-    padding=("SAME", "VALID"), dense=(512,), dropout=0.25, dense_dropout=0.5)``, 1,250,858; AlexNet-R of Shi et al.,
-    "Benchmarking State-of-the-Art Deep Learning Software Tools" (2017, arXiv:1608.07249), ``CNN(10, blocks=((32,),
-    (32,), (64,)), kernel_size=(5, 5), pool=(3, 3), pool_strides=(2, 2), pooling=(max_pool, max_pool, avg_pool),
-    dense=())``, 85,098.
+    Known networks: Keras's ``mnist_cnn`` (example); its ``cifar10_cnn``, ``CNN(10, blocks=((32, 32), (64, 64)),
+    padding=("SAME", "VALID"), dense=(512,), dropout=0.25, dense_dropout=0.5)``, 1,250,858 parameters; AlexNet-R of Shi
+    et al., "Benchmarking State-of-the-Art Deep Learning Software Tools" (2017, arXiv:1608.07249), ``CNN(10,
+    blocks=((32,), (32,), (64,)), kernel_size=(5, 5), pool=(3, 3), pool_strides=(2, 2), pooling=(max_pool, max_pool,
+    avg_pool), dense=())``, 85,098.
+
+    >>> model = jn.models.CNN(10, blocks=((32, 64),), padding="VALID", dropout=0.25, dense_dropout=0.5)
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 28, 28, 1), "float32"))
+    1199882
 
     Attributes:
-        num_classes: how many logits.
         blocks: the channels of each convolution of each block.
-        kernel_size: the window of the convolutions, height and width.
-        pool: the window of the pooling, height and width; a remainder is dropped.
-        pool_strides: the steps of the pooling; None: its window, which is much faster on CPU.
-        pooling: `jaxnn.nn.max_pool`, `jaxnn.nn.avg_pool` or what is called as they are; or a tuple, one for each block.
-        padding: of the convolutions: ``"SAME"`` keeps height and width, ``"VALID"`` shrinks them by the kernel less
-            one; or a tuple, one for each convolution of a block.
-        dense: the units of the dense layers before the logits; may be empty.
+        kernel_size: height and width of the convolutions' kernels.
+        pool: height and width of the pooling window; a remainder is dropped.
+        pool_strides: strides of the pooling; None: its window, which is much faster on CPU.
+        pooling: `jaxnn.nn.max_pool`, `jaxnn.nn.avg_pool` or a function with the same call; or a tuple of one per block.
+        padding: of the convolutions: ``"SAME"`` keeps height and width, ``"VALID"`` reduces them by the kernel less
+            one; or a tuple of one per convolution of a block.
+        dense: units of the dense layers before the logits; may be empty.
         activation: an elementwise function.
-        dropout: ``[]`` the rate after each pooling and after each dense activation, 0…1; may be a tracer.
-        dense_dropout: ``[]`` the rate after each dense activation where it is another; None: ``dropout``.
-        batch_norm: whether each convolution is normalised over the batch (Ioffe & Szegedy, 2015), and has no bias.
+        dropout: ``[]`` the rate after each pooling and each dense activation, 0…1; may be a tracer.
+        dense_dropout: ``[]`` the rate after each dense activation; None: ``dropout``.
+        batch_norm: whether each convolution is followed by batch norm (Ioffe & Szegedy, 2015), and has no bias.
     """
 
     num_classes: int
@@ -103,13 +103,12 @@ class CNN(linen.Module):
     batch_norm: bool = False
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes")
+        check_fields(self, "num_classes")
         blocks: Any = self.blocks if isinstance(self.blocks, Sequence) else ()
         blocks = tuple(positive_ints(f"CNN: blocks[{n}]", block, "(32,)") for n, block in enumerate(blocks))
         if not blocks or () in blocks:
             raise ConfigError(
-                "CNN: blocks must hold a tuple of channel counts for each block, as ((32,), (64,)), "
-                f"not {self.blocks!r}."
+                f"CNN: blocks must hold a tuple of channel counts per block, as ((32,), (64,)), not {self.blocks!r}."
             )
         self.blocks = blocks
         self.kernel_size = _pair("CNN: kernel_size", self.kernel_size)
@@ -119,8 +118,8 @@ class CNN(linen.Module):
         poolings = _for_each(self.pooling, len(blocks))
         if len(poolings) != len(blocks) or not all(map(callable, poolings)):
             raise ConfigError(
-                "CNN: pooling must be nn.max_pool, nn.avg_pool or a function as they are, or a tuple of one for each "
-                f"of the {len(blocks)} blocks, not {self.pooling!r}."
+                "CNN: pooling must be nn.max_pool, nn.avg_pool or a function like them, or a tuple of one for each of "
+                f"the {len(blocks)} blocks, not {self.pooling!r}."
             )
         self.padding = tuple(self.padding) if isinstance(self.padding, list) else self.padding
         for name in _for_each(self.padding, 1):
@@ -129,26 +128,20 @@ class CNN(linen.Module):
         for number, block in enumerate(blocks):
             if len(_for_each(self.padding, len(block))) != len(block):
                 raise ConfigError(
-                    f"CNN: padding names {len(self.padding)} convolutions and blocks[{number}] has {len(block)}: give "
-                    "one name for each convolution of a block, or one for all."
+                    f"CNN: padding is for {len(self.padding)} convolutions, but blocks[{number}] has {len(block)}: "
+                    "pass one name per convolution of a block, or one for all."
                 )
         self.dense = positive_ints("CNN: dense", self.dense, "(128,)")
-        for rate in (self.dropout, self.dense_dropout):
-            check_rate(0.0 if rate is None else rate)
+        check_rate(0.0 if self.dense_dropout is None else self.dense_dropout)
         super().__post_init__()
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``.
-
-        Raises:
-            DataError: inputs that are not of rank 4.
-            ConfigError: images too small for the blocks.
-        """
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
         check_images("CNN", x)
         height, width = x.shape[1:3]
         count = len(self.blocks)
-        use_bias = not self.batch_norm  # the norm subtracts any bias again
+        use_bias = not self.batch_norm  # the norm would subtract it
         for number, (block, pooling) in enumerate(zip(self.blocks, _for_each(self.pooling, count), strict=True), 1):
             for channels, padding in zip(block, _for_each(self.padding, len(block)), strict=True):
                 x = Conv(channels, self.kernel_size, padding=padding, use_bias=use_bias)(x)
@@ -158,7 +151,7 @@ class CNN(linen.Module):
             x = pooling(x, self.pool, self.pool_strides or self.pool)
             if 0 in x.shape[1:3]:
                 raise ConfigError(
-                    f"CNN: images of {height}x{width} are too small, nothing is left after block {number} of {count}: "
+                    f"CNN: images of {height}x{width} are too small: nothing is left after block {number} of {count}; "
                     "use fewer blocks or smaller windows."
                 )
             x = Dropout(self.dropout)(x, train=train)

@@ -1,4 +1,4 @@
-"""Models of token sequences: a bag of embeddings, recurrent networks, and a transformer."""
+"""Models of token sequences: averaged embeddings, recurrent networks, and a transformer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
-from jaxnn.models._model_inputs import check_sizes, checked_tokens
+from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError, DataError
 
 _STDDEV = 0.02  # of GPT's initial kernels and embeddings
-_MESH_AXIS = "model"  # that GPT's layers are sharded along
+_MESH_AXIS = "model"  # the mesh axis along which GPT's layers are sharded
 
 
 def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
@@ -24,19 +24,20 @@ def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> 
     return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
-class BagOfTokens(linen.Module):
-    """Embeds tokens, averages them without regard to order, and gives the dense logits.
+class FastText(linen.Module):
+    """Averages the embeddings of all tokens, then a dense layer gives the logits: fastText.
 
-    Joulin, Grave, Bojanowski & Mikolov, "Bag of Tricks for Efficient Text Classification" (2016), known as
-    fastText: a token may be a word or, for some of the order, an n-gram. Parameters: ``Embed_0``, ``Dense_0``.
-    Embeddings are initialised as theirs, uniform within ±1/``features``: those of rare n-grams hardly
-    change in training, and large ones would be noise.
+    Joulin, Grave, Bojanowski & Mikolov, "Bag of Tricks for Efficient Text Classification" (2016). A token may be a word
+    or an n-gram. As theirs, embeddings are initialized uniformly within ±1/``features``: those of rare n-grams hardly
+    change in training, and large ones would be noise. Parameters: ``Embed_0``, ``Dense_0``.
+
+    >>> model = jn.models.FastText(2, vocabulary_size=20_000)
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 80), "int32"))
+    1000102
 
     Attributes:
-        num_classes: how many logits.
-        vocabulary_size: how many tokens there are.
-        features: the width of an embedding.
-        pad_id: a token that does not count in the mean, wherever it stands; None: all count.
+        features: width of an embedding.
+        pad_id: a token excluded from the mean at any position; None: all count.
     """
 
     num_classes: int
@@ -46,16 +47,13 @@ class BagOfTokens(linen.Module):
     pad_id: int | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_classes", "vocabulary_size", "features")
+        check_fields(self, "num_classes", "vocabulary_size", "features")
         super().__post_init__()
 
     @linen.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
-
-        Of nothing but padding the mean is 0.
-        """
-        tokens = checked_tokens("BagOfTokens", tokens)
+        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The mean of padding only is 0."""
+        tokens = checked_tokens("FastText", tokens)
         embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
         if self.pad_id is None:
             return nn.Dense(self.num_classes)(jnp.mean(embedded, axis=1))
@@ -66,25 +64,24 @@ class BagOfTokens(linen.Module):
 
 
 class RecurrentClassifier(linen.Module):
-    """Embeds tokens, reads them one by one, and gives the dense logits of the state after the last.
+    """An embedding, a recurrent layer, and dense logits of its last state.
 
-    The defaults are those of Keras's ``imdb_lstm`` example. With one logit, ``bidirectional`` and 20,000 tokens it has
-    the 2,658,945 parameters of ``imdb_bidirectional_lstm``; ``RecurrentClassifier(57, vocabulary_size=57,
-    embedding_features=None, features=128)`` is ``lstm_text_generation`` for 57 characters, 102,585. Parameters:
-    ``Embed_0``, ``LSTM_0`` (or ``GRU_0``, and ``LSTM_1`` for the other direction), ``Dense_0``.
+    The defaults are those of Keras's ``imdb_lstm`` example; the example below is ``imdb_bidirectional_lstm``.
+    ``RecurrentClassifier(57, vocabulary_size=57, embedding_features=None, features=128)`` is ``lstm_text_generation``
+    for 57 characters, 102,585 parameters. Parameters: ``Embed_0``, ``LSTM_0`` (or ``GRU_0``, and ``LSTM_1`` for the
+    other direction), ``Dense_0``.
+
+    >>> model = jn.models.RecurrentClassifier(1, vocabulary_size=20_000, bidirectional=True)
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 100), "int32"))
+    2658945
 
     Attributes:
-        num_classes: how many logits.
-        vocabulary_size: how many tokens there are.
-        embedding_features: the width of an embedding; None: there is none, each token is read as a vector of
-            ``vocabulary_size`` with a single 1.
-        features: the width of the recurrent state, of each direction.
-        layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
-        bidirectional: whether a second layer reads from the end to the start (Schuster & Paliwal, 1997); the
-            logits then see both of their last states.
+        embedding_features: width of an embedding; None: one-hot vectors of ``vocabulary_size`` instead.
+        features: width of the recurrent state, per direction.
+        bidirectional: whether a second layer runs from end to start (Schuster & Paliwal, 1997); the logits use both
+            last states.
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer.
-        pad_id: a token that is not read where it fills up the end of a sequence; None: all are read. Padding in
-            front is read in any case.
+        pad_id: a token that is skipped at the end of a sequence; None: none is. Padding at the start is never skipped.
     """
 
     num_classes: int
@@ -99,27 +96,23 @@ class RecurrentClassifier(linen.Module):
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "num_classes", "vocabulary_size", "features")
-        nn.check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
-        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``.
-
-        Of nothing but padding the state is 0.
-        """
+        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The state of padding only is 0."""
         tokens = checked_tokens("RecurrentClassifier", tokens)
-        ids = tokens.T  # far cheaper than to transpose their embeddings
+        ids = tokens.T  # far cheaper than transposing embeddings
         if self.embedding_features is None:
             params = jax.tree.leaves(self.variables.get("params", {}))
-            dtype = params[0].dtype if params else jnp.float32  # there are none yet while they are initialised
-            known = (ids >= 0) & (ids < self.vocabulary_size)  # others are NaN, as in an embedding
+            dtype = params[0].dtype if params else jnp.float32  # none yet in `init`
+            known = (ids >= 0) & (ids < self.vocabulary_size)  # other ids give NaN, as in an embedding
             one_hot = jax.nn.one_hot(ids, self.vocabulary_size, dtype=dtype)
             sequences = jnp.where(known[..., None], one_hot, jnp.nan)
         else:
             sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(ids)
         seq_lengths = None
-        if self.pad_id is not None:  # a token that is `pad_id` counts if another one follows
+        if self.pad_id is not None:  # up to the last token that is not padding
             ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
             seq_lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
         x = _last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
@@ -127,20 +120,21 @@ class RecurrentClassifier(linen.Module):
 
 
 class RecurrentLanguageModel(linen.Module):
-    """Embeds tokens, reads them by recurrent layers one upon another, and gives the logits of each one's successor.
+    """An embedding, stacked recurrent layers, and logits of each token's successor.
 
-    Zaremba, Sutskever & Vinyals, "Recurrent Neural Network Regularization" (2014, arXiv:1409.2329), with dropout where
-    they have it: not between the steps of a layer. Unlike theirs, each sequence starts from a state of zeros.
-    ``RecurrentLanguageModel(10_000)`` is the network for the Penn Treebank of Shi et al., "Benchmarking
-    State-of-the-Art Deep Learning Software Tools" (2017, arXiv:1608.07249): 6,180,624 parameters. Parameters:
-    ``Embed_0``, ``LSTM_0`` (or ``GRU_0``), …, ``Dense_0``.
+    Zaremba, Sutskever & Vinyals, "Recurrent Neural Network Regularization" (2014, arXiv:1409.2329), with their dropout:
+    not between the steps of a layer. Unlike theirs, each sequence starts from a state of zeros. The example is the Penn
+    Treebank network of Shi et al., "Benchmarking State-of-the-Art Deep Learning Software Tools" (2017,
+    arXiv:1608.07249). Parameters: ``Embed_0``, ``LSTM_0`` (or ``GRU_0``), …, ``Dense_0``.
+
+    >>> model = jn.models.RecurrentLanguageModel(10_000)
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 32), "int32"))
+    6180624
 
     Attributes:
-        vocabulary_size: how many tokens there are.
-        features: the width of each layer's state.
-        num_layers: how many layers.
-        embedding_features: the width of an embedding; None: ``features``.
-        layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
+        features: width of each layer's state.
+        num_layers: number of recurrent layers.
+        embedding_features: width of an embedding; None: ``features``.
         dropout: ``[]`` the rate before each layer and before the logits, 0…1; may be a tracer.
     """
 
@@ -154,7 +148,6 @@ class RecurrentLanguageModel(linen.Module):
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "features", "num_layers")
-        nn.check_rate(self.dropout)
         super().__post_init__()
 
     @linen.compact
@@ -164,7 +157,7 @@ class RecurrentLanguageModel(linen.Module):
         Logits depend on no later token.
         """
         tokens = checked_tokens("RecurrentLanguageModel", tokens)
-        # To transpose the ids is far cheaper than to transpose their embeddings: time comes first until the logits.
+        # Time comes first until the logits: transposing ids is far cheaper than transposing embeddings.
         x = nn.Embed(self.vocabulary_size, self.embedding_features or self.features)(tokens.T)
         for _ in range(self.num_layers):
             x = nn.Dropout(self.dropout, batch_axis=1)(x, train=train)
@@ -173,22 +166,23 @@ class RecurrentLanguageModel(linen.Module):
         return nn.Dense(self.vocabulary_size)(x.swapaxes(0, 1))
 
 
-class TextGenerator(linen.Module):
-    """Embeds tokens, reads them one by one, and gives the logits of the next by dense layers on the last state.
+class TextGenRNN(linen.Module):
+    """An embedding, a recurrent layer, and dense layers from its last state to the logits of the next token.
 
-    Each dense layer: dense without a bias, batch norm, relu. In training it gives auxiliary logits too, straight from
-    the state, which so has a gradient that does not pass through the dense layers: train it with
-    ``tasks.classification(model, auxiliary_weight=0.2)``. Woolf's ``text_generator_keras`` ("Benchmarking TensorFlow on
-    Cloud CPUs", 2017), a predecessor of textgenrnn. Parameters: ``Embed_0``, ``LSTM_0`` (or ``GRU_0``), ``Dense_0``,
-    ``BatchNorm_0``, … for each dense layer, then ``Dense_n`` of the logits and ``auxiliary`` of the auxiliary ones;
-    running statistics, at momentum 0.9, in the collection ``batch_stats``.
+    Each dense layer: dense without a bias, batch norm, relu. In training there are auxiliary logits too, straight from
+    the state, for a gradient that skips the dense layers: train with ``tasks.classification(model,
+    auxiliary_weight=0.2)``. Woolf's ``text_generator_keras`` ("Benchmarking TensorFlow on Cloud CPUs", 2017), a
+    predecessor of textgenrnn. Parameters: ``Embed_0``, ``LSTM_0`` (or ``GRU_0``), ``Dense_0``, ``BatchNorm_0``, … for
+    each dense layer, ``Dense_n`` of the logits and ``auxiliary`` of the auxiliary ones.
+
+    >>> model = jn.models.TextGenRNN(57)
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 40), "int32"))
+    456894
 
     Attributes:
-        vocabulary_size: how many tokens there are, and logits.
-        embedding_features: the width of an embedding.
-        features: the width of the recurrent state.
-        hidden: the units of each dense layer; may be empty.
-        layer: the recurrent layer, ``LSTM`` or ``GRU`` of `jaxnn.nn`.
+        embedding_features: width of an embedding.
+        features: width of the recurrent state.
+        hidden: units of each dense layer; may be empty.
     """
 
     vocabulary_size: int
@@ -200,16 +194,16 @@ class TextGenerator(linen.Module):
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
-        self.hidden = nn.positive_ints("TextGenerator: hidden", self.hidden, "(512, 256)")
+        self.hidden = nn.positive_ints("TextGenRNN: hidden", self.hidden, "(512, 256)")
         super().__post_init__()
 
     @linen.compact
     def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Token ids ``[batch, time]`` to logits of the next ``[batch, vocabulary_size]``.
 
-        With ``train`` the auxiliary logits, shaped as the others, are given too.
+        With ``train`` also returns the auxiliary logits, of the same shape.
         """
-        tokens = checked_tokens("TextGenerator", tokens)
+        tokens = checked_tokens("TextGenRNN", tokens)
         sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
         x = state = _last_state(sequences, self.layer, self.features)
         for width in self.hidden:
@@ -221,26 +215,29 @@ class TextGenerator(linen.Module):
 
 
 class GPT(linen.Module):
-    """Token and position embeddings, pre-norm transformer blocks with causal attention, and the logits.
+    """A decoder-only transformer: token and position embeddings, pre-norm blocks with causal attention, logits.
 
-    Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), known as GPT-2, and its
-    initialisation: normal of 0.02, divided by ``sqrt(2 * num_layers)`` where a block adds to the residual
-    stream. Unlike it, the logits have their own kernel and a bias, and attention weights are not dropped.
-    The default is nanoGPT's size for characters on a CPU (Karpathy, 2022). Parameters: ``Embed_0`` of tokens,
-    ``Embed_1`` of positions, ``Block_0``, …, ``LayerNorm_0``, ``Dense_0``; each block ``LayerNorm_0``,
-    ``Dense_0`` to queries, keys and values in this order, ``Dense_1``, ``LayerNorm_1``, ``Dense_2``, ``Dense_3``.
-    On a mesh with an axis ``model`` each block's layers are split over it: the first and third by what they give, the
-    second and fourth by what they take (Shoeybi et al., Megatron-LM, 2019); parts of the first, which is queries, keys
-    and values in one, are exchanged before attention. So ``init`` alone gives these parameters in
-    Flax's boxes with the names of their axes; ``flax.linen.unbox`` takes them out, as jaxnn's own steps do.
+    Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), GPT-2, with its initialization: normal
+    with deviation 0.02, divided by ``sqrt(2 * num_layers)`` for projections onto the residual stream. Unlike GPT-2, the
+    logits have their own kernel and a bias, and attention weights have no dropout. The default is nanoGPT's size for
+    characters on a CPU (Karpathy, 2022). Parameters: ``Embed_0`` of tokens, ``Embed_1`` of positions, ``Block_0``, …,
+    ``LayerNorm_0``, ``Dense_0``; each block ``LayerNorm_0``, ``Dense_0`` (queries, keys and values, in this order),
+    ``Dense_1``, ``LayerNorm_1``, ``Dense_2``, ``Dense_3``.
+
+    On a mesh with an axis ``model``, ``Dense_0`` and ``Dense_2`` of each block are sharded along their outputs,
+    ``Dense_1`` and ``Dense_3`` along their inputs (Shoeybi et al., Megatron-LM, 2019); shards of ``Dense_0`` are
+    exchanged before attention. So ``init`` returns these parameters in Flax's boxes with axis names;
+    ``flax.linen.unbox`` removes them, as jaxnn's own steps do.
+
+    >>> jn.models.num_parameters(jn.models.GPT(65), jax.ShapeDtypeStruct((1, 64), "int32"))
+    818241
 
     Attributes:
-        vocabulary_size: how many tokens there are.
-        num_layers: the blocks.
-        features: the width of the residual stream; between the two layers after attention it is four times that.
-        num_heads: heads of attention; they share ``features`` evenly.
-        max_length: the longest sequence.
-        dropout: ``[]`` the rate after the embeddings and before each addition to the stream, 0…1; may be a tracer.
+        num_layers: number of blocks.
+        features: width of the residual stream; the hidden layer after attention is four times as wide.
+        num_heads: attention heads, which divide ``features``.
+        max_length: maximum sequence length.
+        dropout: ``[]`` the rate after the embeddings and before each residual addition, 0…1; may be a tracer.
     """
 
     vocabulary_size: int
@@ -252,10 +249,9 @@ class GPT(linen.Module):
     dropout: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
+        check_fields(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
         if self.features % self.num_heads:
-            raise ConfigError(f"GPT: {self.features} features cannot be shared by {self.num_heads} heads evenly.")
-        nn.check_rate(self.dropout)
+            raise ConfigError(f"GPT: features {self.features} must be a multiple of num_heads {self.num_heads}.")
         super().__post_init__()
 
     @linen.compact
@@ -278,15 +274,15 @@ class GPT(linen.Module):
 
 
 class Block(linen.Module):
-    """Adds to its input causal self-attention, then two dense layers, each of the normalised sum so far."""
+    """A pre-norm transformer block: causal self-attention, then two dense layers, each with a residual connection."""
 
     num_heads: int
-    stddev: float  # of the initial kernels of the two layers that add to the input
-    dropout: ArrayLike  # [] the rate before each addition
+    stddev: float  # of the initial kernels of the projections onto the residual stream
+    dropout: ArrayLike  # [] the rate before each residual addition
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """``[batch, time, features]`` to the same."""
+        """Maps ``[batch, time, features]`` to the same shape."""
         batch, time, features = x.shape
         by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
         dense = partial(
@@ -307,8 +303,8 @@ class Block(linen.Module):
 
 
 def _check_recurrent(model: Any, *sizes: str) -> None:
-    """Raises ConfigError unless ``model`` has positive ``sizes`` and embeddings, and the class of a recurrent layer."""
-    check_sizes(model, *sizes, *(() if model.embedding_features is None else ("embedding_features",)))
+    """Raises ConfigError unless ``sizes`` and embeddings are positive and ``layer`` is a recurrent layer."""
+    check_fields(model, *sizes, *(() if model.embedding_features is None else ("embedding_features",)))
     if not isinstance(model.layer, type) or not issubclass(model.layer, nn.Recurrent):
         raise ConfigError(f"{type(model).__name__}: layer must be nn.LSTM or nn.GRU, not {model.layer!r}.")
 
@@ -320,13 +316,13 @@ def _last_state(
     bidirectional: bool = False,
     seq_lengths: jax.Array | None = None,
 ) -> jax.Array:
-    """The output after each sequence's last step: ``[batch, features]``, of both directions ``2 * features``.
+    """Returns the last output of each sequence: ``[batch, features]``, or ``2 * features`` of both directions.
 
     ``sequences`` are ``[time, batch, inputs]``. The layer becomes ``LSTM_0``, for example, of the calling module.
     """
     make = partial(layer, features, dtype=sequences.dtype)
-    reader = nn.Bidirectional(make(), make()) if bidirectional else make()
-    carry, _ = reader(sequences, seq_lengths=seq_lengths, time_major=True, return_carry=True)
+    rnn = nn.Bidirectional(make(), make()) if bidirectional else make()
+    carry, _ = rnn(sequences, seq_lengths=seq_lengths, time_major=True, return_carry=True)
     carries = carry if bidirectional else (carry,)
-    # A state's last part is what the layer puts out; it may be wider than the products.
+    # The last part of a state is the output; its dtype may be wider than the products'.
     return jnp.concatenate([jax.tree.leaves(carry)[-1] for carry in carries], axis=-1).astype(sequences.dtype)

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy that keeps the logits as they come, one copy of them, or that never makes them."""
+"""Softmax cross-entropy that keeps one copy of the logits, or never materializes them."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import widened
+from jaxnn.nn._layer_arguments import at_least_int32
 from jaxnn.types import ConfigError
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLike = 0.0) -> jax.Array:
-    """Cross-entropy against ``1 - label_smoothing`` of the label and ``label_smoothing / classes`` of every class.
+    """Softmax cross-entropy of integer labels, with label smoothing.
 
-    ``logsumexp(logits)`` less the expected logit, computed in float32 or wider, of logits less their maximum: an offset
-    common to all classes costs no accuracy. From the forward pass it keeps the logits in their own dtype and two
-    numbers per label; the gradient, ``softmax(logits)`` less the target, is computed from them in one pass, without a
-    scatter. Smoothing is that of Szegedy et al. 2016, "Rethinking the Inception Architecture".
+    The target is ``1 - label_smoothing`` for the label plus ``label_smoothing / classes`` for every class (Szegedy et
+    al. 2016, "Rethinking the Inception Architecture"). Computed in float32 or wider from logits less their maximum, so
+    that a large common offset costs no accuracy. For the backward pass it keeps the logits in their own dtype and two
+    numbers per label; the gradient is one pass without a scatter. Unlike
+    ``optax.softmax_cross_entropy_with_integer_labels`` the result is float32 for narrower logits.
 
-    Unlike ``optax.softmax_cross_entropy_with_integer_labels`` the result is float32 for narrower logits.
+    >>> logits = jnp.log(jnp.array([[1.0, 2.0, 5.0]]))  # probabilities 1/8, 2/8, 5/8
+    >>> jn.nn.cross_entropy(logits, jnp.array([2]))
+    Array([0.47...], dtype=float32)
 
     Args:
         logits: ``[..., classes]`` floats.
-        labels: ``[...]`` integers, 0 to below ``classes``; of a label outside the loss is NaN.
-        label_smoothing: ``[]`` the share of a target spread evenly over all classes, 0…1; may be a tracer.
+        labels: ``[...]`` integers in ``[0, classes)``; any other label gives a loss of NaN.
+        label_smoothing: ``[]`` 0…1; may be a tracer.
 
     Returns:
         ``[...]`` in nats.
-
-    Raises:
-        ConfigError: logits, labels or smoothing that do not fit.
     """
     labels = _checked_labels(labels, "logits [..., classes]", logits)
     outside = isinstance(label_smoothing, numbers.Real) and not 0 <= label_smoothing <= 1
     if jnp.ndim(label_smoothing) or outside:
-        raise ConfigError(f"cross_entropy: label_smoothing must be one number, 0…1, not {label_smoothing!r}.")
+        raise ConfigError(f"cross_entropy: label_smoothing must be one number in 0…1, not {label_smoothing!r}.")
     is_sharp = isinstance(label_smoothing, numbers.Real) and label_smoothing == 0
     smoothing = None if is_sharp else jnp.asarray(label_smoothing, _wide(logits))
     return _cross_entropy(logits, labels, smoothing)
@@ -52,7 +52,7 @@ def _checked_labels(labels: jax.Array, name: str, scores: jax.Array) -> jax.Arra
             f"cross-entropy needs {name} and labels [...] of integers, not {list(scores.shape)} and "
             f"{labels.dtype} {list(labels.shape)}."
         )
-    return widened(labels)
+    return at_least_int32(labels)
 
 
 def _wide(scores: jax.Array) -> Any:
@@ -70,14 +70,14 @@ def _forward(logits: jax.Array, labels: jax.Array, smoothing: jax.Array | None) 
     chosen = _of_labels(logits, labels)
     expected = chosen - highest
     if smoothing is not None:
-        # A share of 0 is nothing also of minus infinity, the logit of a class that is excluded.
+        # 0 times minus infinity, the logit of an excluded class, is 0 here.
         expected = expected + jnp.where(smoothing > 0, smoothing * _mean_above(logits, chosen), 0.0)
     return jnp.log(total) - expected, (logits, labels, smoothing, highest, total)
 
 
 def _backward(residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, None, jax.Array | None]:
     logits, labels, smoothing, highest, total = residuals
-    # Not `logits - highest`, which is the same: XLA would keep the difference that it shares with the forward pass.
+    # Not `logits - highest`, as in the forward pass: XLA would keep the difference.
     softmax = jnp.exp(logits.astype(highest.dtype) + (-highest)[..., None]) * (cotangent / total)[..., None]
     on_label, on_all, to_smoothing = cotangent, jnp.zeros_like(cotangent), None
     if smoothing is not None:
@@ -113,25 +113,26 @@ def linear_cross_entropy(
     bias: jax.Array | None = None,
     chunk: int = 4096,
 ) -> jax.Array:
-    """``cross_entropy(hidden @ kernel + bias, labels)`` without the logits: a chunk of the classes at a time.
+    """``cross_entropy(hidden @ kernel + bias, labels)`` without materializing the logits.
 
-    Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models" (arXiv:2411.09009), as a scan over
-    matrix products. The most that exists at once is ``[labels, chunk]`` floats, three of them, instead of ``[labels,
-    classes]``; the price is one more product of the size of the forward one, in the backward pass. Use it where the
-    logits do not fit or their memory traffic rules, not for some thousand classes.
+    Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models" (arXiv:2411.09009), as a scan over chunks
+    of classes. Peak memory is three arrays ``[labels, chunk]`` instead of ``[labels, classes]``; the cost is one more
+    product of the size of the forward one, in the backward pass. Use it if the logits do not fit into memory or their
+    traffic dominates, not for some thousand classes.
+
+    >>> hidden, kernel = jnp.ones((4, 8)), jnp.zeros((8, 10))
+    >>> jn.nn.linear_cross_entropy(hidden, kernel, jnp.array([0, 3, 9, 3]), chunk=5)  # log(10)
+    Array([2.30..., 2.30..., 2.30..., 2.30...], dtype=float32)
 
     Args:
         hidden: ``[..., features]`` floats.
-        kernel: ``[features, classes]``, as ``nn.Dense``'s; an embedding's table transposed.
-        labels: ``[...]`` integers, 0 to below ``classes``; of a label outside the loss is NaN.
+        kernel: ``[features, classes]``, as ``nn.Dense``'s, or a transposed embedding table.
+        labels: ``[...]`` integers in ``[0, classes)``; any other label gives a loss of NaN.
         bias: ``[classes]``, or None.
-        chunk: how many classes at a time, at least 1.
+        chunk: maximum number of classes per chunk.
 
     Returns:
         ``[...]`` in nats, float32 or wider.
-
-    Raises:
-        ConfigError: arguments that do not fit together.
     """
     labels = _checked_labels(labels, "hidden [..., features]", hidden)
     features = hidden.shape[-1]
@@ -149,8 +150,8 @@ def linear_cross_entropy(
     return loss.reshape(labels.shape)
 
 
-# A chunk is ``width`` classes from its first on. Slices clamp their start, so the last chunk may begin within the one
-# before it: `_chunk_logits` counts each class once.
+# A chunk is ``width`` classes. Slices clamp their start, so the last chunk may overlap the one before it:
+# `_chunk_logits` counts each class once.
 def _part(array: jax.Array, first: jax.Array, width: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(array, first, width, axis=-1)
 
@@ -163,7 +164,7 @@ def _add_part(array: jax.Array, first: jax.Array, part: jax.Array) -> jax.Array:
 def _chunk_logits(
     width: int, first: jax.Array, hidden: jax.Array, kernel: jax.Array, bias: jax.Array | None, labels: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Logits ``[labels, width]``, ``-inf`` where another chunk counts the class; and which are the labels'."""
+    """Logits ``[labels, width]``, ``-inf`` if another chunk counts the class; and whether they are the labels'."""
     classes = _part(jnp.arange(kernel.shape[1]), first, width)[None]
     logits = jnp.matmul(hidden, _part(kernel, first, width), preferred_element_type=_wide(hidden))
     if bias is not None:

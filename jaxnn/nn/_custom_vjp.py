@@ -1,6 +1,6 @@
-"""`jax.custom_vjp` with forward mode: a custom backward pass that `jax.jvp` and `jax.linearize` do not refuse.
+"""A `jax.custom_vjp` that supports forward mode too: `jax.jvp` and `jax.linearize`.
 
-A `jax.custom_jvp` whose tangent is one linear operation, and the transpose of that is the custom backward pass.
+It is a `jax.custom_jvp` whose tangent is one linear operation, and the transpose of that is the custom backward pass.
 `jax.custom_derivatives.linear_call` has no batching rule and cannot be differentiated by its residuals.
 """
 
@@ -17,8 +17,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 
-def varying_alike[*Ts](*trees: *Ts) -> tuple[*Ts]:
-    """``trees`` of arrays that all vary over the same mesh axes of `jax.shard_map`, as primitives and loops need it."""
+def vary_together[*Ts](*trees: *Ts) -> tuple[*Ts]:
+    """Makes all arrays vary over the same mesh axes of `jax.shard_map`, as primitives and loops require."""
     leaves = jax.tree.leaves(trees)
     union: frozenset[Any] = frozenset().union(*(jax.typeof(leaf).mat.varying for leaf in leaves))
 
@@ -32,8 +32,8 @@ def varying_alike[*Ts](*trees: *Ts) -> tuple[*Ts]:
 class custom_vjp[R]:  # noqa: N801
     """A function with a custom backward pass, differentiable in either mode and to any order.
 
-    Use it as `jax.custom_vjp`: decorate ``f`` with it, then call ``f.defvjp(forward, backward)``. In `jax.shard_map`
-    all operands vary over the same mesh axes: the gradient of one that did not vary is then summed. ``function`` takes
+    Use it as `jax.custom_vjp`: decorate ``f``, then call ``f.defvjp(forward, backward)``. In `jax.shard_map` all
+    operands vary over the same mesh axes: the gradient of one that did not vary is summed. ``function`` takes
     and returns trees of arrays; its first ``num_static`` arguments are static, hashable values.
     """
 
@@ -45,7 +45,7 @@ class custom_vjp[R]:  # noqa: N801
     def __call__(self, *args: Any) -> R:
         """Calls the function."""
         static, operands = args[: self._num_static], args[self._num_static :]
-        result: R = self._call(*static, *varying_alike(*operands))
+        result: R = self._call(*static, *vary_together(*operands))
         return result
 
     def defvjp(
@@ -58,20 +58,20 @@ class custom_vjp[R]:  # noqa: N801
         """Sets the rules: ``forward`` and ``backward`` are those of `jax.custom_vjp`.
 
         Forward mode transposes ``backward``, or with ``push_forward`` differentiates ``forward`` again, whose residuals
-        then start with its operands. This is for a ``backward`` that loops over large intermediate values: the
-        transposed loop would hold those of all iterations at once.
+        then start with its operands. Use this for a ``backward`` that loops over large intermediate values: its
+        transpose would hold those of all iterations at once.
         """
 
         def rule(*args: Any) -> tuple[R, R]:
             *static, primals, tangents = args
             out, residuals = forward(*static, *primals)
-            kept, kept_tree = jax.tree.flatten(residuals)
+            kept, residuals_tree = jax.tree.flatten(residuals)
             leaves, tangents_tree = jax.tree.flatten(tangents)
             outs, out_tree = jax.tree.flatten(out)
             zeros = tuple(leaf.aval if isinstance(leaf, SymbolicZero) else None for leaf in leaves)
             outputs = tuple(jax.typeof(leaf).to_tangent_aval() for leaf in outs)
             rules = (backward, forward if push_forward else None, tuple(static))
-            linear = _Linear(*rules, kept_tree, tangents_tree, zeros, out_tree, outputs)
+            linear = _Linear(*rules, residuals_tree, tangents_tree, zeros, out_tree, outputs)
             operands = [leaf for leaf, zero in zip(leaves, zeros, strict=True) if zero is None]
             return out, linear.output.unflatten(_linear.bind(*kept, *operands, linear=linear))
 
@@ -79,10 +79,10 @@ class custom_vjp[R]:  # noqa: N801
 
 
 class _Linear(NamedTuple):
-    """The parameters of the linear operation, which takes the residuals and the tangents that are not zero.
+    """Parameters of the linear operation, whose operands are the residuals and the tangents that are not zero.
 
-    For each enclosing `jax.vmap`, the outermost first, ``batch_axes`` has the batch axis of each residual, None for a
-    residual without one; operands and outputs have theirs in front.
+    For each enclosing `jax.vmap`, the outermost first, ``batch_axes`` has the batch axis of each residual, or None;
+    the batch axes of tangents and outputs come first.
     """
 
     backward: Callable[..., tuple[Any, ...]]
@@ -101,7 +101,7 @@ class _Linear(NamedTuple):
         return list(operands[:count]), list(operands[count:])
 
     def batched(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """``function`` of residuals and tangents or cotangents, for all members of the enclosing `jax.vmap`."""
+        """Maps ``function`` of residuals and (co)tangents over all members of the enclosing `jax.vmap`."""
         for axes in reversed(self.batch_axes):
             function = jax.vmap(function, in_axes=(list(axes), 0))
         return function
@@ -147,7 +147,7 @@ def _transpose(cotangents: Any, *operands: Any, linear: _Linear) -> list[Any]:
 def _batch(operands: Any, dims: Any, *, linear: _Linear) -> tuple[list[Any], list[int]]:
     size = next(x.shape[dim] for x, dim in zip(operands, dims, strict=True) if dim is not None)
     (residuals, tangents), (axes, tangent_axes) = linear.split(operands), linear.split(dims)
-    # A tangent that all members share gets a copy for each: its cotangent is then summed over them.
+    # A tangent shared by all members is copied for each: its cotangent is summed over them.
     moved = [
         jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(tangents, tangent_axes, strict=True)

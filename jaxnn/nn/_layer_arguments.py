@@ -1,4 +1,4 @@
-"""What layers are given: arguments, the implementation to trace, and the batch's mapped axis and mask."""
+"""Helpers of layers: argument checks, choice of implementation, dtypes, and the batch's mapped axis and mask."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from jaxnn.types import Array, ConfigError, PyTree, suggest
 
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "convolution": {"cpu": ("canonical", "xla"), "other": ("xla", "canonical")},
-    "recurrence": {"gpu": ("cudnn", "hoisted"), "other": ("hoisted", "cudnn")},
-    "attention": {"cpu": ("whole", "chunked"), "gpu": ("cudnn", "xla", "whole", "chunked"), "other": ("xla",)},
-    "normalization": {"cpu": ("analytic", "xla"), "other": ("xla", "analytic")},
+    "convolution": {"cpu": ("channels_last", "xla"), "other": ("xla", "channels_last")},
+    "recurrence": {"gpu": ("cudnn", "fused_inputs"), "other": ("fused_inputs", "cudnn")},
+    "attention": {"cpu": ("math", "memory_efficient"), "gpu": ("cudnn", "xla"), "other": ("xla",)},
+    "normalization": {"cpu": ("custom_vjp", "xla"), "other": ("xla", "custom_vjp")},
 }
 _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
@@ -31,7 +31,7 @@ _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
 
 
 def platform() -> str:
-    """``cpu``, ``gpu`` or ``tpu``: where a computation that names no device will run."""
+    """The platform of the default device: ``cpu``, ``gpu`` or ``tpu``."""
     device = jax.config.jax_default_device
     if device is None:
         return jax.default_backend()
@@ -39,7 +39,7 @@ def platform() -> str:
 
 
 def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
-    """The implementation ``given``, or for None the first of `_PREFERRED` without an obstacle.
+    """Returns the implementation ``given``, or for None the first of `_PREFERRED` without an obstacle.
 
     ``obstacles`` maps an implementation to the reason why it cannot be used here, or None.
     """
@@ -59,20 +59,20 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
 
 
 def scope(operation: str, chosen: str | Callable[..., Any]) -> Any:
-    """The context in which an implementation is traced: its operations carry ``jaxnn.operation.name``."""
+    """Returns the `jax.named_scope` ``jaxnn.operation.name``, in which an implementation is traced."""
     name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", "function").strip("<>")
     return jax.named_scope(f"jaxnn.{operation}.{name}")
 
 
 def positive_int(name: str, value: Any) -> int:
-    """``value`` as an ``int``; ConfigError, which names ``name``, unless it is an integer of at least 1."""
+    """Returns ``value`` as an ``int``; raises ConfigError unless it is an integer >= 1."""
     if not _is_count(value):
         raise ConfigError(f"{name} must be an integer >= 1, not {value!r}.")
     return int(value)
 
 
 def positive_ints(name: str, values: Any, example: str, *, nonempty: bool = False) -> tuple[int, ...]:
-    """As `positive_int` for a sequence, which may be empty unless ``nonempty``; ``example`` shows a good one."""
+    """Like `positive_int`, for a sequence, which may be empty unless ``nonempty``; ``example`` is a valid value."""
     if not isinstance(values, Sequence) or not all(map(_is_count, values)):
         raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
     if nonempty and not values:
@@ -87,32 +87,32 @@ def _is_count(value: Any) -> bool:
 def check_rate(rate: ArrayLike) -> None:
     """Raises ConfigError if a dropout rate is a plain number outside 0…1 or NaN; JAX arrays and tracers pass."""
     if isinstance(rate, numbers.Real) and not 0 <= rate <= 1:
-        raise ConfigError(f"a dropout rate is a probability, 0…1, not {rate!r}.")
+        raise ConfigError(f"a dropout rate must be a probability in 0…1, not {rate!r}.")
 
 
-def widened(ids: jax.Array) -> jax.Array:
-    """``ids`` of any integer dtype as at least int32.
-
-    In a narrower dtype their comparison with a count of classes wraps around: among ``uint8`` 256 is 0.
-    """
+def at_least_int32(ids: jax.Array) -> jax.Array:
+    """Casts narrow integer ids: compared with a ``uint8``, a count of 256 classes would wrap around to 0."""
     return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The dtypes of a model: ``Policy(compute="bfloat16")`` is the usual mixed precision.
+    """Dtypes of parameters, computation and outputs; ``Policy(compute="bfloat16")`` is the usual mixed precision.
 
-    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), without their loss scaling: bfloat16 needs
-    none, float16 may. Each dtype is kept as its name, so that a policy can be a config's field. What a cast is given
-    keeps all leaves but the floating arrays.
+    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), without loss scaling: bfloat16 needs none,
+    float16 may. Dtypes (float32, bfloat16 or float16) are stored by name, so that a policy can be a config's field.
+    Casts change only the floating arrays of a tree.
+
+    >>> policy = jn.nn.Policy(compute=jnp.bfloat16)
+    >>> policy
+    Policy(params='float32', compute='bfloat16', outputs='float32')
+    >>> policy.cast_to_compute({"images": np.zeros(2, np.float32), "labels": np.arange(2)})
+    {'images': array([0, 0], dtype=bfloat16), 'labels': array([0, 1])}
 
     Attributes:
-        params: in which the parameters are kept and updated.
-        compute: in which the model runs.
-        outputs: in which the model's outputs meet the loss.
-
-    Raises:
-        ConfigError: a dtype other than float32, bfloat16 and float16.
+        params: dtype in which parameters are kept and updated.
+        compute: dtype in which the model runs.
+        outputs: dtype in which the model's outputs enter the loss.
     """
 
     params: Any = "float32"
@@ -127,21 +127,19 @@ class Policy:
             except TypeError:
                 name = None
             if name not in _DTYPES:
-                raise ConfigError(
-                    f"Policy: {field.name}={dtype!r} is no dtype to train in: {suggest(str(name), _DTYPES)}."
-                )
+                raise ConfigError(f"Policy: {field.name}={dtype!r} is not supported: {suggest(str(name), _DTYPES)}.")
             object.__setattr__(self, field.name, name)
 
     def cast_to_params(self, tree: PyTree) -> PyTree:
-        """``tree`` with its floating arrays as ``params``."""
+        """Casts the floating arrays of ``tree`` to ``params``."""
         return _cast(tree, self.params)
 
     def cast_to_compute(self, tree: PyTree) -> PyTree:
-        """``tree`` with its floating arrays as ``compute``."""
+        """Casts the floating arrays of ``tree`` to ``compute``."""
         return _cast(tree, self.compute)
 
     def cast_to_outputs(self, tree: PyTree) -> PyTree:
-        """``tree`` with its floating arrays as ``outputs``."""
+        """Casts the floating arrays of ``tree`` to ``outputs``."""
         return _cast(tree, self.outputs)
 
 
@@ -154,18 +152,18 @@ def _cast(tree: PyTree, dtype: str) -> PyTree:
 
 
 partitioned = with_partitioning
-"""``partitioned(initializer, (None, "model"))``: the parameter's second axis is split over the mesh axis ``model``."""
-unboxed = meta.unbox
-"""``unboxed(tree)``: plain arrays in place of the boxes that hold an array and the names of its axes."""
+"""``partitioned(initializer, (None, "model"))``: shards the parameter's second axis along the mesh axis ``model``."""
+unbox = meta.unbox
+"""``unbox(tree)``: replaces the boxes, which hold an array and the names of its axes, by plain arrays."""
 partition_specs = meta.get_partition_spec
 """``partition_specs(tree)``: the names of each array's axes as a ``PartitionSpec``; an empty one for a plain array."""
 
 
 @contextlib.contextmanager
-def batch_split_over(axis_name: str | None) -> Iterator[None]:
-    """Within the traced block, batches are this device's rows of a batch sharded over ``axis_name``, as in `pmap`.
+def use_batch_axis(axis_name: str | None) -> Iterator[None]:
+    """Context in which a batch is this device's shard of a batch sharded over ``axis_name``, as in `pmap`.
 
-    Layers then average batch statistics over the axis, and their random draws are this device's part of all draws.
+    Layers average batch statistics over the axis and take this device's rows of the full batch's random draws.
     """
     token = _axis.set(axis_name)
     try:
@@ -175,18 +173,18 @@ def batch_split_over(axis_name: str | None) -> Iterator[None]:
 
 
 def batch_axis() -> str | None:
-    """The mapped axis that batches are sharded over here; None if a layer sees the whole batch."""
+    """The mapped axis over which batches are sharded here; None if a layer sees the full batch."""
     return _axis.get()
 
 
 def is_full(mask: Array) -> bool:
-    """Whether all of ``mask`` is known to be 1 while tracing: an array of NumPy, as a data source gives."""
+    """Whether ``mask`` is known to be all ones at trace time: a NumPy array, as data sources give."""
     return isinstance(mask, np.ndarray) and bool(np.all(mask))
 
 
 @contextlib.contextmanager
-def rows_masked(mask: Array) -> Iterator[None]:
-    """Within the traced block, rows of a batch with ``mask [batch]`` 0 are padding."""
+def use_batch_mask(mask: Array) -> Iterator[None]:
+    """Context in which the rows of a batch with ``mask [batch]`` 0 are padding."""
     token = _mask.set(None if is_full(mask) else mask)
     try:
         yield
@@ -195,18 +193,21 @@ def rows_masked(mask: Array) -> Iterator[None]:
 
 
 def batch_mask() -> jax.Array | None:
-    """Which rows of the batch count, for a model that computes anything across them, while a task traces it.
+    """Returns the rows that are not padding, for models that compute across rows, while a task traces them.
 
-    `nn.BatchNorm` asks for it itself; Flax's takes it as an argument: ``BatchNorm(…)(x, mask=counts[:, None])``.
+    `nn.BatchNorm` applies it itself; Flax's takes it as an argument: ``BatchNorm(…)(x, mask=counts[:, None])``.
+
+    >>> jn.nn.batch_mask() is None  # outside of a task: no padding
+    True
 
     Returns:
-        ``[batch]`` bool, False for padding (``Batch.mask`` is 0); None where all rows are known to count.
+        ``[batch]`` bool, False for padding (``Batch.mask`` is 0); None if no row is padding.
     """
     mask = _mask.get()
     return None if mask is None else jnp.asarray(mask) > 0
 
 
 def mean_over_batch_axis(x: jax.Array) -> jax.Array:
-    """The mean of ``x`` over the devices that share the batch; ``x`` if the batch is not sharded."""
+    """Returns the mean of ``x`` over the devices that share the batch; ``x`` if the batch is not sharded."""
     axis = batch_axis()
     return x if axis is None else jax.lax.pmean(x, axis)

@@ -1,4 +1,4 @@
-"""Normalisation layers as Flax's, with backward passes of two sums over the inputs instead of four."""
+"""Normalization layers with Flax's results, whose backward passes sum over the inputs twice instead of four times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen
 from jax.typing import DTypeLike
 
-from jaxnn.nn._custom_vjp import custom_vjp, varying_alike
+from jaxnn.nn._custom_vjp import custom_vjp, vary_together
 from jaxnn.nn._layer_arguments import batch_axis, batch_mask, choose, mean_over_batch_axis, scope
 from jaxnn.types import ConfigError
 
@@ -18,17 +18,20 @@ RMSNorm = linen.RMSNorm
 
 
 class LayerNorm(linen.LayerNorm):
-    """Each row shifted to mean 0 and scaled to variance 1, then a learned gain and bias for each feature.
+    """Layer normalization with a learned gain and bias, as ``flax.linen.LayerNorm``.
 
-    Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). As ``flax.linen.LayerNorm``, but variances come
-    from two passes unless ``use_fast_variance=True``: exact also where a row's mean is large.
+    Ba, Kiros and Hinton, Layer Normalization, 2016 (arXiv:1607.06450). Variances take two passes unless
+    ``use_fast_variance=True``, and so are exact for a large mean too.
+
+    >>> jn.nn.LayerNorm().init_with_output(jax.random.key(0), jnp.array([[1.0, 3.0]]))[0]
+    Array([[-0.99..., 0.99...]], dtype=float32)
     """
 
     use_fast_variance: bool = False
 
     @linen.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
-        """Normalises ``x [..., features]``, floats, over its last axis; ``mask`` is Flax's: which elements count."""
+        """Normalizes ``x [..., features]``, floats, over its last axis; ``mask`` is Flax's: the elements that count."""
         last = all(axes in (-1, x.ndim - 1) for axes in (self.reduction_axes, self.feature_axes))
         plain = last and mask is None and self.axis_name is None and self.force_float32_reductions
         if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
@@ -40,17 +43,20 @@ class LayerNorm(linen.LayerNorm):
 
 
 class BatchNorm(linen.BatchNorm):
-    """Each channel shifted to mean 0 and scaled to variance 1 over the batch, then a learned gain and bias.
+    """Batch normalization with a learned gain and bias per channel, as ``flax.linen.BatchNorm``.
 
-    Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167). As ``flax.linen.BatchNorm``: the same attributes,
-    parameters, ``batch_stats`` and results to rounding. Statistics of a batch that is sharded under ``jit`` are those
-    of the whole batch, and padding, rows whose ``Batch.mask`` is 0, does not count in them. Where its own kernels are
-    taken, on CPU while training, variances come from two passes, exact also where a channel's mean is large.
-    ``implementation="xla"`` is Flax's own code, which also computes masks given by argument, named axes and a channel
-    axis other than the last.
+    Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167). The same attributes, parameters, ``batch_stats``
+    and results to rounding. If the batch is sharded, statistics are those of the full batch; padding, rows whose
+    ``Batch.mask`` is 0, does not count. ``"custom_vjp"``, the default for training on CPU, has a backward pass written
+    by hand and takes two passes for variances, so they are exact for a large mean too. ``"xla"`` is Flax's own code,
+    which also supports a mask argument, named axes and a channel axis other than the last.
+
+    >>> layer = jn.nn.BatchNorm(use_running_average=False)
+    >>> sorted(jax.eval_shape(layer.init, jax.random.key(0), jnp.ones((8, 3)))["batch_stats"])
+    ['mean', 'var']
 
     Attributes:
-        implementation: ``"analytic"``, ``"xla"``, or None: what is fastest here.
+        implementation: ``"custom_vjp"``, ``"xla"``, or None for the fastest.
     """
 
     implementation: str | None = None
@@ -59,43 +65,39 @@ class BatchNorm(linen.BatchNorm):
     def __call__(
         self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Normalises ``x [..., channels]``, by the batch's statistics or by the running ones.
+        """Normalizes ``x [..., channels]`` by the statistics of the batch or the running ones.
 
         Args:
-            x: floats of any shape.
-            use_running_average: True to evaluate; here or as the attribute.
-            mask: which elements count in the statistics, as Flax's; None: all in rows that are no padding.
-
-        Raises:
-            ConfigError: an implementation that is unknown, or that cannot do what is asked; inputs with another
-                number of rows than a batch that may have padding, and no ``mask``.
+            x: floats of any shape. Without ``mask``, their number of rows must be that of a batch with padding.
+            use_running_average: True for evaluation; here or as the attribute.
+            mask: the elements that count in the statistics, as Flax's; None: all rows that are not padding.
         """
         running = linen.merge_param("use_running_average", self.use_running_average, use_running_average)
-        split = None if batch_axis() is None or running else "each device holds a part of the batch, as under pmap"
-        chosen = choose("normalization", self.implementation, {"analytic": _obstacle(self, x, mask), "xla": split})
-        # By running statistics it is one pass over the inputs either way.
+        split = None if batch_axis() is None or running else "each device holds a shard of the batch, as under pmap"
+        chosen = choose("normalization", self.implementation, {"custom_vjp": _obstacle(self, x, mask), "xla": split})
+        # With running statistics, both are one pass over the inputs.
         chosen = "xla" if running else chosen
-        rows = None if running or mask is not None else batch_mask()  # those that are no padding; None: all
+        rows = None if running or mask is not None else batch_mask()  # those that are not padding; None: all
         if rows is not None:
             if len(rows) != len(x):
                 raise ConfigError(
-                    f"BatchNorm cannot tell which of its {len(x)} rows are padding in a batch of {len(rows)} with a "
-                    "mask: pass it a mask, made from jaxnn.nn.batch_mask(), or make Batch.mask np.ones(…) inside the "
-                    "traced function."
+                    f"BatchNorm has {len(x)} rows of inputs in a batch of {len(rows)} with a mask: its padding is "
+                    "unknown. Pass it a mask made from jaxnn.nn.batch_mask(), or set Batch.mask to np.ones(…) inside "
+                    "the traced function."
                 )
             rows = rows.reshape(-1, *[1] * (x.ndim - 1))
         with scope("normalization", chosen):
-            if chosen == "analytic":
+            if chosen == "custom_vjp":
                 return _normalized(self, x, rows)
-            # Of no elements at all Flax would give NaN.
+            # Without any element Flax would give NaN.
             mask = mask if rows is None else rows | ~rows.any()
             return cast(jax.Array, super().__call__(x, use_running_average, mask=mask))
 
 
 def _obstacle(module: BatchNorm, x: jax.Array, mask: jax.Array | None) -> str | None:
-    """Why the backward pass by hand cannot be used."""
+    """The reason why the custom backward pass cannot be used, or None."""
     reasons = {
-        "it takes batches with the channels last": x.ndim < 2 or module.axis not in (-1, x.ndim - 1),
+        "it takes batches with channels last": x.ndim < 2 or module.axis not in (-1, x.ndim - 1),
         "it takes no mask": mask is not None,
         "it does not average over a named axis": module.axis_name is not None,
         "it always sums in float32 or wider": not module.force_float32_reductions,
@@ -109,14 +111,14 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.
     channels = x.shape[-1:]
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
-    x, rows = varying_alike(x, rows)
+    x, rows = vary_together(x, rows)
     wide = _wide_dtype(module, x)
     mean, variance = _moments(tuple(range(x.ndim - 1)), wide, x, rows)
     if batch_axis() is not None:
-        # A device's weight is its share of the rows that count: 1 on average.
+        # A device's weight is its share of the rows that are not padding: 1 on average.
         weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=wide)), 1e-9)
-        own_mean, mean = mean, mean_over_batch_axis(weight * mean)
-        variance = mean_over_batch_axis(weight * (variance + jnp.square(own_mean - mean)))
+        local_mean, mean = mean, mean_over_batch_axis(weight * mean)
+        variance = mean_over_batch_axis(weight * (variance + jnp.square(local_mean - mean)))
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
@@ -144,29 +146,28 @@ def _gain_and_bias(module: Any, x: jax.Array, wide: DTypeLike) -> tuple[jax.Arra
 def _mean(wide: jax.Array, axes: tuple[int, ...], rows: jax.Array | None) -> jax.Array:
     if rows is None:
         return wide.mean(axes, keepdims=True)
-    # Of each row first, so that only these means are selected from.
+    # Each row's mean first, so that the selection is among the means only.
     means = jnp.where(rows, wide.mean(axes[1:], keepdims=True), 0)
     return means.sum(0, keepdims=True) / jnp.maximum(rows.sum(), 1)
 
 
 def _moments_forward(axes: tuple[int, ...], dtype: DTypeLike, x: jax.Array, rows: jax.Array | None) -> tuple[Any, Any]:
-    """Mean and variance over ``axes``, kept with size 1, in two passes: exact also if the mean is large.
+    """Mean and variance over ``axes``, kept with size 1, in two passes, so that they are exact for a large mean.
 
-    If ``rows [rows, 1, ..., 1]`` bool are given, those along the first axis, one of ``axes``, that are True count;
-    if none is, both moments are 0.
+    If ``rows [rows, 1, ..., 1]`` bool are given, only rows that are True count; if none is, both moments are 0.
     """
     wide = x.astype(dtype)
     mean = _mean(wide, axes, rows)
     return (mean, _mean(jnp.square(wide - mean), axes, rows)), (x, mean, rows)
 
 
-def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, kept: Any, cotangents: Any) -> tuple[jax.Array, None]:
-    x, mean, rows = kept
+def _moments_backward(axes: tuple[int, ...], dtype: DTypeLike, saved: Any, cotangents: Any) -> tuple[jax.Array, None]:
+    x, mean, rows = saved
     to_mean, to_variance = cotangents
     count: int | jax.Array = math.prod(x.shape[axis] for axis in axes)
     if rows is not None:
         count = jnp.maximum(rows.sum(), 1) * (count // max(1, len(x)))
-    # The variance does not change with the mean it is taken about, so nothing is summed here.
+    # The derivative of the variance by the mean is 0, so nothing is summed here.
     grad = to_mean / count + (x.astype(dtype) - mean) * (2 * to_variance / count)
     grad = grad if rows is None else jnp.where(rows, grad, 0)
     return grad.astype(x.dtype), None
@@ -178,12 +179,12 @@ _moments.defvjp(_moments_forward, _moments_backward)
 
 @custom_vjp
 def _scale_channels(x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array) -> jax.Array:
-    """``(x - mean) * factor + bias`` where each channel has its own, ``[1, ..., channels]``, of the result's dtype."""
+    """``(x - mean) * factor + bias`` with operands ``[1, ..., channels]`` of the result's dtype."""
     return (x.astype(mean.dtype) - mean) * factor + bias
 
 
-def _channels_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor = kept
+def _channels_backward(saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+    x, mean, factor = saved
     rows = tuple(range(x.ndim - 1))
     total = grad.sum(rows, keepdims=True)
     to_factor = (grad * (x.astype(mean.dtype) - mean)).sum(rows, keepdims=True)
@@ -195,15 +196,15 @@ _scale_channels.defvjp(lambda *arrays: (_scale_channels(*arrays), arrays[:3]), _
 
 @custom_vjp
 def _scale_rows(x: jax.Array, mean: jax.Array, factor: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
-    """``(x - mean) * factor * gain + bias`` where each row has its own mean and factor, ``[..., 1]``."""
+    """``(x - mean) * factor * gain + bias`` with mean and factor ``[..., 1]`` per row."""
     return (x.astype(mean.dtype) - mean) * factor * gain + bias
 
 
-def _rows_backward(kept: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, mean, factor, gain = kept
+def _rows_backward(saved: Any, grad: jax.Array) -> tuple[jax.Array, ...]:
+    x, mean, factor, gain = saved
     product = grad * (x.astype(mean.dtype) - mean)
     rows, column = grad.reshape(-1, grad.shape[-1]), gain.reshape(-1, 1)
-    # On CPU a matrix product is faster than a sum whose terms are computed on the way.
+    # On CPU a matrix product is faster than a sum of products.
     to_gain = factor.reshape(1, -1) @ product.reshape(rows.shape)
     to_bias = jnp.ones((1, rows.shape[0]), rows.dtype) @ rows
     to_x = (grad * factor * gain).astype(x.dtype)

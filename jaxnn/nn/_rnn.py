@@ -1,4 +1,4 @@
-"""Recurrent layers as Flax's: LSTM and GRU, in one direction or both, and one upon another."""
+"""Recurrent layers with Flax's results: LSTM and GRU, bidirectional and stacked."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn.nn._dense import Dropout
-from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope, unboxed
-from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_hoisted
+from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope, unbox
+from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_fused_inputs
 from jaxnn.types import ConfigError, DataError
 
 
 class Recurrent(linen.Module):
-    """What `LSTM` and `GRU` share; see there.
+    """Base class of `LSTM` and `GRU`.
 
     Attributes:
-        features: the width of the state, and of the outputs.
+        features: width of the state and of the outputs.
         time_major: whether inputs and outputs are ``[time, *batch, features]`` instead of ``[*batch, time, features]``,
             which saves transposing them.
         return_carry: whether the state after the last step is returned too.
-        reverse: whether sequences are read, and given, from their ends.
-        keep_order: whether the outputs of ``reverse`` are given in the order of the inputs.
-        kernel_init: of the inputs' kernels.
-        recurrent_kernel_init: of the state's kernels.
-        bias_init: of the biases.
-        dtype: of the products; None: what the operands promote to. A state of float32 stays float32.
-        param_dtype: of the parameters, and of a state that is not given.
-        implementation: ``"hoisted"``, ``"cudnn"``, or None: what is fastest here.
+        reverse: whether sequences are processed, and outputs returned, from end to start; padding stays at the end.
+        keep_order: whether the outputs of ``reverse`` are returned in the order of the inputs.
+        kernel_init, recurrent_kernel_init, bias_init: initializers.
+        dtype: of the products; None: that of the promoted operands. A float32 state stays float32.
+        param_dtype: of the parameters and of the default initial state.
+        implementation: ``"fused_inputs"``, ``"cudnn"``, or None for the fastest.
     """
 
     features: int
@@ -72,52 +70,53 @@ class Recurrent(linen.Module):
         reverse: bool | None = None,
         keep_order: bool | None = None,
     ) -> Any:
-        """Reads sequences, each from its first step to its last.
+        """Runs the layer over sequences.
 
-        A classifier that needs the last output alone takes it from the state (``return_carry``): nothing is computed
-        then for the other outputs, which ``outputs[:, -1]`` would not give, and padding is passed over.
+        For the last output only, use the state (``return_carry``) and not ``outputs[:, -1]``: gradients of the other
+        outputs are then not computed, and padding is skipped.
 
         Args:
             inputs: ``[*batch, time, inputs]`` floats, or ``[time, *batch, inputs]`` if ``time_major``.
             initial_carry: the state before the first step, as the layer returns it; None: zeros.
-            init_key: taken for Flax's sake; no state is drawn at random.
-            seq_lengths: ``[*batch]`` integers, 0…time: how many steps of each sequence count; None: all.
-            return_carry: overrides the attribute where it is not None, as the following do.
+            init_key: unused, for compatibility with Flax: the initial state is never random.
+            seq_lengths: ``[*batch]`` integers, 0…time: the number of steps of each sequence; None: all.
+            return_carry: overrides the attribute if not None, as the following do.
             time_major: likewise.
-            reverse: likewise; with ``seq_lengths`` padding stays behind.
+            reverse: likewise.
             keep_order: likewise.
 
         Returns:
-            The outputs, shaped as the inputs but ``features`` wide; with ``return_carry`` the state after each
-            sequence's last step, ``[*batch, features]`` or a tuple of such, then the outputs. Outputs behind a
-            sequence's end mean nothing: they are computed from its padding, as in Flax, or are 0, from cuDNN.
+            The outputs, shaped as the inputs but ``features`` wide; with ``return_carry`` first the state after each
+            sequence's last step, ``[*batch, features]`` or a tuple of such. Outputs past a sequence's end are
+            undefined: computed from its padding, as in Flax, or 0 from cuDNN.
 
         Raises:
             DataError: inputs, lengths or a state of the wrong shape or dtype.
-            ConfigError: an implementation that is unknown, or that cannot do what is asked.
         """
         time_major = self.time_major if time_major is None else time_major
         keep_order = self.keep_order if keep_order is None else keep_order
         reverses = (self.reverse if reverse is None else reverse,)
-        ((carry, outputs),) = _read([self], inputs, [initial_carry], seq_lengths, time_major, reverses, keep_order)
+        ((carry, outputs),) = _run([self], inputs, [initial_carry], seq_lengths, time_major, reverses, keep_order)
         return (carry, outputs) if (self.return_carry if return_carry is None else return_carry) else outputs
 
 
 class LSTM(Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber, 1997): ``linen.RNN(linen.OptimizedLSTMCell(features))``.
 
-    The same parameters, initial values, calls and results to rounding, with the input products of all steps in one
-    matrix product before the loop, and the kernels' gradients in one each after it. The state is ``(c, h)``.
+    The same parameters, initializers, calls and results to rounding, with one matrix product of all inputs before the
+    loop, and one for each kernel's gradient after it. The state is ``(c, h)``.
 
-    It differs from Flax in this: the parameters are always under ``cell`` (Flax puts those of a cell made in its
-    parent's ``__call__`` into the parent); gates are sigmoids and the rest tanh; the initial state is zeros unless
-    given; a sequence of length 0 keeps it; ``seq_lengths`` may have several axes. On an NVIDIA GPU cuDNN computes
-    what is all float32, wherever the arrays are (on the CPU of such a machine: ``with jax.default_device(cpu)``); it
-    has no forward mode (``jax.jvp``), its gradients cannot be differentiated again, and under ``vmap`` its members run
-    one after another: give ``implementation="hoisted"`` if any of these matters.
+    Differences to Flax: parameters are always under ``cell`` (Flax puts those of a cell made in its parent's
+    ``__call__`` into the parent); activations are fixed; the initial state is zeros unless given; a sequence of length
+    0 keeps it; ``seq_lengths`` may have several axes. On an NVIDIA GPU, cuDNN is used if all arrays are float32 (to use
+    the CPU of such a machine: ``with jax.default_device(cpu)``); it has no forward mode (``jax.jvp``) and no second
+    derivatives, and runs the members of ``vmap`` one after another: pass ``implementation="fused_inputs"`` if any of
+    these matters. For the attributes see the base class, `Recurrent`.
 
-    From token ids nothing need be transposed: ``LSTM(64, time_major=True)(Embed(20_000, 128)(ids.T))``. The attributes
-    are `Recurrent`'s.
+    >>> ids = jnp.zeros((8, 20), int)  # transposing ids is cheaper than transposing embeddings
+    >>> model = linen.Sequential([jn.nn.Embed(100, 16), jn.nn.LSTM(32, time_major=True)])
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), ids.T)[0].shape
+    (20, 8, 32)
     """
 
     cell_type = linen.OptimizedLSTMCell
@@ -127,8 +126,11 @@ class LSTM(Recurrent):
 class GRU(Recurrent):
     """Gated recurrent unit (Cho et al., 2014, arXiv:1406.1078): ``linen.RNN(linen.GRUCell(features))``.
 
-    The same parameters, initial values, calls and results to rounding. The state is ``h``. What `LSTM` says of
-    itself holds, but for cuDNN, which JAX gives no GRU.
+    The same parameters, initializers, calls and results to rounding. The state is ``h``. The notes of `LSTM` apply,
+    except for cuDNN, for which JAX offers no GRU.
+
+    >>> jn.models.num_parameters(jn.nn.GRU(32), jax.ShapeDtypeStruct((8, 20, 16), "float32"))
+    4736
     """
 
     cell_type = linen.GRUCell
@@ -140,17 +142,20 @@ def _concatenate(forward: jax.Array, backward: jax.Array) -> jax.Array:
 
 
 class Bidirectional(linen.Module):
-    """Reads sequences in both directions and merges the outputs (Schuster and Paliwal, 1997): ``linen.Bidirectional``.
+    """Runs layers in both directions and merges the outputs (Schuster and Paliwal, 1997): ``linen.Bidirectional``.
 
-    The same parameters and results to rounding: ``Bidirectional(LSTM(64), LSTM(64))``. Two loops, or for two layers of
-    the same sizes one call of cuDNN. The layers' own ``implementation`` counts; their other options are overridden.
+    The same parameters and results to rounding. Two loops, or one call of cuDNN for two layers of the same sizes. Of
+    the layers' options only ``implementation`` is used.
+
+    >>> layer = jn.nn.Bidirectional(jn.nn.LSTM(32), jn.nn.LSTM(32))
+    >>> jax.eval_shape(layer.init_with_output, jax.random.key(0), jnp.ones((8, 20, 16)))[0].shape
+    (8, 20, 64)
 
     Attributes:
         forward_rnn: an `LSTM` or a `GRU`.
-        backward_rnn: likewise; if it is the same object, they share their parameters.
-        merge_fn: of the two directions' outputs; by default they stand side by side.
-        time_major: as the layers'.
-        return_carry: as the layers'; the state is the pair of both layers'.
+        backward_rnn: likewise; the same object shares its parameters.
+        merge_fn: merges the two directions' outputs; concatenates by default.
+        time_major, return_carry: as in `LSTM`; the state is the pair of both layers' states.
     """
 
     forward_rnn: Recurrent
@@ -178,32 +183,36 @@ class Bidirectional(linen.Module):
         return_carry: bool | None = None,
         time_major: bool | None = None,
     ) -> Any:
-        """Reads sequences; arguments, results and errors are the layers', with a pair of states."""
+        """Runs over sequences; arguments, results and errors are those of the layers, with a pair of states."""
         time_major = self.time_major if time_major is None else time_major
-        carries = _one_for_each("Bidirectional", initial_carry, 2)
+        carries = _per_layer("Bidirectional", initial_carry, 2)
         layers = [self.forward_rnn, self.backward_rnn]
         options = [(type(x), x.features, x.dtype, x.param_dtype, x.implementation) for x in layers]
         results: list[tuple[Any, jax.Array]] = []
         # Two layers of the same kind and size run in one call of cuDNN.
         for group in [slice(2)] if options[0] == options[1] else [slice(1), slice(1, 2)]:
             reverses = [False, True][group]
-            results += _read(layers[group], inputs, carries[group], seq_lengths, time_major, reverses, keep_order=True)
+            results += _run(layers[group], inputs, carries[group], seq_lengths, time_major, reverses, keep_order=True)
         (forward_carry, forward), (backward_carry, backward) = results
         outputs = self.merge_fn(forward, backward)
-        wants_carry = self.return_carry if return_carry is None else return_carry
-        return ((forward_carry, backward_carry), outputs) if wants_carry else outputs
+        with_carry = self.return_carry if return_carry is None else return_carry
+        return ((forward_carry, backward_carry), outputs) if with_carry else outputs
 
 
 class Stacked(linen.Module):
-    """Recurrent layers one upon another, with dropout between them.
+    """A stack of recurrent layers with dropout between them.
 
-    ``Stacked([LSTM(64), LSTM(64)], dropout=0.2)`` is PyTorch's ``LSTM(…, 64, num_layers=2, dropout=0.2)``; widths and
-    kinds may differ, and any layer may be a `Bidirectional`. The parameters are under ``layers_0``, ``layers_1``, ….
+    The example is PyTorch's ``LSTM(…, 32, num_layers=2, dropout=0.2)``; widths and kinds may differ. The parameters are
+    under ``layers_0``, ``layers_1``, ….
+
+    >>> layer = jn.nn.Stacked([jn.nn.LSTM(32), jn.nn.LSTM(32)], dropout=0.2)
+    >>> jax.eval_shape(layer.init_with_output, jax.random.key(0), jnp.ones((8, 20, 16)))[0].shape
+    (8, 20, 32)
 
     Attributes:
-        layers: `LSTM`, `GRU`, `Bidirectional`, or modules with the same call; the first reads the inputs.
+        layers: `LSTM`, `GRU`, `Bidirectional`, or modules with the same call.
         dropout: ``[]`` the rate between two layers, 0…1; may be a tracer.
-        time_major: whether inputs and outputs are ``[time, *batch, features]``; the layers' own is overridden.
+        time_major: whether inputs and outputs are ``[time, *batch, features]``; overrides the layers'.
         return_carry: whether the tuple of all layers' last states is returned too.
     """
 
@@ -215,8 +224,8 @@ class Stacked(linen.Module):
     def __post_init__(self) -> None:
         check_rate(self.dropout)
         layers = self.layers if isinstance(self.layers, Sequence) else ()
-        readers = [isinstance(layer, linen.Module) and not isinstance(layer, linen.RNNCellBase) for layer in layers]
-        if not readers or not all(readers):
+        are_layers = [isinstance(layer, linen.Module) and not isinstance(layer, linen.RNNCellBase) for layer in layers]
+        if not are_layers or not all(are_layers):
             raise ConfigError(f"Stacked needs layers, as Stacked([LSTM(64), LSTM(64)]), not {self.layers!r}.")
         super().__post_init__()
 
@@ -231,12 +240,12 @@ class Stacked(linen.Module):
         return_carry: bool | None = None,
         time_major: bool | None = None,
     ) -> Any:
-        """Reads sequences; arguments, results and errors are the layers', with a tuple of states.
+        """Runs over sequences; arguments, results and errors are those of the layers, with a tuple of states.
 
-        With ``train`` it drops; ``apply`` then needs ``rngs={"dropout": key}``, unless the rate is a plain 0.
+        With ``train``, ``apply`` needs ``rngs={"dropout": key}`` unless the rate is a plain 0.
         """
         time_major = self.time_major if time_major is None else time_major
-        carries = _one_for_each("Stacked", initial_carry, len(self.layers))
+        carries = _per_layer("Stacked", initial_carry, len(self.layers))
         _check_sequences("Stacked", inputs, time_major)
         x = inputs if time_major else jnp.moveaxis(inputs, -2, 0)
         last = []
@@ -245,8 +254,8 @@ class Stacked(linen.Module):
             carry, x = layer(x, initial_carry=carry, seq_lengths=seq_lengths, return_carry=True, time_major=True)
             last.append(carry)
         outputs = x if time_major else jnp.moveaxis(x, 0, -2)
-        wants_carry = self.return_carry if return_carry is None else return_carry
-        return (tuple(last), outputs) if wants_carry else outputs
+        with_carry = self.return_carry if return_carry is None else return_carry
+        return (tuple(last), outputs) if with_carry else outputs
 
 
 def _check_sequences(name: str, inputs: jax.Array, time_major: bool) -> None:
@@ -256,16 +265,16 @@ def _check_sequences(name: str, inputs: jax.Array, time_major: bool) -> None:
         raise DataError(f"{name} needs floats {wanted}, not {inputs.dtype} {list(inputs.shape)}{hint}.")
 
 
-def _one_for_each(name: str, carry: Any, count: int) -> tuple[Any, ...]:
-    """The states of ``count`` layers; None for each where ``carry`` is None."""
+def _per_layer(name: str, carry: Any, count: int) -> tuple[Any, ...]:
+    """Returns the states of ``count`` layers; None for each if ``carry`` is None."""
     if carry is None:
         return (None,) * count
     if not isinstance(carry, list | tuple) or len(carry) != count:
-        raise DataError(f"{name} needs an initial_carry of {count} states, one for each layer.")
+        raise DataError(f"{name} needs an initial_carry of {count} states, one per layer.")
     return tuple(carry)
 
 
-def _read(
+def _run(
     layers: Sequence[Recurrent],
     inputs: jax.Array,
     initial_carries: Sequence[Any],
@@ -274,7 +283,7 @@ def _read(
     reverses: Sequence[bool],
     keep_order: bool,
 ) -> list[tuple[Any, jax.Array]]:
-    """The state and outputs of one layer, or of two of the same kind and size, over the same inputs."""
+    """Returns state and outputs of each of ``layers``: one, or two of the same kind and size, over the same inputs."""
     first, name = layers[0], type(layers[0]).__name__
     _check_sequences(name, inputs, time_major)
     batch = inputs.shape[1:-1] if time_major else inputs.shape[:-2]
@@ -283,7 +292,7 @@ def _read(
     if seq_lengths is not None:
         if jnp.shape(seq_lengths) != batch or not jnp.issubdtype(jnp.result_type(seq_lengths), jnp.integer):
             raise DataError(
-                f"{name} needs seq_lengths of one integer for each sequence, {list(batch)}, "
+                f"{name} needs seq_lengths of one integer per sequence, {list(batch)}, "
                 f"not {jnp.result_type(seq_lengths)} {list(jnp.shape(seq_lengths))}."
             )
         seq_lengths = jnp.asarray(seq_lengths).reshape(-1)
@@ -293,7 +302,7 @@ def _read(
         directions.append((_weights(layer, inputs.shape[-1], carry), carry))
     dtypes = [leaf.dtype for leaf in jax.tree.leaves((sequences, directions))]
     dtypes += [] if first.dtype is None else [first.dtype]
-    obstacle = cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM alone"
+    obstacle = cudnn_obstacle(dtypes) if isinstance(first, LSTM) else "JAX offers cuDNN's LSTM only"
     chosen = choose("recurrence", first.implementation, {"cudnn": obstacle})
     results: list[tuple[Any, jax.Array]] = []
     with scope("recurrence", chosen):
@@ -301,29 +310,29 @@ def _read(
             results = run_cudnn(sequences, directions, seq_lengths)
         else:
             for direction, reverse in zip(directions, reverses, strict=True):
-                turned = flip(sequences, seq_lengths) if reverse else sequences
+                flipped = flip(sequences, seq_lengths) if reverse else sequences
                 if chosen == "cudnn":
-                    ((carry, outputs),) = run_cudnn(turned, [direction], seq_lengths)
+                    ((carry, outputs),) = run_cudnn(flipped, [direction], seq_lengths)
                 else:
-                    carry, outputs = run_hoisted(turned, *direction, seq_lengths, first.dtype)
+                    carry, outputs = run_fused_inputs(flipped, *direction, seq_lengths, first.dtype)
                 results.append((carry, flip(outputs, seq_lengths) if reverse and keep_order else outputs))
-    read = []
+    reshaped = []
     for carry, outputs in results:
         carry = jax.tree.map(lambda leaf: leaf.reshape(*batch, leaf.shape[-1]), carry)
         outputs = outputs.reshape(outputs.shape[0], *batch, outputs.shape[-1])
-        read.append((carry, outputs if time_major else jnp.moveaxis(outputs, 0, -2)))
-    return read
+        reshaped.append((carry, outputs if time_major else jnp.moveaxis(outputs, 0, -2)))
+    return reshaped
 
 
 def _weights(layer: Recurrent, num_inputs: int, carry: Any) -> Weights:
-    """The parameters of Flax's cell, with the gates put side by side for one matrix product."""
+    """The parameters of Flax's cell, with the gates concatenated for one matrix product."""
     if "params" not in layer.cell.variables:
         layer.cell(carry, jnp.zeros((jax.tree.leaves(carry)[0].shape[0], num_inputs), layer.param_dtype))
-    params = unboxed(layer.cell.variables["params"])
+    params = unbox(layer.cell.variables["params"])
     of_inputs, of_state = ([params[side + gate] for gate in layer.gates] for side in "ih")
     kernel, recurrent = (jnp.concatenate([gate["kernel"] for gate in side], -1) for side in (of_inputs, of_state))
     biases = [one["bias"] if "bias" in one else other["bias"] for one, other in zip(of_inputs, of_state, strict=True)]
-    # Where the last gate has two biases, the second is added apart from the first.
+    # If the last gate has two biases, the second is added separately.
     second = of_state[-1]["bias"] if "bias" in of_inputs[-1] else None
     return Weights(kernel, recurrent, jnp.concatenate(biases), second)
 

@@ -1,6 +1,6 @@
 """Recurrences over ``[time, batch, features]``: loops with one matrix product per step, and cuDNN's LSTM.
 
-The input products, the slopes of the gates and the recurrent kernel's gradient are computed outside the loops, for all
+Input products, derivatives of the gates and the recurrent kernel's gradient are computed outside the loops, for all
 steps at once. The residuals are the gates and the states.
 """
 
@@ -26,7 +26,7 @@ type _Pair = tuple[jax.Array, jax.Array]
 
 
 class Weights(NamedTuple):
-    """What a layer multiplies by, the gates side by side."""
+    """The parameters of a layer, its gates concatenated."""
 
     kernel: jax.Array  # [inputs, gates * features]
     recurrent_kernel: jax.Array  # [features, gates * features]
@@ -34,10 +34,10 @@ class Weights(NamedTuple):
     recurrent_bias: jax.Array | None = None  # [features], the GRU's second bias of its last gate
 
 
-def run_hoisted(
+def run_fused_inputs(
     inputs: jax.Array, weights: Weights, carry: Any, lengths: jax.Array | None, dtype: DTypeLike | None
 ) -> tuple[Any, jax.Array]:
-    """The state after each sequence's last step, and the outputs ``[time, batch, features]``, by a loop.
+    """Returns the state after each sequence's last step, and the outputs ``[time, batch, features]``.
 
     ``carry`` is the state before the first step, ``[batch, features]`` or a tuple of such, the output last.
     """
@@ -47,7 +47,7 @@ def run_hoisted(
     (recurrent_kernel,) = promote_dtype(
         weights.recurrent_kernel, dtype=dtype or jnp.result_type(hidden, weights.recurrent_kernel)
     )
-    # As in Flax, a state of float32 stays so where the products are computed in bfloat16.
+    # As in Flax, a float32 state stays float32 if products are computed in bfloat16.
     wide = jnp.result_type(projected, recurrent_kernel, *jax.tree.leaves(carry))
     carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
@@ -62,24 +62,24 @@ def run_hoisted(
 
 @custom_vjp
 def flip(sequences: jax.Array, lengths: jax.Array | None) -> jax.Array:
-    """Each sequence in reverse, its padding still behind it (and itself reversed)."""
+    """Reverses each sequence and its padding, which stays at the end."""
     flipped: jax.Array = flip_sequences(sequences, lengths, num_batch_dims=1, time_major=True)
     return flipped
 
 
-# A reversal is its own transpose; JAX would scatter, which is slow on CPU and in no fixed order on GPU.
+# A reversal is its own transpose; JAX would scatter, which is slow on CPU and not deterministic on GPU.
 flip.defvjp(lambda x, lengths: (flip(x, lengths), lengths), lambda lengths, g: (flip(g, lengths), None))
 
 
 def _delayed(first: jax.Array, sequence: jax.Array) -> jax.Array:
-    """What stood before each step: ``first [...]``, then all of ``sequence [time, ...]`` but its last."""
+    """The values before each step: ``first [...]``, then ``sequence [time, ...]`` without its last."""
     return jnp.concatenate([first[None], sequence])[: sequence.shape[0]]
 
 
 def _summed_products(first: jax.Array, second: jax.Array) -> jax.Array:
     """The outer products of ``[time, batch, m]`` and ``[time, batch, n]``, summed over time and batch: ``[m, n]``.
 
-    One product of matrices with the summed axis first in both: in any other order XLA:CPU transposes one of them.
+    The summed axis comes first in both: in any other order XLA:CPU transposes one of them.
     """
     rows, others = (sequence.reshape(-1, sequence.shape[-1]) for sequence in (first, second))
     return jax.lax.dot_general(rows, others, (((0,), (0,)), ((), ())))
@@ -92,16 +92,16 @@ def _lstm(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tuple[_Pair,
     ``i, f, g, o = projected[t] + h @ kernel``; ``c = sigmoid(f) * c + sigmoid(i) * tanh(g)``;
     ``h = sigmoid(o) * tanh(c)``.
 
-    Takes ``projected [time, batch, 4 * features]``, the inputs' products with their kernel, and the bias; ``kernel
-    [features, 4 * features]``, in whose dtype the recurrent product is computed, all else in that of ``projected``; and
-    ``(c, h)`` before the first step, ``[batch, features]`` each. Gives ``(c, h)`` after every step, and after the last.
+    Takes ``projected [time, batch, 4 * features]``, the inputs' products with their kernel plus the bias; ``kernel
+    [features, 4 * features]``, whose dtype is that of the recurrent product; and ``(c, h)`` before the first step,
+    ``[batch, features]`` each. Returns ``(c, h)`` after every step, and after the last.
     """
     last, states = _lstm_loop(projected, kernel, carry, lambda gates, c, h: (c, h))
     return states, last
 
 
 def _lstm_loop(projected: jax.Array, kernel: jax.Array, carry: _Pair, keep: Callable[..., Any]) -> tuple[_Pair, Any]:
-    # sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, so that one tanh does for all four gates.
+    # sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, so that one tanh computes all four gates.
     halves = np.repeat([0.5, 0.5, 1.0, 0.5], carry[0].shape[-1])[None]
     scale, offset = jnp.asarray(halves, projected.dtype), jnp.asarray(1 - halves, projected.dtype)
     scaled_kernel = kernel * scale.astype(kernel.dtype)
@@ -124,8 +124,8 @@ def _lstm_forward(projected: jax.Array, kernel: jax.Array, carry: _Pair) -> tupl
     return ((c, h), last), (gates, c, kernel, carry)
 
 
-def _lstm_backward(kept: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
-    gates, c, kernel, (first_c, first_h) = kept
+def _lstm_backward(saved: tuple[Any, ...], cotangents: tuple[_Pair, _Pair]) -> tuple[jax.Array, jax.Array, _Pair]:
+    gates, c, kernel, (first_c, first_h) = saved
     i, f, g, o = jnp.split(gates, 4, axis=-1)
     tanh_c = jnp.tanh(c)
     before_c, before_h = _delayed(first_c, c), _delayed(first_h, o * tanh_c)
@@ -156,8 +156,8 @@ def _gru(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Ar
     ``r, z = sigmoid(projected[t, :, :2] + h @ kernel[:, :2])`` and ``n = tanh(projected[t, :, 2] + r * (h @ kernel[:,
     2] + bias))`` by thirds of the last axis; ``h = (1 - z) * n + z * h``.
 
-    Takes what `_lstm` takes, of three gates, and ``bias [features]`` of the recurrent product for ``n``. Gives ``h``
-    after every step, and after the last.
+    Takes `_lstm`'s arguments, of three gates, and ``bias [features]`` of the recurrent product for ``n``. Returns
+    ``h`` after every step, and after the last.
     """
     last, states = _gru_loop(projected, kernel, bias, carry, lambda h, *gates: h)
     return states, last
@@ -182,12 +182,12 @@ def _gru_loop(
 
 
 def _gru_forward(projected: jax.Array, kernel: jax.Array, bias: jax.Array, carry: jax.Array) -> tuple[_Pair, Any]:
-    last, (h, gates, n, inner) = _gru_loop(projected, kernel, bias, carry, lambda *kept: kept)
+    last, (h, gates, n, inner) = _gru_loop(projected, kernel, bias, carry, lambda *values: values)
     return (h, last), (h, gates, n, inner, kernel, carry)
 
 
-def _gru_backward(kept: tuple[Any, ...], cotangents: _Pair) -> tuple[jax.Array, ...]:
-    h, gates, n, inner, kernel, first = kept
+def _gru_backward(saved: tuple[Any, ...], cotangents: _Pair) -> tuple[jax.Array, ...]:
+    h, gates, n, inner, kernel, first = saved
     r, z = jnp.split(gates, 2, axis=-1)
     before = _delayed(first, h)
     slope_n = (1 - z) * (1 - n * n)
@@ -213,7 +213,7 @@ _gru.defvjp(_gru_forward, _gru_backward)
 
 
 def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
-    """Why cuDNN cannot run an LSTM of these dtypes here; None: it can."""
+    """The reason why cuDNN cannot run an LSTM of these dtypes here, or None."""
     if platform() != "gpu" or "rocm" in jax.local_devices(backend="gpu")[0].client.platform_version.lower():
         return "cuDNN runs on NVIDIA GPUs"
     if any(dtype != jnp.float32 for dtype in dtypes):
@@ -224,15 +224,15 @@ def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
 def run_cudnn(
     inputs: jax.Array, directions: Sequence[tuple[Weights, Any]], lengths: jax.Array | None
 ) -> list[tuple[Any, jax.Array]]:
-    """As `run_hoisted` for the weights and state of one direction or both; outputs past a sequence's end are 0."""
+    """Like `run_fused_inputs`, for one direction or two; outputs past a sequence's end are 0."""
     num_steps, batch, num_inputs = inputs.shape
     c, h = (jnp.stack(leaves) for leaves in zip(*(carry for _, carry in directions), strict=True))
     lengths = jnp.full(batch, num_steps) if lengths is None else jnp.clip(lengths, 0, num_steps)
-    # Float32 throughout where JAX is set so; else products in TF32, as XLA's. cuDNN knows no third.
+    # Float32 if JAX's matmul precision is so; else TF32, as XLA's products. cuDNN has no third.
     exact = jax.config.jax_default_matmul_precision in ("highest", "float32")
     precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.HIGH
     options = (num_inputs, c.shape[-1], 1, 0.0, len(directions) == 2, precision)
-    # As cuDNN has them: every direction's kernels first, then every direction's two biases, whose sum counts.
+    # cuDNN's layout: every direction's kernels, then every direction's two biases, which are added.
     each = [weights for weights, _ in directions]
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
     weights = jnp.concatenate(matrices + [part for one in each for part in (jnp.zeros_like(one.bias), one.bias)])
@@ -241,7 +241,7 @@ def run_cudnn(
     return [((last_c[k], last_h[k]), y) for k, y in enumerate(by_direction)]
 
 
-# jax.experimental.rnn.lstm again, with its two halves made to run under vmap, where members run one after another.
+# jax.experimental.rnn.lstm, whose forward and backward pass run the members of vmap one after another.
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _cudnn(options: tuple[Any, ...], *arrays: jax.Array) -> Any:
     return _cudnn_forward(options, *arrays)[0]
@@ -251,9 +251,9 @@ def _cudnn_forward(options: tuple[Any, ...], *arrays: jax.Array) -> Any:
     return sequential_vmap(lambda *arrays: rnn.lstm_fwd(*arrays, *options))(*arrays)
 
 
-def _cudnn_backward(options: tuple[Any, ...], kept: Any, cotangents: Any) -> tuple[Any, ...]:
+def _cudnn_backward(options: tuple[Any, ...], saved: Any, cotangents: Any) -> tuple[Any, ...]:
     backward: Any = partial(rnn.lstm_bwd, *options)
-    return *sequential_vmap(lambda kept, cotangents: backward(kept, cotangents)[:4])(kept, cotangents), None
+    return *sequential_vmap(lambda saved, cotangents: backward(saved, cotangents)[:4])(saved, cotangents), None
 
 
 _cudnn.defvjp(_cudnn_forward, _cudnn_backward)

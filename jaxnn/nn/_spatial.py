@@ -1,4 +1,4 @@
-"""Convolution and pooling as Flax's, in the form that is fast on each backend."""
+"""Convolution and pooling with Flax's results, in the form that is fast on each backend."""
 
 from __future__ import annotations
 
@@ -13,43 +13,45 @@ import numpy as np
 from flax import linen
 from jax import lax
 
-from jaxnn.nn._conv_primitive import Geometry, canonical, channels_last
+from jaxnn.nn._channels_last_conv import Geometry, channels_last_conv, conv_dimension_numbers
 from jaxnn.nn._layer_arguments import choose, positive_ints, scope
 from jaxnn.types import ConfigError, suggest
 
 type Padding = str | Sequence[tuple[int, int]]
 type Implementation = str | Callable[..., jax.Array] | None
 _PADDINGS = ("SAME", "SAME_LOWER", "VALID")
-# Windows of more places than that along all axes together are left to Flax: each is a slice, and a program part.
-_MOST_SLICES = 32
+_MAX_SLICES = 32  # one per window position and axis; larger windows are left to Flax
 
 
 class Conv(linen.Conv):
-    """``flax.linen.Conv`` by `jaxnn.nn.conv_general_dilated`: the same parameters, names and results (to rounding).
+    """``flax.linen.Conv`` with `jaxnn.nn.conv_general_dilated`: the same parameters, names and results (to rounding).
 
-    On CPU its gradients are as fast inside `jax.lax.scan` as outside, and with members of `jax.vmap` that have each
-    their own kernel it is no slower than one member after another.
+    On CPU its gradients are as fast inside `jax.lax.scan` as outside, and under `jax.vmap` over kernels it is no slower
+    than one member after another.
+
+    >>> layer = jn.nn.Conv(32, (3, 3))
+    >>> jn.models.num_parameters(layer, jax.ShapeDtypeStruct((1, 28, 28, 1), "float32"))
+    320
 
     Attributes:
-        implementation: ``"canonical"``, ``"xla"``, a function called as ``jax.lax.conv_general_dilated``, or None for
-            the best that can be used here.
+        implementation: as in `jaxnn.nn.conv_general_dilated`.
     """
 
     implementation: Implementation = None
 
     def __post_init__(self) -> None:
         given: Any = self.conv_general_dilated
-        # A clone brings along what its original was given here.
+        # A clone is given what its original set here.
         if given is None or given is _by(getattr(given, "keywords", {}).get("implementation")):
             self.conv_general_dilated = _by(self.implementation)
         elif self.implementation is not None:
-            raise ConfigError("Conv: give an implementation or a conv_general_dilated, not both.")
+            raise ConfigError("Conv: pass an implementation or a conv_general_dilated, not both.")
         super().__post_init__()
 
 
 @functools.cache
 def _by(implementation: Implementation) -> Callable[..., Any]:
-    """One object for each implementation, so that equal layers compare equal."""
+    """One object per implementation, so that equal layers compare equal."""
     return functools.partial(conv_general_dilated, implementation=implementation)
 
 
@@ -68,30 +70,29 @@ def conv_general_dilated(
     *,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """A convolution with any strides, padding, dilation and groups, as `jax.lax.conv_general_dilated`.
+    """Convolves with any strides, padding, dilation and groups, as `jax.lax.conv_general_dilated`.
 
-    For ``flax.linen.Conv(..., conv_general_dilated=jaxnn.nn.conv_general_dilated)``. Implementations:
+    For Flax's own layer: ``flax.linen.Conv(..., conv_general_dilated=jaxnn.nn.conv_general_dilated)``. Implementations:
 
-    - ``"xla"``: ``jax.lax``'s own. On CPU its gradients are slow in a loop such as `jax.lax.scan` (jax#12868), and
-      grouped convolutions anywhere, which `jax.vmap` over kernels makes of it too (jax#26568).
-    - ``"canonical"``: with channels last in the gradients too, as fast in a loop as outside. Groups and members of
-      `jax.vmap` follow one another; a kernel of one element is a matrix product; a depthwise convolution is a sum
-      over the kernel's elements.
+    - ``"xla"``: ``jax.lax``'s own. On CPU, gradients are slow in a loop such as `jax.lax.scan` (jax#12868), and so are
+      grouped convolutions anywhere, which `jax.vmap` over kernels creates too (jax#26568).
+    - ``"channels_last"``: the gradients have channels last too, and are as fast in a loop as outside. Groups and
+      members of `jax.vmap` run one after another; a kernel of one element is a matrix product; a depthwise convolution
+      is a sum over the kernel's elements. In a jaxpr it is a ``channels_last_convolution``, which `jax.checkpoint`
+      policies that save products do not know: it is recomputed, unless its result has a saved name
+      (`jax.ad_checkpoint.checkpoint_name`).
 
-    Equal within rounding, and differentiable in either mode and to any order. But ``"canonical"`` is in a jaxpr a
-    ``channels_last_convolution``, which policies of `jax.checkpoint` that save products do not know: it is computed
-    again, unless its result has a name that is saved (`jax.ad_checkpoint.checkpoint_name`).
+    Results are equal to rounding, and differentiable in either mode and to any order.
 
-    Arguments are ``jax.lax``'s. ``"canonical"`` takes ``lhs [batch, *spatial, in_features]`` and ``rhs [*spatial,
-    in_features // groups, out_features]``, ``dimension_numbers`` that say so (None is channels first, as in
-    ``jax.lax``) and a ``batch_group_count`` of 1. ``implementation`` is one of the above, a function called as
-    ``jax.lax``'s, or None for the best that can be used here.
+    >>> numbers = ("NHWC", "HWIO", "NHWC")
+    >>> images, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 16))
+    >>> jn.nn.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=numbers).shape
+    (2, 8, 8, 16)
 
-    Returns:
-        The output; ``[batch, *spatial, out_features]`` for ``"canonical"``.
-
-    Raises:
-        ConfigError: arguments ``jax.lax`` does not take, or an implementation that is unknown or cannot be used here.
+    Args are ``jax.lax``'s. ``"channels_last"`` takes ``lhs [batch, *spatial, in_features]``, ``rhs [*spatial,
+    in_features // groups, out_features]``, the ``dimension_numbers`` of this layout (None is channels first, as in
+    ``jax.lax``) and a ``batch_group_count`` of 1. ``implementation`` is a name above, a function called as
+    ``jax.lax``'s, or None for the best that supports the arguments.
     """
     options = (window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers)
     rest = (feature_group_count, batch_group_count, precision, preferred_element_type)
@@ -103,7 +104,7 @@ def conv_general_dilated(
     except (TypeError, ValueError) as error:
         raise ConfigError(f"convolution of {lhs.shape} with a kernel {rhs.shape}: {error}") from error
     obstacle = _obstacle(lhs, rhs, output, dimension_numbers, batch_group_count)
-    name = choose("convolution", implementation, {"canonical": obstacle})
+    name = choose("convolution", implementation, {"channels_last": obstacle})
     with scope("convolution", name):
         if name == "xla":
             return lax.conv_general_dilated(lhs, rhs, *options, *rest)
@@ -124,13 +125,13 @@ def conv_general_dilated(
             preferred_element_type=preferred_element_type,
             precision=precision,
         )
-        return canonical(lhs, rhs, geometry, feature_group_count)
+        return channels_last_conv(lhs, rhs, geometry, feature_group_count)
 
 
 def _obstacle(
     lhs: jax.Array, rhs: jax.Array, output: jax.ShapeDtypeStruct, dimension_numbers: Any, batch_group_count: int
 ) -> str | None:
-    if lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers) != channels_last(lhs.ndim):
+    if lax.conv_dimension_numbers(lhs.shape, rhs.shape, dimension_numbers) != conv_dimension_numbers(lhs.ndim):
         return "its dimension numbers are not channels last"
     if batch_group_count > 1:
         return "batch_group_count is not 1"
@@ -147,42 +148,40 @@ def max_pool(
     strides: Sequence[int] | None = None,
     padding: Padding = "VALID",
 ) -> jax.Array:
-    """The maximum of each window, as ``flax.linen.max_pool``.
+    """Max pooling, as ``flax.linen.max_pool``, whose forward and backward pass take 4 to 13 times as long on a CPU.
 
-    The gradient of equal maxima within one window is shared equally where windows tile the input
-    (``jnp.max``'s rule); elsewhere all of it goes to the first (Flax's rule). Without ties the
-    gradients are the same. Forward and backward take a fourth to a thirteenth of Flax's time on a CPU.
+    If windows tile the input, equal maxima of a window share the gradient (``jnp.max``'s rule); otherwise the first
+    gets all of it (Flax's rule).
+
+    >>> jn.nn.max_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2)).ravel()
+    Array([ 5.,  7., 13., 15.], dtype=float32)
 
     Args:
         inputs: ``[..., *spatial, features]``, floats or integers.
         window_shape: the window along each spatial axis.
-        strides: the step along each; 1 where not given, as in Flax: pass ``window_shape`` for tiles.
+        strides: the step along each; default 1, as in Flax: pass ``window_shape`` for tiles.
         padding: ``"VALID"`` (a remainder is dropped), ``"SAME"``, ``"SAME_LOWER"`` or ``(low, high)`` for
             each spatial axis.
 
     Returns:
         ``[..., *pooled, features]``.
-
-    Raises:
-        ConfigError: inputs, window, strides and padding that do not fit.
     """
-    # Flax's reduce_window has select-and-scatter as its gradient, slow on CPU and not deterministic on GPU. If strides
-    # and window are equal, windows are tiles: a reshape and a reduction. Otherwise a window's maximum is that of its
-    # columns' maxima, one strided slice for each place in the window along each axis.
+    # The gradient of Flax's reduce_window is select-and-scatter, slow on CPU and not deterministic on GPU. Tiles are a
+    # reshape and a reduction. Otherwise pooling is separable: per axis, a strided slice for each window position.
     pooling = _checked(inputs, window_shape, strides, padding)
     lowest = -jnp.inf if jnp.issubdtype(inputs.dtype, jnp.floating) else int(np.iinfo(inputs.dtype).min)
     if pooling.strides == pooling.window:
         return _over_tiles(jnp.max, inputs, pooling, lowest)
     padded = _padded(inputs, pooling, lowest)
     windows = list(zip(padded.shape[pooling.first : -1], pooling.window, pooling.strides, strict=True))
-    if sum(pooling.window) > _MOST_SLICES or any(size < width for size, width, _ in windows):
+    if sum(pooling.window) > _MAX_SLICES or any(size < width for size, width, _ in windows):
         return _by_flax(linen.max_pool, inputs, pooling)
-    # Rows last: among equals the first is then the first row by row, as it is Flax's.
+    # Rows last, so that the first of equals is the first in row-major order, as in Flax.
     for axis, (size, width, step) in reversed(list(enumerate(windows, pooling.first))):
-        # For each place in the window, what stands there in each of the windows along the axis.
-        places = [lax.slice_in_dim(padded, at, at + size - width + 1, step, axis) for at in range(width)]
-        # The larger of each two; among equals the left one, which so gets all of the gradient; NaN if one is.
-        padded = functools.reduce(lambda a, b: lax.select((a >= b) | jnp.isnan(a), a, b), places)
+        # For each window position, the elements there of all windows along the axis.
+        elements = [lax.slice_in_dim(padded, at, at + size - width + 1, step, axis) for at in range(width)]
+        # The larger of two; of equals the left one, which gets all of the gradient; NaN if one is NaN.
+        padded = functools.reduce(lambda a, b: lax.select((a >= b) | jnp.isnan(a), a, b), elements)
     return padded
 
 
@@ -193,10 +192,12 @@ def avg_pool(
     padding: Padding = "VALID",
     count_include_pad: bool = True,
 ) -> jax.Array:
-    """The mean of each window, as ``flax.linen.avg_pool``, of the dtype of the inputs; of integers, float32.
+    """Average pooling, as ``flax.linen.avg_pool``, in the dtype of the inputs; of integers in float32.
 
-    Arguments, results and errors are those of `max_pool`; ``count_include_pad`` says whether padding counts in the
-    mean.
+    Arguments are those of `max_pool`; ``count_include_pad``: whether padding counts in the mean.
+
+    >>> jn.nn.avg_pool(jnp.arange(16.0).reshape(1, 4, 4, 1), (2, 2), (2, 2)).ravel()
+    Array([ 2.5,  4.5, 10.5, 12.5], dtype=float32)
     """
     pooling = _checked(inputs, window_shape, strides, padding)
     if not jnp.issubdtype(inputs.dtype, jnp.floating):
@@ -211,7 +212,7 @@ def avg_pool(
 
 
 class _Pooling(NamedTuple):
-    """How to pool: the first spatial axis; for each the window, its steps and ``(low, high)`` of padding."""
+    """The first spatial axis; for each spatial axis window, stride and ``(low, high)`` padding."""
 
     first: int
     window: tuple[int, ...]
@@ -223,7 +224,7 @@ def _checked(inputs: jax.Array, window_shape: Any, strides: Any, padding: Any) -
     window = positive_ints("pooling: the window", window_shape, "(2, 2)")
     steps = (1,) * len(window) if strides is None else positive_ints("pooling: the strides", strides, "(2, 2)")
     if len(steps) != len(window):
-        raise ConfigError(f"pooling window {window} and strides {steps} need equally many axes.")
+        raise ConfigError(f"pooling: window {window} and strides {steps} must have the same number of axes.")
     is_number = jnp.issubdtype(inputs.dtype, jnp.floating) or jnp.issubdtype(inputs.dtype, jnp.integer)
     first = inputs.ndim - 1 - len(window)
     if first < 0 or not is_number:
@@ -243,7 +244,7 @@ def _checked(inputs: jax.Array, window_shape: Any, strides: Any, padding: Any) -
 
 
 def _by_flax(pool: Callable[..., jax.Array], inputs: jax.Array, pooling: _Pooling, *options: bool) -> jax.Array:
-    """Pooled by Flax, with a single batch axis: with explicit padding it takes no more."""
+    """Pools by Flax, with a single batch axis: with explicit padding it takes no more."""
     batch = inputs.shape[: pooling.first]
     flat = inputs.reshape(math.prod(batch), *inputs.shape[pooling.first :])
     pooled = pool(flat, pooling.window, pooling.strides, pooling.padding, *options)
@@ -259,10 +260,10 @@ def _padded(inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
 
 
 def _over_tiles(reduce: Callable[..., jax.Array], inputs: jax.Array, pooling: _Pooling, fill: Any) -> jax.Array:
-    """``reduce`` of each window of the padded input, where windows tile it; a remainder is dropped."""
+    """Applies ``reduce`` to the tiles of the padded input; a remainder is dropped."""
     padded = _padded(inputs, pooling, fill)
     pairs = [(n // width, width) for n, width in zip(padded.shape[pooling.first : -1], pooling.window, strict=True)]
-    whole = padded[(..., *(slice(count * width) for count, width in pairs), slice(None))]
+    tiled = padded[(..., *(slice(count * width) for count, width in pairs), slice(None))]
     # [..., tiles_0, window_0, tiles_1, window_1, …, features]
-    tiles = whole.reshape(*padded.shape[: pooling.first], *(size for pair in pairs for size in pair), padded.shape[-1])
+    tiles = tiled.reshape(*padded.shape[: pooling.first], *(size for pair in pairs for size in pair), padded.shape[-1])
     return reduce(tiles, tuple(range(pooling.first + 1, tiles.ndim - 1, 2)))

@@ -27,9 +27,12 @@ _INSTALL = 'pip install "jax[cuda13]"'
 
 
 def describe_devices() -> dict[str, Any]:
-    """The backend, its devices with their memory in bytes, the CPU cores of this process, and versions, for JSON.
+    """Returns the backend, its devices with their memory in bytes, the CPU cores of this process, and versions.
 
     Unknown values, such as the memory of a CPU device, are None. Raises ConfigError if JAX cannot start a backend.
+
+    >>> sorted(jn.observe.describe_devices())
+    ['backend', 'cpu_count', 'devices', 'versions']
     """
     try:
         devices = jax.devices()
@@ -61,9 +64,12 @@ def describe_devices() -> dict[str, Any]:
 
 
 def missing_gpu(root: str | os.PathLike[str] = "/") -> str | None:
-    """Why JAX does not use an NVIDIA GPU that the system has, and what to do; None if there is none, or JAX uses it.
+    """Returns why JAX does not use an NVIDIA GPU that the system has; None if there is none, or JAX uses it.
 
     ``root`` is the folder that contains ``proc`` and ``dev``.
+
+    >>> if reason := jn.observe.missing_gpu():
+    ...     print(reason)
     """
     root = pathlib.Path(root)
     if not [*root.glob("proc/driver/nvidia/gpus/*"), *root.glob("dev/nvidia[0-9]*")]:
@@ -87,7 +93,11 @@ def missing_gpu(root: str | os.PathLike[str] = "/") -> str | None:
 
 
 def cpu_count() -> int | None:
-    """Number of CPU cores this process may use, which a container or taskset limits; None: unknown."""
+    """Returns the number of CPU cores this process may use, which a container or taskset limits; None: unknown.
+
+    >>> jn.observe.cpu_count() >= 1
+    True
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -103,16 +113,23 @@ def device_kind(device: jax.Device) -> str:
 
 
 def device_name(device: jax.Device) -> str:
-    """Full name of ``device``: ``CPU, AMD EPYC, 2 cores``, ``GPU, NVIDIA H100``."""
+    """Returns the full name of ``device``, such as ``GPU, NVIDIA H100``.
+
+    >>> jn.observe.device_name(jax.devices("cpu")[0])
+    'CPU, ... core...'
+    """
     cores = cpu_count() or 1
     counted = f", {cores} core{'s' if cores != 1 else ''}" if device.platform == "cpu" else ""
     return f"{device.platform.upper()}, {device_kind(device)}{counted}"
 
 
 def nbytes(tree: PyTree) -> int:
-    """Bytes of all leaves: arrays, PRNG keys, ``jax.ShapeDtypeStruct`` or Python numbers.
+    """Returns the bytes of all leaves: arrays, PRNG keys, ``jax.ShapeDtypeStruct`` or Python numbers.
 
     An array that is sharded or replicated over several devices counts once, at its logical size.
+
+    >>> jn.observe.nbytes({"kernel": np.zeros((2, 3), np.float32), "bias": jax.ShapeDtypeStruct((3,), jnp.bfloat16)})
+    30
     """
     return sum(leaf_nbytes(leaf) for leaf in jax.tree.leaves(tree))
 
@@ -199,13 +216,13 @@ def check_placement(placements: Iterable[Placement], platform: str) -> None:
         for found, leaf in tree.first_leaf.items():
             if found != platform:
                 raise TrainingError(
-                    f"{tree.name}{leaf} is on {found}, not on {platform} where the run is to compute: move it there "
+                    f"{tree.name}{leaf} is on {found}, not on {platform}, the platform of the run: move it there "
                     "with jax.device_put."
                 )
 
 
 def observe_placement(**trees: PyTree) -> list[Placement]:
-    """Reads from the arrays where each pytree is stored, ``parameters=state.params``; moves and waits for nothing."""
+    """Returns the placement of each pytree, ``parameters=state.params``; moves nothing, waits for nothing."""
     observed = []
     for name, tree in trees.items():
         leaves = jax.tree.leaves_with_path(tree)

@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 
 def text_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = None) -> str:
-    """Returns left-aligned columns two spaces apart, one line per row; an empty string for no rows and no header."""
+    """Returns left-aligned columns two spaces apart, one line per row; an empty string for no rows and no header.
+
+    >>> print(jn.observe.text_table([("adam", "0.97"), ("sgd", "0.9")], header=("optimizer", "accuracy")))
+    optimizer  accuracy
+    adam       0.97
+    sgd        0.9
+    """
     table = [*([header] if header else []), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
@@ -29,13 +35,19 @@ def html_table(rows: Iterable[Sequence[str]], header: Sequence[str] | None = Non
 
 
 def markdown_table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
-    """Returns a Markdown table; ``|`` in cells is escaped."""
+    """Returns a Markdown table; ``|`` in cells is escaped.
+
+    >>> print(jn.observe.markdown_table([("a", "1")], ("name", "x")))
+    | name | x |
+    | --- | --- |
+    | a | 1 |
+    """
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '\\|') for cell in line)} |" for line in lines)
 
 
 class Table(NamedTuple):
-    """A table that displays itself, with notes below: as aligned text where it is printed, as HTML in a notebook."""
+    """A table that displays itself, with notes below: as aligned text in a terminal, as HTML in a notebook."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -102,7 +102,7 @@ def lower_ahead(function: Callable[..., Any], name: str, cause: str, *args: Any,
 
 
 def temporary_bytes(compiled: Any) -> int:
-    """Memory that each call allocates and frees, besides its arguments and results; 0 where XLA does not report it."""
+    """Memory that each call allocates and frees, besides its arguments and results; 0 if XLA does not report it."""
     return getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
 
 
@@ -123,8 +123,8 @@ def equations(jaxpr: Any, scopes: str = "") -> Iterator[tuple[Any, str]]:
 def implementations(function: Callable[..., Any], *args: Any) -> dict[str, list[str]]:
     """The implementations of each operation of ``jaxnn.nn`` that ``function`` uses, in order of appearance.
 
-    ``{"convolution": ["canonical"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments, or
-    ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if ``function`` is jitted and was traced before.
+    ``{"convolution": ["channels_last"], "attention": ["cudnn"]}``; ``{}`` if there is none. ``args`` are its arguments,
+    or ``jax.ShapeDtypeStruct`` in their place. Costs one trace, or none if a jitted ``function`` was traced before.
     """
     found: dict[str, dict[str, None]] = {}
     for _, scopes in equations(jax.make_jaxpr(function)(*args)):

@@ -6,13 +6,10 @@ from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_
 from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
 
 __all__ = [
-    "SparseRows",
-    "apply_updates",
     "evaluation_params",
     "schedules",
     "sparse_rows",
     "value_and_grad_of",
-    "value_and_row_gradient",
     "with_accumulation",
     "with_clipping",
     "with_ema",

@@ -1,4 +1,4 @@
-"""Optimizers around an optimizer: gradients accumulated or clipped, parameters averaged; checks of arguments.
+"""Combinators of optimizers: accumulated or clipped gradients, averaged parameters; checks of arguments.
 
 Each takes any Optax optimizer. Norms and decays are numbers ``[]``, and may be tracers; an argument out of its range
 raises `ConfigError`.
@@ -19,13 +19,15 @@ from jaxnn.types import ConfigError, Params
 
 
 def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
-    """``optimizer`` that updates once in ``num_steps`` calls, with the mean of their gradients.
+    """Returns ``optimizer`` with one update per ``num_steps`` calls, from the mean of their gradients.
 
-    The calls between give zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It equals one batch of
-    ``num_steps`` times the examples where the micro-batches have equal counts. A schedule inside ``optimizer`` counts
-    its updates, not the calls. The mean costs one more copy of the parameters, in float32. A gradient that is not
-    finite stays in the mean for good: to skip such micro-batches put ``optax.apply_if_finite`` around this, not inside.
+    The calls between return zero updates: ``optax.MultiSteps`` as a plain gradient transformation. It equals one batch
+    of ``num_steps`` times the examples if the micro-batches have equal counts. A schedule inside ``optimizer`` counts
+    updates, not calls. The mean costs one more copy of the parameters, in float32. A gradient that is not
+    finite stays in the mean forever: to skip such micro-batches put ``optax.apply_if_finite`` around this, not inside.
     ``num_steps`` is an integer of at least 1; 1 returns ``optimizer`` itself.
+
+    >>> optimizer = jn.optim.with_accumulation(optax.adam(1e-3), num_steps=4)
     """
     check_count("with_accumulation", "num_steps", num_steps, 1)
     if num_steps == 1:
@@ -37,14 +39,19 @@ def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -
 def with_clipping(
     optimizer: optax.GradientTransformation, max_norm: ArrayLike
 ) -> optax.GradientTransformationExtraArgs:
-    """``optimizer`` fed with gradients scaled down together to a global norm of ``max_norm``.
+    """Returns ``optimizer`` with gradients scaled down to a global norm of at most ``max_norm``.
 
     Pascanu, Mikolov & Bengio, On the Difficulty of Training Recurrent Neural Networks, 2013 (arXiv:1211.5063).
     Gradients within the norm stay as they are. Equal to ``optax.clip_by_global_norm`` before the optimizer, which
     refuses a traced norm for gradients narrower than float32; here their norm is computed in float32.
     The norm is above 0; infinity clips nothing.
+
+    >>> optimizer = jn.optim.with_clipping(optax.sgd(1.0), max_norm=1.0)
+    >>> gradient = jnp.array([3.0, 4.0])
+    >>> optimizer.update(gradient, optimizer.init(gradient))[0]
+    Array([-0.6, -0.8], dtype=float32)
     """
-    check_positive("with_clipping", "max_norm", max_norm)
+    check_range("with_clipping", "max_norm", max_norm, positive=True)
 
     def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         norm = optax.tree.norm(optax.tree.cast(updates, jnp.float32))
@@ -65,16 +72,18 @@ class AveragedState(NamedTuple):
 def with_ema(
     optimizer: optax.GradientTransformation, decay: ArrayLike, *, debias: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """``optimizer`` that also keeps an exponential moving average of the parameters it leads to.
+    """Returns ``optimizer`` that also keeps an exponential moving average of the parameters.
 
     Polyak & Juditsky, Acceleration of Stochastic Approximation by Averaging, 1992; ``decay=1`` is their uniform
     average. The parameters ``k`` updates ago weigh ``decay**k``, over the sum of the weights. Read it with
     ``evaluation_params``. Costs one copy of the parameters. Put it around all else that changes the updates; around
-    ``with_accumulation`` it averages at each micro-batch, within at each update.
-    ``decay`` is 0…1. ``debias=False`` starts from the initial parameters, as if they had always been there, so that
-    they weigh ``decay**updates``. An ``update`` without parameters raises `ConfigError`.
+    ``with_accumulation`` it averages at each micro-batch, inside it at each update.
+    ``decay`` is 0…1. ``debias=False`` starts from the initial parameters, with a weight of ``decay**updates``. An
+    ``update`` without parameters raises `ConfigError`.
+
+    >>> optimizer = jn.optim.with_ema(optax.adam(1e-3), decay=0.999)
     """
-    check_range("with_ema", "decay", decay, 0.0, 1.0)
+    check_range("with_ema", "decay", decay, 1.0)
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: optax.Params) -> AveragedState:
@@ -100,11 +109,13 @@ def with_ema(
 
 
 def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
-    """The parameters to evaluate with: ``with_ema``'s average, or ``params`` where there is none.
+    """Returns the parameters to evaluate with: the average of ``with_ema``, or ``params`` if there is none.
 
-    The average is found wherever it is in the state of any optimizer: in a chain, under ``with_accumulation``, in
-    injected hyper-parameters; of averages within averages the outermost. Where several cover parts of the parameters,
-    as in ``optax.partition``, each gives its part. The result has the structure, shapes and dtypes of ``params``.
+    The average is found anywhere in the state of an optimizer: in a chain, under ``with_accumulation``, in injected
+    hyper-parameters; of nested averages the outermost. Of several for parts of the parameters, as in
+    ``optax.partition``, each is used for its part. The result has the structure, shapes and dtypes of ``params``.
+
+    >>> params = jn.optim.evaluation_params(run.state.params, run.state.opt_state)
     """
 
     def is_masked(node: Any) -> bool:
@@ -120,19 +131,13 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
 
 
 def check_count(where: str, name: str, value: Any, minimum: int) -> None:
-    """Raises ConfigError unless a count, which shapes the program and so is never traced, is at least ``minimum``."""
+    """Raises ConfigError unless ``value`` is an integer of at least ``minimum``; counts are never traced."""
     if not isinstance(value, numbers.Integral) or int(value) < minimum:
         raise ConfigError(f"{where}: {name} must be an integer >= {minimum}, not {value!r}.")
 
 
-def check_range(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Raises ConfigError for a number outside ``low``…``high``, both included, or NaN; JAX arrays and tracers pass."""
-    if isinstance(value, numbers.Real) and not low <= float(value) <= high:
-        allowed = f">= {low:g}" if high == math.inf else f"in {low:g}…{high:g}"
+def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:
+    """Raises ConfigError for a number outside 0…``high``, NaN, or 0 if ``positive``; JAX arrays and tracers pass."""
+    if isinstance(value, numbers.Real) and not (0 <= float(value) <= high and (float(value) > 0 or not positive)):
+        allowed = f"in 0…{high:g}" if high < math.inf else "> 0" if positive else ">= 0"
         raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
-
-
-def check_positive(where: str, name: str, value: Any) -> None:
-    """As `check_range`, for a number above zero."""
-    if isinstance(value, numbers.Real) and not float(value) > 0:
-        raise ConfigError(f"{where}: {name} must be a number > 0, not {value!r}.")

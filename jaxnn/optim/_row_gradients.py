@@ -1,4 +1,4 @@
-"""The gradient of a table as the rows that were looked up, never as an array of the table's size."""
+"""The gradient of a table by the rows that were looked up, without an array of the table's size."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ from jaxnn.types import ConfigError, Params, PyTree
 type Path = tuple[Any, ...]
 # Of each lookup, by the name of its table.
 type ByTable = dict[str, list[Any]]
-# What is done with a lookup: (table, rows it gave, their numbers, one past the last for none) -> rows.
+# Called for a lookup: (table, its rows, their numbers, one past the last for none) -> rows.
 type Tap = Callable[["_Table", jax.Array, jax.Array], jax.Array]
 
-# Equations that only wrap a program, and under which name they hold it.
-_WRAPPED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
+# Equations that only wrap a program.
+_WRAPPED = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 
 class SparseRows(NamedTuple):
@@ -41,10 +35,10 @@ def is_rows(node: Any) -> bool:
 
 
 def summed(rows: SparseRows, num_rows: int) -> SparseRows:
-    """The same with each id once: values of equal ids are summed, and what sums to zero gets an id beyond the table.
+    """Sums the values of equal ids; ids whose values sum to zero become ids beyond the table.
 
-    Costs a sort of the ids, or where there are more of them than rows, an array of ``num_rows`` values. Gives at most
-    ``num_rows`` rows, their ids distinct; zeros for ids beyond the table.
+    Costs a sort of the ids, or if there are more ids than rows, an array of ``num_rows`` values. Returns at most
+    ``num_rows`` rows with distinct ids; zeros for ids beyond the table.
     """
     if len(rows.ids) >= num_rows:
         ids = jnp.arange(num_rows, dtype=jnp.int32)
@@ -53,14 +47,14 @@ def summed(rows: SparseRows, num_rows: int) -> SparseRows:
         ids, slots = jnp.unique(rows.ids, return_inverse=True, size=len(rows.ids), fill_value=num_rows)
         values = jax.ops.segment_sum(rows.values, slots, len(ids))
     axes = tuple(range(1, values.ndim))
-    # A comparison that is true of NaN too: it must not be lost.
+    # True of NaN too: it must not be lost.
     counts = jnp.any(values != 0, axis=axes, keepdims=True) & (ids < num_rows).reshape(-1, *[1 for _ in axes])
     beyond = num_rows + jnp.arange(len(ids), dtype=jnp.int32)
     return SparseRows(jnp.where(counts.reshape(-1), ids, beyond), jnp.where(counts, values, 0))
 
 
 def apply_updates(params: Params, updates: PyTree) -> Params:
-    """``optax.apply_updates``, where an update may be ``SparseRows`` with distinct ids: only these rows are touched."""
+    """``optax.apply_updates`` for updates that may be ``SparseRows`` with distinct ids: only these rows change."""
 
     def apply(update: Any, param: jax.Array) -> Any:
         if not is_rows(update):
@@ -82,9 +76,9 @@ def value_and_row_gradient(
     """As ``jax.value_and_grad(loss, has_aux=has_aux)``, with ``SparseRows`` for the gradients of tables.
 
     ``loss`` is traced to a program first, in which each lookup of rows (``table[ids]``, ``jnp.take(table, ids,
-    axis=0)``, any ``Embed``) is differentiated by what it gave instead of by the table. Where a function with a custom
-    derivative takes a table, its own rule is not used. ``is_table`` says of a path in ``params``, the first argument,
-    whether there is one. Over ``axis_name``, a mapped axis that batches are split over, the rows of all devices are
+    axis=0)``, any ``Embed``) is differentiated by its result instead of by the table. If a function with a custom
+    derivative takes a table, its own rule is not used. ``is_table(path)`` is true for tables in ``params``, the first
+    argument. Over ``axis_name``, a mapped axis that batches are split over, the rows of all devices are
     gathered, their values divided by the number of devices. Raises `ConfigError` for a table that is used otherwise, or
     inside a loop, a branch or ``jax.checkpoint``.
     """
@@ -96,7 +90,7 @@ def value_and_row_gradient(
         dense = [None if isinstance(leaf, _Table) else leaf for leaf in inputs]
 
         def run(dense: list[Any], zeros: ByTable | None) -> tuple[jax.Array, tuple[Any, ByTable, ByTable]]:
-            """The loss with ``zeros`` added to the rows of each lookup; also what it gave, and all ids and rows."""
+            """The loss with ``zeros`` added to the rows of each lookup; also its results, and all ids and rows."""
             ids: ByTable = {leaf.name: [] for leaf in inputs if isinstance(leaf, _Table)}
             rows: ByTable = {name: [] for name in ids}
 
@@ -110,7 +104,7 @@ def value_and_row_gradient(
             for out in outs:
                 if isinstance(out, _Table):
                     raise ConfigError(
-                        f"the table {out.name!r} has no gradient by rows, because the loss gives it back: leave it out "
+                        f"the table {out.name!r} has no gradient by rows, because the loss returns it: leave it out "
                         "of the tables of optim.sparse_rows."
                     )
             given = jax.tree.unflatten(jax.tree.structure(outputs), outs)
@@ -138,7 +132,7 @@ def value_and_row_gradient(
 
 
 class _Table(NamedTuple):
-    """A table on its way through a program, with the dtypes it was cast to."""
+    """A table as a value of a program, with the dtypes it was cast to."""
 
     name: str
     value: jax.Array
@@ -176,17 +170,17 @@ def _run_with_table(program: Any, equation: Any, given: list[Any], tap: Tap) -> 
         outside = (numbers < 0) | (numbers >= num_rows)
         return [tap(first, rows, jnp.where(outside, num_rows, numbers).astype(jnp.int32))]
     if primitive in _WRAPPED:
-        return _run(equation.params[_WRAPPED[primitive]], given, tap)
+        return _run(equation.params.get("jaxpr", equation.params.get("call_jaxpr")), given, tap)
     table = next(value for value in given if isinstance(value, _Table))
     raise ConfigError(
         f"the table {table.name!r} has no gradient by rows, because the loss does more than look up rows: the table "
-        f"meets {primitive!r}, as in attend, a penalty on weights, a loop or jax.checkpoint; leave it out of the "
+        f"is used by {primitive!r}, as in attend, a penalty on weights, a loop or jax.checkpoint; leave it out of the "
         "tables of optim.sparse_rows."
     )
 
 
 def _takes_rows(equation: Any, table: _Table) -> bool:
-    """Whether a gather takes whole rows by their number: ``[..., 1]`` to ``[..., *features]``."""
+    """Whether a gather takes complete rows by number: ``[..., 1]`` to ``[..., *features]``."""
     dims, features = equation.params["dimension_numbers"], table.value.shape[1:]
     lookup_rank = equation.invars[1].aval.ndim - 1
     return (
@@ -198,7 +192,7 @@ def _takes_rows(equation: Any, table: _Table) -> bool:
 
 
 def _evaluate(program: Any, equation: Any, given: list[Any]) -> dict[Any, Any]:
-    """Runs one equation as JAX would, in its context and under its name; gives its outputs by variable."""
+    """Runs one equation as JAX would, in its context and under its name; returns its outputs by variable."""
     variables = zip(equation.invars, given, strict=True)
     inputs = {atom: value for atom, value in variables if not isinstance(atom, core.Literal)}
     outvars = [var for var in equation.outvars if not isinstance(var, core.DropVar)]

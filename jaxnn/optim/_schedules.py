@@ -5,7 +5,7 @@ not, and counts optimizer updates from 0. Optax branches on the value of the pea
 
 ``peak`` is the largest value, at least 0, and ``num_steps`` the updates until the final value; a warm-up rises from 0
 to the peak in the first ``warmup_steps`` of them. Peaks, rates, fractions (0…1) and divisors are numbers ``[]``, maybe
-tracers; steps are integers. Whatever is out of its range raises `ConfigError`.
+tracers; steps are integers. A value out of its range raises `ConfigError`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.optim._combinators import check_count, check_positive, check_range
+from jaxnn.optim._combinators import check_count, check_range
 from jaxnn.types import ConfigError
 
 __all__ = ["constant", "cosine", "inverse_sqrt", "inverse_time", "linear", "one_cycle"]
 
 
 def constant(peak: ArrayLike) -> optax.Schedule:
-    """``peak`` at every step."""
-    check_range("constant", "peak", peak, 0.0)
+    """``peak`` at every step.
+
+    >>> optimizer = optax.sgd(jn.schedules.constant(0.1))
+    """
+    check_range("constant", "peak", peak)
     return optax.constant_schedule(peak)
 
 
@@ -32,6 +35,10 @@ def linear(
     """A linear warm-up, then a straight line from ``peak`` to ``final_fraction * peak``, held.
 
     Without a warm-up, which may not be longer than ``num_steps``, it starts at the peak.
+
+    >>> schedule = jn.schedules.linear(0.1, num_steps=100, warmup_steps=10)
+    >>> [round(float(schedule(step)), 3) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.05, 0.1, 0.05, 0.0]
     """
     _check_decay("linear", peak, num_steps, warmup_steps, final_fraction)
     decay = optax.linear_schedule(1.0, final_fraction, max(num_steps - warmup_steps, 1))
@@ -44,6 +51,8 @@ def cosine(
     """A linear warm-up, then half a cosine from ``peak`` to ``final_fraction * peak``, held.
 
     The half cosine is one cycle of Loshchilov & Hutter, SGDR, 2017 (arXiv:1608.03983).
+
+    >>> optimizer = optax.adam(jn.schedules.cosine(1e-3, num_steps=1000, warmup_steps=100))
     """
     _check_decay("cosine", peak, num_steps, warmup_steps, final_fraction)
     decay = optax.cosine_decay_schedule(1.0, max(num_steps - warmup_steps, 1), alpha=final_fraction)
@@ -58,20 +67,22 @@ def one_cycle(
     initial_divisor: ArrayLike = 25.0,
     final_divisor: ArrayLike = 1e4,
 ) -> optax.Schedule:
-    """Half a cosine up to ``peak``, then half a cosine down to far below where it began, held.
+    """Half a cosine up to ``peak``, then half a cosine down to far below the first value, held.
 
     Smith & Topin, Super-Convergence, 2018 (arXiv:1708.07120), in the cosine form of
-    ``optax.cosine_onecycle_schedule``. That rounds the peak down to a whole step; here it may lie
-    between two, for a traced fraction would round otherwise than a plain one.
+    ``optax.cosine_onecycle_schedule``. That rounds the peak down to a step; here it may be between two steps, because
+    a traced fraction would round differently from a plain one.
 
     The part ``warmup_fraction`` of ``num_steps`` goes up; ``initial_divisor`` is the peak over the first value, and
     ``final_divisor`` the first value over the last.
+
+    >>> optimizer = optax.sgd(jn.schedules.one_cycle(0.1, num_steps=1000), momentum=0.9)
     """
     check_count("one_cycle", "num_steps", num_steps, 1)
-    check_range("one_cycle", "peak", peak, 0.0)
-    check_range("one_cycle", "warmup_fraction", warmup_fraction, 0.0, 1.0)
-    check_positive("one_cycle", "initial_divisor", initial_divisor)
-    check_positive("one_cycle", "final_divisor", final_divisor)
+    check_range("one_cycle", "peak", peak)
+    check_range("one_cycle", "warmup_fraction", warmup_fraction, 1.0)
+    check_range("one_cycle", "initial_divisor", initial_divisor, positive=True)
+    check_range("one_cycle", "final_divisor", final_divisor, positive=True)
     rise_steps = warmup_fraction * num_steps
     fall_steps = num_steps - rise_steps
     first = 1.0 / initial_divisor
@@ -90,9 +101,12 @@ def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
 
     Vaswani et al., Attention Is All You Need, 2017 (arXiv:1706.03762), equation 3, written with the value at its peak.
     The warm-up takes at least 1 step.
+
+    >>> [round(float(jn.schedules.inverse_sqrt(1.0, warmup_steps=4)(step)), 2) for step in (2, 4, 16)]
+    [0.5, 1.0, 0.5]
     """
     check_count("inverse_sqrt", "warmup_steps", warmup_steps, 1)
-    check_range("inverse_sqrt", "peak", peak, 0.0)
+    check_range("inverse_sqrt", "peak", peak)
 
     def unit(step: ArrayLike) -> ArrayLike:
         rise = step / warmup_steps
@@ -106,17 +120,20 @@ def inverse_time(peak: ArrayLike, rate: ArrayLike) -> optax.Schedule:
     """``peak / (1 + rate * step)``, without an end: the ``decay`` of Keras's first optimizers.
 
     After ``1 / rate`` updates, a rate of at least 0, it is half the peak.
+
+    >>> round(jn.schedules.inverse_time(0.1, rate=0.01)(100), 3)
+    0.05
     """
-    check_range("inverse_time", "peak", peak, 0.0)
-    check_range("inverse_time", "rate", rate, 0.0)
+    check_range("inverse_time", "peak", peak)
+    check_range("inverse_time", "rate", rate)
     return _scaled(peak, lambda step: 1.0 / (1.0 + rate * step))
 
 
 def _check_decay(where: str, peak: ArrayLike, num_steps: int, warmup_steps: int, final_fraction: ArrayLike) -> None:
     check_count(where, "num_steps", num_steps, 1)
     check_count(where, "warmup_steps", warmup_steps, 0)
-    check_range(where, "peak", peak, 0.0)
-    check_range(where, "final_fraction", final_fraction, 0.0, 1.0)
+    check_range(where, "peak", peak)
+    check_range(where, "final_fraction", final_fraction, 1.0)
     if warmup_steps > num_steps:
         raise ConfigError(
             f"{where}: warmup_steps={warmup_steps} is more than num_steps={num_steps}, which "

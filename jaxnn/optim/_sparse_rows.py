@@ -1,4 +1,4 @@
-"""Any optimizer made lazy on tables: of an embedding it updates the rows that have a gradient, and no others."""
+"""Sparse updates by any optimizer: only the rows of an embedding that have a gradient are updated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxnn.types import ConfigError, Params, PyTree, suggest
 
 
 class SparseRowsTransformation(optax.GradientTransformationExtraArgs):
-    """What ``sparse_rows`` returns: an Optax optimizer that knows which parameters, by their path, are tables."""
+    """The optimizer that ``sparse_rows`` returns, which knows by their paths which parameters are tables."""
 
     is_table: Callable[[Path], bool]
 
@@ -24,35 +24,37 @@ class SparseRowsTransformation(optax.GradientTransformationExtraArgs):
 def sparse_rows(
     optimizer: optax.GradientTransformation, tables: str | Sequence[str] = "embedding"
 ) -> SparseRowsTransformation:
-    """``optimizer`` that leaves the rows of tables as they are, moments and all, where their gradient is zero.
+    """Returns ``optimizer`` that updates only the rows of tables, and of their moments, that have a gradient.
 
-    What TensorFlow Addons' LazyAdam and PyTorch's SparseAdam do to Adam, for any optimizer that works element by
-    element: ``optim.sparse_rows(optax.adam(1e-3))``. In each update, a row of a table counts if any element of its
+    As TensorFlow Addons' LazyAdam and PyTorch's SparseAdam, for any optimizer that works element by element. In each
+    update, a row of a table counts if any element of its
     gradient, summed over the batch, is not zero. Rows that count are updated as always, with the optimizer's own count
     of updates for schedules and bias corrections. All others keep their parameters and their state bit for bit: their
-    moments do not decay, weight decay does not reach them, and momentum does not carry them on. A table whose every
-    row counts in every update is updated as if ``sparse_rows`` were not there. Other parameters are never lazy.
+    moments do not decay, and neither weight decay nor momentum changes them. A table whose every
+    row counts in every update is updated as without ``sparse_rows``, and so are all other parameters.
 
     `make_train_step` then takes the gradient by rows, and no operation of an update but the lookups and the writes
-    sees a whole table: time and memory follow the ids in a batch, not the size of the vocabulary. It can do so for
-    tables of which the loss only looks rows up, and where ``sparse_rows`` is outermost. Gradient clipping goes inside,
-    and its norm is that of all gradients. ``with_ema`` and ``with_accumulation`` touch whole tables and go outside: the
-    updates mean the same then, but come from dense gradients and save nothing.
+    uses a full table: time and memory depend on the ids in a batch, not on the size of the vocabulary. It can do so for
+    tables in which the loss only looks up rows, and if ``sparse_rows`` is outermost. Gradient clipping goes inside,
+    and its norm is that of all gradients. ``with_ema`` and ``with_accumulation`` use full tables and go outside: the
+    updates are the same then, but come from dense gradients and save nothing.
 
-    It pays where a table has many more rows than a batch has ids. With 12,800 ids a step of Adam on two CPU cores is 6
+    It pays if a table has many more rows than a batch has ids. With 12,800 ids a step of Adam on two CPU cores is 6
     to 15 times as fast for 1,200,000 rows of 50 (the more ids repeat, the faster), and half as fast for 20,000. On a
     GPU the sums of repeated ids are in no fixed order.
 
+    >>> optimizer = jn.optim.sparse_rows(optax.adam(1e-3), tables="words/embedding")
+
     Args:
         optimizer: any Optax optimizer that works element by element, or scales by norms and losses of all. Not lbfgs,
-            Adafactor, LAMB, or what looks for a step size itself.
-        tables: the parameters to be lazy on ``[rows, ...]``: their names (``"embedding"``, as Flax calls every
+            Adafactor, LAMB, or one with a line search.
+        tables: the parameters ``[rows, ...]`` to update by rows: their names (``"embedding"``, as Flax calls every
             ``Embed``'s) or ends of their paths (``"words/embedding"``).
 
     Raises:
-        ConfigError: when initialised, a name that no parameter has, or an optimizer whose state shows that it cannot
-            be lazy. LAMB, LARS, Muon and clipping by the norm of a unit or a block keep no such state: they are not
-            noticed, and give other numbers.
+        ConfigError: when initialised, a name that no parameter has, or an optimizer whose state shows that it does
+            not work by rows. LAMB, LARS, Muon and clipping by the norm of a unit or a block keep no such state: they
+            are not detected, and compute other numbers.
     """
     inner = optax.with_extra_args_support(optimizer)
     names = (tables,) if isinstance(tables, str) else tuple(tables)
@@ -109,9 +111,13 @@ def value_and_grad_of(
 ) -> Callable[..., Callable[..., Any]]:
     """Returns the function that differentiates a loss for ``optimizer``, called as ``jax.value_and_grad``.
 
-    It is that function itself, or for an optimizer by `sparse_rows` one that gives ``SparseRows`` for gradients of
-    tables. Optimizers around one by `sparse_rows` take dense gradients. `apply_updates` takes the updates of both.
+    It is that function itself, or for an optimizer by `sparse_rows` one that returns ``SparseRows`` as the gradients
+    of tables. Optimizers around one by `sparse_rows` take dense gradients.
     ``axis_name`` is the mapped axis that batches are split over (`tasks.averaged_over`); every device gets all rows.
+
+    >>> optimizer = jn.optim.sparse_rows(optax.adam(1e-3))
+    >>> task = jn.tasks.classification(jn.models.MLP((8, 10)))
+    >>> step = jn.steps.make_train_step(task, optimizer, value_and_grad=jn.optim.value_and_grad_of(optimizer))
     """
     if not isinstance(optimizer, SparseRowsTransformation):
         return jax.value_and_grad
@@ -169,11 +175,9 @@ def _check_state(params: Params, state: optax.OptState, is_table: Callable[[Path
         if owner and is_table(owner) and leaf.shape != tables[owner].shape:
             raise ConfigError(
                 f"sparse_rows: the optimizer keeps {list(leaf.shape)} for the table {path_name(owner)!r} "
-                f"{list(tables[owner].shape)}, so it does not work element by element: take another, as optax.adam."
+                f"{list(tables[owner].shape)}, so it does not work element by element: use another, such as optax.adam."
             )
 
 
 def _refuse_line_search(params: Params) -> jax.Array:
-    raise ConfigError(
-        "sparse_rows: the optimizer looks for a step size itself, for which it needs every row: take another."
-    )
+    raise ConfigError("sparse_rows: the optimizer searches for a step size, for which it needs every row: use another.")

@@ -1,4 +1,4 @@
-"""Devices of a run, and the mesh that arranges them along named axes."""
+"""The devices of a run, and the mesh that arranges them along named axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxnn.types import ConfigError, suggest
 type Wanted = int | Literal["all"] | None
 
 DATA = "data"
-"""The mesh axis that batches are split over."""
+"""The mesh axis along which batches are sharded."""
 PLATFORMS = ("cpu", "gpu", "tpu")
 INSTALL = {
     "gpu": 'install JAX for NVIDIA GPUs with pip install "jax[cuda13]", or choose --device cpu',
@@ -28,10 +28,9 @@ INSTALL = {
 
 
 def find_devices(platform: str | None = None) -> list[jax.Device]:
-    """All devices of ``platform``, of all processes; those of one process are next to each other.
+    """All devices of ``platform``, default JAX's default, in all processes; those of one process are neighbours.
 
-    None is where a computation that names no device runs. Raises ConfigError, with the reason and what to install, if
-    JAX cannot open it.
+    Raises ConfigError, with the reason and what to install, if JAX cannot open it.
     """
     try:
         devices = jax.devices(platform or default_platform())
@@ -39,7 +38,7 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
         reason = f" ({' '.join(str(error).split()).rstrip('.')})" if str(error) else ""
         remedy = missing_gpu() if platform == "gpu" else None
         if remedy is None and (allowed := jax.config.jax_platforms):
-            remedy = f"JAX_PLATFORMS allows only {allowed!r}: unset it, or name what is there."
+            remedy = f"JAX_PLATFORMS allows only {allowed!r}: unset it, or set it to an available platform."
         remedy = remedy or f"{INSTALL.get(platform or 'cpu', INSTALL['cpu'])}."
         what = "JAX cannot open a device" if platform is None else f"device is {platform!r}, which JAX cannot open"
         raise ConfigError(f"{what} here{reason}: {remedy}") from error
@@ -47,9 +46,9 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
 
 
 def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
-    """The first device of each kind in this process, ``{"cpu": …, "gpu": …}``, or of the ``wanted`` kinds alone.
+    """The first device of each ``wanted`` kind, default all, in this process: ``{"cpu": …, "gpu": …}``.
 
-    Raises ConfigError if one of those is unknown or JAX does not have it here.
+    Raises ConfigError if a kind is unknown or not available.
     """
     found: dict[str, jax.Device] = {}
     for kind in PLATFORMS:
@@ -58,10 +57,10 @@ def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
     if wanted is None:
         return found
     if not wanted:
-        raise ConfigError("devices is empty: give kinds such as cpu,gpu, or leave it out for all that there are.")
+        raise ConfigError("devices is empty: pass kinds such as cpu,gpu, or omit it for all available ones.")
     for kind in wanted:
         if kind not in PLATFORMS:
-            raise ConfigError(f"devices has {kind!r}, and there is no such kind: {suggest(kind, PLATFORMS)}.")
+            raise ConfigError(f"devices has the unknown kind {kind!r}: {suggest(kind, PLATFORMS)}.")
         if kind not in found:
             reason = (missing_gpu() if kind == "gpu" else None) or f"JAX has {', '.join(found)} here"
             raise ConfigError(f"devices asks for {kind}, which is not there: {reason.rstrip('.')}.")
@@ -69,27 +68,27 @@ def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
 
 
 def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int | None = None) -> list[jax.Device]:
-    """The first ``wanted`` of ``devices``, ``default`` if that is None, all if both are.
+    """The first ``wanted`` (default ``default``, default all) of ``devices``.
 
-    Raises ConfigError if there are fewer, or some process would have none.
+    Raises ConfigError if there are fewer, or not all devices of several processes take part.
     """
     count = len(devices) if wanted == "all" else wanted or default or len(devices)
     if count > len(devices):
-        platform, remedy = devices[0].platform, "ask for no more than these"
+        platform, remedy = devices[0].platform, "request no more than these"
         if platform == "cpu":
-            remedy += f", or have the CPU stand for {count} with JAX_NUM_CPU_DEVICES={count} in the environment"
+            remedy += f", or split the CPU into {count} devices with JAX_NUM_CPU_DEVICES={count} in the environment"
         available = f"{len(devices)} {platform.upper()} device{'s are' if len(devices) > 1 else ' is'} available"
         raise ConfigError(f"requested {count} devices, but only {available}: {remedy}.")
     if jax.process_count() > 1 and count != len(devices):
         raise ConfigError(
-            f"devices is {count}, and this run's {jax.process_count()} processes have {len(devices)}: all of them take "
-            "part, so leave devices out, or start fewer processes."
+            f"devices is {count}, but the {jax.process_count()} processes of this run have {len(devices)}, which all "
+            "take part: omit devices, or start fewer processes."
         )
     return list(devices[:count])
 
 
 def computing_on(platform: str | None) -> contextlib.AbstractContextManager[object]:
-    """Within the block, what names no device runs on ``platform``; None: where it does anyway."""
+    """Makes ``platform`` the default for computations within the block; None keeps JAX's default."""
     if platform is None or platform == find_devices()[0].platform:
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[object] = jax.default_device(find_devices(platform)[0])
@@ -97,17 +96,17 @@ def computing_on(platform: str | None) -> contextlib.AbstractContextManager[obje
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Returns ``{"data": 2, "model": 2}`` for ``"data=2,model=2"``, ConfigError for what is no such list.
+    """Parses ``"data=2,model=2"`` to ``{"data": 2, "model": 2}``; ConfigError for other formats.
 
-    An axis ``data`` of size 1 comes first if none is named.
+    Without an axis ``data`` one of size 1 comes first.
     """
     axes: dict[str, int] = {}
     for part in str(text).split(","):
         name, _, size = part.strip().partition("=")
         if not (name.isidentifier() and size.isdecimal() and int(size) >= 1) or name in axes:
             raise ConfigError(
-                f"mesh is {text!r}, and must be axes with their sizes, as in data=2,model=2: batches are split over "
-                "data, a model's parameters over the axes that it names."
+                f"mesh is {text!r}, and must be axes with their sizes, as in data=2,model=2: batches are sharded along "
+                "data, parameters along the axes that the model names."
             )
         axes[name] = int(size)
     return axes if DATA in axes else {DATA: 1, **axes}
@@ -119,19 +118,19 @@ def format_mesh(axes: Mapping[str, int]) -> str:
 
 
 def make_mesh(devices: Sequence[jax.Device], axes: Mapping[str, int]) -> Mesh:
-    """``devices`` as a grid, neighbours of the last axis next to each other; ConfigError if they do not fill it."""
+    """Arranges ``devices`` as a grid, neighbours along the last axis; ConfigError if their number does not fit."""
     size = math.prod(axes.values())
     if size != len(devices):
         raise ConfigError(
             f"mesh {format_mesh(axes)} is of {size} devices, and this run is to use {len(devices)}: make them agree."
         )
-    # Axes are Auto: XLA chooses the shardings of activations, of which jaxnn's models name no axis.
+    # Axes are Auto: XLA chooses the shardings of activations, for which jaxnn's models name no axes.
     grid = np.array(devices).reshape(tuple(axes.values()))
     return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 
 
 def check_divides(batch_size: int, size: int, name: str = "batch_size") -> None:
-    """Raises ConfigError, which names the nearest sizes that fit, unless ``size`` devices can share a batch evenly."""
+    """Raises ConfigError, with the nearest sizes that fit, unless a batch divides evenly among ``size`` devices."""
     if batch_size % size:
         below, above = batch_size // size * size, (batch_size // size + 1) * size
         nearest = f"{below} and {above}" if below else f"{above}"

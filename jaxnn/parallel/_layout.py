@@ -1,8 +1,7 @@
-"""Layout: the devices of a run and its strategy, and what follows for states, batches and programs."""
+"""Layouts: the devices and the strategy of a run, and the shardings of its states, batches and programs."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,9 +18,9 @@ from jaxnn.types import ConfigError, PyTree, TrainState
 class Layout(NamedTuple):
     """How a run is distributed over its devices."""
 
-    strategy: Strategy = STRATEGIES["data"]  # if it chooses another strategy: to be resolved
-    mesh: Mesh | None = None  # None for one device, where the strategy does nothing
-    data_axes: tuple[str, ...] = (DATA,)  # mesh axes that data are split over; the model need not name them
+    strategy: Strategy = STRATEGIES["data"]  # one with ``choose`` is to be resolved
+    mesh: Mesh | None = None  # None for one device, on which the strategy has no effect
+    data_axes: tuple[str, ...] = (DATA,)  # mesh axes along which data are sharded; the model need not name them
 
     @property
     def num_devices(self) -> int:
@@ -37,30 +36,30 @@ class Layout(NamedTuple):
 
     @property
     def batch_spec(self) -> PartitionSpec:
-        """How arrays ``[batch, ...]`` are split; ConfigError unless the strategy's spec fits them and the mesh."""
+        """The spec of arrays ``[batch, ...]``; ConfigError unless the strategy's spec fits them and the mesh."""
         if self.mesh is None:
             return PartitionSpec()
         spec: Any = self.strategy.batch_spec(self.mesh)
         if not isinstance(spec, PartitionSpec) or len(spec) > 1:
             raise ConfigError(
                 f"batch_spec of strategy {self.strategy.name} returned {spec!r}: return a PartitionSpec of the first "
-                "axis of a batch alone, which is all that inputs, targets and masks have in common."
+                "axis of a batch, the only one that inputs, targets and masks share."
             )
         if missing := [name for name in spec_axes(spec) if name not in self.mesh.shape]:
             raise ConfigError(
-                f"strategy {self.strategy.name} splits batches over {', '.join(missing)}, which the mesh "
+                f"strategy {self.strategy.name} shards batches along {', '.join(missing)}, which the mesh "
                 f"{format_mesh(self.mesh.shape)} lacks: add it with mesh."
             )
         return spec
 
     @property
     def data_size(self) -> int:
-        """Number of parts that a batch is split into."""
+        """Number of shards of a batch."""
         return 1 if self.mesh is None else math.prod(self.mesh.shape[name] for name in spec_axes(self.batch_spec))
 
     @property
     def replicated(self) -> NamedSharding | None:
-        """The sharding of what every device holds; None for one device."""
+        """The sharding of replicated arrays; None for one device."""
         return None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
     @property
@@ -72,20 +71,20 @@ class Layout(NamedTuple):
 
     @property
     def axis_name(self) -> str | None:
-        """The axis over which a program averages by itself; None if XLA splits the program."""
+        """The axis over which programs average explicitly; None if XLA partitions the program."""
         return None if self.mesh is None else self.strategy.axis_name
 
     def resolve(self, shapes: TrainState) -> Layout:
         """The layout with the strategy that this one chooses for a state of ``shapes``.
 
-        Raises ConfigError if that one splits batches in another way, as they may be placed already.
+        Raises ConfigError if that one shards batches in another way, since they may be placed already.
         """
         if self.mesh is None or self.strategy.choose is None:
             return self
         chosen = self._replace(strategy=find_strategy(self.strategy.choose(self.mesh, shapes)))
         if (chosen.axis_name, chosen.batch_spec) != (self.axis_name, self.batch_spec):
             raise ConfigError(
-                f"strategy {self.strategy.name} chose {chosen.strategy.name}, which splits batches in another way: "
+                f"strategy {self.strategy.name} chose {chosen.strategy.name}, which shards batches in another way: "
                 "give both the same axis_name and batch_spec."
             )
         return chosen
@@ -93,9 +92,8 @@ class Layout(NamedTuple):
     def state_shardings(self, shapes: TrainState, specs: PyTree) -> Any:
         """A sharding for each array of a state of ``shapes``; None for one device.
 
-        ``specs`` has a `PartitionSpec` for each parameter, by the mesh axes that the model names. Raises ConfigError if
-        nothing is split over an axis of the mesh, a parameter cannot be split as it is named, or the strategy does not
-        give a fitting sharding for each array.
+        ``specs`` has a `PartitionSpec` for each parameter, with the mesh axes that the model names. Raises ConfigError
+        if nothing is sharded along an axis of the mesh, or a sharding is missing or does not fit its array.
         """
         if self.mesh is None:
             return None
@@ -106,45 +104,43 @@ class Layout(NamedTuple):
             raise ConfigError(f"{source} must return a tree like the state's, with a sharding for each of its arrays.")
         used = {*self.data_axes, *spec_axes(self.batch_spec)}
         for (path, leaf), sharding in zip(jax.tree.leaves_with_path(shapes), jax.tree.leaves(shardings), strict=True):
-            where = f"for {jax.tree_util.keystr(path, simple=True, separator='/')} {list(leaf.shape)}"
+            array = f"for {jax.tree_util.keystr(path, simple=True, separator='/')} {list(leaf.shape)}"
             if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
-                raise ConfigError(f"{source} returned {sharding!r} {where}: return a NamedSharding on the mesh it got.")
+                raise ConfigError(f"{source} returned {sharding!r} {array}: return a NamedSharding on the given mesh.")
             try:
                 sharding.shard_shape(leaf.shape)
             except ValueError as error:
-                raise ConfigError(f"{source} returned {sharding.spec} {where}, which does not fit: {error}") from error
+                raise ConfigError(f"{source} returned {sharding.spec} {array}, which does not fit: {error}") from error
             used |= set(spec_axes(sharding.spec))
         for axis, size in self.mesh.shape.items():
-            # Devices along it would all do the same.
+            # Devices along an unused axis would repeat each other's work.
             if size > 1 and axis not in used:
                 leaves = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
-                named = sorted({name for spec in leaves for name in spec_axes(spec)})
-                own = f"this model names {', '.join(named) or 'no axis of its own'}"
+                named = ", ".join(sorted({name for spec in leaves for name in spec_axes(spec)})) or "no axis of its own"
                 raise ConfigError(
-                    f"mesh has {axis}={size}, and nothing is split over {axis}: {own}, and batches are split over "
-                    f"{', '.join(spec_axes(self.batch_spec))}."
+                    f"mesh has {axis}={size}, and nothing is split over {axis}: this model names {named}, and batches "
+                    f"are split over {', '.join(spec_axes(self.batch_spec))}."
                 )
         return shardings
 
     def replicate(self, tree: PyTree) -> PyTree:
-        """Within a program: ``tree``, the same on every device."""
+        """Replicates ``tree`` within a program."""
         return self.constrain(tree, PartitionSpec())
 
     def constrain(self, tree: PyTree, spec: PartitionSpec | None = None) -> PyTree:
-        """Within a program: ``tree``, split over the devices by ``spec``; None: as batches ``[batch, ...]`` are."""
+        """Shards ``tree`` within a program by ``spec``, default that of batches ``[batch, ...]``."""
         spec = self.batch_spec if spec is None else spec
         if self.mesh is None or self.data_size == 1 or self.axis_name is not None:
             return tree
-        # Within `jax.shard_map` over other axes the mesh is another: the one that this is traced under.
+        # Within `jax.shard_map` over other axes the mesh of the trace applies.
         around = jax.sharding.get_abstract_mesh()
-        constrained = functools.partial(
-            jax.lax.with_sharding_constraint, shardings=NamedSharding(self.mesh if around.empty else around, spec)
-        )
-        # What is known while tracing, such as a mask of ones, is to stay so.
-        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else constrained(leaf), tree)
+        sharding = NamedSharding(self.mesh if around.empty else around, spec)
+        constrain: Any = jax.lax.with_sharding_constraint
+        # NumPy arrays, such as a mask of ones, stay known while tracing.
+        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else constrain(leaf, sharding), tree)
 
     def local_shard(self, batch: PyTree) -> PyTree:
-        """Within a program with an `axis_name`: this device's rows of ``batch``; elsewhere the batch."""
+        """Within a program with an `axis_name`, this device's rows of ``batch``; otherwise the batch."""
         if self.axis_name is None:
             return batch
         rank, size = jax.lax.axis_index(self.axis_name), self.data_size
@@ -152,13 +148,13 @@ class Layout(NamedTuple):
         def local(rows: Any) -> Any:
             count = rows.shape[0] // size
             if isinstance(rows, np.ndarray) and np.all(rows == rows[:1]):
-                return rows[:count]  # known while tracing, such as a mask of ones, and to stay so
+                return rows[:count]  # stays known while tracing
             return jax.lax.dynamic_slice_in_dim(rows, rank * count, count)
 
         return jax.tree.map(local, batch)
 
     def place(self, tree: PyTree, sharding: NamedSharding | None = None) -> PyTree:
-        """Puts arrays of the host, the same in every process, on the devices: replicated, or by ``sharding``."""
+        """Puts host arrays, which are the same in every process, on the devices: replicated, or by ``sharding``."""
         sharding = sharding or self.replicated
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
@@ -166,7 +162,7 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda array: make(np.shape(array), sharding, np.asarray(array).__getitem__), tree)
 
     def local_rows(self, batch_size: int) -> slice:
-        """The rows of a batch that the devices of this process hold: what it must read."""
+        """The rows of a batch on the devices of this process, which it must read."""
         sharding = self.batch_sharding
         if sharding is None or sharding.is_fully_addressable or sharding.is_fully_replicated:
             return slice(0, batch_size)
@@ -175,7 +171,7 @@ class Layout(NamedTuple):
         return slice(min(start for start, *_ in bounds), max(stop for _, stop, _ in bounds))
 
     def place_batch(self, tree: PyTree, batch_size: int) -> PyTree:
-        """Makes this process's rows ``[steps, rows, ...]`` of batches ``[steps, batch, ...]`` on all devices."""
+        """Makes batches ``[steps, batch, ...]`` on all devices from this process's rows ``[steps, rows, ...]``."""
         sharding = self.batch_sharding
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
@@ -183,11 +179,11 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda rows: make(sharding, rows, (len(rows), batch_size, *rows.shape[2:])), tree)
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` as the strategy has the devices run it; its arguments and results are replicated or sharded."""
+        """Wraps ``function`` as the strategy requires."""
         return function if self.mesh is None else self.strategy.wrap(self.mesh, function)
 
     def as_json(self) -> dict[str, Any]:
-        """The strategy's name and the sizes of the mesh, for a record."""
+        """The strategy's name and the axes of the mesh, for a record."""
         if self.mesh is None:
             return {"strategy": "single", "mesh": None}
         return {"strategy": self.strategy.name, "mesh": dict(self.mesh.shape)}
@@ -202,18 +198,18 @@ SINGLE_DEVICE = Layout()
 def make_layout(
     strategy: str | Strategy = "auto", devices: Wanted = None, mesh: str | None = None, platform: str | None = None
 ) -> Layout:
-    """The layout that run options ask for; `SINGLE_DEVICE` for one device if nothing else is asked for.
+    """Makes the layout of some run options; `SINGLE_DEVICE` by default.
 
-    ``devices`` None means all if a strategy, a mesh or several processes ask for them, else 1; ``mesh`` (see
+    ``devices`` None means all for a strategy or several processes, those of the mesh, or else 1; ``mesh`` (see
     `parse_mesh`) None means all devices along the data axis; ``platform`` None is JAX's default. Raises ConfigError for
     devices that are not available, an unknown strategy, or a mesh that does not fit the devices or the strategy.
     """
     axes, how = None if mesh is None else parse_mesh(mesh), find_strategy(strategy)
-    # First of all: nothing else that is asked of JAX gives a clear error message if it cannot open a device.
-    there = find_devices(platform)
+    # First, since its error message is the clearest if JAX cannot open a device.
+    available = find_devices(platform)
     alone = how.choose is not None and axes is None and jax.process_count() == 1
     wanted = devices if devices is not None or axes is None else math.prod(axes.values())
-    chosen = choose_devices(there, wanted, default=1 if alone else None)
+    chosen = choose_devices(available, wanted, default=1 if alone else None)
     if alone and len(chosen) == 1:
         return SINGLE_DEVICE
     if axes is not None and not how.fits(axes):

@@ -1,9 +1,9 @@
-"""The connection of every process to process 0: the roll call at the start, and the news of a process that ends early.
+"""Connections of every process to process 0, for the roll call at the start and the report of an early end.
 
-JAX's client ends its process from C++ as soon as its connection to process 0 closes. So it connects to a socket of its
-own process, which forwards its bytes and stays open when process 0 is gone. JAX's coordination service listens on the
-loopback interface; the port of process 0 forwards to it for those who know the secret, and closes once all have joined.
-Messages are lines of JSON, each read as if a stranger had written it.
+JAX's client ends its process from C++ as soon as its connection to process 0 closes. So it connects to a local socket,
+which forwards its bytes and stays open when process 0 is gone. JAX's coordination service listens on the loopback
+interface; the port of process 0 forwards to it for clients that know the secret, and closes once all have joined.
+Messages are lines of JSON, and none is trusted.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from jaxnn.observe import printable
 from jaxnn.parallel._place import Place, interfaces
 from jaxnn.types import ConfigError, TrainingError
 
-# The environment variable with what all processes of a run know and strangers do not.
+# The environment variable with a secret that all processes of a run share.
 SECRET = "JAXNN_CLUSTER_SECRET"
 # The exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later", as what was saved is kept.
 LOST = 75
-# When another process has ended, this one may take this long to end in its own way: a collective of CPUs fails at once,
-# one of GPUs may wait forever.
+# Time for the main thread to end after another process has: a collective of CPUs fails at once, one of GPUs may wait
+# forever.
 GRACE_SECONDS = 10.0
-# Process 0 reports who is missing when its time is over; who started a little earlier waits so much longer for that.
+# Process 0 reports who is missing at its timeout; processes that started earlier wait this much longer for that.
 VERDICT_SECONDS = 5.0
-# How long a connection may take to prove that it belongs to the run, and how many may be about to.
+# Time for a connection to prove that it belongs to the run, and the number of connections that may be doing so.
 GREETING_SECONDS = 10.0
 MOST_GREETINGS = 128
-# The longest line that is read; the longest text of another process that is printed; what is forwarded at once.
+# Limits of a message, of a printed text of another process, and of a forwarded chunk.
 LINE_BYTES = 2**14
 PRINTED_CHARACTERS = 500
 CHUNK_BYTES = 2**16
@@ -49,21 +49,20 @@ type Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Ending(NamedTuple):
-    """The end of one process before the others: the exit status of the others, and what happened."""
+    """The early end of one process: the exit status of the others, and the reason."""
 
     status: int
     message: str
 
 
 class Link:
-    """This process's connections to the others, in a thread of their own."""
+    """The connections of this process to the others, in a thread."""
 
     def __init__(self, place: Place) -> None:
-        # What to do when another process is lost, for the line that reports it.
-        self.resume_hint = RESUME_HINT
+        self.resume_hint = RESUME_HINT  # the fix in the error message about a lost process
         self._place = place
         self._greeting = {"--num-processes": place.num_processes, "jax": jax.__version__}
-        # Of process 0: one for each other process; of another: one, of rank 0.
+        # In process 0 one for each other process, in the others one of rank 0.
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._hosts = {0: socket.gethostname() if place.process_id == 0 else place.host}
         self._server: asyncio.Server | None = None
@@ -71,23 +70,23 @@ class Link:
         self._left: set[int] = set()
         self._greetings = asyncio.Semaphore(MOST_GREETINGS)
         self._ending: Ending | None = None
-        self._heard, self._spoken = threading.Event(), threading.Lock()
+        self._has_ending, self._reported = threading.Event(), threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._verdict: asyncio.Future[str | None] = self._loop.create_future()
-        # A daemon: it must not keep alive a process that is to end.
+        # A daemon, which does not keep the process alive.
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
         self._thread.start()
 
     def join(self) -> str:
-        """Waits until all processes have started; the address where this one reaches JAX's coordination service.
+        """Waits until all processes have started; returns the local address of JAX's coordination service.
 
-        Raises ConfigError if they do not fit together or the port is taken, TrainingError if some do not start in time.
+        Raises ConfigError if they do not fit together or the port is in use, TrainingError if some start too late.
         """
 
         async def beat() -> None:
             while True:
                 await asyncio.sleep(self._place.lost_after / 4)
-                await self._tell_all("beat")
+                await self._broadcast("beat")
 
         async def join() -> str:
             self._beating = asyncio.ensure_future(beat())
@@ -96,32 +95,32 @@ class Link:
         return self._call(join())
 
     def ending(self, seconds: float = 0.0) -> Ending | None:
-        """The first process to end early, if that is known or becomes known within ``seconds``."""
-        self._heard.wait(seconds)
+        """The first early end, if one is known within ``seconds``."""
+        self._has_ending.wait(seconds)
         return self._ending
 
     def close_port(self) -> None:
-        """Accepts no more connections, as all processes and their JAX clients have theirs."""
+        """Accepts no more connections, once all processes and their JAX clients have joined."""
         if self._server is not None:
             self._loop.call_soon_threadsafe(self._server.close)
 
     def leave(self) -> None:
-        """Tells the others that this process is done: its connection closes soon."""
+        """Announces to the others that this process is done and will close its connection."""
         self._leaving = True
-        self._call(self._tell_all("leaving"))
+        self._call(self._broadcast("leaving"))
 
     def fail(self, status: int, message: str) -> None:
-        """Tells the others that this process ends with ``status``, and makes sure that it does."""
+        """Announces to the others that this process ends with ``status``, and ensures it."""
         self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_SECONDS, os._exit, status)
         rank = self._place.process_id
-        self._call(self._tell_all("ended", status=status, message=f"process {rank} failed: {message}"))
+        self._call(self._broadcast("ended", status=status, message=f"process {rank} failed: {message}"))
 
-    def say(self, ending: Ending) -> bool:
-        """Reports on standard error why this process ends, unless it was reported; whether it was not."""
-        if not self._spoken.acquire(blocking=False):
+    def report(self, ending: Ending) -> bool:
+        """Prints once, on standard error, why this process ends; returns whether it was printed now."""
+        if not self._reported.acquire(blocking=False):
             return False
         hint = f": {self.resume_hint}" if ending.status == LOST else ""
-        # The reader of what this process prints may have ended before it.
+        # The reader of standard error may have ended.
         with contextlib.suppress(OSError):
             os.write(2, f"error: {clean(ending.message)}{hint}.\n".encode())
         return True
@@ -131,20 +130,21 @@ class Link:
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(GRACE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     # Process 0.
 
     async def _lead(self) -> str:
-        """Waits for all others, and tells them whether the run starts."""
+        """Waits for all others, and announces to them whether the run starts."""
         place, late = self._place, False
         try:
-            where = interfaces(place.host)
-            self._server = await asyncio.start_server(self._accept, where, place.port, limit=LINE_BYTES)
+            hosts = interfaces(place.host)
+            self._server = await asyncio.start_server(self._accept, hosts, place.port, limit=LINE_BYTES)
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
             raise ConfigError(
-                f"process 0 is to listen on port {place.port} of this machine, which {reason}: choose another port, or "
-                "end what has this one."
+                f"process 0 cannot listen on port {place.port} of this machine, which {reason}: choose another port."
             ) from None
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._service_port = free.getsockname()[1]
@@ -155,20 +155,20 @@ class Link:
             late, missing = True, [rank for rank in range(1, place.num_processes) if rank not in self._writers]
             refusal = (
                 f"process 0 waited {place.start_timeout:g} s, and process{'es' * (len(missing) > 1)} "
-                f"{', '.join(map(str, missing))} of {place.num_processes} did not start: look at what "
-                f"{'they say' if len(missing) > 1 else 'it says'}, whether {place.coordinator} can be reached from "
-                f"there, and whether {SECRET} is the same (--start-timeout waits longer)."
+                f"{', '.join(map(str, missing))} of {place.num_processes} did not start: read "
+                f"{'their' if len(missing) > 1 else 'its'} output, and check that {place.coordinator} can be reached "
+                f"from there and {SECRET} is the same (--start-timeout waits longer)."
             )
         if refusal is not None:
-            await self._tell_all("refused", message=refusal, late=late)
+            await self._broadcast("refused", message=refusal, late=late)
             raise (TrainingError if late else ConfigError)(refusal)
         self._started = True
-        await self._tell_all("go")
+        await self._broadcast("go")
         return f"127.0.0.1:{self._service_port}"
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection from its first line to its end."""
-        # A connection may break at any time. Python 3.12.1 reports each that is cut off at the end.
+        """Serves a connection to its end."""
+        # A connection may break at any time. Python 3.12.1 reports each one that is cancelled at the end.
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
             if self._greetings.locked():
                 return
@@ -185,7 +185,7 @@ class Link:
                 await self._admit(hello, reader, writer)
 
     async def _service(self) -> Connection:
-        """A connection to JAX's coordination service, which starts about now."""
+        """A connection to JAX's coordination service, which may be about to start."""
         async with asyncio.timeout(self._place.start_timeout):
             while True:
                 with contextlib.suppress(ConnectionError):
@@ -197,13 +197,13 @@ class Link:
         if not isinstance(rank, int) or not isinstance(greeting, dict):
             return
         mistake = None
-        if unlike := [name for name, mine in self._greeting.items() if greeting.get(name) != mine]:
-            theirs, mine = (f"{unlike[0]} {clean(values.get(unlike[0]))}" for values in (greeting, self._greeting))
-            mistake = f"process {rank} on {host} was started with {theirs}, and process 0 with {mine}: start all alike."
+        if different := [name for name, mine in self._greeting.items() if greeting.get(name) != mine]:
+            name = different[0]
+            theirs, mine = (f"{name} {clean(values.get(name))}" for values in (greeting, self._greeting))
+            mistake = f"process {rank} on {host} was started with {theirs}, and process 0 with {mine}: use the same."
         elif rank == 0 or rank in self._writers:
             mistake = (
-                f"two processes say that they are process {rank}, on {self._hosts[rank]} and on {host}: give each a "
-                "--process-id of its own."
+                f"two processes, on {self._hosts[rank]} and on {host}, have --process-id {rank}: number them from 0."
             )
         elif 0 < rank < self._place.num_processes:
             self._writers[rank], self._hosts[rank] = writer, host
@@ -218,7 +218,7 @@ class Link:
     # The others.
 
     async def _follow(self) -> str:
-        """Answers the roll call until it is complete, of the run that starts, not of one that is ending."""
+        """Answers the roll call of the run that starts, not of an earlier one that is ending."""
         place, why = self._place, "nothing answered at"
         deadline = self._loop.time() + place.start_timeout
         with contextlib.suppress(TimeoutError):
@@ -229,7 +229,11 @@ class Link:
                         reader, writer = await self._open("join", rank=rank, host=host, greeting=self._greeting)
                         self._writers[0] = writer
                         why = f"a run with another {SECRET} is at"
-                        if await self._is_started(reader):
+                        while (message := await receive(reader, place.lost_after)).get("kind") == "beat":
+                            pass
+                        if message.get("kind") == "refused":
+                            raise (TrainingError if message.get("late") else ConfigError)(clean(message.get("message")))
+                        if message.get("kind") == "go":
                             self._started = True
                             self._watching = asyncio.ensure_future(self._watch(0, reader))
                             self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
@@ -242,11 +246,11 @@ class Link:
                     await asyncio.sleep(0.2)
         raise TrainingError(
             f"process {place.process_id} waited {place.start_timeout:g} s, and process 0 did not start: {why} "
-            f"{place.coordinator}; look at what it says, and whether it runs there (--start-timeout waits longer)."
+            f"{place.coordinator}; read its output, and check that it runs there (--start-timeout waits longer)."
         )
 
     async def _open(self, kind: str, **fields: Any) -> Connection:
-        """A connection to process 0 that has shown that it belongs to the run."""
+        """An authenticated connection to process 0."""
         async with asyncio.timeout(GREETING_SECONDS):
             reader, writer = await asyncio.open_connection(self._place.host, self._place.port, limit=LINE_BYTES)
         try:
@@ -259,23 +263,15 @@ class Link:
             raise
         return reader, writer
 
-    async def _is_started(self, reader: asyncio.StreamReader) -> bool:
-        """Whether the run starts; False: process 0 closed the connection. Raises the error that process 0 sent."""
-        while (message := await receive(reader, self._place.lost_after)).get("kind") == "beat":
-            pass
-        if message.get("kind") == "refused":
-            raise (TrainingError if message.get("late") else ConfigError)(clean(message.get("message")))
-        return message.get("kind") == "go"
-
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection of this process's JAX client."""
+        """Serves a connection of this process's JAX client."""
         with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.CancelledError):
             await forward(reader, writer, await self._open("jax"))
 
     # All.
 
     async def _watch(self, rank: int, reader: asyncio.StreamReader) -> None:
-        """Follows another process to its end."""
+        """Receives the messages of another process until it ends."""
         how = "its connection closed"
         try:
             while message := await receive(reader, self._place.lost_after):
@@ -290,27 +286,27 @@ class Link:
             await self._note(LOST, f"process {rank} on {self._hosts[rank]} is gone ({how})")
 
     async def _note(self, status: object, message: object) -> None:
-        """Notes the first process that ended early; process 0 tells all others."""
+        """Keeps the first early end; process 0 announces it to all others."""
         if self._ending is None and isinstance(status, int):
             self._ending = Ending(status & 0xFF, clean(message))
             self._loop.call_later(GRACE_SECONDS, self._end, self._ending)
-            # First, as this process may end as soon as it hears.
+            # First, since the main thread may end this process as soon as the event is set.
             if self._place.process_id == 0:
-                await self._tell_all("ended", **self._ending._asdict())
-            self._heard.set()
+                await self._broadcast("ended", **self._ending._asdict())
+            self._has_ending.set()
 
     def _end(self, ending: Ending) -> None:
-        """The end of this process, from beside a main thread that may wait forever."""
+        """Ends this process although its main thread may wait forever."""
         try:
-            if self.say(ending):
-                # What was printed is worth a second, but no more: the main thread may hold the lock of the stream.
+            if self.report(ending):
+                # Flushing takes a second at most, since the main thread may hold the lock of the stream.
                 flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
                 flushing.start()
                 flushing.join(1.0)
         finally:
             os._exit(ending.status)
 
-    async def _tell_all(self, kind: str, **fields: Any) -> None:
+    async def _broadcast(self, kind: str, **fields: Any) -> None:
         for writer in self._writers.values():
             send(writer, kind, **fields)
 
@@ -323,29 +319,26 @@ class Link:
             self._server.close()
         for writer in self._writers.values():
             writer.close()
-        under_way = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in under_way:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
-        # What they closed is so after the next turn of the loop.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Closed connections end in the next turn of the loop.
         await asyncio.sleep(0)
 
     def _call[Result](self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """The result of ``coroutine``, which runs in the thread."""
+        """Runs ``coroutine`` in the thread and returns its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
 def send(writer: asyncio.StreamWriter, kind: str, **fields: Any) -> None:
-    """Sends one message; it is lost if the other end is gone, which closes the connection."""
+    """Sends one message, which is lost if the connection is closed."""
     if not writer.is_closing():
         writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
 
 async def receive(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any]:
-    """The next message; empty at the end of the connection, and for anything that is no message.
-
-    Raises TimeoutError if no line is complete after ``seconds``.
-    """
+    """Receives the next message, empty if it is invalid or the connection ended; TimeoutError after ``seconds``."""
     try:
         async with asyncio.timeout(seconds):
             message = json.loads(await reader.readline())
@@ -355,18 +348,18 @@ async def receive(reader: asyncio.StreamReader, seconds: float) -> dict[str, Any
 
 
 def proof(nonce: str, message: dict[str, Any]) -> str:
-    """What shows that the sender of ``message`` knows the secret; without one it shows nothing."""
+    """Proves that the sender of ``message`` knows the secret, if there is one."""
     key = os.environ.get(SECRET, "").encode()
     return hmac.new(key, json.dumps([nonce, message], sort_keys=True).encode(), "sha256").hexdigest()
 
 
 def clean(text: object) -> str:
-    """What another process sent, shortened, on one line and without characters that a terminal obeys."""
+    """A text of another process, shortened, on one line and without control characters."""
     return printable(" ".join(str(text)[:PRINTED_CHARACTERS].split()), lines=False)
 
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, upstream: Connection) -> None:
-    """Copies bytes both ways until ``reader`` ends; ``writer`` stays open until then, even if ``upstream`` ends."""
+    """Copies bytes both ways until ``reader`` ends, even if ``upstream`` ends before."""
 
     async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""The place of this process among those of a run: its rank, their number, and where process 0 listens."""
+"""The place of this process in a run of several: its rank, their number, and the address of process 0."""
 
 from __future__ import annotations
 
@@ -22,28 +22,33 @@ _place: Place | None = None
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A process among those of a run."""
+    """The place of a process in a run of several, for `joined`.
 
-    coordinator: str  # ``HOST:PORT`` where process 0 listens and the others find it
+    >>> from jaxnn.parallel import Place
+    >>> Place("node1:12345", num_processes=2, process_id=0).port
+    12345
+    """
+
+    coordinator: str  # ``HOST:PORT`` at which process 0 listens
     num_processes: int  # at least 2
     process_id: int  # from 0
-    start_timeout: float = START_TIMEOUT  # seconds within which all must have started
-    lost_after: float = LOST_AFTER  # seconds of silence after which one is lost; a killed one is noticed at once
-    detected: bool = False  # whether a cluster gave it, and with it one of the machine's devices
-    host: str = dataclasses.field(init=False)  # of process 0, derived from ``coordinator``, as is its port
+    start_timeout: float = START_TIMEOUT  # seconds within which all must start
+    lost_after: float = LOST_AFTER  # seconds of silence after which a process is lost; a killed one is noticed at once
+    detected: bool = False  # whether a cluster assigned it, and with it one of the machine's devices
+    host: str = dataclasses.field(init=False)  # from ``coordinator``, as is the port
     port: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
         count, seconds = self.num_processes, {"start_timeout": self.start_timeout, "lost_after": self.lost_after}
         mistakes = {
-            f"num_processes is {count}, and a run of several has at least 2: start more, or leave out --distributed, "
-            "or --coordinator, --num-processes and --process-id.": count < 2,
+            f"num_processes is {count}, and a run of several has at least 2: start more, or omit --distributed, or "
+            "--coordinator, --num-processes and --process-id.": count < 2,
             f"process_id is {self.process_id}, and must be one of 0 to {count - 1}, since there are {count} "
             "processes.": not 0 <= self.process_id < count,
             **{f"{name} is {s!r} seconds, and must be more than 0.": not s > 0 for name, s in seconds.items()},
             f"the coordinator is {self.coordinator!r}, and must be HOST:PORT, the machine of process 0 and a free port "
-            "there: node01:12345.": not host or not port.isdecimal() or not 0 < int(port) < 2**16,
+            "on it: node1:12345.": not host or not port.isdecimal() or not 0 < int(port) < 2**16,
         }
         if mistake := next((message for message, holds in mistakes.items() if holds), None):
             raise ConfigError(mistake)
@@ -52,14 +57,14 @@ class Place:
 
 
 def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_AFTER) -> Place:
-    """The place that SLURM, Open MPI, Kubernetes or Cloud TPU gave to this process; ConfigError if none of them did."""
+    """The place assigned by SLURM, Open MPI, Kubernetes or Cloud TPU; ConfigError if there is none."""
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             address, count, rank = detect_cluster(start_timeout)
         except JaxnnError:
             raise
-        # Each kind of cluster fails in its own way: a service account without rights, a variable that is no number.
+        # Kinds of clusters fail differently: a service account without rights, a variable that is no number.
         except Exception as error:
             raise ConfigError(f"--distributed: {' '.join(str(error).split()).rstrip('.')}.") from error
     if address is not None and count is not None and rank is not None:
@@ -68,45 +73,45 @@ def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_
         raise ConfigError(f"--distributed: {' '.join(str(warned[0].message).split()).rstrip('.')}.")
     raise ConfigError(
         "--distributed: no cluster started this process; looked for SLURM (srun), Open MPI (mpirun), Kubernetes (a "
-        f"Job) and Cloud TPU. Start it with one of them, or say where it is: {EXPLICIT}."
+        f"Job) and Cloud TPU. Start it with one of them, or pass its place: {EXPLICIT}."
     )
 
 
 def interfaces(host: str) -> list[str] | None:
-    """Where process 0 listens so that others reach it as ``host``; None: on all interfaces, as none has it (NAT).
+    """The addresses at which process 0 listens, so that others reach it as ``host``; None for all interfaces.
 
-    Debian gives a machine's own name an address of the loopback interface, where others would not reach it.
+    These are needed behind NAT, and if the machine's name is an address of the loopback interface, as on Debian.
     """
-    own: list[str] = []
+    found: list[str] = []
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.create_server(address, family=family):
-                own.append(str(address[0]))
+                found.append(str(address[0]))
     name, here = host.partition(".")[0], socket.gethostname().partition(".")[0]
-    loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own)
-    return None if not own or (loopback and name == here != "localhost") else own
+    loopback = all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+    return None if not found or (loopback and name == here != "localhost") else found
 
 
 def set_place(place: Place | None) -> None:
-    """Makes this process the one of several that ``place`` describes."""
+    """Sets the place of this process; None for a run of one."""
     global _place
     _place = place
 
 
 def process_id() -> int:
-    """Which process this is. Unlike ``jax.process_index`` it starts no backend, unless the user joined processes."""
+    """The rank of this process; unlike ``jax.process_index`` it starts no backend."""
     if _place is None:
         return jax.process_index() if jax.distributed.is_initialized() else 0
     return _place.process_id
 
 
 def process_count() -> int:
-    """How many processes there are; starts no backend either."""
+    """The number of processes; unlike ``jax.process_count`` it starts no backend."""
     if _place is None:
         return jax.process_count() if jax.distributed.is_initialized() else 1
     return _place.num_processes
 
 
 def is_primary() -> bool:
-    """Whether this process prints and records: process 0, or the only one."""
+    """Whether this is process 0, which prints and records."""
     return process_id() == 0

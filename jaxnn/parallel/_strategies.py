@@ -15,41 +15,38 @@ from jaxnn.parallel._devices import DATA
 from jaxnn.parallel._processes import broadcast_from_primary
 from jaxnn.types import ConfigError, PyTree, TrainState, named_object, suggest
 
-# A smaller array is kept replicated: it takes next to nothing, and gathering it costs as much time as a larger one.
+# Smaller arrays are replicated: they take little memory, and gathering one costs as much time as a larger one.
 LEAST_SHARDED = 256
-# The share of a device's free memory that a replicated state may take, since a step takes several times that.
+# The share of a device's free memory that a replicated state may take; a step takes several times as much.
 REPLICATED_SHARE = 0.2
 
 type Path = tuple[Any, ...]
 
 
 class Strategy(NamedTuple):
-    """How training is distributed over a mesh of devices, as pure functions; numbers change by no more than rounding.
+    """How training is distributed over a mesh of devices, as pure functions; results change by no more than rounding.
 
-    ZeRO's first stage, for example, shards the optimizer's state and replicates the parameters::
+    ZeRO's first stage, for example, shards the optimizer state and replicates the parameters:
 
-        data, fsdp = STRATEGIES["data"], STRATEGIES["fsdp"]
-
-
-        def shard_state(mesh, shapes, specs):
-            sharded = fsdp.shard_state(mesh, shapes, specs)
-            return data.shard_state(mesh, shapes, specs)._replace(opt_state=sharded.opt_state)
-
-
-        jn.fit(experiment, devices=4, strategy=Strategy("zero1", shard_state))
+    >>> from jaxnn.parallel import STRATEGIES, Strategy
+    >>> def shard_state(mesh, shapes, specs):
+    ...     data, fsdp = (STRATEGIES[name].shard_state(mesh, shapes, specs) for name in ("data", "fsdp"))
+    ...     return data._replace(opt_state=fsdp.opt_state)
+    >>> jn.RunOptions(devices=4, strategy=Strategy("zero1", shard_state)).strategy.name
+    'zero1'
 
     Attributes:
-        name: what reports and records call it.
-        shard_state: from the mesh, the state's shapes and the `PartitionSpec` of each parameter, by the axes that the
+        name: its name in reports and records.
+        shard_state: maps the mesh, the state's shapes and the `PartitionSpec` of each parameter, with the axes that the
             model names, to a `NamedSharding` for each array of the state.
-        batch_spec: from the mesh to the `PartitionSpec` of arrays ``[batch, ...]``, over their first axis.
-        wrap: from the mesh and a function to the function as the devices run it; with an ``axis_name``, all its
+        batch_spec: maps the mesh to the `PartitionSpec` of arrays ``[batch, ...]``, for their first axis.
+        wrap: maps the mesh and a function to the function that the devices run; with an ``axis_name``, all its
             arguments and results are replicated.
-        axis_name: ``"data"`` if each device computes with its own rows of a batch, as under `jax.pmap`: loss, gradients
-            and metrics are averaged over that axis, and the mesh has no other. None: the program is written for the
-            whole batch, and XLA splits it.
-        choose: from the mesh and the state's shapes to the strategy that takes the place of this one, and splits
-            batches as this one does; None: this one stays.
+        axis_name: ``"data"`` if each device computes on its rows of a batch, as under `jax.pmap`: loss, gradients and
+            metrics are averaged over that axis, and the mesh has no other. None if the program is written for the full
+            batch, and XLA partitions it.
+        choose: maps the mesh and the state's shapes to the strategy to use instead, which shards batches as this one
+            does; None to use this one.
     """
 
     name: str
@@ -60,27 +57,25 @@ class Strategy(NamedTuple):
     choose: Callable[[Mesh, TrainState], Strategy] | None = None
 
     def fits(self, axes: Mapping[str, int]) -> bool:
-        """Whether it can use a mesh of these axes."""
+        """Whether the strategy can use a mesh with these axes."""
         return self.axis_name is None or set(axes) == {self.axis_name}
 
 
 def find_strategy(which: str | Strategy) -> Strategy:
-    """The strategy of this name: one in `STRATEGIES`, or ``package.module:name``; a strategy is returned.
+    """Returns a strategy by its name in `STRATEGIES` or as ``package.module:name``, or a strategy itself.
 
-    Raises ConfigError if there is none of the name, or it is not made as a `Strategy` must be.
+    Raises ConfigError if there is no such strategy, or one of its fields is invalid.
     """
     found: Any = STRATEGIES.get(which, which) if isinstance(which, str) else which
     if isinstance(found, str) and ":" not in found:
         raise ConfigError(
-            f"strategy is {which!r}, which is unknown: {suggest(which, STRATEGIES)}; name one of your own as "
+            f"strategy is {which!r}, which is unknown: {suggest(which, STRATEGIES)}; pass your own as "
             "package.module:name, or pass the Strategy itself."
         )
     if isinstance(found, str):
         found = named_object(found, "strategy")
     if not isinstance(found, Strategy):
-        raise ConfigError(
-            f"strategy is {which!r}, of type {type(found).__name__}: it must be a jaxnn.parallel.Strategy."
-        )
+        raise ConfigError(f"strategy is {which!r}, of type {type(found).__name__}: pass a jaxnn.parallel.Strategy.")
     for name in ("shard_state", "batch_spec", "wrap"):
         if not callable(getattr(found, name)):
             raise ConfigError(f"{name} of strategy {found.name} is {getattr(found, name)!r}: it must be a function.")
@@ -100,47 +95,45 @@ def shardings_of(tree: PyTree) -> Any:
 
 
 def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded: bool) -> TrainState:
-    """A sharding for each array of a state: what the model names is split so, and the rest is replicated or sharded.
+    """Shards the arrays of a state along the axes that the model names; other axes are replicated or fully sharded.
 
-    Fully sharded data parallelism keeps a share of each array, optimizer state included, on each device of the data
-    axis (Rajbhandari et al., ZeRO, 2020, stage 3; Zhao et al., PyTorch FSDP, 2023). XLA gathers what a layer needs and
-    scatters its gradient. Of the axes in ``specs``, one for each parameter, those that the mesh lacks do not count.
-    Raises ConfigError if a mesh axis does not divide the axis of a parameter that is to be split over it.
+    Fully sharded data parallelism keeps a shard of each array, optimizer state included, on each device of the data
+    axis (Rajbhandari et al., ZeRO, 2020, stage 3; Zhao et al., PyTorch FSDP, 2023). XLA gathers the parameters of a
+    layer and scatters their gradients. Axes in ``specs``, which has one spec per parameter, that the mesh lacks are
+    ignored. Raises ConfigError if a mesh axis does not divide the axis of a parameter that is sharded along it.
     """
     named = _named_specs(mesh, shapes.params, specs)
 
     def sharding(path: Path, leaf: Any) -> NamedSharding:
-        # Optimizers keep moments in trees like the parameters: their paths end in the same way.
+        # Optimizers keep moments in trees like the parameters, whose paths have the same end.
         matches = (named[path[start:]] for start in range(len(path)) if path[start:] in named)
         spec = next((spec for shape, spec in matches if shape == leaf.shape), PartitionSpec())
         if fully_sharded and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             spec = _with_data(mesh, spec, leaf.shape)
         return NamedSharding(mesh, spec)
 
-    # Statistics of the model itself are small, and every device needs them.
+    # The model's own statistics are small, and every device needs them.
     replicated = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), shapes.model_state)
     sharded: TrainState = jax.tree.map_with_path(sharding, shapes._replace(model_state={}))
     return sharded._replace(model_state=replicated)
 
 
 def _named_specs(mesh: Mesh, params: PyTree, specs: PyTree) -> dict[Path, tuple[tuple[int, ...], PartitionSpec]]:
-    """The shape and spec of each parameter of which the model names an axis that the mesh has, by its path."""
+    """The shape and spec, by path, of each parameter for which the model names an axis of the mesh."""
     given = dict(jax.tree.leaves_with_path(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)))
     found: dict[Path, tuple[tuple[int, ...], PartitionSpec]] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         spec = given[path]
         what = f"parameter {jax.tree_util.keystr(path, simple=True, separator='/')} has {list(leaf.shape)}"
         if len(spec) > leaf.ndim or len(set(spec_axes(spec))) < len(spec_axes(spec)):
-            raise ConfigError(
-                f"{what}, and is named {tuple(spec)}: name each axis once at most, by a mesh axis or None."
-            )
+            raise ConfigError(f"{what}, and is named {tuple(spec)}: name each axis once, by a mesh axis or None.")
         parts = [tuple(name for name in _names(part) if name in mesh.shape) for part in spec]
         for axis, names in enumerate(parts):
             size = math.prod(mesh.shape[name] for name in names)
             if leaf.shape[axis] % size:
                 raise ConfigError(
-                    f"{what}, whose axis {axis} cannot be split over {','.join(names)}={size} evenly: choose another "
-                    "mesh or width."
+                    f"{what}, whose axis {axis} cannot be sharded along {','.join(names)}={size} evenly: change the "
+                    "mesh or the width."
                 )
         if any(parts):
             found[path] = leaf.shape, PartitionSpec(*parts)
@@ -148,12 +141,12 @@ def _named_specs(mesh: Mesh, params: PyTree, specs: PyTree) -> dict[Path, tuple[
 
 
 def _names(part: Any) -> tuple[str, ...]:
-    """The mesh axes that one axis of an array is split over."""
+    """The mesh axes along which one axis of an array is sharded."""
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
 def _with_data(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
-    """``spec``, with the longest free axis that can be split over the data axis split."""
+    """Adds the data axis to ``spec``, at the longest free axis that it divides."""
     names, size = [*spec, *[None] * (len(shape) - len(spec))], mesh.shape[DATA]
     free = [axis for axis, name in enumerate(names) if name is None and shape[axis] % size == 0]
     if DATA in spec_axes(spec) or size == 1 or not free or math.prod(shape) < LEAST_SHARDED:
@@ -163,16 +156,16 @@ def _with_data(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> Parti
 
 
 def _run_on_each(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as each device runs it: all get the same arguments and give the same results.
+    """Runs ``function`` on each device with the same arguments and results, as ``jax.pmap`` does since JAX 0.8.
 
-    ``jax.pmap`` is this since JAX 0.8; so states need no leading axis of devices, and are those of other strategies.
+    States need no leading axis of devices, as with the other strategies.
     """
     spec = PartitionSpec()
     return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 
 
 def _choose_by_memory(mesh: Mesh, shapes: TrainState) -> Strategy:
-    # ``fsdp`` if a replicated state would take much of a device's free memory.
+    # ``fsdp`` if a replicated state takes a large share of a device's free memory.
     free = broadcast_from_primary(lambda: available_bytes(mesh.local_devices[0]))
     return _data if free is None or nbytes(shapes) <= REPLICATED_SHARE * free else _fsdp
 
@@ -185,4 +178,4 @@ STRATEGIES: Mapping[str, Strategy] = {
     "fsdp": _fsdp,
     "pmap": _data._replace(name="pmap", wrap=_run_on_each, axis_name=DATA),
 }
-"""The strategies that jaxnn has, by name."""
+"""The strategies of jaxnn, by name."""

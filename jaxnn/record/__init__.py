@@ -1,4 +1,4 @@
-"""The run directory: complete, plain, readable without jaxnn, and never half-written; checkpoints and plots in it."""
+"""Run directories, which are readable without jaxnn and never half-written; the checkpoints and plots in them."""
 
 from jaxnn.record._checkpoints import FOLDER, Checkpoints, Restored, load_checkpoint
 from jaxnn.record._metric_log import LogDigest, MetricWriter, rewind_metrics

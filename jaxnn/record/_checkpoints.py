@@ -1,8 +1,8 @@
 """Checkpoints: written in the background, complete or absent, and checked before they are read.
 
-Orbax writes and reads the arrays, one folder a step in the layout of its ``CheckpointManager``, which can read them.
-The folders get their names here: that manager writes two files between its last callback and its rename, which
-checksums would miss, and it deletes an old checkpoint file by file under its name, so that a kill leaves half of it.
+Orbax writes and reads the arrays, one folder per step in the layout of its ``CheckpointManager``, which can read them.
+The folders are renamed and removed here, since that manager writes two files between its last callback and its rename,
+which checksums would miss, and deletes an old checkpoint file by file under its name, so that a kill leaves half of it.
 """
 
 from __future__ import annotations
@@ -29,34 +29,32 @@ from jaxnn.record import _state_files as disk
 from jaxnn.record._metric_log import LogDigest
 from jaxnn.types import PyTree, RecordError
 
-# A run's folder of checkpoints.
-FOLDER = "checkpoints"
-# The suffix of a step's folder while it is removed, and the folder that damaged ones are moved to.
+FOLDER = "checkpoints"  # in a run directory
+# The suffix of a checkpoint's folder while it is removed, and the folder that damaged checkpoints are moved to.
 REMOVED = ".removed"
 DAMAGED = "damaged"
-# The most that a checkpoint takes besides its arrays: Orbax's files about them, and the sums.
+# An upper bound of a checkpoint's size without its arrays: Orbax's metadata and the checksums.
 OVERHEAD_BYTES = 128 * 1024
 
 
 class Restored[State](NamedTuple):
-    """The newest state that is as it was saved."""
+    """The newest undamaged state."""
 
     step: int
     state: State
     log: Mapping[str, Any] | None  # the ``lines`` and ``sha256`` of the metrics that belong to it
-    # The newer checkpoints, newest first: their step, and what is wrong, such as ``its file x is missing``.
-    damaged: list[tuple[int, str]]
+    damaged: list[tuple[int, str]]  # step and damage, ``its file x is missing``, of newer checkpoints, newest first
 
 
 @dataclasses.dataclass
 class Checkpoints:
-    """The checkpoints of one run; close them after saving. All its processes make the same calls in the same order."""
+    """The checkpoints of one run, to be closed after saving. All processes make the same calls in the same order."""
 
     folder: Path  # has a folder per step; created at the first save
     keep_last: int = 2  # number of the newest to keep
     keep_best: int = 1  # number of the best to keep in addition
     monitor: str = "loss"  # the metric, among those given to `save`, that ranks them
-    higher_is_better: bool = False  # whether more of it is better
+    higher_is_better: bool = False
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
@@ -66,9 +64,8 @@ class Checkpoints:
     def save(self, step: int, state: NamedTuple, metrics: Mapping[str, float], log: LogDigest | None = None) -> None:
         """Starts saving ``state``, such as a `TrainState`; returns once the arrays are copied, before they are written.
 
-        A step that has a checkpoint keeps the one it has. ``metrics`` are what was measured of the state, by name, and
-        ``log`` is the part of the run's metrics that belongs to it. RecordError if the disk refused, in this save or
-        the one before it.
+        An existing checkpoint of the step is kept. ``metrics`` are the values measured for this state, and ``log``
+        covers the lines of ``metrics.jsonl`` up to it. RecordError if this save or the one before could not be written.
         """
         self.wait()
         if not broadcast_from_primary(lambda: self._make_room(step, state)):
@@ -81,20 +78,20 @@ class Checkpoints:
         copied = disk.host_copy(state._asdict())
         start = functools.partial(disk.start_writing, self.folder / str(step), copied, about)
         with self._refusals(step):
-            # What is left of JAX's arrays is sharded over processes, and not for another thread.
+            # The remaining JAX arrays are sharded over processes, and must not be written in another thread.
             on_devices = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(copied))
             complete = start() if on_devices else lambda: start()()
         self._pending = self._thread.submit(self._write, step, complete, log)
 
     def wait(self) -> None:
-        """Blocks until the save under way is on the disk; RecordError, once, if the disk refused."""
+        """Blocks until the current save is on the disk; raises RecordError, once, if it could not be written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             broadcast_from_primary(pending.result)
             pending.result()
 
     def close(self, *, wait: bool = True) -> None:
-        """Waits, then ends the thread that saves; without ``wait`` a save under way may come to nothing."""
+        """Waits, then ends the thread that saves; without ``wait`` the current save may be discarded."""
         try:
             if wait:
                 self.wait()
@@ -102,14 +99,14 @@ class Checkpoints:
             self._thread.shutdown(wait=wait, cancel_futures=not wait)
 
     def _write(self, step: int, complete: Callable[[], None], log: LogDigest | None) -> None:
-        """Completes a checkpoint, then removes superfluous ones; in the thread, from copies on the host."""
+        """Completes a checkpoint, then removes old ones; runs in the thread, on copies in host memory."""
         with self._refusals(step):
             for path in (log.file, log.file.parent) if log is not None and is_primary() else ():
                 disk.sync(path)
             complete()
             if not is_primary():
                 return
-            # All but the newest, and the best of those that were measured; each loses its name first.
+            # All but the newest and, among those with a metric, the best; each is renamed before it is deleted.
             scores = {step: self._score(step) for step in disk.steps_in(self.folder)}
             measured = [step for step in scores if scores[step] > -math.inf]
             best = sorted(measured, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best]
@@ -118,10 +115,10 @@ class Checkpoints:
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _make_room(self, step: int, state: PyTree) -> bool:
-        """Whether the step is to be saved; refuses what will not fit before it is written: Orbax notices halfway."""
+        """Whether the step is to be saved; RecordError if it will not fit, which Orbax notices halfway."""
         with self._refusals(step):
             self.folder.mkdir(parents=True, exist_ok=True)
-            # What a process left that was killed while it wrote or removed a checkpoint.
+            # Remnants of a process that was killed while it wrote or removed a checkpoint.
             for path in self.folder.iterdir():
                 if any(suffix in path.name for suffix in (disk.UNFINISHED, REMOVED)):
                     shutil.rmtree(path, ignore_errors=True)
@@ -130,7 +127,7 @@ class Checkpoints:
                 return False
             needed = nbytes(state) + OVERHEAD_BYTES
             if steps:
-                # Arrays are compressed, as much as they were the last time.
+                # Arrays are compressed, about as much as the last time.
                 last = self.folder / str(steps[-1])
                 needed = sum(os.lstat(os.path.join(last, name)).st_blocks * 512 for name in disk.files_below(last))
             system = os.statvfs(self.folder)
@@ -148,12 +145,12 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """The steps that have a complete checkpoint, in order; a save under way is waited for."""
+        """The steps that have a complete checkpoint, in order, after the current save."""
         concurrent.futures.wait([self._pending] if self._pending is not None else [])
         return broadcast_from_primary(lambda: disk.steps_in(self.folder))
 
     def best(self) -> int | None:
-        """The step with the best monitored metric, the newest of equal and of unmeasured ones."""
+        """The step with the best monitored metric; among equal or unmeasured ones, the newest."""
         return max(self.steps(), key=lambda step: (self._score(step), step), default=None)
 
     def restore_newest[State: tuple[Any, ...]](self, like: State) -> Restored[State] | None:
@@ -180,7 +177,7 @@ class Checkpoints:
         )
 
     def set_aside(self, step: int, what: str) -> str:
-        """Moves the damaged checkpoint of a step into the folder ``damaged``; returns the message about it."""
+        """Moves the damaged checkpoint of a step into the folder ``damaged``; returns a message for the user."""
 
         def move() -> str:
             aside = self.folder / DAMAGED
@@ -194,7 +191,7 @@ class Checkpoints:
         return f"the checkpoint of step {step} is damaged, {what}, and was moved to {broadcast_from_primary(move)}"
 
     def _score(self, step: int) -> float:
-        """The monitored metric so that higher is better; -inf if it was not measured."""
+        """The monitored metric, negated if lower is better; -inf if it was not measured."""
         try:
             value = float(disk.read_about(self.folder / str(step))["metrics"][self.monitor])
         except (OSError, ValueError, TypeError, KeyError):
@@ -203,19 +200,20 @@ class Checkpoints:
 
 
 def load_checkpoint(path: Path | str, like: PyTree | None = None) -> PyTree:
-    """Reads a saved state: of `jn.save_checkpoint`, or of a run, without the run's script and data.
+    """Loads a saved state: of `jn.save_checkpoint`, or of a run, without the run's script and data.
 
-    >>> jn.load_checkpoint("runs/digits/…")["params"]  # doctest: +SKIP
-    {'dense_0': {'bias': array([...], dtype=float32), ...
+    >>> jn.save_checkpoint("state", {"w": np.ones(2)})
+    >>> jn.load_checkpoint("state")
+    {'w': array([1., 1.])}
 
     Args:
-        path: a directory that `jn.save_checkpoint` wrote, the checkpoint of a step (``runs/…/checkpoints/4000``), or
-            the directory of a run, whose newest checkpoint is read; its best is that of `Run.best_state`.
-        like: a pytree of the same structure, shapes, dtypes and placement (``jax.eval_shape`` of its maker will do);
-            default: NumPy arrays in dicts and lists, wherever they were saved, with a typed key as its data.
+        path: a directory written by `jn.save_checkpoint`, a checkpoint (``runs/…/checkpoints/4000``), or a run
+            directory, whose newest checkpoint is loaded; `Run.best_state` loads the best.
+        like: a pytree of the same structure, shapes, dtypes and shardings, also of ``jax.ShapeDtypeStruct``; default:
+            NumPy arrays in dicts and lists, with a typed PRNG key as its data.
 
     Raises:
-        RecordError: nothing is there, it is damaged, or it does not fit ``like``.
+        RecordError: the path does not exist, the checkpoint is damaged, or it does not match ``like``.
     """
     target = Path(path).absolute()
     if not target.is_dir():
@@ -224,12 +222,12 @@ def load_checkpoint(path: Path | str, like: PyTree | None = None) -> PyTree:
         target = target / FOLDER / str(steps[-1])
     if not (target / disk.SUMS_FILE).is_file():
         raise RecordError(
-            f"{target} does not hold a state (it has neither {disk.SUMS_FILE} nor complete {FOLDER}): give what "
-            "jn.save_checkpoint wrote, the directory of a run, or a checkpoint in it."
+            f"{target} does not hold a state (it has neither {disk.SUMS_FILE} nor complete {FOLDER}): pass a path that "
+            "jn.save_checkpoint wrote, a run directory, or a checkpoint in it."
         )
     in_run = (target / disk.ABOUT_FILE).is_file()
-    if what := disk.find_damage(target, int(target.name) if in_run and target.name.isdecimal() else None):
-        raise RecordError(f"{target} is damaged, {what}: bring it back from a copy.")
+    if damage := disk.find_damage(target, int(target.name) if in_run and target.name.isdecimal() else None):
+        raise RecordError(f"{target} is damaged, {damage}: restore it from a copy.")
     found = _read_state(target, like)
     if like is None:
         return found
@@ -237,14 +235,14 @@ def load_checkpoint(path: Path | str, like: PyTree | None = None) -> PyTree:
 
 
 def _read_state(checkpoint: Path, like: PyTree) -> PyTree:
-    """A state as :func:`disk.read_tree`; a run's checkpoint has named tuples such as `TrainState` as a dict."""
+    """Loads a state by :func:`disk.read_tree`; a run's checkpoint stores a named tuple, a `TrainState`, as a dict."""
     in_run = (checkpoint / disk.ABOUT_FILE).is_file()
     is_named = in_run and isinstance(like, tuple) and hasattr(like, "_asdict")
     try:
         found = disk.read_tree(checkpoint / disk.ITEM if in_run else checkpoint, like._asdict() if is_named else like)
     except disk.UNREADABLE as error:
         raise RecordError(
-            f"{checkpoint} does not hold a state like the one asked for ({disk.first_line(error)}): load it with the "
+            f"{checkpoint} does not hold a state like the requested one ({disk.first_line(error)}): load it with the "
             "model and optimizer it was saved with."
         ) from error
     return type(like)(**found) if is_named else found

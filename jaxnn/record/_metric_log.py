@@ -1,4 +1,4 @@
-"""What a run reports: written while it trains, by any number of writers, and checked when it resumes."""
+"""The metrics that a run reports: any number of writers take them, and a resumed run checks those on the disk."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ type Line = dict[str, Any]
 
 
 class MetricWriter(Protocol):
-    """A place that metrics go to besides ``metrics.jsonl``: a tracking service, a table, a queue.
+    """A destination of metrics in addition to ``metrics.jsonl``: a tracking service, a table, a queue.
 
-    It is called by the training thread of the process that writes the record, so it should return at once. A run that
-    resumes writes the lines after its checkpoint again; their ``step`` shows it. If it has a ``close()``, it is closed
-    at the end.
+    Pass instances as the option ``writers``. The training thread of the process that writes the record calls ``write``,
+    which should return quickly. A resumed run writes the lines after its checkpoint again, as their ``step`` shows. A
+    ``close()`` method, if there is one, is called at the end.
 
     >>> class LossPrinter:
     ...     def write(self, lines):
@@ -32,11 +32,11 @@ class MetricWriter(Protocol):
     """
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the lines of one report, one for each member in a sweep: ``step``, metrics and speeds by name."""
+        """Writes the lines of one report, one for each member in a sweep: ``step``, metrics and throughput by name."""
 
 
 class LogDigest:
-    """The number and the SHA-256 of consecutive ``lines``, each with its end, of the log ``file``."""
+    """The number and the SHA-256 of consecutive ``lines`` of the log ``file``, each with its newline."""
 
     def __init__(self, file: Path, lines: Iterable[bytes] = ()) -> None:
         self.file = file
@@ -45,14 +45,14 @@ class LogDigest:
         self.add(lines)
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Takes in more lines."""
+        """Adds lines to the digest."""
         for line in lines:
             self.lines += 1
             self._digest.update(line)
 
     @property
     def sha256(self) -> str:
-        """The digest, in hexadecimal."""
+        """The digest in hexadecimal."""
         return self._digest.hexdigest()
 
 
@@ -60,15 +60,15 @@ def rewind_metrics(
     path: Path,
     end_of: Callable[[Line], int],
     noted: Mapping[str, Any] | None,
-    where: str,
+    name: str,
     members: Sequence[int] | None = None,
 ) -> tuple[list[Line], LogDigest, str | None]:
-    """Cuts ``metrics.jsonl`` in ``path`` to the lines of a checkpoint; a damaged log is cut where its damage begins.
+    """Truncates ``metrics.jsonl`` in ``path`` to the lines of a checkpoint; a damaged log, where its damage starts.
 
-    ``noted`` are the ``lines`` and the ``sha256`` that belong to the checkpoint ``where``, None if there is none;
-    ``end_of`` gives the last step that belongs to it, from a line. In a sweep it is the checkpoint of ``members``, and
-    the lines of others stay. Returns the lines that were kept, their digest, and a message if they are not those that
-    were reported; a file beside the log then keeps what is lost. RecordError if the disk refuses.
+    ``noted`` has the ``lines`` and ``sha256`` recorded in the checkpoint ``name``, or None; ``end_of`` maps a
+    line to the last step of the checkpoint. In a sweep the checkpoint is of ``members``, and lines of others stay.
+    Returns the kept lines, their digest, and a message if they differ from the reported ones; the original is then
+    copied to a file beside the log. RecordError if the disk refuses.
     """
     file = path / METRICS_FILE
     content = read_bytes(file)
@@ -79,13 +79,13 @@ def rewind_metrics(
     kept, message = lines[: noted["lines"]] if noted is not None else [], None
     digest = LogDigest(file, kept)
     if noted is None and lines:
-        message = f"there is no checkpoint of {where}, so that it starts again; what it had reported is kept in"
+        message = f"there is no checkpoint of {name}, so it starts again; its reported metrics are kept in"
     elif noted is not None and (digest.lines, digest.sha256) != (noted["lines"], noted["sha256"]):
         digest = LogDigest(file, kept := _undamaged(lines, end_of, members))
-        lost, loss = noted["lines"] - digest.lines, "its lines are not those that were reported"
+        lost, loss = noted["lines"] - digest.lines, "its lines differ from the reported ones"
         if lost > 0:
             loss = f"{lost} of {noted['lines']} lines are lost"
-        message = f"{file} is damaged up to {where}, {loss}; the file as it was found is"
+        message = f"{file} is damaged up to {name}, {loss}; the original file is"
     if message is not None:
         names = (file.with_name(f"{file.stem}.damaged-{number}{file.suffix}") for number in itertools.count(1))
         write_bytes(aside := next(name for name in names if not name.exists()), content)
@@ -111,7 +111,7 @@ def _undamaged(lines: Iterable[bytes], end_of: Callable[[Line], int], members: S
 
 
 def _parsed(raw: bytes) -> Line:
-    """What a line says; nothing if it cannot be read."""
+    """A line as a mapping; an empty one if it is not JSON."""
     with contextlib.suppress(ValueError, RecursionError):
         line = json.loads(raw)
         return line if isinstance(line, dict) else {}

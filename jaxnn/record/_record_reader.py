@@ -1,4 +1,4 @@
-"""Reading records: one run, its metrics, or all runs and sweeps below a folder; every fact is checked."""
+"""Readers of records: one run, its metrics, or all runs and sweeps below a folder; every field is checked."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
 from jaxnn.types import RecordError
 
-# Shards with this file make a directory that of a sweep, as the file itself does.
+# A directory with this file holds a sweep, and so does one with such shards.
 SHARDS = f"shards/*/{SWEEP_FILE}"
-# Metrics are the keys of a line that begin with the split they were measured on.
+# Metrics are the keys of a line that start with the name of a split.
 METRIC_PREFIXES = ("train_", "validation_", "test_")
-# What every run.json holds from the start, and readers rely on.
+# The fields that every run.json has from the start, on which readers rely.
 FACTS = (
     *("name", "status", "started", "config", "options", "steps_per_call", "seconds_per_step_measured"),
     *("fingerprint", "layout", "devices", "jax_flags"),
 )
-# What is checked of the facts that a reader needs, by type.
+# The types of these fields, and how errors name them.
 KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("name", "status", "started", "monitor"), (str, "text")),
     **dict.fromkeys(("config", "options", "fingerprint", "layout", "devices", "jax_flags"), (dict, "a mapping")),
@@ -30,20 +30,20 @@ KINDS: dict[str, tuple[type, str]] = {
 
 
 def check_facts(facts: Any, needed: tuple[str, ...]) -> dict[str, Any]:
-    """The same facts; ValueError if they are no mapping, lack one of ``needed``, or have it of another type."""
+    """Returns ``facts``; ValueError if it is no mapping, or a field in ``needed`` is missing or of another type."""
     if not isinstance(facts, dict):
         raise ValueError(f"it is {facts!r:.60} and must be a mapping")
     for name in needed:
-        kind, words = KINDS.get(name, (None, ""))
+        kind, description = KINDS.get(name, (None, ""))
         if name not in facts:
             raise ValueError(f"it lacks {name!r}")
         if kind is not None and type(facts[name]) is not kind:
-            raise ValueError(f"its {name} is {facts[name]!r:.60} and must be {words}")
+            raise ValueError(f"its {name} is {facts[name]!r:.60} and must be {description}")
     return facts
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """What ``run.json`` in ``path`` says, as :func:`read_facts`; RecordError if there is no record."""
+    """Reads ``run.json`` in ``path`` as :func:`read_facts` does; RecordError if there is no record."""
     check_name(path)
     file = path / RUN_FILE
     if not file.is_file():
@@ -52,10 +52,9 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
-    """What ``run.json`` or ``sweep.json`` says.
+    """Reads ``run.json`` or ``sweep.json``; RecordError if it is not JSON or fails `check_facts`.
 
-    One that says it is running while no process holds its directory was killed: its status reads ``interrupted``.
-    RecordError if it is damaged: not JSON, without one of ``needed``, or with one of another type.
+    The status ``running`` of a directory that no process has locked, since it was killed, reads ``interrupted``.
     """
     try:
         facts = check_facts(json.loads(file.read_bytes()), ("status", *needed))
@@ -67,9 +66,9 @@ def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` in ``path``, oldest first; a torn last line, left by a crash, is dropped.
+    """Reads ``metrics.jsonl`` in ``path``, oldest line first; a torn last line, left by a crash, is dropped.
 
-    RecordError if a line is no mapping of names to numbers with a step.
+    RecordError if a line is not a mapping of names to numbers with a step.
     """
     lines = [numbers(line) for line in read_lines(path / METRICS_FILE)]
     for line in lines:
@@ -82,7 +81,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def read_bytes(file: Path) -> bytes:
-    """What a file of the record holds; nothing if there is none. RecordError if the system refuses to read it."""
+    """Reads a file of the record, empty if absent; RecordError if the system refuses."""
     try:
         return file.read_bytes() if file.exists() else b""
     except OSError as error:
@@ -90,7 +89,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The mappings in a file of JSON lines, oldest first; a torn last line is dropped, and no file holds none."""
+    """Reads a file of JSON mappings, one per line, empty if absent; a torn last line is dropped."""
     content = read_bytes(file)
     try:
         return [check_facts(json.loads(line), ()) for line in content[: content.rfind(b"\n") + 1].splitlines()]
@@ -114,12 +113,12 @@ def is_sweep(path: Path) -> bool:
     """Whether the directory ``path`` holds a sweep, or shards of one."""
     try:
         return (path / SWEEP_FILE).is_file() or any(path.glob(SHARDS))
-    except OSError:  # a name that is too long, say
+    except OSError:  # such as a name that is too long
         return False
 
 
 def _age(path: Path) -> tuple[str, str]:
-    """When a record started, empty if it cannot be read, and its name."""
+    """The start time of a record, empty if it cannot be read, and its name."""
     for file in (path / RUN_FILE, path / SWEEP_FILE, *sorted(path.glob(SHARDS))):
         try:
             return str(read_facts(file, ("status", "started"))["started"]), path.name
@@ -129,23 +128,20 @@ def _age(path: Path) -> tuple[str, str]:
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Undoes the names that stand for NaN and infinities."""
+    """Converts the names of NaN and infinities to floats."""
     return {key: float(value) if value in ("nan", "inf", "-inf") else value for key, value in line.items()}
 
 
 def final_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The last value of each metric in the lines of ``metrics.jsonl``, oldest first."""
-    final: dict[str, float] = {}
-    for line in lines:
-        final |= metrics_of(line)
-    return final
+    return {name: value for line in lines for name, value in metrics_of(line).items()}
 
 
 def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics among what a line of ``metrics.jsonl`` holds."""
+    """The metrics in a line of ``metrics.jsonl``."""
     return {name: value for name, value in line.items() if name.startswith(METRIC_PREFIXES)}
 
 
 def without_member(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of a sweep's ``metrics.jsonl`` as that of a run, without the column of the member."""
+    """A line of a sweep's ``metrics.jsonl`` without the column of the member."""
     return {name: value for name, value in line.items() if name != "member"}

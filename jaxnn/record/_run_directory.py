@@ -1,4 +1,4 @@
-"""A run's directory: created once, written by one process at a time, every file complete or absent."""
+"""Run directories: created once, written by one process at a time, every file complete or absent."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LOCK_FILE = ".lock"
 
 
 def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
-    """``runs/<name>/<time>-<four hex digits>``: an unused path, not created."""
+    """Returns an unused path, ``runs/<name>/<time>-<four hex digits>``, without creating it."""
     return parent / name / f"{time.strftime('%Y-%m-%dT%H-%M-%S')}-{secrets.token_hex(2)}"
 
 
 def create_run_dir(path: Path) -> Path:
-    """Creates ``path`` for a new run; RecordError if it holds something already, or cannot be created."""
+    """Creates ``path`` for a new run; RecordError if it is not vacant, or cannot be created."""
     check_vacant(path)
     with refusals(f"{path} cannot be written"):
         path.mkdir(parents=True, exist_ok=True)
@@ -39,23 +39,23 @@ def create_run_dir(path: Path) -> Path:
 
 
 def check_vacant(path: Path, *, held: bool = False) -> None:
-    """RecordError unless ``path`` is free for a new run: absent, or a directory with nothing of worth in it.
+    """Raises RecordError unless ``path`` is free for a new run: absent, or with remnants of a killed start only.
 
-    Nor may another process write it; with ``held`` this one has its lock.
+    Another process may not have locked it; with ``held`` this process has.
     """
     check_name(path)
     if not held and is_locked(path):
         raise _busy(path)
 
-    def stillborn(file: Path) -> bool:
-        """Whether a process left ``file`` that was killed before its ``run.json`` or ``sweep.json``."""
+    def is_remnant(file: Path) -> bool:
+        """Whether ``file`` is of a process that was killed before it wrote ``run.json`` or ``sweep.json``."""
         if file.name == METRICS_FILE:
             return file.stat().st_size == 0
         return file.name == LOCK_FILE or file.name.startswith((f".{RUN_FILE}.", f".{SWEEP_FILE}."))
 
     if path.exists() and not path.is_dir():
         raise RecordError(f"the run directory {path} is a file: choose another --run-dir.")
-    if path.exists() and not all(map(stillborn, path.iterdir())):
+    if path.exists() and not all(map(is_remnant, path.iterdir())):
         raise RecordError(
             f"the run directory {path} is not empty: choose another --run-dir, or continue the run in it with "
             f"--resume {path}."
@@ -63,9 +63,9 @@ def check_vacant(path: Path, *, held: bool = False) -> None:
 
 
 def check_name(path: Path) -> None:
-    """RecordError for a name that no file or directory can have: it is too long, or not text."""
+    """Raises RecordError for a name that no directory can have: it is too long, or not text."""
     try:
-        str(path).encode()  # what is not UTF-8 can neither be printed nor kept in a record
+        str(path).encode()  # a name that is not UTF-8 can neither be printed nor recorded
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return
@@ -75,9 +75,9 @@ def check_name(path: Path) -> None:
 
 
 class Record(NamedTuple):
-    """An open run directory and its held lock; None in all but one of the processes of a run, which write nothing.
+    """An open run directory and its lock, which is None in the processes of a run that write nothing.
 
-    Its methods raise RecordError if the disk refuses, and leave the files as they were.
+    Its methods raise RecordError if the disk refuses, and leave the files unchanged.
     """
 
     path: Path
@@ -85,24 +85,24 @@ class Record(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes the directory; RecordError if it is no longer the one that was locked."""
+        """Whether this process writes the directory; RecordError if the locked directory is gone."""
         if self.lock is None:
             return False
         with suppress(OSError):
             if os.path.samestat(os.stat(self.path / LOCK_FILE), os.fstat(self.lock.fileno())):
                 return True
         raise RecordError(
-            f"the run directory {self.path} was removed or renamed, or its {LOCK_FILE} deleted, while its run was "
-            "writing it: leave it where it is until the run is over."
+            f"the run directory {self.path} was removed or renamed, or its {LOCK_FILE} deleted, during the run: "
+            "leave it in place until the run has ended."
         )
 
     def report(self, *lines: Mapping[str, Any]) -> list[bytes]:
-        """Appends lines to ``metrics.jsonl`` and hands them to the system at once; returns them as written."""
+        """Appends lines to ``metrics.jsonl``, unbuffered; returns them as written."""
         written, file = [json_line(line).encode() for line in lines], self.path / METRICS_FILE
         if not self.writes:
             return written
-        # Opened for each report, since resuming replaces the file. Unbuffered: a buffer that could not be written would
-        # be written again when it is closed.
+        # Opened for each report, since resuming replaces the file. Unbuffered, since closing the file would try again
+        # to write a buffer that the disk refused.
         with refusals(f"{file} cannot be written"), file.open("ab", buffering=0) as log:
             before, content = log.tell(), b"".join(written)
             try:
@@ -124,7 +124,7 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
     """Locks the existing run directory ``path`` and opens it; the system unlocks it if the process dies.
 
     ``writes`` is False for all but one of the processes of a run: they lock and write nothing. RecordError if another
-    process writes it, or none can.
+    process has locked it, or the disk refuses.
     """
     if not writes:
         yield Record(path, None)
@@ -138,7 +138,7 @@ def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process is writing the run directory ``path`` now."""
+    """Whether a process has locked the run directory ``path``."""
     try:
         with (path / LOCK_FILE).open("r") as lock:
             return not _try_lock(lock, fcntl.LOCK_SH)  # several processes may ask at the same time
@@ -161,7 +161,7 @@ def _busy(path: Path) -> RecordError:
 
 
 def make_room(folder: Path) -> None:
-    """Makes ``folder`` and tries to write there, before long computations; RecordError if the disk refuses."""
+    """Creates ``folder`` and tests that it is writable, before a long computation; RecordError if it is not."""
     with refusals(f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -169,15 +169,12 @@ def make_room(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any] | list[Any]) -> None:
-    """Replaces ``path`` by ``content`` as JSON in one step."""
+    """Replaces ``path`` by ``content`` as JSON, atomically."""
     write_bytes(path, f"{json.dumps(jsonable(content), indent=2, allow_nan=False)}\n".encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces ``path`` by ``content``: a reader, or a crash, sees the old file or the new one and nothing between.
-
-    RecordError if the disk refuses; then ``path`` is as it was.
-    """
+    """Replaces ``path`` by ``content`` atomically; RecordError if the disk refuses, and ``path`` is unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with refusals(f"{path} cannot be written"):
         try:
@@ -191,12 +188,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def json_line(content: Mapping[str, Any]) -> str:
-    """One line of ``metrics.jsonl``."""
+    """Formats one line of ``metrics.jsonl``."""
     return json.dumps(jsonable(content), allow_nan=False) + "\n"
 
 
 def jsonable(value: Any) -> Any:
-    """``value`` in JSON's own types; NaN and infinities, which JSON lacks, become their names."""
+    """Converts ``value`` to JSON's types; NaN and infinities, which JSON lacks, become their names."""
     if isinstance(value, Mapping):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

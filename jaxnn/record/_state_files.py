@@ -1,4 +1,4 @@
-"""Pytrees of arrays on the disk: written and read by Orbax, with a list of the SHA-256 of every file beside them."""
+"""Pytrees of arrays on the disk: written and read by Orbax, with the SHA-256 of every file in a list beside them."""
 
 from __future__ import annotations
 
@@ -24,39 +24,40 @@ from jaxnn._compat import configure_orbax_logging
 from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.types import JaxnnError, PyTree, RecordError
 
-# The folder of the arrays in a checkpoint of a run.
-ITEM = "default"
-# The step of a checkpoint, its metrics, and how much of metrics.jsonl had been written by then.
+ITEM = "default"  # the folder of the arrays in a run's checkpoint
+# The step of a checkpoint, its metrics, and the number and digest of the lines of metrics.jsonl up to it.
 ABOUT_FILE = "checkpoint.json"
-# The suffix of a folder's name while it is written.
-UNFINISHED = ".unfinished"
-# What Orbax raises for a checkpoint of another tree, and if it cannot write one.
+UNFINISHED = ".unfinished"  # the suffix of a folder while it is written
+# The errors of Orbax for a checkpoint of another tree, and for one that it cannot write.
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
 SUMS_FILE = "SHA256SUMS"
-# The first line, which `sha256sum -c` skips: damage to the list is not blamed on a file in it.
+# The first line, which `sha256sum -c` skips, so that damage to the list is not attributed to a file in it.
 SUMS_HEAD = "# sha256 of the lines below: "
 
 
 def save_checkpoint(path: Path | str, state: PyTree) -> None:
-    """Writes any pytree of arrays to the new directory ``path``, complete or not at all.
+    """Saves any pytree of arrays to the new directory ``path``, which is complete or absent.
 
-    In a run of several processes all of them call it, with arrays of all their devices or NumPy's; process 0 writes
-    these, and gives the directory its name.
+    Several processes of a run all call it, with NumPy arrays or arrays on the devices of all processes.
+
+    >>> jn.save_checkpoint("ema", {"params": {"w": np.zeros(3)}, "step": 7})
+    >>> int(jn.load_checkpoint("ema")["step"])
+    7
 
     Raises:
-        RecordError: ``path`` exists already or cannot be written; ``state`` is one bare array or holds none, or holds
-            arrays of one process although there are several.
+        RecordError: ``path`` exists or cannot be written; ``state`` is a bare array or has none, or has arrays on the
+            devices of one process although there are several.
     """
     target = Path(path).absolute()
     if jax.tree_util.all_leaves([state]) or not jax.tree.leaves(state):
-        raise RecordError(f"{target} is to hold {type(state).__name__} alone: put arrays in a dict to save them.")
+        raise RecordError(f"cannot save a bare {type(state).__name__} to {target}: put arrays in a dict to save them.")
     count = jax.process_count()
     for name, leaf in leaves_by_path(state).items():
         if count > 1 and isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
             raise RecordError(
-                f"{target} is to hold {name}, which is on the devices of process {jax.process_index()} alone: spread "
-                f"it over those of all {count} processes, or save it as a NumPy array, which process 0 writes."
+                f"cannot save {name} to {target}: it is only on devices of process {jax.process_index()}; shard or "
+                f"replicate it over all {count} processes, or save it as a NumPy array, which process 0 writes."
             )
     failure: JaxnnError | None = None
 
@@ -81,48 +82,47 @@ def save_checkpoint(path: Path | str, state: PyTree) -> None:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """The steps that have a checkpoint in ``folder``, in order; none if there is no folder."""
+    """The steps that have a checkpoint in ``folder``, in order; none if the folder does not exist."""
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
 def read_about(checkpoint: Path) -> Any:
-    """What ``checkpoint.json`` says: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
+    """Reads ``checkpoint.json``: the ``step``, the finite ``metrics`` by name, the ``log`` or None."""
     return json.loads((checkpoint / ABOUT_FILE).read_text())
 
 
 def preload_orbax() -> None:
     """Starts to import Orbax in a background thread, so that the first save does not wait for it."""
     if "orbax.checkpoint" not in sys.modules:
-        # No daemon: the interpreter waits for it at exit, and takes nothing from under the import.
+        # No daemon: an interpreter that exits must wait for the import.
         threading.Thread(target=importlib.import_module, args=("orbax.checkpoint",), name="jaxnn_preload").start()
 
 
 def orbax_options(folder: Path) -> dict[str, Any]:
-    """The keyword arguments of the Orbax objects that write ``folder`` or read it."""
+    """The keyword arguments of the Orbax objects that write or read ``folder``."""
     import orbax.checkpoint as ocp
 
     configure_orbax_logging()
-    # Listed, so that Orbax lets them meet on the host, by keys of their own for each folder. Otherwise they meet in a
-    # computation on their devices, which collides with those of the training that runs meanwhile.
+    # With this list Orbax synchronizes the processes through the host, by keys with the folder's name. Otherwise it
+    # runs a computation on their devices, which collides with those of the training.
     processes = set(range(jax.process_count()))
     options = ocp.options.MultiprocessingOptions(active_processes=processes, barrier_sync_key_prefix=folder.name)
     return {"multiprocessing_options": options}
 
 
 def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None = None) -> Callable[[], None]:
-    """Starts to write a state, of :func:`host_copy`, with its checksums to the new folder ``target``.
+    """Starts to write a state, a :func:`host_copy`, with its checksums to the new folder ``target``.
 
-    Arrays of several processes are copied to the host now, in the thread that computes. The function that it returns
-    completes the folder and gives it its name, in any thread, without JAX. Both raise UNWRITABLE if the disk refuses,
-    and remove what was written, since others need the room.
-
-    ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays have a folder of their own.
+    Arrays of several processes are copied to the host now, in the calling thread. The returned function completes and
+    names the folder, in any thread, without JAX. Both raise UNWRITABLE if the disk refuses, and remove the partial
+    folder to free its space. ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays are in
+    a subfolder.
     """
     import orbax.checkpoint as ocp
 
     unfinished = target.with_name(f"{target.name}{UNFINISHED}")
-    # Otherwise threads wait for folders, and keep the process alive for 300 s if the disk refuses one.
+    # Otherwise threads wait for folders, which keeps the process alive for 300 s if the disk refuses one.
     in_order = ocp.AsyncOptions(create_directories_asynchronously=False)
 
     @contextlib.contextmanager
@@ -130,13 +130,18 @@ def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None =
         try:
             yield
         except UNWRITABLE:
-            if is_primary():
-                clear_unfinished(unfinished)
+            # After a save that failed at its start, threads of Orbax that are not joined may write for a moment.
+            for seconds in (0.0, 0.1, 0.4) if is_primary() else ():
+                time.sleep(seconds)
+                # Orbax's temporary folders beside it have the same prefix.
+                for remnant in unfinished.parent.glob("*"):
+                    if remnant.name.startswith(unfinished.name):
+                        shutil.rmtree(remnant, ignore_errors=True)
             raise
 
     def complete() -> None:
         with clearing():
-            # Closing waits until all processes have written.
+            # Waits until all processes have written.
             checkpointer.close()
             if is_primary():
                 if about is not None:
@@ -154,12 +159,12 @@ def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None =
 
 
 def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
-    """The tree in ``folder``, with structure, shapes, dtypes and placement of ``like``, or UNREADABLE; else NumPy's."""
+    """Reads a tree of NumPy arrays, or one with the shapes, dtypes and shardings of ``like``; raises UNREADABLE."""
     import orbax.checkpoint as ocp
 
-    everyone = orbax_options(folder)
+    options = orbax_options(folder)
     handler = ocp.PyTreeCheckpointHandler if like is None else ocp.StandardCheckpointHandler
-    with ocp.Checkpointer(handler(**everyone), **everyone) as checkpointer:
+    with ocp.Checkpointer(handler(**options), **options) as checkpointer:
         metadata = checkpointer.metadata(folder).item_metadata
         if metadata is None:
             raise ValueError("it holds no arrays")
@@ -167,47 +172,49 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
         if like is None:
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
             return checkpointer.restore(folder, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-        # Orbax itself casts other dtypes silently, and reports other shapes from a task that no one awaits.
+        # Orbax casts other dtypes silently, and reports other shapes from a task that is never awaited.
         found, wanted = leaves_by_path(saved), leaves_by_path(like)
         for name in sorted(found.keys() | wanted.keys()):
-            is_there, asked = (_described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted))
-            if is_there != asked:
-                raise ValueError(f"its {name} is {is_there}, that asked for {asked}")
+            saved_as, wanted_as = (
+                _described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted)
+            )
+            if saved_as != wanted_as:
+                raise ValueError(f"its {name} is {saved_as}, the requested one {wanted_as}")
         return jax.tree.map(_as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)
 
 
 def host_copy(state: PyTree) -> PyTree:
-    """A copy that no training step donates: NumPy arrays, and JAX's of what is sharded over several processes."""
+    """A copy that no training step donates: NumPy arrays, and JAX arrays if sharded over several processes."""
 
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):
-            # NumPy's wide dtypes stay as they are. A number gets the dtype that JAX gives it.
+            # NumPy arrays keep 64-bit dtypes; a Python number gets the dtype that JAX gives it.
             return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
         leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
         leaf = leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
         if not leaf.is_fully_addressable:
             return jnp.copy(leaf)
-        # Not of the buffer itself: a view of it keeps it from being donated.
+        # Not a view of the buffer, which would prevent its donation.
         return np.asarray(jax.device_put(leaf, may_alias=False))
 
     return jax.tree.map(copied, state)
 
 
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:
-    """The leaves by their paths as Orbax spells them: ``params.dense.kernel``."""
+    """The leaves by their paths in Orbax's notation: ``params.dense.kernel``."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def _described(leaf: Any) -> str:
-    """A leaf's dtype and shape, those of its data for a typed PRNG key, as Orbax keeps it."""
+    """A leaf's dtype and shape; those of its data for a typed PRNG key, which Orbax stores."""
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
     leaf = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
     return f"{leaf.dtype} {list(leaf.shape)}"
 
 
 def _as_key_like(data: Any, like: Any) -> Any:
-    """``data`` as a typed key if ``like`` is one, array or shape."""
+    """Wraps ``data`` as a typed key if ``like``, an array or a shape, is one."""
     if not hasattr(like, "dtype") or not _is_key(like) or _is_key(data):
         return data
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
@@ -218,9 +225,9 @@ def _is_key(leaf: Any) -> bool:
 
 
 def write_sums(folder: Path) -> None:
-    """Writes the SHA-256 of every file below ``folder`` into its ``SHA256SUMS``, for ``sha256sum -c`` to read.
+    """Writes the SHA-256 of every file below ``folder`` to its ``SHA256SUMS``, in the format of ``sha256sum -c``.
 
-    Every file is synced to the disk, so that a power cut after that takes nothing back.
+    Every file is synced to the disk, so that it survives a power cut.
     """
     names = sorted(files_below(folder))
     lines = "".join(f"{_digest(folder, name)}  {name}\n" for name in names)
@@ -230,7 +237,7 @@ def write_sums(folder: Path) -> None:
 
 
 def find_damage(folder: Path, step: int | None = None) -> str | None:
-    """What is wrong with a saved state, which is that of ``step`` if it belongs to a run; None if nothing is."""
+    """Describes the damage to a saved state, which must be that of ``step`` in a run; None if there is none."""
     changed = "has other bytes than were saved"
     try:
         head, _, lines = (folder / SUMS_FILE).read_text().partition("\n")
@@ -241,11 +248,11 @@ def find_damage(folder: Path, step: int | None = None) -> str | None:
     if head != SUMS_HEAD + hashlib.sha256(lines.encode()).hexdigest():
         return f"its file {SUMS_FILE} {changed}"
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines.splitlines())}
-    there = set(files_below(folder)) - {SUMS_FILE}
-    for name in sorted(sums.keys() | there):
+    files = set(files_below(folder)) - {SUMS_FILE}
+    for name in sorted(sums.keys() | files):
         if name not in sums:
             return f"its file {name} was not there when it was saved"
-        if name not in there:
+        if name not in files:
             return f"its file {name} is missing"
         try:
             if _digest(folder, name) != sums[name]:
@@ -267,8 +274,8 @@ def _digest(folder: Path, name: str) -> str:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """The names, relative to ``folder``, of everything below it that is no folder."""
-    # Without pathlib, which keeps every part of every path in memory (Python 3.12): each checkpoint has new names.
+    """The names, relative to ``folder``, of all files and links below it."""
+    # Without pathlib, which in Python 3.12 keeps each part of a path in memory: every checkpoint has new names.
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         for name in (*files, *links):
@@ -276,7 +283,7 @@ def files_below(folder: Path) -> Iterator[str]:
 
 
 def sync(path: Path | str) -> None:
-    """Has the content of a file, or the names in a folder, on the disk."""
+    """Flushes the content of a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -284,31 +291,23 @@ def sync(path: Path | str) -> None:
         os.close(descriptor)
 
 
-def clear_unfinished(path: Path) -> None:
-    """Removes ``path`` and Orbax's temporary folders beside it."""
-    # After a save that failed at its start, threads that Orbax does not wait for may still write for a moment.
-    for seconds in (0.0, 0.1, 0.4):
-        time.sleep(seconds)
-        for remnant in path.parent.iterdir() if path.parent.is_dir() else ():
-            if remnant.name.startswith(path.name):
-                shutil.rmtree(remnant, ignore_errors=True)
-
-
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class's name if it has none."""
+    """The first line of an error's message, or the name of its class if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager
 def refusals(subject: str, rest: str = "; what was recorded before is intact.") -> Iterator[None]:
-    """Turns an error of the disk into a RecordError of one line: the ``subject``, why, what to do, and the ``rest``."""
+    """Turns an error of the disk into a RecordError of one line: ``subject``, reason, fix and ``rest``."""
     try:
         yield
     except JaxnnError:
         raise
     except UNWRITABLE as error:
-        full = next((words for words in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)) if words in str(error)), None)
-        # TensorStore's words end in a page on how it opens files.
+        full = next((text for text in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)) if text in str(error)), None)
+        # TensorStore appends a page about its configuration.
         reason = getattr(error, "strerror", None) or full or first_line(error).partition(" [tensorstore_spec=")[0]
-        cure = "check that the folder exists, may be written, and that no other process writes there"
-        raise RecordError(f"{subject} ({reason}): {'free disk space' if full else cure}{rest}") from error
+        fix = (
+            "free disk space" if full else "check that the folder exists and is writable, and no other process uses it"
+        )
+        raise RecordError(f"{subject} ({reason}): {fix}{rest}") from error

@@ -15,9 +15,8 @@ from jaxnn.parallel import is_primary
 
 # Plain output goes to files and logs: a line now and then, not one per window.
 SECONDS_BETWEEN_REPORTS = {"plain": 1.0, "bar": 0.1, "notebook": 0.1}
-# A stage that takes longer is announced: on a terminal in a line that goes away again, elsewhere in one that stays.
-SECONDS_ON_TERMINAL, SECONDS_IN_LINES = 0.5, 2.0
-SECONDS_BETWEEN_LOOKS = 0.25
+# A stage that takes longer is announced, within a second: on a terminal in a line that is cleared when the stage ends.
+SECONDS_BEFORE_ANNOUNCING, SECONDS_BETWEEN_LOOKS = 0.6, 0.25
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -102,7 +101,7 @@ class Display:
             current = _, stage, since = clock.current
             # On a terminal on which nothing else is drawn yet.
             in_place = self.kind == "bar" and self._live is None
-            due = stage is not None and clock.now() - since > (SECONDS_ON_TERMINAL if in_place else SECONDS_IN_LINES)
+            due = stage is not None and clock.now() - since > SECONDS_BEFORE_ANNOUNCING
             if in_place and (due or shown):
                 text = f"{CLEAR_LINE}  {stage} … {clock.now() - since:.0f} s" if due else CLEAR_LINE
                 print(text, end="", flush=True)
@@ -141,7 +140,7 @@ def in_background(work: Callable[[threading.Event], None], name: str) -> Iterato
 
 
 def _in_notebook() -> bool:
-    # Only where IPython runs already: importing it here would cost every script half a second.
+    # Only if IPython is imported already: importing it would cost every script half a second.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"

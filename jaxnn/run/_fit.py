@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -24,21 +26,26 @@ from jaxnn.types import ConfigError, Experiment, TrainingError, TrainState
 
 
 def fit(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Run:
-    """Trains ``experiment``, reports where it runs and how fast, and leaves a record.
+    """Trains ``experiment``, reports the device and the speed, and writes a record.
 
     SIGINT and SIGTERM end the run after the current window, saved and ready to resume; its status is then
     ``interrupted``, in ``run.summary.status``. A second one, or one before the first step, raises KeyboardInterrupt.
 
+    >>> run = jn.fit(experiment, record=False, progress="none", steps_per_call=5)
+    >>> run.summary.status, round(run.final["test_accuracy"], 1)
+    ('finished', 0...)
+
     Args:
-        experiment: what to compute.
-        options: how to run it.
-        **changes: single run options, such as ``steps_per_call=16`` or ``resume="runs/mnist/…"``.
+        experiment: what to compute. A resumed run needs the config of its record; only ``num_steps`` may differ.
+        options: how to run it. A resumed run takes those left at their defaults from its record.
+        **changes: single run options by name, such as ``resume="runs/mnist/…"``. On resume they replace those of the
+            record, also at their defaults: ``patience=None``.
 
     Raises:
         ConfigError, DataError, RecordError: the run cannot start; nothing was written.
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
-    options = with_changes(options or RunOptions(), changes, experiment.config)
+    options = _checked(experiment, options, changes)
     with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
         display = around.enter_context(open_display(options.progress))
         with contextlib.ExitStack() as opened:
@@ -60,7 +67,7 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
 
 
 class Iteration:
-    """A run that its caller walks through, window by window: iterate over it, then ask it for its ``run``."""
+    """A run to iterate over, window by window; ``run`` is its result."""
 
     def __init__(self, experiment: Experiment[Any], options: RunOptions) -> None:
         self._experiment = experiment
@@ -70,8 +77,9 @@ class Iteration:
     def __iter__(self) -> Iterator[Report]:
         """Trains; the clock is paused while the caller works. Leaving the loop saves and completes the record."""
         with contextlib.closing(self._reports()) as reports:
+            atexit.register(reports.close)  # for a loop that is left open; closing again does nothing
             while True:
-                # The caller's own computations run where they always do.
+                # The option `device` is not for the caller's computations.
                 with computing_on(self._options.device):
                     report = next(reports, None)
                 if report is None:
@@ -88,9 +96,11 @@ class Iteration:
                     yield from reports
                 except GeneratorExit:
                     if session.log.unfinished:
-                        session.log.status = "stopped early"
+                        # Python hides from a generator whether its loop was left by `break` or by an exception.
+                        session.log.status = "interrupted"
                         step = int(session.trainer.state.step)
-                        if session.trainer.save_due(step, ending=True):
+                        # At the interpreter's exit no thread can be started to save.
+                        if threading.main_thread().is_alive() and session.trainer.save_due(step, ending=True):
                             session.trainer.save(step)
                             _check_finite(session)
                     raise
@@ -114,13 +124,24 @@ class Iteration:
 
 
 def iterate(experiment: Experiment[Any], options: RunOptions | None = None, **changes: Any) -> Iteration:
-    """Trains ``experiment`` while its caller watches: ``for report in jn.iterate(experiment)``.
+    """Trains ``experiment`` one window at a time, in the caller's loop; prints nothing.
 
-    Nothing is printed. Between two reports the device is idle and ``iteration.state`` is complete, at the price of
-    one wait per window; ``break`` ends the run, saved. Signals are the caller's: Ctrl-C raises as ever, and what was
-    saved until then is kept.
+    Between two reports the device is idle and ``iteration.state`` is complete, at the cost of one wait per window.
+    Leaving the loop, by ``break`` or an exception, saves the run and ends it as ``interrupted``. Signals are the
+    caller's: Ctrl-C raises KeyboardInterrupt.
+
+    >>> for report in jn.iterate(experiment, record=False, steps_per_call=5, report_every=10, eval_every=10):
+    ...     print(report.step, sorted(report.metrics)[:2])
+    10 ['test_accuracy', 'test_loss']
+    20 ['test_accuracy', 'test_loss']
     """
-    return Iteration(experiment, with_changes(options or RunOptions(), changes, experiment.config))
+    return Iteration(experiment, _checked(experiment, options, changes))
+
+
+def _checked(experiment: Any, options: RunOptions | None, changes: Mapping[str, Any]) -> RunOptions:
+    if not isinstance(experiment, Experiment):
+        raise ConfigError(f"{experiment!r:.60} is no experiment: give jn.Experiment(config, data, task, optimizer).")
+    return with_changes(RunOptions() if options is None else options, changes, experiment.config)
 
 
 def _reports(session: Session, wants_stop: Callable[[], bool], *, step_by_step: bool = False) -> Generator[Report]:

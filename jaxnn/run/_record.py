@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ class Session:
 
     @property
     def log(self) -> engine.MemberLog:
-        """What has become of the run: its status, and the lines that it reported."""
+        """The status of the run, and the lines that it reported."""
         return self.trainer.logs[0]
 
     @property
@@ -55,7 +56,7 @@ class Session:
 
 @contextlib.contextmanager
 def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock, display: Display) -> Iterator[Session]:
-    """A run ready to train, with its record open; the record is completed on the way out, also after a failure.
+    """Opens a run that is ready to train, and its record; completes the record at the end, also after a failure.
 
     ``display`` shows the device as soon as JAX has opened it. ConfigError, DataError or RecordError if the run cannot
     start; then nothing was written.
@@ -68,10 +69,12 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
         parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
         if (resume := options.resume) is not None:
-            parallel.broadcast_from_primary(lambda: read_run(resume))  # before a lock is left where there is no run
+            parallel.broadcast_from_primary(lambda: read_run(resume))  # before a lock file is written
             record = stack.enter_context(open_record(resume, writes=parallel.is_primary()))
             before = parallel.broadcast_from_primary(lambda: read_run(resume))
-            options = continued_options(experiment, options, before)
+            given, options = options.writers, continued_options(experiment, options, before)
+            if not given:
+                stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: check_vacant(run_dir))
         engine.check_config(experiment.config)
@@ -108,7 +111,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
 
 
 def _facts(session: Session) -> dict[str, Any]:
-    """The content of ``run.json`` from the start."""
+    """Returns the content of ``run.json`` at the start."""
     trainer, programs = session.trainer, session.trainer.programs
     return {
         "name": session.name,
@@ -131,7 +134,7 @@ def _facts(session: Session) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
-    """Keeps ``run.json`` and the files beside it true, from ``facts`` at the start to how the run ended."""
+    """Writes ``run.json`` and the files beside it, with ``facts`` at the start and with the status at the end."""
     trainer, log, refused = session.trainer, session.log, list[RecordError]()
     record, checkpoints = trainer.record, trainer.checkpoints
     assert record is not None and checkpoints is not None
@@ -155,8 +158,9 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         broken = error is not None and not isinstance(error, GeneratorExit)
         if log.unfinished or (broken and log.status in ("finished", "stopped early")):
             log.status = "failed" if isinstance(error, Exception) else "interrupted"
-        # Other processes, if there are any, may not fail with this one, so that it must not wait for them.
-        alone = parallel.process_count() > 1 and error is not None and not isinstance(error, TrainingError)
+        # Other processes may not fail with this one, and at the interpreter's exit saves do not end: no waiting then.
+        failed = error is not None and not isinstance(error, TrainingError)
+        alone = (failed and parallel.process_count() > 1) or not threading.main_thread().is_alive()
         with trainer.clock.span("checkpoint"):
             attempt(lambda: checkpoints.close(wait=not alone))
         # The rest is tried if the disk refused a part: what is small may find room.
@@ -172,7 +176,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
 
 
 def summarise(session: Session) -> Summary:
-    """The run so far, as host values."""
+    """Returns the summary of the run so far."""
     trainer = session.trainer
     throughput = steady_throughput(trainer.windows)
     seconds = {name: value for name, value in trainer.clock.seconds.items() if name != "caller"}
@@ -197,8 +201,8 @@ def summarise(session: Session) -> Summary:
 
 
 def file_name_of(experiment: Experiment[Any]) -> str | None:
-    """The name of the file that the experiment's config is defined in; None if there is none."""
+    """Returns the name of the file that defines the experiment's config class; None if there is none."""
     module = type(experiment.config).__module__
     file = getattr(sys.modules.get(module), "__file__", None)
-    # The config of `jn.train` is jaxnn's own, whose file is not the experiment's.
+    # The config class of `jn.train` is jaxnn's.
     return Path(file).stem if file and not module.startswith("jaxnn.") else None

@@ -1,4 +1,4 @@
-"""What is reported of a run: its startup, each window, and a summary at its end."""
+"""Reports of a run: its startup, each window, and a summary at its end."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def startup_report(
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
     continued = None
     if resumed is not None:
-        changed = "; ".join(resumed["changed"])
+        length = [change for change in resumed["changed"] if change.startswith("num_steps ")]
+        changed = "; ".join(change for change in resumed["changed"] if change not in length)
         note = f", not bit for bit, since these changed: {changed}" if changed else ""
-        continued = "; ".join([f"after step {resumed['step']}{note}", *resumed["damaged"]])
+        continued = "; ".join([f"after step {resumed['step']}{note}", *length, *resumed["damaged"]])
     return [
         ("strategy", _strategy(trainer)),
         *(("placement", str(tree)) for tree in trainer.placement()),
@@ -61,7 +62,7 @@ def startup_report(
 
 
 def convolution_hint(trainer: Trainer) -> str | None:
-    """What to change if convolutions that are not jaxnn's make loops slow, with the cost here."""
+    """Returns a hint, with the measured cost, if convolutions that are not jaxnn's make loops slow."""
     count, measured = trainer.programs.plain_convolutions, trainer.seconds_per_step
     if count == 0 or platform() != "cpu":
         return None
@@ -82,7 +83,7 @@ def convolution_hint(trainer: Trainer) -> str | None:
 
 
 def _strategy(trainer: Trainer) -> str | None:
-    """How the run is placed on its devices; what to do if others are idle."""
+    """Returns the strategy and mesh, or a hint if devices are idle."""
     layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
     if layout.mesh is None:
         idle = len(find_devices()) - 1
@@ -100,10 +101,10 @@ class Report:
 
     step: int  # updates done at its end
     num_steps: int  # updates the run is to do
-    # ``train_*`` are means over the window's steps; those of an eval split, such as ``test_*``, are exact over the
-    # whole split, and present only if it was evaluated.
+    # ``train_*`` are means over the window's steps; those of an eval split, such as ``test_*``, are exact over all
+    # of the split, and present only if it was evaluated.
     metrics: Mapping[str, float]
-    seconds: float  # wall time of the window, without evaluation, checkpoints and the caller's own work
+    seconds: float  # wall time of the window, without evaluation, checkpoints and the caller's work
     steps_per_second: float  # updates per second
     examples_per_second: float  # training examples per second
 
@@ -129,40 +130,28 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """A run at its end. All host values.
+    """A run at its end, as host values; those after ``metrics`` are absent if a killed run is opened again."""
 
-    Attributes:
-        status: ``finished``, ``stopped early``, ``interrupted``, ``diverged`` or ``failed``.
-        step: updates done.
-        metrics: the last value of each metric.
-        throughput: steady steps per second with their spread; None if there is no window to measure.
-        examples_per_second: at that rate.
-        first_step_seconds: ``total``, from the call of ``fit`` to the moment the first step could run, and of that
-            ``trace``, ``compile`` and ``measure``.
-        seconds: wall time by what it went into: load, train, data (waiting for batches), evaluation, checkpoint, …
-        peak_bytes: the most memory taken, and of what.
-        compilations: totals of the ledger.
-        stalls: the times in which no step completed, as a watchdog saw them, oldest first.
-    """
-
-    status: str
-    step: int
-    metrics: Mapping[str, float]
-    throughput: Throughput | None
-    examples_per_second: float | None
-    first_step_seconds: Mapping[str, float]
-    seconds: Mapping[str, float]
-    peak_bytes: tuple[int, str]
-    compilations: Mapping[str, float]
-    stalls: Sequence[Stall] = ()
+    status: str  # ``finished``, ``stopped early``, ``interrupted``, ``diverged`` or ``failed``
+    step: int  # updates done
+    metrics: Mapping[str, float]  # the last value of each metric
+    throughput: Throughput | None = None  # steady steps/s with their spread; None without a window to measure
+    examples_per_second: float | None = None  # at that rate
+    # ``total``, from the call of ``fit`` to the first step, and of that ``trace``, ``compile`` and ``measure``.
+    first_step_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Wall time of this process by span: load, train, data (waiting for batches), evaluation, checkpoint, …
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    peak_bytes: tuple[int, str] | None = None  # the most memory taken, and of what
+    compilations: Mapping[str, float] = dataclasses.field(default_factory=dict)  # totals of the ledger
+    stalls: Sequence[Stall] = ()  # times in which no step completed, oldest first
 
     def as_json(self) -> dict[str, Any]:
-        """What ``run.json`` holds of it."""
+        """Returns its part of ``run.json``."""
         throughput = self.throughput and self.throughput._asdict()
         return {**dataclasses.asdict(self), "throughput": throughput}
 
     def rows(self) -> list[tuple[str, str]]:
-        """The summary as (what, value), for a terminal or a notebook."""
+        """Returns rows of name and value, for a terminal or a notebook."""
         rows = [(self.status, f"step {self.step}")]
         rows += [(name.replace("_", " "), f"{value:.4g}") for name, value in self.metrics.items()]
         if (steady := self.throughput) is not None:
@@ -171,14 +160,16 @@ class Summary:
                 f"±{50 * steady.spread:.0f} %), {format_rate(self.examples_per_second or 0)} examples/s"
             )
             rows.append(("throughput", rates))
-        parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
-        rows.append(("time to first step", f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"))
-        rows.append(("time", format_split(self.seconds)))
+        if self.first_step_seconds:
+            parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
+            rows.append(("time to first step", f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"))
+            rows.append(("time", format_split(self.seconds)))
         waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
         if waited > 0 and (share := waited / (waited + trained)) >= WORTH_REPORTING:
             rows.append(("waited for data", f"{waited:.2f} s, {100 * share:.0f} % of training"))
-        rows.append(("peak memory", f"{format_bytes(self.peak_bytes[0])} {self.peak_bytes[1]}"))
-        if hits := self.compilations["num_cache_hits"]:
+        if self.peak_bytes:
+            rows.append(("peak memory", f"{format_bytes(self.peak_bytes[0])} {self.peak_bytes[1]}"))
+        if hits := self.compilations.get("num_cache_hits"):
             total, saved = self.compilations["num_compilations"], self.compilations["saved_seconds"]
             rows.append(("compile cache", f"{hits:.0f} of {total:.0f} programs, {saved:.1f} s saved"))
         if self.stalls:
@@ -195,11 +186,11 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 
 def format_split(seconds: Mapping[str, float]) -> str:
-    """``train 1.20 s, evaluation 0.10 s``: what took any time, most first."""
+    """``train 1.20 s, evaluation 0.10 s``: spans of at least 5 ms, longest first."""
     parts = sorted(seconds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {value:.2f} s" for name, value in parts if value >= 0.005) or "0.00 s"
 
 
 def format_rate(rate: float) -> str:
-    """``12.3``, ``4,560``: three digits or a whole number."""
+    """``12.3``, ``4,560``: three digits or an integer."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

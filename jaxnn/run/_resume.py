@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,15 @@ from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
 KEPT_OPTIONS = (
-    "report_every",
-    "eval_every",
-    "eval_batch_size",
-    "checkpoint_every",
-    "keep_last",
-    "keep_best",
-    "monitor",
-    "monitor_mode",
-    "patience",
+    *("report_every", "eval_every", "eval_batch_size", "checkpoint_every", "keep_last", "keep_best"),
+    *("monitor", "monitor_mode", "patience"),
 )
 
 
 def continued_options(experiment: Experiment[Any], options: RunOptions, before: dict[str, Any]) -> RunOptions:
-    """The options to resume with: the record's, where the caller leaves them at their defaults.
+    """Returns the options to resume with: those given now, and the record's for others.
 
-    An option at its default counts as not given: ``strategy="auto"`` keeps the record's. ConfigError if the experiment
-    is not the one of the record, or the devices that the record asks for are not available.
+    ConfigError if the experiment is not the one of the record, or its devices, writers or rule are not available.
     """
     if not options.record:
         raise ConfigError("a resumed run continues its record: leave record at its default.")
@@ -43,6 +36,8 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
         if name not in before["options"]:
             raise RecordError(f"run.json in {path} lacks the option {name!r}: the record is damaged.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
+    if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:
+        given = {"writers": ()} | given  # it is loaded, not trained, and writes nothing
     kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")
     return dataclasses.replace(options, **kept | given)
 
@@ -50,11 +45,11 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
 def restored_facts(
     trainer: Trainer, before: dict[str, Any], facts: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Continues a run from the newest whole checkpoint of its record.
+    """Continues a run from the newest undamaged checkpoint of its record.
 
     ``before`` is the content of its ``run.json``, and ``facts`` that of a new run. Returns the new content, and what
-    is new in it of this resume. RecordError if the data are not those of the record, there is no checkpoint, none is
-    whole, it cannot be read, or it is past ``num_steps``; then nothing was written.
+    is new in it of this resume. RecordError if the data are not those of the record, there is no checkpoint, all are
+    damaged, it cannot be read, or it is past ``num_steps``; then nothing was written.
     """
     assert trainer.record is not None
     path = trainer.record.path
@@ -90,7 +85,7 @@ def restored_facts(
 
 
 def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
-    """What differs from the record and may change numbers: layout, kind of device, program, versions, JAX's flags."""
+    """Describes what differs from the record: length, layout, kind of device, program, versions, JAX's flags."""
     changes = []
     if facts["layout"] != before["layout"]:
         changes.append(f"the layout {_describe(before['layout'])} → {_describe(facts['layout'])}")
@@ -100,16 +95,18 @@ def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
     pairs = (before["devices"]["versions"], facts["devices"]["versions"]), (before["jax_flags"], facts["jax_flags"])
     for old, new in pairs:
         changes += [f"{name} {old.get(name)} → {new[name]}" for name in new if new[name] != old.get(name)]
+    if (now := facts["config"]["num_steps"]) != (then := before["config"]["num_steps"]):
+        changes.append(f"num_steps {then} → {now}")
     return changes
 
 
 def _describe(layout: dict[str, Any]) -> str:
-    """A layout in a few words."""
+    """Returns the strategy and the mesh as text."""
     return f"{layout['strategy']} {format_mesh(layout['mesh'])}" if layout["mesh"] else str(layout["strategy"])
 
 
 def _device(facts: dict[str, Any]) -> str:
-    """What kind of device a run computed on; where the record does not list that platform's devices, the platform."""
+    """Returns the kind of device that a run computed on; the platform if the record does not list its devices."""
     platform = facts["options"]["device"] or facts["devices"]["backend"]
     kinds = {device["kind"] for device in facts["devices"]["devices"] if device["platform"] == platform}
     return ", ".join(sorted(kinds)) or platform
@@ -118,11 +115,10 @@ def _device(facts: dict[str, Any]) -> str:
 def recorded_setup(
     recorded: Mapping[str, Any], given: Mapping[str, Any], device: str | None, where: str
 ) -> dict[str, Any]:
-    """The ``devices``, ``strategy``, ``mesh`` and ``stop`` of a record to resume; those given now replace them.
+    """Returns ``devices``, ``strategy``, ``mesh``, ``stop`` and ``writers`` of a record; those given now replace them.
 
     ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
-    the devices that the record asks for are not available, or the stopping rule was a function, of which a record
-    holds the name alone.
+    the recorded devices are not available, or the stopping rule has no MODULE:NAME; a line about writers without one.
     """
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
@@ -135,14 +131,18 @@ def recorded_setup(
             raise ConfigError(
                 f"{where} used {used}: give --devices {len(found)} to continue with what is here ({reason})."
             ) from error
-    rule = recorded.get("stop")
-    if rule is None or "stop" in given:
-        return kept
-    if ":" not in rule:
-        raise ConfigError(
-            f"{where} used the stopping rule {rule!r}, which a record cannot hold: pass it as stop again."
-        )
-    return kept | {"stop": rule}
+    if "stop" not in given:
+        kept["stop"] = rule = recorded.get("stop")
+        if rule is not None and ":" not in rule:
+            raise ConfigError(f"{where} used the stopping rule {rule!r}, which has no MODULE:NAME: give stop again.")
+    if "writers" not in given:
+        names = recorded.get("writers", ())
+        kept["writers"] = tuple(name for name in names if ":" in name)
+        if lost := [name for name in names if ":" not in name]:
+            sys.stderr.write(
+                f"{where} used the metric writers {', '.join(lost)}, without MODULE:NAME: give them again\n"
+            )
+    return kept
 
 
 def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Path, but: str | None = None) -> None:
@@ -158,11 +158,11 @@ def check_same_config(recorded: dict[str, Any], config: Any, kind: str, path: Pa
 
 
 def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
-    """The recorded layout without what speaks against an option that is given; ``num_devices`` are there."""
+    """Returns the recorded layout without the options that contradict those given, on ``num_devices`` devices."""
     kept = {name: recorded[name] for name in ("devices", "strategy", "mesh")}
     if "mesh" in given:
         kept["devices"] = None
-        if "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
+        if given["mesh"] and "strategy" not in given and not _fits(recorded["strategy"], given["mesh"]):
             kept["strategy"] = RunOptions.strategy
     elif recorded["mesh"] is not None:
         # The mesh implies a number of devices, and stays if that is the one asked for.
@@ -177,7 +177,7 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
 
 
 def _size(mesh: str) -> int:
-    """How many devices a mesh is of."""
+    """Returns the number of devices of a mesh."""
     return math.prod(parse_mesh(mesh).values())
 
 

@@ -49,7 +49,7 @@ class Interruption:
     """Whether, and by which signal, the run was asked to stop.
 
     Signals are taken in by a thread, which Python wakes from C: the main thread may be inside XLA's compiler for
-    minutes, where Python calls no handler.
+    minutes, during which Python calls no handler.
     """
 
     def __init__(self, farewell: Farewell | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The first minute in a notebook: a model, an optimizer and arrays in, a run out."""
+"""Training a model on arrays without an experiment: ``train``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxnn import tasks
 from jaxnn.engine import RunOptions, check_config
 from jaxnn.run._fit import fit
 from jaxnn.run._run import Run
-from jaxnn.types import ConfigError, Experiment, Splits, Task
+from jaxnn.types import ConfigError, Experiment, Splits, Task, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +40,32 @@ def train(
     options: RunOptions | None = None,
     **changes: Any,
 ) -> Run:
-    """Trains ``model`` without a config class: ``jn.train(model, optax.adam(1e-3), (inputs, targets))``.
+    """Trains ``model`` without a config class.
+
+    >>> run = jn.train(jn.models.MLP((8, 10)), optax.adam(1e-2), jn.data.digits(), num_steps=20, record=False,
+    ...                progress="none", steps_per_call=5)
+    >>> run.summary.step
+    20
 
     Args:
-        model: a Flax Linen module, an ``(init, apply)`` pair, or a whole ``Task``. A model is trained to classify
-            where the targets are integers ``[examples]``, and to regress where they are floats, but no one-hot rows.
+        model: a Flax Linen module, an ``(init, apply)`` pair, or a ``Task``. A model is trained to classify
+            if the targets are integers ``[examples]``, and to regress if they are floats, but not one-hot rows.
         optimizer: any Optax optimizer.
         data: ``Splits``, or one pair ``(inputs, targets)`` of arrays to train on.
         num_epochs: passes over the training data; 10 if neither this nor ``num_steps`` is given.
-        num_steps: the same in updates.
-        batch_size: examples a step.
-        seed: decides initial parameters, data order and dropout.
+        num_steps: number of updates, instead of epochs.
+        batch_size: examples per step.
+        seed: determines initial parameters, data order and dropout.
         options: how to run, as for ``fit``.
         **changes: single run options, as for ``fit``.
 
     Raises:
         As ``fit``; ConfigError: both ``num_epochs`` and ``num_steps`` are given, or no positive number of epochs.
     """
+    options = RunOptions() if options is None else options
+    for name in changes:
+        if not hasattr(options, name) and (meant := nearest(name, ("num_epochs", "batch_size", "seed"))) is not None:
+            raise ConfigError(f"train has no argument {name!r}: did you mean {meant!r}?")
     splits = data if isinstance(data, Splits) else sources.arrays(train=data)
     if num_epochs is not None and num_steps is not None:
         raise ConfigError("both num_epochs and num_steps are given: give one of them.")

@@ -1,4 +1,4 @@
-"""A watchdog: a thread that reports when nothing completes for a while, what is waited for, and where Python is."""
+"""A watchdog thread: reports when no step completes for a while, what is waited for, and the Python stacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAITS = {
     "compile": "for a program to be compiled",
     "measure": "for calls to be measured",
 }
-# The caller's time is the caller's, and outside every span nothing is trained.
+# The caller's loop body takes as long as it takes; outside every span nothing is trained.
 NOT_WATCHED = ("caller", None)
 
 
@@ -102,7 +102,7 @@ def watching(
                 sys.stderr.write("".join(f"{who}{line}\n" for line in lines))
                 sys.stderr.flush()
                 if watch.reports == 2:
-                    # What standard error is replaced by, as in a notebook, may have no file.
+                    # Standard error may be replaced by an object without a file, as in a notebook.
                     with contextlib.suppress(io.UnsupportedOperation, AttributeError):
                         faulthandler.dump_traceback(sys.stderr)
 

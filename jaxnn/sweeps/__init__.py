@@ -5,7 +5,7 @@ from jaxnn.sweeps._groups import with_fields
 from jaxnn.sweeps._members import Member, count_by_status
 from jaxnn.sweeps._plan import SweepOptions, plan_sweep
 from jaxnn.sweeps._stored import open_sweep
-from jaxnn.sweeps._sweep import Sweep, best_label
+from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import recorded_points
 from jaxnn.sweeps._train_sweep import sweep
 

@@ -114,6 +114,12 @@ class Comparison:
 def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparison:
     """Compares ``b`` with ``a`` by the 95 % interval of the difference of their means over seeds.
 
+    >>> jn.compare(swept.select(learning_rate=0.1), swept.select(learning_rate=0.2), "test_accuracy")
+    A  learning_rate 0.1
+    B  learning_rate 0.2
+    test_accuracy: B 0... against A 0..., paired over 2 seeds.
+    Difference ...
+
     Members with the same seed start with the same random numbers and see the data in the same order, so they are
     compared pair by pair (Student's t interval of the differences), which cancels the seed's effect. Fields that vary
     within both sides make pairs likewise; the pairs of one seed are averaged, as they are not independent. Only members
@@ -182,10 +188,8 @@ def _scored(name: str, side: Sweep, by: Sequence[str], metric: str) -> dict[str,
             differing = sorted(_varying(members))
             if not differing:
                 raise ConfigError(f"{same}, which are the same otherwise too: give each once.")
-            example = f"select({differing[0]}={members[0].fields[differing[0]]!r})"
-            raise ConfigError(
-                f"{same}, which differ in {' and '.join(differing)}: select one value of each first, as in {example}."
-            )
+            example = f"jn.open_sweep(path).select({differing[0]}={members[0].fields[differing[0]]!r})"
+            raise ConfigError(f"{same}, which differ in {' and '.join(differing)}: choose one in Python, as {example}.")
         found[repr(point)] = members[0], float(scores[positions[0]])
     return found
 

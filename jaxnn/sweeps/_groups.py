@@ -23,7 +23,7 @@ from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
 from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest
 
-# An untraceable field is reported with the user's own line, not with one of the libraries it calls.
+# An untraceable field is reported with the user's line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
 
 
@@ -49,7 +49,7 @@ def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
 
 
 def watched(config: Any) -> tuple[Any, set[str]]:
-    """Returns a copy of ``config`` and the set of its fields that were read from the copy, which grows with reads."""
+    """Returns a copy of ``config``, and the set of the fields that are read from the copy, which grows."""
     names = {field.name for field in dataclasses.fields(config)}
     read: set[str] = set()
 
@@ -86,8 +86,8 @@ def _traceable(config: Any, name: str) -> Array:
 
 
 @dataclasses.dataclass
-class Planned:
-    """A member: its number, the fields it sets, its experiment, and what has become of it so far."""
+class PlannedMember:
+    """A member: its number, the fields it sets, its experiment, and its log so far."""
 
     number: int
     point: Mapping[str, Any]
@@ -106,12 +106,12 @@ class Group(NamedTuple):
     """Members that share one program; they differ in traced fields only."""
 
     number: int
-    members: tuple[Planned, ...]
+    members: tuple[PlannedMember, ...]
     traced: tuple[str, ...]  # fields whose values differ between members inside the program
     static: Mapping[str, Any]  # the swept fields that all members share
 
 
-def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
+def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMember]:
     """Returns every point as a member; one whose config cannot be built has failed and stops no other."""
     known = list(field_names(experiment.config))
     for name in points.scales:
@@ -119,10 +119,10 @@ def plan_members(experiment: Experiment[Any], points: Points) -> list[Planned]:
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
         inner = next((other for other in known if other.startswith(f"{name}.")), None)
         if inner is not None:
-            raise ConfigError(f"the field {name!r} is a dataclass: sweep its own fields, as in {inner!r}.")
+            raise ConfigError(f"the field {name!r} is a dataclass: sweep its fields, as in {inner!r}.")
     members = []
     for number, point in enumerate(points):
-        member = Planned(number, point, experiment)
+        member = PlannedMember(number, point, experiment)
         members.append(member)
         try:
             member.point = {
@@ -159,7 +159,7 @@ class Loader:
 
     _latest: tuple[Any, Any, Splits, set[str]] | None = None
 
-    def __call__(self, member: Planned) -> tuple[Splits, set[str]]:
+    def __call__(self, member: PlannedMember) -> tuple[Splits, set[str]]:
         """Returns the data and the top-level fields they were made from, which grow when augmentation is traced."""
         config, make = member.experiment.config, member.experiment.data
         if self._latest is not None:
@@ -174,7 +174,7 @@ class Loader:
         return splits, read
 
 
-def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], tuple[str, ...]]:
+def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Group], tuple[str, ...]]:
     """Returns the groups of all members that can run, in order of their first members, and the fields nothing reads.
 
     Members whose data do not load or whose program does not trace have failed.
@@ -184,27 +184,27 @@ def plan_groups(members: Sequence[Planned], load: Loader) -> tuple[list[Group], 
     varying = [name for name in names if _varies(runnable, name)]
     # Floats and the seed are candidates for tracing.
     traced = [name for name in varying if name == "seed" or all(isinstance(m.point[name], float) for m in runnable)]
-    found: list[tuple[list[Planned], list[str]]] = []
+    found: list[tuple[list[PlannedMember], list[str]]] = []
     # The training loop reads these.
     read = {"batch_size", "num_steps", "seed"}
     for together in _split(runnable, [name for name in names if name not in traced]):
         _check(together, traced, load, read)
-        if sound := [member for member in together if member.log.unfinished]:
-            candidates = [name for name in traced if _varies(sound, name)]
-            static = _untraceable(sound[0], candidates, load, read)
-            own = [name for name in candidates if name not in static]
-            found += [(part, own) for part in _split(sound, static)]
+        if valid := [member for member in together if member.log.unfinished]:
+            candidates = [name for name in traced if _varies(valid, name)]
+            static = _untraceable(valid[0], candidates, load, read)
+            traceable = [name for name in candidates if name not in static]
+            found += [(part, traceable) for part in _split(valid, static)]
     groups = []
-    for number, (part, own) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
-        shared = {name: operator.attrgetter(name)(part[0].experiment.config) for name in names if name not in own}
-        groups.append(Group(number, tuple(part), tuple(own), shared))
+    for number, (part, traceable) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
+        shared = {name: operator.attrgetter(name)(part[0].experiment.config) for name in names if name not in traceable}
+        groups.append(Group(number, tuple(part), tuple(traceable), shared))
     return groups, _unread(runnable, varying, read) if groups else ()
 
 
-def _check(members: Sequence[Planned], traced: Sequence[str], load: Loader, read: set[str]) -> None:
+def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader, read: set[str]) -> None:
     """Fails members whose data do not load or whose program does not trace; ``read`` grows."""
 
-    def passes(member: Planned) -> bool:
+    def passes(member: PlannedMember) -> bool:
         try:
             splits, by_data = load(member)
             check_batch_size(splits.train, member.experiment.config.batch_size)
@@ -227,7 +227,7 @@ def _check(members: Sequence[Planned], traced: Sequence[str], load: Loader, read
                 passes(member)
 
 
-def _untraceable(member: Planned, names: Sequence[str], load: Loader, all_read: set[str]) -> list[str]:
+def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_read: set[str]) -> list[str]:
     """Those of ``names`` that Python or the data need, with a warning each; ``all_read`` grows."""
     experiment, (splits, read) = member.experiment, load(member)
     all_read |= read
@@ -241,7 +241,7 @@ def _untraceable(member: Planned, names: Sequence[str], load: Loader, all_read: 
     for name in names:
         # Looked up after a trace: augmentation reads its fields only then.
         if name.partition(".")[0] in read:
-            notes[name] = f"data(config) reads {name!r}, so each of its values has a program of its own."
+            notes[name] = f"data(config) reads {name!r}, so each of its values is compiled separately."
     for note in notes.values():
         warnings.warn(note, stacklevel=2)
     return list(notes)
@@ -271,14 +271,12 @@ def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) ->
 
 
 def _explain(name: str, error: Exception) -> str:
-    """The message for a field that cannot be a tracer, with the innermost of the user's own lines in the traceback."""
-
-    def is_library(file: str) -> bool:
-        return any(part in LIBRARIES for part in Path(file).parts[:-1]) or file.startswith("<")
-
+    """The message for a field that cannot be a tracer, with the innermost of the user's lines in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if not is_library(frame.filename)), frames[-1])
-    path = Path(frame.filename)
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        if not (frame.filename.startswith("<") or any(part in LIBRARIES for part in path.parts[:-1])):
+            break
     short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     place = f"{short}:{frame.lineno} ({frame.line!r})"
     return (
@@ -287,7 +285,7 @@ def _explain(name: str, error: Exception) -> str:
     )
 
 
-def _unread(members: Sequence[Planned], varying: Sequence[str], read: set[str]) -> tuple[str, ...]:
+def _unread(members: Sequence[PlannedMember], varying: Sequence[str], read: set[str]) -> tuple[str, ...]:
     """Those of ``varying`` that are not among the top-level fields that were ``read``; warns of them."""
     swept = {name.partition(".")[0] for name in varying}
     names = {field.name for field in dataclasses.fields(members[0].experiment.config)} - swept
@@ -304,9 +302,9 @@ def _unread(members: Sequence[Planned], varying: Sequence[str], read: set[str]) 
     return unread
 
 
-def _split(members: Sequence[Planned], names: Sequence[str]) -> list[list[Planned]]:
+def _split(members: Sequence[PlannedMember], names: Sequence[str]) -> list[list[PlannedMember]]:
     """Members grouped by the values of ``names``, in order of appearance."""
-    parts: dict[Any, list[Planned]] = {}
+    parts: dict[Any, list[PlannedMember]] = {}
     for member in members:
         # Keyed by text: a nested config need not be hashable.
         key = tuple(repr(operator.attrgetter(name)(member.experiment.config)) for name in names)
@@ -314,5 +312,5 @@ def _split(members: Sequence[Planned], names: Sequence[str]) -> list[list[Planne
     return list(parts.values())
 
 
-def _varies(members: Sequence[Planned], name: str) -> bool:
+def _varies(members: Sequence[PlannedMember], name: str) -> bool:
     return len(_split(members, [name])) > 1

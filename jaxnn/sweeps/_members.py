@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -29,12 +29,13 @@ ENOUGH = 5
 # Numbers that would need more decimals are printed with four digits.
 MOST_DECIMALS = 6
 
-type At = Literal["final", "best"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Member:
     """One run of a sweep.
+
+    >>> swept.members[3].point
+    {'learning_rate': 0.2, 'seed': 1}
 
     Attributes:
         index: its number, which it keeps in a selection.
@@ -75,9 +76,9 @@ class Member:
         flat: dict[str, Any] = flatten_dict(dict(self.config), sep=".")  # type: ignore[no-untyped-call]
         return flat | dict(self.point)
 
-    def metrics(self, at: At = "final") -> dict[str, float]:
-        """Its metrics at the end, or at its best evaluation."""
-        return metrics_of(self.final if at == "final" else self.best)
+    def metrics(self) -> dict[str, float]:
+        """The last value of each metric."""
+        return metrics_of(self.final)
 
     def __str__(self) -> str:
         return f"member {self.index}" + (f" ({show_point(self.point)})" if self.point else "")
@@ -195,13 +196,11 @@ class Groups:
     more_is_better: Mapping[str, bool]  # of each metric
 
     def best(self, metric: str | None = None) -> GroupRow:
-        """Returns the group with the best mean of ``metric``; default: the first metric, which is the monitored one.
+        """Returns the group with the best mean of ``metric``, by default the monitored one.
 
         Groups that lost members, which diverged or failed, rank after all that lost none, and groups with members that
-        were cut short after those whose members are complete: means of survivors flatter.
-
-        Raises:
-            ConfigError: an unknown metric, or one that no group has a result in.
+        were cut short after those whose members are complete: means of survivors flatter. ConfigError if the metric is
+        unknown, or no group has a result in it.
         """
         metric = metric or next(iter(self.more_is_better), "")
         if metric not in self.more_is_better:

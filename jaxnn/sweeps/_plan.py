@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxnn import engine, parallel
 from jaxnn.observe import Clock, cpu_count, format_bytes
 from jaxnn.search import Halving, Points
-from jaxnn.sweeps._groups import Group, Loader, Planned, plan_groups, plan_members, traced_values, with_values
+from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
 from jaxnn.types import ConfigError, Experiment
 
 if TYPE_CHECKING:
@@ -20,25 +20,21 @@ if TYPE_CHECKING:
 else:  # what a command line can give
     ExecutorOption = str
 
-CORES_HINT = (
-    "{0} cores are one device: jax.config.update('jax_num_cpu_devices', {0}) before JAX is used makes each a device, "
-    "so that members use all; scripts do so"
-)
-
-
-NO_HALVING = "none: a run is too short, or there are too few members; more reports per run make shorter rungs"
-
 
 @dataclasses.dataclass(frozen=True)
 class SweepOptions(engine.RunOptions):
-    """How to run a sweep; flags of every script's ``sweep`` and keyword arguments of ``jn.sweep``."""
+    """How to run a sweep; flags of every script's ``sweep`` and keyword arguments of ``jn.sweep``.
+
+    >>> jn.SweepOptions(patience=3, order="shared").order
+    'shared'
+    """
 
     plan_only: bool = False
     """Show how the members would be grouped and how fast each vmap size is; train nothing."""
     vmap_size: int | None = None
     """Members under one vmap on a device; default: the faster of one or two that are measured."""
     order: Literal["member", "shared"] = "member"
-    """Whether each member sees the data in the order of its own seed, as alone, or all in that of the first."""
+    """member: each sees the data in the order of its seed, as its solo run; shared: all in that of the first."""
     member_runs: bool = False
     """Export each member as a run directory too, with a checkpoint that jn.fit can resume."""
     shard: str | None = None
@@ -76,13 +72,13 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 @dataclasses.dataclass
 class SweepPlan:
-    """What is to be trained, and what has become of it so far."""
+    """The members and groups of a sweep, and their progress."""
 
     experiment: Experiment[Any]
     points: Points  # of all members, those of other shards too
     halving: Halving | None
     options: SweepOptions
-    members: list[Planned]
+    members: list[PlannedMember]
     groups: list[Group]
     unread: tuple[str, ...]  # swept fields that nothing reads
     load: Loader
@@ -155,9 +151,7 @@ def plan_sweep(
 ) -> SweepPlan:
     """Builds the members of this process, chosen by the options' shard, and groups those that one program can train.
 
-    ``points`` are those of all members; ``clock`` gets the time, by default a new one. Raises ConfigError if there are
-    no points, the config lacks a field, devices are not available, no member can be run, or there are more shards than
-    members that can.
+    ConfigError if the config lacks a field of ``points``, devices are not available, or no member can be run.
     """
     halving = points if isinstance(points, Halving) else None
     points = checked_points(experiment, points, options)
@@ -173,7 +167,7 @@ def plan_sweep(
 
 
 def checked_points(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Points:
-    """The points of all members, once it is known that the options can train them; nothing is built or read."""
+    """The points of all members, checked against the options; nothing is built or read."""
     if isinstance(points, Halving) and (options.shard is not None or options.executor == "ray"):
         raise ConfigError(
             "halving compares all members, so it needs them in one process: leave shard and executor at their defaults."
@@ -181,8 +175,8 @@ def checked_points(experiment: Experiment[Any], points: Points | Halving, option
     points = points.points if isinstance(points, Halving) else points
     if not isinstance(points, Points):
         raise ConfigError(f"a sweep needs points, not a {type(points).__name__}: make them with jn.grid or jn.search.")
-    own = getattr(experiment.config, "batch_size", None)
-    sizes = {size for point in points if isinstance(size := point.get("batch_size", own), int) and size > 0}
+    default = getattr(experiment.config, "batch_size", None)
+    sizes = {size for point in points if isinstance(size := point.get("batch_size", default), int) and size > 0}
     for batch_size in sorted(sizes):
         # How members share a batch does not depend on their number.
         layout = members_layout(options, batch_size, num_members=1)
@@ -192,16 +186,14 @@ def checked_points(experiment: Experiment[Any], points: Points | Halving, option
 
 
 def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> parallel.Layout:
-    """The devices that members are sharded over, and how each is placed on several if that is asked for."""
+    """The devices that members are sharded over, and how each member is placed on several."""
     found, strategy = parallel.find_devices(options.device), parallel.find_strategy(options.strategy)
     meshed = None if options.mesh is None else {engine.MEMBERS: 1, **parallel.parse_mesh(options.mesh)}
     devices = parallel.choose_devices(found, options.devices, None if meshed is None else math.prod(meshed.values()))
-    # One member on each device, unless a strategy is given: that shares each member between all.
-    apart = strategy is parallel.STRATEGIES["auto"]
-    axes = meshed or {
-        engine.MEMBERS: min(len(devices), num_members) if apart else 1,
-        parallel.DATA: 1 if apart else len(devices),
-    }
+    # One member on each device, unless a strategy is given: that shards each member over all devices.
+    axes = meshed or {engine.MEMBERS: 1, parallel.DATA: len(devices)}
+    if meshed is None and strategy is parallel.STRATEGIES["auto"]:
+        axes = {engine.MEMBERS: min(len(devices), num_members), parallel.DATA: 1}
     size = math.prod(axes.values())
     if size == 1:
         return parallel.SINGLE_DEVICE
@@ -213,24 +205,21 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
     return layout._replace(strategy=parallel.STRATEGIES["data"]) if layout.data_size == 1 else layout
 
 
-def _shard(groups: list[Group], members: list[Planned], shard: str) -> tuple[list[Group], list[Planned]]:
-    """The part of one job: as many members as any other job's, of as few groups as can be.
-
-    The first has the members that cannot be run, so that they are reported once.
-    """
+def _shard(groups: list[Group], members: list[PlannedMember], shard: str) -> tuple[list[Group], list[PlannedMember]]:
+    """The part of one job, of as few groups as possible; the first also has the members that cannot be run."""
     part, num_shards = parse_shard(shard)
     runnable = [member.number for group in groups for member in group.members]
     if num_shards > len(runnable):
-        # An error in all of them: one that did nothing and succeeded would look like work done.
+        # An error in all of them: success without any training would be misread.
         raise ConfigError(
             f"shard is {shard!r}, and the sweep has {len(runnable)} members that can be run: ask for at most as many "
             "shards."
         )
     first, last = (len(runnable) * end // num_shards for end in (part - 1, part))
-    mine = set(runnable[first:last])
-    kept = [group._replace(members=tuple(m for m in group.members if m.number in mine)) for group in groups]
+    chosen = set(runnable[first:last])
+    kept = [group._replace(members=tuple(m for m in group.members if m.number in chosen)) for group in groups]
     renumbered = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
-    return renumbered, [m for m in members if m.number in mine or (part == 1 and not m.log.unfinished)]
+    return renumbered, [m for m in members if m.number in chosen or (part == 1 and not m.log.unfinished)]
 
 
 def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
@@ -247,9 +236,13 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     if plan.halving is not None:
         # Rungs that would end in one window are one.
         ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
-        halving = f"one of {plan.halving.eta} continues after step {ends}" if ends else NO_HALVING
-    cores = cpu_count() or 1
-    idle = cores > 1 and len(devices) == 1 and devices[0].platform == "cpu"
+        halving = "none: too few members or reports per run"
+        if ends:
+            halving = f"one of {plan.halving.eta} continues after step {ends}"
+    # XLA computes small operations on one core.
+    hint, cores = None, cpu_count() or 1
+    if cores > 1 and len(devices) == 1 and devices[0].platform == "cpu":
+        hint = f"set jax_num_cpu_devices to {cores} before JAX is used, as scripts do, so that members use all cores"
     return [
         ("sharded over", f"{layout.num_devices} of {len(devices)} devices" if len(devices) > 1 else None),
         ("members", f"{len(plan.members) - len(failed)} in {groups}"),
@@ -257,8 +250,7 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
         ("a program each", f"all values of {', '.join(varying)}" if varying else None),
         ("cannot be run", "; ".join(map(str, failed)) or None),
         ("halving", halving),
-        # XLA computes small operations on one core.
-        ("hint", CORES_HINT.format(cores) if idle else None),
+        ("hint", hint),
     ]
 
 

@@ -23,7 +23,7 @@ from jaxnn.sweeps._members import count_by_status
 from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
 from jaxnn.sweeps._stored import open_sweep, shard_folders
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.sweeps._sweep_record import located, new_sweep_dir, shard_folder
+from jaxnn.sweeps._sweep_record import new_sweep_dir, shard_folder, with_shard_dir
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # A worker that is lost this often was not lost by accident.
@@ -142,7 +142,9 @@ def _train_shard(job: _Job, path: str, shard: str) -> None:
     _set_up(job)
     options = dataclasses.replace(job.options, executor="local", num_workers=None, devices=1, progress="none")
     job.train(
-        job.experiment, job.points, located(dataclasses.replace(options, shard=shard, run_dir=None, resume=Path(path)))
+        job.experiment,
+        job.points,
+        with_shard_dir(dataclasses.replace(options, shard=shard, run_dir=None, resume=Path(path))),
     )
 
 

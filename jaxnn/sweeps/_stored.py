@@ -13,18 +13,28 @@ import jax
 import numpy as np
 
 from jaxnn import record
-from jaxnn.engine import RunOptions, host_shapes, make_init, member_state
+from jaxnn.engine import (
+    MemberLog,
+    RunOptions,
+    Trainer,
+    host_shapes,
+    make_init,
+    make_plan,
+    member_state,
+    programs_of,
+    resolve_cadences,
+)
+from jaxnn.observe import Clock
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.run import Run, fit
+from jaxnn.run import Run, Session, run_of
 from jaxnn.search import Axis
-from jaxnn.sweeps._groups import with_fields
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import Experiment, RecordError, TrainState
 
 MEMBERS_FILE, MEMBER_FOLDER, GROUPS = "members.jsonl", "members", "groups"
 # What every sweep.json holds from the start, and every line of members.jsonl.
-FACTS = ("status", "started", "config", "axes", "monitor", "higher_is_better")
+FACTS = ("status", "started", "config", "axes", "points", "groups", "options", "monitor", "higher_is_better")
 MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
 # Members with these statuses need nothing more.
 ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")
@@ -35,24 +45,20 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
 
     Members whose shard did not start are ``waiting``. A sweep that was killed, and its running members, read
     ``interrupted``. The summary of shards adds up theirs: seconds of all processes together, and the member-steps per
-    second of one of them.
+    second of one of them. ``experiment`` is what was swept, for `Sweep.run`. RecordError if there is no sweep, or its
+    record is damaged.
 
-    Args:
-        path: the sweep's directory.
-        experiment: what was swept, for :meth:`Sweep.run`.
-
-    Raises:
-        RecordError: there is no sweep, or its record is damaged.
+    >>> jn.open_sweep("runs/digits/sweep-…", experiment).best()  # doctest: +SKIP
+    Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
     """
     path = Path(path)
     folders = sweep_folders(path)
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
     facts, members, lines = parts[0], {} if folders == [path] else _waiting(parts[0]), []
     for folder, part in zip(folders, parts, strict=True):
-        members |= {member.index: member for member in _read_members(folder, part)}
-        lines += record.read_metrics(folder)
-        if not all(isinstance(line.get("member"), int) for line in lines):
-            raise RecordError(f"{folder / record.METRICS_FILE} holds a line without member: the record is damaged.")
+        found, reports = _read_part(folder, part)
+        members |= found
+        lines += reports
     if members and all(member.status in ENDED for member in members.values()):
         status = "finished"
     else:
@@ -93,13 +99,28 @@ def shard_folders(path: Path) -> list[Path]:
     return [file.parent for file in sorted(path.glob(record.SHARDS))]
 
 
-def _read_members(path: Path, facts: Mapping[str, Any]) -> list[Member]:
-    file = path / MEMBERS_FILE
+def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
+    """The members and the reports of a sweep or a shard; RecordError if the record of one that finished lacks any."""
+    file, culprit = path / MEMBERS_FILE, path / record.SWEEP_FILE
     try:
-        return [_member(record.check_facts(line, MEMBER_FACTS), path, facts) for line in record.read_lines(file)]
+        found = [_member(record.check_facts(line, MEMBER_FACTS), path, facts) for line in record.read_lines(file)]
+        started = {number for group in facts["groups"] for number in group["members"]}
+        # The first shard has the members that cannot be run.
+        started |= set() if facts["options"]["shard"] else {*range(len(facts["points"]))}
     except (ValueError, KeyError, TypeError) as error:
-        culprit = file if isinstance(error, ValueError) else path / record.SWEEP_FILE
+        culprit = file if isinstance(error, ValueError) else culprit
         raise RecordError(f"{culprit} cannot be read ({error}): the record is damaged.") from error
+    members, lines = {member.index: member for member in found}, record.read_metrics(path)
+    if not all(isinstance(line.get("member"), int) for line in lines):
+        raise RecordError(f"{path / record.METRICS_FILE} holds a line without member: the record is damaged.")
+    steps = {line["member"]: line["step"] for line in lines}
+    for number in sorted(started | members.keys()) if facts["status"] == "finished" else ():
+        lost = f"{file} lacks member {number}" if number not in members else None
+        if lost is None and steps.get(number, 0) != (step := members[number].step):
+            lost = f"{path / record.METRICS_FILE} lacks the report of member {number} at step {step}"
+        if lost is not None:
+            raise RecordError(f"{lost}: the record is damaged, restore the file from a copy.")
+    return members, lines
 
 
 def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Member:
@@ -157,14 +178,21 @@ def _tuples(value: Any) -> Any:
 
 
 def open_member(sweep: Sweep, member: Member) -> Run:
-    """Loads a member as a run, from its run directory, which is exported first if there is none."""
+    """Loads a member as a run, from its run directory, which is exported first if there is none; compiles nothing."""
     assert sweep.experiment is not None
-    # As recorded, so that it is not trained any further.
-    config = record.config_from_json(dict(member.config), sweep.experiment.config)
     path = member.dir if member.dir is not None and member.dir.is_dir() else export_members(sweep, [member])[0]
+    facts = record.read_run(path)
+    config = record.config_from_json(facts["config"], sweep.experiment.config)
     experiment = dataclasses.replace(sweep.experiment, config=config)
-    # The sweep's own stopping rule may not be at hand; a complete member stays as it is.
-    return fit(experiment, resume=path, progress="none", stop=lambda lines: True)
+    splits = experiment.data(config)
+    if record.data_fingerprint(splits) != facts["fingerprint"]["data"]:
+        raise RecordError(f"the data are not those that the run in {path} was trained on: restore the data.")
+    chosen = {name: facts["options"][name] for name in ("monitor", "monitor_mode")}
+    options = resolve_cadences(RunOptions(**chosen), config.num_steps)
+    programs, log = programs_of(experiment, splits), MemberLog(facts["status"], record.read_metrics(path))
+    trainer = Trainer(options, splits, programs, make_plan(options, config.num_steps), [log], Clock())
+    trainer.state = record.load_checkpoint(path, programs.shapes)
+    return dataclasses.replace(run_of(Session(trainer, 0.0)), dir=path)
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
@@ -177,7 +205,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
             found = [member for member in members if member.index in group["members"]]
             if not found:
                 continue
-            config = with_fields(sweep.experiment.config, found[0].point)
+            # As recorded: the experiment given now may have other values for the fields that were not swept.
+            config = record.config_from_json(dict(found[0].config), sweep.experiment.config)
             source = sweep.experiment.data(config).train
             examples = source.read(np.arange(config.batch_size))
             like = jax.eval_shape(make_init(dataclasses.replace(sweep.experiment, config=config), source), examples)

@@ -19,7 +19,6 @@ from jaxnn.search import Axis
 from jaxnn.sweeps._members import (
     LOST,
     SEED,
-    At,
     GroupRow,
     Groups,
     Member,
@@ -46,6 +45,9 @@ MOST_ERRORS = 3
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Sweep:
     """A sweep that finished, was interrupted, or still runs.
+
+    >>> swept.status, len(swept.members), [axis.name for axis in swept.axes]
+    ('finished', 4, ['learning_rate', 'seed'])
 
     Attributes:
         members: in the order of their numbers.
@@ -83,63 +85,58 @@ class Sweep:
         """Whether more of ``metric`` is better: by the sweep's options if it is monitored, else by its name."""
         return self.higher_is_better if metric == self.monitor else more_is_better(metric)
 
-    def metric_names(self, at: At = "final") -> tuple[str, ...]:
-        """The metrics that any member has, the monitored one first; a ConfigError if there is no such ``at``."""
-        if at not in ("final", "best"):
-            raise ConfigError(f"at is {at!r}, and must be 'final' or 'best'.")
-        names = dict.fromkeys(name for member in self.members for name in member.metrics(at))
+    def metric_names(self) -> tuple[str, ...]:
+        """The metrics that any member has, the monitored one first."""
+        names = dict.fromkeys(name for member in self.members for name in member.metrics())
         return tuple(sorted(names, key=lambda name: name != self.monitor))
 
-    def check_metric(self, metric: str | None, at: At = "final") -> str:
+    def check_metric(self, metric: str | None) -> str:
         """Returns ``metric``, or the monitored one for None; a ConfigError if no member has it."""
-        metric, known = metric or self.monitor, self.metric_names(at)
+        metric, known = metric or self.monitor, self.metric_names()
         if metric not in known:
-            raise ConfigError(f"no member has a metric {metric!r} ({at}): {suggest(metric, known)}.")
+            raise ConfigError(f"no member has a metric {metric!r}: {suggest(metric, known)}.")
         return metric
 
-    def values(self, metric: str, at: At = "final") -> np.ndarray:
-        """Returns the metric of every member, ``[members]``; NaN if it has none.
+    def values(self, metric: str) -> np.ndarray:
+        """Returns the last value of a metric for every member, ``[members]``; NaN if it has none.
 
-        Raises:
-            ConfigError: no member has it.
+        >>> swept.values("test_accuracy").round(2)
+        array([...])
         """
-        self.check_metric(metric, at)
-        return np.array([member.metrics(at).get(metric, np.nan) for member in self.members], float)
+        self.check_metric(metric)
+        return np.array([member.metrics().get(metric, np.nan) for member in self.members], float)
 
-    def scores(self, metric: str, at: At = "final") -> np.ndarray:
-        """Returns the finite values of the complete members, ``[members]``, NaN for all others; errors as `values`."""
-        values, complete = self.values(metric, at), [member.complete for member in self.members]
+    def scores(self, metric: str) -> np.ndarray:
+        """Returns the finite `values` of the complete members, ``[members]``, and NaN for all others."""
+        values, complete = self.values(metric), [member.complete for member in self.members]
         return np.where(np.isfinite(values) & np.array(complete, bool), values, np.nan)
 
-    def ranked(self, metric: str | None = None, at: At = "final") -> list[Member]:
+    def ranked(self, metric: str | None = None) -> list[Member]:
         """Returns the complete members, best first, then those that were cut short, best first, then the others."""
-        metric = self.check_metric(metric, at)
+        metric = self.check_metric(metric)
         sign = -1 if self.more_is_better(metric) else 1
 
         def rank(member: Member) -> tuple[int, float]:
-            value = member.metrics(at).get(metric, math.nan)
+            value = member.metrics().get(metric, math.nan)
             if member.status in LOST or not math.isfinite(value):
                 return 2, 0.0
             return int(member.cut_short), sign * value
 
         return sorted(self.members, key=rank)
 
-    def best(self, metric: str | None = None, *, at: At = "final") -> Member:
-        """Returns the best member.
+    def best(self, metric: str | None = None) -> Member:
+        """Returns the member with the best last value of ``metric``, by default the monitored one.
 
         A member that diverged or failed, or whose value is not finite, is never the best; one that was cut short only
         if no member is complete. Among many seeds the best is also the luckiest: to choose a setting compare groups.
+        ConfigError if the metric is unknown, or no member has a result in it.
 
-        Args:
-            metric: by which; default: the monitored one.
-            at: the ``final`` value, or that of the ``best`` evaluation.
-
-        Raises:
-            ConfigError: an unknown metric, or one that no member has a result in.
+        >>> swept.best("test_accuracy")  # by the highest final test_accuracy
+        Member(index=..., point={'learning_rate': ..., 'seed': ...}, ...)
         """
-        metric = self.check_metric(metric, at)
-        best = self.ranked(metric, at)[0]
-        if best.status in LOST or not math.isfinite(best.metrics(at).get(metric, math.nan)):
+        metric = self.check_metric(metric)
+        best = self.ranked(metric)[0]
+        if best.status in LOST or not math.isfinite(best.metrics().get(metric, math.nan)):
             counts = count_by_status(self.members)
             raise ConfigError(f"no member has a result in {metric!r} ({counts}): name another metric.")
         return best
@@ -147,12 +144,12 @@ class Sweep:
     def curves(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns a metric against the step.
 
-        Returns:
-            The steps ``[reports]`` at which any member measured it, and the values ``[members, reports]``, NaN where
-            a member has none.
+        These are the steps ``[reports]`` at which any member measured it, and the values ``[members, reports]``, NaN
+        for a member without one. ConfigError if it was never measured.
 
-        Raises:
-            ConfigError: it was never measured.
+        >>> steps, losses = swept.curves("test_loss")
+        >>> losses.shape == (4, len(steps))
+        True
         """
         known = {name for line in self.lines for name in metrics_of(line)}
         if metric not in known:
@@ -165,13 +162,11 @@ class Sweep:
     def select(self, **fields: Any) -> Sweep:
         """Returns the members whose config fields are as given, as a sweep.
 
-        Args:
-            **fields: for a config field its value, several in a list, set or range, or a function that is true of it,
-                as in ``select(learning_rate=1e-3, seed=range(4), dropout=lambda rate: rate < 0.5)``; nested fields by
-                dotted names, ``select(**{"model.dropout": 0.1})``.
+        A field is given by its value, several in a list, set or range, or a function that is true of it; nested fields
+        by dotted names, ``select(**{"model.dropout": 0.1})``. ConfigError if a field is unknown, or no member is left.
 
-        Raises:
-            ConfigError: an unknown field, or no member left.
+        >>> len(swept.select(learning_rate=0.1, seed=lambda seed: seed < 1).members)
+        1
         """
         members = self.members
         for name, wanted in fields.items():
@@ -193,18 +188,19 @@ class Sweep:
         lines = tuple(line for line in self.lines if line["member"] in numbers)
         return dataclasses.replace(self, members=members, lines=lines, axes=tuple(axes))
 
-    def group(self, by: str | Sequence[str] | None = None, metric: str | None = None, at: At = "final") -> Groups:
+    def group(self, by: str | Sequence[str] | None = None, metric: str | None = None) -> Groups:
         """Returns mean, standard deviation and 95 % interval of each metric over members that share some fields.
 
-        Only members that finished or stopped early are averaged; the others are counted.
+        Only members that finished or stopped early are averaged; the others are counted. ConfigError if a field or the
+        metric is unknown.
+
+        >>> swept.group(metric="test_accuracy")
+        learning_rate  n  test_accuracy
+        0.1            2  ...
 
         Args:
             by: names of config fields; default: all that were swept but the seed.
             metric: one metric; default: all.
-            at: their ``final`` values, or those of the ``best`` evaluation.
-
-        Raises:
-            ConfigError: an unknown field or metric.
         """
         if by is None:
             by = [axis.name for axis in self.axes if axis.name != SEED]
@@ -213,8 +209,8 @@ class Sweep:
         for name in names:
             if name not in known:
                 raise ConfigError(f"the config has no field {name!r} to group by: {suggest(name, known)}.")
-        metrics = [self.check_metric(metric, at)] if metric else self.metric_names(at)
-        scores = {name: self.scores(name, at) for name in metrics}
+        metrics = [self.check_metric(metric)] if metric else self.metric_names()
+        scores = {name: self.scores(name) for name in metrics}
         rows = []
         for point, positions in grouped(self.members, names):
             members = [self.members[position] for position in positions]
@@ -227,10 +223,7 @@ class Sweep:
         """Returns a pandas table with a row per member: number, config, status, step, final and ``best_`` metrics.
 
         If any member failed it has a column ``error`` too. With ``curves`` it has a row per member and report instead:
-        number, point, step and metrics.
-
-        Raises:
-            ConfigError: pandas is not installed.
+        number, point, step and metrics. ConfigError if pandas is not installed.
         """
         try:
             import pandas
@@ -253,19 +246,15 @@ class Sweep:
 
         Means are over members that differ in their seed only. Members that diverged or failed are not part of them and
         are marked with a cross; members that were cut short neither, and are rings at their last value.
-
-        Raises:
-            ConfigError: an unknown metric.
         """
         from jaxnn.sweeps._sweep_figure import draw_sweep
 
         return draw_sweep(self, metric)
 
     def run(self, member: int | Member) -> Run:
-        """Returns one member as a run: its state, ``predict``, ``evaluate``. It is loaded, not trained further.
+        """Returns one member, or that of a number, as a run: its state, ``predict``, ``evaluate``.
 
-        Args:
-            member: its number, or itself.
+        It is loaded from the record, exported to a run directory if it was not, and not trained further.
 
         Raises:
             ConfigError: the sweep was read without its experiment, has no such member, or one that neither finished nor
@@ -283,39 +272,34 @@ class Sweep:
             point = show_point(found.point) or "the same config"
             raise RecordError(f"the sweep has no record to open member {index} from: run it alone with {point}.")
         if not found.complete:
-            raise ConfigError(
-                f"member {index} is {found.status}, and loading it would train it on: export it with "
-                "jn.sweep(experiment, resume=…, member_runs=True), and resume its run directory with jn.fit."
-            )
+            hint = f"jn.fit(…, resume={str(found.dir)!r}) continues it"
+            if found.dir is None:
+                hint = "jn.sweep(experiment, resume=…, member_runs=True) exports it, for jn.fit to resume"
+            raise ConfigError(f"member {index} is {found.status}, so it is not a complete run: {hint}.")
         from jaxnn.sweeps._stored import open_member
 
         return open_member(self, found)
 
-    def table(self, metric: str | None = None, at: At = "final", limit: int = 20) -> Table:
-        """Returns the members best first: their points, status, step and metrics, and errors if any failed.
+    def table(self, metric: str | None = None, limit: int = 20) -> Table:
+        """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.
 
-        Complete members are before those that were cut short, and these before those that diverged or failed.
+        Complete members are before those that were cut short, and these before those that diverged or failed. The
+        default is the monitored metric.
 
-        Args:
-            metric: by which; default: the monitored one.
-            at: their ``final`` metrics, or those of the ``best`` evaluation, whose step is ``best step``.
-            limit: number of members at most.
-
-        Raises:
-            ConfigError: an unknown metric.
+        >>> swept.table("test_accuracy", limit=2)
+        member  learning_rate  seed  status    step  test_accuracy  ...
         """
         first = metric or self.monitor
-        names = sorted(self.metric_names(at), key=lambda name: name != first)
-        members = self.ranked(metric, at) if metric is not None or first in names else self.members
+        names = sorted(self.metric_names(), key=lambda name: name != first)
+        members = self.ranked(metric) if metric is not None or first in names else self.members
         errors = any(member.error for member in members[:limit])
         rows = []
         for member in members[:limit]:
-            fields, measured = member.fields, member.metrics(at)
-            step = member.step if at == "final" else member.best.get("step", "–")
+            fields, measured = member.fields, member.metrics()
             row = [str(member.index), *(show_field(fields.get(axis.name)) for axis in self.axes), member.status]
-            row += [str(step), *(show(measured[name]) if name in measured else "–" for name in names)]
+            row += [str(member.step), *(show(measured[name]) if name in measured else "–" for name in names)]
             rows.append(row + ([member.error or ""] if errors else []))
-        header = ["member", *(axis.name for axis in self.axes), "status", "step" if at == "final" else "best step"]
+        header = ["member", *(axis.name for axis in self.axes), "status", "step"]
         more = len(members) - len(rows)
         return Table([*header, *names, *["error"] * errors], rows, [f"… and {more} more"] if more else [])
 
@@ -343,14 +327,10 @@ class Sweep:
         try:
             best = self.best()
             metrics = ", ".join(f"{name} {show(value)}" for name, value in metrics_of(best.final).items())
-            rows.append((best_label(best), f"{best}: {metrics}"))
+            rule = f"{'highest' if self.higher_is_better else 'lowest'} final {self.monitor}"
+            rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
         errors = Counter(member.error for member in self.members if member.error)
         rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
         return [*rows, ("record", str(self.dir or "none"))]
-
-
-def best_label(best: Member) -> str:
-    """Returns the label of the best member's final metrics."""
-    return "best at the end" if best.complete else "best so far"

@@ -163,7 +163,7 @@ def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> d
 
 
 def design_facts(plan: SweepPlan) -> dict[str, Any]:
-    """What makes it this sweep and no other, besides the config."""
+    """What identifies a sweep besides its config."""
     halving = plan.halving
     return {
         "points": [dict(point) for point in plan.points],
@@ -198,10 +198,7 @@ def read_before(path: Path) -> dict[str, Any]:
 
 
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
-    """The experiment and the points that the sweep in ``path``, or any shard of it, was started with.
-
-    Raises RecordError or ConfigError if there is none, or it is one of another experiment.
-    """
+    """The experiment and the points that the sweep in ``path``, or any shard of it, was started with."""
     before = read_before(_stored.sweep_folders(path)[0])
     config = record.config_from_json(before["config"], experiment.config)
     made = tuple(_stored.read_point(point, before) for point in before["points"])
@@ -216,11 +213,11 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
         raise ConfigError("a resumed sweep continues its record: leave record at its default.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
     explicit = options.explicit()
-    for name in ("order", "shard"):
+    for name in ("order", "shard", "monitor", "monitor_mode"):
         if explicit.get(name, kept[name]) != kept[name]:
             raise ConfigError(
-                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides what is computed: leave "
-                f"{name} at its default, or start a new sweep."
+                f"the sweep in {options.resume} has {name}={kept[name]!r}, which decides its results: leave {name} at "
+                "its default, or start a new sweep; the methods of a sweep, such as best, take any metric."
             )
     # A sweep that is over is loaded, on any devices.
     if before["status"] != "finished":
@@ -228,10 +225,10 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
     return dataclasses.replace(options, **kept | explicit)
 
 
-def recall(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
-    """Puts into ``plan`` what became of the members that are over, and the vmap sizes of their groups.
+def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
+    """Restores the members of ``plan`` that ended, and the vmap sizes of their groups, from the record ``before``.
 
-    Raises ConfigError if the plan is not that of the record ``before``, or of the shards beside a new one.
+    ConfigError if the plan is not that of the record, or of the shards beside a new one.
     """
     run_dir, path = plan.options.run_dir, plan.options.resume
     if before is None or path is None:
@@ -251,7 +248,7 @@ def recall(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
     closed = {n for g in before["groups"] for n in g["members"] if g.get("closed") or before["status"] == "finished"}
     planned = {member.number: member for member in plan.members}
     for member in recorded.members:
-        # Those that failed are tried again, if they can be built; others are as their group's checkpoint says.
+        # Failed members are tried again, if they can be built; the rest is restored from their group's checkpoint.
         done = member.index in closed and member.status in _stored.ENDED and member.status != "failed"
         if member.index in planned and (done or member.status == "pruned"):
             log = planned[member.index].log
@@ -280,8 +277,8 @@ def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None
             )
 
 
-def located(options: SweepOptions) -> SweepOptions:
-    """The options of a shard with a directory of its own in that of the sweep; it is resumed if it is there."""
+def with_shard_dir(options: SweepOptions) -> SweepOptions:
+    """The options of a shard with its directory within that of the sweep; it is resumed if it exists."""
     if options.shard is None or options.plan_only or not options.record:
         return options
     shared = options.resume or options.run_dir
@@ -300,10 +297,10 @@ def located(options: SweepOptions) -> SweepOptions:
                 f"{shared} holds the shard {folder.name.replace('-of-', '/')}, so the sweep is not divided into "
                 f"{num_shards}: resume with as many shards as before, or choose another run_dir."
             )
-    own = shard_folder(shared, options.shard)
-    if options.resume is not None and record.is_sweep(own):
-        return dataclasses.replace(options, run_dir=None, resume=own)
-    return dataclasses.replace(options, run_dir=own, resume=None)
+    folder = shard_folder(shared, options.shard)
+    if options.resume is not None and record.is_sweep(folder):
+        return dataclasses.replace(options, run_dir=None, resume=folder)
+    return dataclasses.replace(options, run_dir=folder, resume=None)
 
 
 def shard_folder(path: Path, shard: str) -> Path:

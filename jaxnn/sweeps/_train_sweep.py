@@ -31,7 +31,7 @@ from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import SweepRecord, new_sweep_dir, origin_of, sweep_facts
 from jaxnn.types import ConfigError, DataError, Experiment, RecordError, TrainingError
 
-# Errors of one group that leave the others as they are; a full disk is not among them.
+# Errors that a group may fail with, even the only one; any other keeps its traceback if it leaves no group to train.
 FAILURES = (ConfigError, DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError)
 
 
@@ -44,7 +44,11 @@ def sweep(
     """Trains a member for every point: those that differ in floats and the seed as one program.
 
     A member computes what its solo run does, to rounding. SIGINT and SIGTERM end the sweep after the current window,
-    saved and ready to resume.
+    saved and ready to resume. ConfigError, DataError or RecordError if the sweep cannot start; then nothing was
+    written. A point or a group that cannot be trained has the status ``failed`` and the reason; the others are trained.
+
+    >>> jn.sweep(experiment, jn.grid(seed=range(8)), patience=3)  # doctest: +SKIP
+    finished  sweep of 8: 8 finished ...
 
     Args:
         experiment: what is run; its config holds the fields that ``points`` do not set.
@@ -52,10 +56,6 @@ def sweep(
             that is resumed.
         options: how to run it.
         **changes: single sweep options, such as ``vmap_size=16`` or ``resume="runs/mnist/sweep-…"``.
-
-    Raises:
-        ConfigError, DataError, RecordError: the sweep cannot start; nothing was written. A point that cannot be run is
-            no such error: its member has the status ``failed`` and the reason.
     """
     options = with_changes(options or SweepOptions(), changes, experiment.config)
     if points is None:
@@ -67,7 +67,7 @@ def sweep(
         return sweep_on_ray(experiment, points, options, train_shard)
     if callable(options.executor):
         return options.executor(experiment, points, options)  # type: ignore[no-any-return]
-    return sweep_here(experiment, points, _sweep_record.located(options))
+    return sweep_here(experiment, points, _sweep_record.with_shard_dir(options))
 
 
 def sweep_here(
@@ -76,7 +76,7 @@ def sweep_here(
     options: SweepOptions,
     origin: Mapping[str, Any] | None = None,
 ) -> Sweep:
-    """Trains members in this process; SIGINT and SIGTERM end it after the current window, ready to resume."""
+    """Trains the members in this process."""
     with contextlib.ExitStack() as around:
         interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
@@ -94,20 +94,21 @@ def sweep_here(
         with display.announcing(clock):
             display.rows(device_rows(), NAME_WIDTH)
             plan = plan_sweep(experiment, points, options, clock)
-            _sweep_record.recall(plan, before)
+            _sweep_record.restore_plan(plan, before)
             display.rows(sweep_rows(plan), NAME_WIDTH)
             origin = origin or origin_of(experiment)
             if options.plan_only:
                 return _plan_only(plan, display, origin)
-            # Before anything is written: what is wrong with the options is found when a group is opened.
+            # Before anything is written: errors of the options are found when a group is opened.
             facts = before or sweep_facts(plan, _first_trainer(plan), origin)
-        # From here on there is something to save, and its record to complete.
+        # From here on there is something to save, and a record to complete.
         with interruption.finishing("the current window"), contextlib.ExitStack() as opened:
             record = SweepRecord(None, facts)
             if options.record:
                 path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(facts["name"]))
                 record.directory = opened.enter_context(open_record(path))
             # A sweep that is over is loaded, not run: its record stays as it is.
+            unfinished = {member.number for member in plan.members if member.log.unfinished}
             if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display)
                 aloud = options.progress != "none"
@@ -115,7 +116,8 @@ def sweep_here(
                     run.train()
             display.close()
             results = record.results(plan)
-            missing = [member for member in results.members if member.final and member.dir is None]
+            # What an interrupted sweep exported is behind the states that are there now.
+            missing = [m for m in results.members if m.final and (m.dir is None or m.index in unfinished)]
             if options.member_runs and missing and results.dir is not None:
                 with clock.span("record"):
                     export_members(results, missing)
@@ -128,7 +130,7 @@ def sweep_here(
 
 @dataclasses.dataclass(frozen=True)
 class SweepReport:
-    """One window of one block of members, as a display shows it. Steps are those of all members together."""
+    """One window of one block of members for the display; steps are those of all members together."""
 
     step: int
     num_steps: int
@@ -142,7 +144,7 @@ class SweepReport:
 
 
 class SweepRun:
-    """A sweep under way: its plan and record, what ends it after a window, and where it prints."""
+    """A running sweep: its plan and record, what ends it after a window, and where it prints."""
 
     def __init__(self, plan: SweepPlan, record: SweepRecord, interruption: Interruption, display: Display) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
@@ -153,7 +155,7 @@ class SweepRun:
         self._shown: set[int] = set()
 
     def train(self) -> None:
-        """Trains every group rung by rung; keeps ``sweep.json`` true: running, then how it ended, after errors too."""
+        """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
         started = time.perf_counter()
@@ -167,7 +169,7 @@ class SweepRun:
                 if share < 1.0:
                     self._prune(share)
         finally:
-            # What ended the sweep is reported to its user, even if the disk refuses after that.
+            # The error that ended the sweep is raised, even if the disk refuses after that.
             failed = isinstance(sys.exception(), Exception)
             with contextlib.suppress(*([RecordError] if failed else [])):
                 self._complete(time.perf_counter() - started)
@@ -182,7 +184,11 @@ class SweepRun:
                     trainer.programs.train(shape, trainer.plan.steps_per_call, "start")
             for window in train(trainer, lambda: self.interruption.signum is not None, until):
                 self._report(group, window)
-        except FAILURES as error:
+        except Exception as error:
+            # The record and the output are not a group's own.
+            shared = isinstance(error, RecordError | BrokenPipeError)
+            if shared or (len(plan.groups) == 1 and not isinstance(error, FAILURES)):
+                raise
             for member in group.members:
                 if member.log.unfinished:
                     member.fail(error)
@@ -197,13 +203,13 @@ class SweepRun:
                 raise
             return
         if share == 1.0 and plan.is_over(group):
-            # Only what is on the disk counts as over: whoever resumes a sweep that was killed must find the states.
+            # Only what is on the disk counts as over: a killed sweep is resumed from there.
             self._close(group.number)
             self.record.describe_group(group.number, closed=True)
             self.record.write_members(plan)
 
     def _ready(self, group: Group) -> Trainer:
-        """The trainer of a group, reported, with what an earlier process left of it."""
+        """The trainer of a group, printed and restored from its checkpoint."""
         plan, number = self.plan, group.number
         trainer = plan.trainer(group)
         trainer.flight = self.flight
@@ -215,7 +221,7 @@ class SweepRun:
         return trainer
 
     def _close(self, number: int) -> None:
-        """Forgets a group and what it compiled, whose ledger is kept; waits for its checkpoints."""
+        """Drops a group and its programs, keeps their ledger, and waits for its checkpoints."""
         trainer = self.plan.open.pop(number)
         trainer.programs.spec.feed.close()
         for compilation in trainer.programs.ledger.compilations:
@@ -252,7 +258,7 @@ class SweepRun:
             self.display.report(report)
 
     def _prune(self, share: float) -> None:
-        """Takes out the members that are not among the best of those that came to the end of a rung."""
+        """Prunes the members that are not among the best at the end of a rung."""
         plan = self.plan
         assert plan.halving is not None
         # Ranked by what they reported there, so that a resumed sweep decides the same.
@@ -270,7 +276,7 @@ class SweepRun:
         self.record.write_members(plan)
 
     def _complete(self, seconds: float) -> None:
-        """Closes what is open, and writes what became of it."""
+        """Closes the open groups, and writes the outcome."""
         plan, logs = self.plan, [member.log for member in self.plan.members]
         for number in list(plan.open):
             self._close(number)
@@ -306,10 +312,14 @@ def _plan_only(plan: SweepPlan, display: Display, origin: Mapping[str, Any]) -> 
 
 
 def _first_trainer(plan: SweepPlan) -> Trainer:
-    """That of the first group that can be opened; those before it will fail when their turn comes, and be noted."""
+    """The trainer of the first group that can be opened; earlier groups fail and are recorded when they are trained."""
     for group in plan.groups:
         try:
             return plan.trainer(group)
-        except (DataError, TrainingError, jax.errors.JaxRuntimeError, MemoryError) as error:
+        except (ConfigError, RecordError):
+            raise
+        except Exception as error:
             failure = error
+    if not isinstance(failure, FAILURES):
+        raise failure
     raise TrainingError(f"no group of the sweep can be trained; the last, {reason(failure)}") from failure

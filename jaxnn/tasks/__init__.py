@@ -1,19 +1,7 @@
-"""What a model is trained for: a model and a loss become a `jaxnn.types.Task`."""
+"""Tasks: a model and a loss become a `jaxnn.types.Task`."""
 
 from jaxnn.tasks._classification import binary_classification, classification, next_token
 from jaxnn.tasks._contract import averaged_over, checked, checked_batch, derived_metrics
 from jaxnn.tasks._supervised import Model, as_model, regression, supervised
 
-__all__ = [
-    "Model",
-    "as_model",
-    "averaged_over",
-    "binary_classification",
-    "checked",
-    "checked_batch",
-    "classification",
-    "derived_metrics",
-    "next_token",
-    "regression",
-    "supervised",
-]
+__all__ = ["averaged_over", "binary_classification", "classification", "next_token", "regression", "supervised"]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxnn.nn import Policy, cross_entropy, mean_over_batch_axis, widened
+from jaxnn.nn import Policy, at_least_int32, cross_entropy, mean_over_batch_axis
 from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data, check_targets, last_axis
 from jaxnn.tasks._supervised import supervised
@@ -32,21 +32,22 @@ def classification(
     Metrics are ``loss``, the cross-entropy in nats, and ``accuracy``, a fraction. The training loss is smoothed and
     has the auxiliary terms, the evaluated one does not, so that runs with different smoothing compare.
 
-    A model may have auxiliary outputs, which help its early layers to learn (Szegedy et al. 2015, "Going Deeper with
-    Convolutions"): in training it then returns a tuple of the logits and one or more auxiliary logits, in evaluation
-    the logits alone, as torchvision's do.
+    A model may have auxiliary outputs (Szegedy et al. 2015, "Going Deeper with Convolutions"): in training it then
+    returns a tuple of the logits and one or more auxiliary logits, in evaluation the logits alone, as torchvision's do.
+
+    >>> task = jn.tasks.classification(jn.models.MLP((8, 10)), label_smoothing=0.1)
 
     Args:
         model: outputs logits ``[batch, classes]`` for targets ``[batch]`` of integers.
-        label_smoothing: the share of a target spread evenly over all classes (Szegedy et al. 2016,
+        label_smoothing: the share of a target distributed evenly over all classes (Szegedy et al. 2016,
             "Rethinking the Inception Architecture"), 0 to below 1; may be a tracer.
-        auxiliary_weight: what the cross-entropy of each auxiliary output is multiplied by before it is added to the
-            training loss, at least 0; may be a tracer; None: the model has no such outputs.
+        auxiliary_weight: the weight of the cross-entropy of each auxiliary output in the training loss, at least 0;
+            may be a tracer; None: the model has no such outputs.
         policy: the precision to compute in.
 
     Raises:
         ConfigError: a smoothing outside 0…1, a negative weight, or when traced, outputs and targets that do not fit
-            together. When a run starts, DataError: labels of any split that are no class of the model.
+            together. When a run starts, DataError: labels that are no class of the model.
     """
     _check_label_smoothing(label_smoothing)
     if not isinstance(auxiliary_weight, jax.core.Tracer | None) and not auxiliary_weight >= 0:
@@ -78,7 +79,7 @@ def classification(
 
 
 def _main(outputs: Any) -> Any:
-    """The logits, whether or not auxiliary ones stand beside them."""
+    """The logits, with or without auxiliary ones beside them."""
     return outputs[0] if isinstance(outputs, tuple) else outputs
 
 
@@ -88,7 +89,7 @@ def _check_label_smoothing(label_smoothing: Any) -> None:
 
 
 def _checked_logits(logits: Any, labels: Array) -> tuple[jax.Array, jax.Array]:
-    """Logits ``[batch, classes]`` and labels ``[batch]``; ConfigError unless they are such."""
+    """Checks that there are logits ``[batch, classes]`` and labels ``[batch]``, and returns them."""
     wanted = "classification needs a model whose outputs are logits [batch, classes], not"
     if isinstance(logits, tuple):
         raise ConfigError(
@@ -108,16 +109,18 @@ def _checked_logits(logits: Any, labels: Array) -> tuple[jax.Array, jax.Array]:
 def binary_classification(
     model: Any, *, label_smoothing: float | jax.Array = 0.0, policy: Policy | None = None
 ) -> Task:
-    """Trains ``model`` to classify two classes by one logit: what Keras calls one sigmoid and binary cross-entropy.
+    """Trains ``model`` to classify two classes by one logit: in Keras a sigmoid and binary cross-entropy.
 
-    The logit is that of class 1: its sigmoid is the probability of 1, and above 0 it predicts 1; ``predict`` gives it,
-    ``[batch]``. Metrics are ``loss``, the cross-entropy in nats, and ``accuracy``, a fraction. The training loss is
+    The logit is that of class 1: its sigmoid is the probability of 1, and above 0 it predicts 1; ``predict`` returns
+    it, ``[batch]``. Metrics are ``loss``, the cross-entropy in nats, and ``accuracy``, a fraction. The training loss is
     smoothed, the evaluated one is not, so that runs with different smoothing compare.
 
+    >>> spam_or_not = jn.tasks.binary_classification(jn.models.MLP((8, 1)))
+
     Args:
-        model: outputs one logit, ``[batch, 1]`` or ``[batch]``, for targets ``[batch]`` of 0 and 1; of another target
-            the loss is NaN, and a run is refused.
-        label_smoothing: the share of a target spread evenly over both classes, 0 to below 1; may be a tracer.
+        model: outputs one logit, ``[batch, 1]`` or ``[batch]``, for targets ``[batch]`` of 0 and 1; for other
+            targets the loss is NaN, and a run is refused.
+        label_smoothing: the share of a target distributed evenly over both classes, 0 to below 1; may be a tracer.
         policy: the precision to compute in.
 
     Raises:
@@ -169,12 +172,16 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
     """Trains ``model`` to predict, at each position of a sequence, the token that comes next.
 
     Metrics are means over tokens: ``loss``, the cross-entropy in nats, ``bits_per_token``, the same in bits (of a
-    model of characters: bits per character), and ``accuracy``, the share of tokens that had the largest logit. Of an
-    evaluated split there is the ``perplexity`` too, ``exp(loss)`` of its mean loss; it is no mean of batches.
+    model of characters: bits per character), and ``accuracy``, the share of tokens that had the largest logit. An
+    evaluation adds the ``perplexity``, ``exp(loss)`` of the mean loss of the split.
+
+    >>> task = jn.tasks.next_token(jn.models.GPT(65, num_layers=2, features=32, num_heads=2))
+    >>> task.derive_metrics({"loss": np.log(2)})["perplexity"]
+    np.float64(2.0)
 
     Args:
         model: outputs logits ``[batch, time, vocabulary]`` for targets ``[batch, time]`` of integers.
-        ignore: a target that does not count, such as what pads a sequence.
+        ignore: a target that does not count, such as the padding of a sequence.
         policy: the precision to compute in.
 
     Raises:
@@ -190,7 +197,7 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
                 "next_token needs a model whose outputs are logits [batch, time, vocabulary], not "
                 f"{list(logits.shape)} for targets {list(targets.shape)}."
             )
-        return widened(jnp.asarray(targets))
+        return at_least_int32(jnp.asarray(targets))
 
     def nats(logits: Array, targets: Array) -> jax.Array:
         targets = checked(logits, targets)

@@ -1,4 +1,4 @@
-"""What a `Task` must return, checked while it is traced, and a task whose batch is split over a mapped axis."""
+"""Checks of what a `Task` returns, while it is traced, and tasks whose batch is split over a mapped axis."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn import batch_split_over
+from jaxnn.nn import use_batch_axis
 from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
 
 
 def averaged_over(task: Task, axis_name: str | None) -> Task:
-    """Returns ``task`` for devices that compute with their own rows, as under ``jax.pmap``: losses are those of all.
+    """Returns ``task`` for devices that compute with their own rows, as under ``jax.pmap``, averaged over all.
 
     Loss, metrics and gradients are averaged over the axis, and sums of an evaluation are added up, so that a step of
     this task is the step of the whole batch for jaxnn's tasks, also if devices have unequal numbers of examples or
     tokens that count, and for jaxnn's layers, whose dropout and batch statistics are global. A task's own loss must be
     a mean over equally many numbers on each device: random numbers that it draws itself, for its rows or by Flax's own
-    ``Dropout``, repeat on every device, and what couples examples, as a contrastive loss or Flax's own ``BatchNorm``,
-    sees a part of the batch alone. Nothing checks that here; `fit` does.
+    ``Dropout``, repeat on every device, and a loss that couples examples, such as a contrastive one or one with Flax's
+    ``BatchNorm``, uses a part of the batch alone. `fit` checks that; this function does not.
 
-    Args:
-        task: the task of the whole batch.
-        axis_name: the mapped axis; all devices must hold equally many rows, padding included. None: ``task`` itself.
+    >>> task, optimizer = jn.tasks.classification(jn.models.MLP((8, 10))), optax.adam(1e-3)
+    >>> step = jn.steps.make_train_step(jn.tasks.averaged_over(task, "devices"), optimizer)
+    >>> train = jax.pmap(step, axis_name="devices", in_axes=(None, 0))  # batches [devices, rows, ...]
+
+    All devices must hold equally many rows, padding included. If ``axis_name`` is None, returns ``task`` itself.
     """
     if axis_name is None:
         return task
@@ -43,7 +45,7 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
         return copied
 
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
-        with batch_split_over(axis_name):
+        with use_batch_axis(axis_name):
             params = jax.tree.map(lambda leaf: _with_gradient(own, mean, leaf), params)
             value, (model_state, metrics) = task.loss(params, model_state, batch, key)
         # With the gradient of this device's value: it is averaged on its way to the parameters.
@@ -64,17 +66,29 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
 
 
 def checked_batch(batch: Batch) -> None:
-    """Raises an error unless the parts of ``batch`` are of equally many examples."""
+    """Raises ConfigError unless the parts of ``batch`` have equally many examples."""
     if len({batch.inputs.shape[:1], batch.targets.shape[:1], batch.mask.shape}) > 1:
-        import chex  # only if there is something to say: importing it takes long
-
-        chex.assert_rank(batch.mask, 1)
-        chex.assert_equal_shape_prefix([batch.inputs, batch.targets, batch.mask], prefix_len=1)
+        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in batch._asdict().items())
+        raise ConfigError(f"the parts of a batch must have one length, and a mask has one axis, not {shapes}.")
 
 
 def checked(task: Task) -> Task:
-    """``task``, whose results are checked while it is traced: a wrong one would fail far from its cause."""
+    """Returns ``task`` with its results checked while it is traced; wrong ones would fail far from their cause."""
     of_loss, of_evaluate = "of the task's loss", "of the task's evaluate"
+
+    def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
+        made: Any = task.init(key, batch)
+        if not isinstance(made, tuple) or len(made) != 2:
+            given = f"it returned {_described(made)}; without a state, return (params, {{}})"
+            raise ConfigError(f"the task's init must return (params, model_state): {given}.")
+        for path, leaf in jax.tree.leaves_with_path(made[0]):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ConfigError(
+                    f"the parameter {name!r} of the task is {jnp.result_type(leaf)}, which cannot be trained: make it "
+                    "a float, or keep it in model_state."
+                )
+        return made
 
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
         made: Any = task.loss(params, model_state, batch, key)
@@ -83,11 +97,11 @@ def checked(task: Task) -> Task:
                 value = _array("the task's loss", value)
             case _:
                 raise ConfigError(
-                    "the task's loss must return (loss, (model_state, metrics)), where metrics is a dict: it gave "
+                    "the task's loss must return (loss, (model_state, metrics)) with a dict of metrics: it returned "
                     f"{_described(made)}."
                 )
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-            raise ConfigError(f"the task's loss gave {_described(value)}: return one float, the mean over the batch.")
+            raise ConfigError(f"the task's loss returned {_described(value)}: return one float, the batch's mean.")
         _check_state(model_state, new_state)
         numbers = _arrays("metric", of_loss, metrics)
         if "loss" in numbers:
@@ -104,36 +118,32 @@ def checked(task: Task) -> Task:
             given = f"a dict of {', '.join(sums) or 'nothing'}" if isinstance(sums, Mapping) else _described(sums)
             raise ConfigError(
                 "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
-                f"it gave {given}."
+                f"it returned {given}."
             )
         arrays = _arrays("sum", of_evaluate, sums)
         if arrays["count"].shape != ():
             raise ConfigError(f"the count {of_evaluate} is {_described(arrays['count'])}: return one number.")
         return arrays
 
-    return task._replace(loss=loss, evaluate=evaluate)
+    return task._replace(init=init, loss=loss, evaluate=evaluate)
 
 
 def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ") -> dict[str, float]:
-    """Returns the reported metrics: what ``task.derive_metrics`` gives for the mean of each metric over a split.
+    """Returns the reported metrics: those that ``task.derive_metrics`` makes of the means over a split.
 
-    ``what`` the means are is for errors: ConfigError if ``derive_metrics`` raises, or gives something else than
-    numbers.
+    ConfigError, which describes the means by ``what``, if ``derive_metrics`` raises or returns no numbers.
     """
     try:
         values: Any = task.derive_metrics(means)
-    # The user's own code: any error that it raises, only the user can fix.
+    # The user's code: only the user can fix its errors.
     except Exception as error:
         given = ", ".join(f"{name} {list(np.shape(mean))}" if np.ndim(mean) else name for name, mean in means.items())
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        # A key that is not there is another mistake than a number that cannot be taken.
         if isinstance(error, ArithmeticError | ValueError):
             reason += "; let it take any numbers, as NumPy's functions do"
         raise ConfigError(f"the task's derive_metrics failed on {what}of {given}: {reason}.") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"the task's derive_metrics gave a {type(values).__name__}: return a dict of numbers from derive_metrics."
-        )
+        raise ConfigError(f"the task's derive_metrics returned a {type(values).__name__}: return a dict of numbers.")
     return {str(name): _number(name, value) for name, value in values.items()}
 
 
@@ -143,11 +153,11 @@ def _number(name: str, value: Any) -> float:
         with contextlib.suppress(TypeError, ValueError):
             return float(value)
     given = f"an array of shape {shape}" if shape else f"{value!r}"
-    raise ConfigError(f"the metric {name!r} of the task is {given} in the end: return numbers from derive_metrics.")
+    raise ConfigError(f"the metric {name!r} of the task is {given}: return numbers from derive_metrics.")
 
 
 def _check_state(before: ModelState, after: Any) -> None:
-    """Raises ConfigError unless the model state that a loss returns is made like the one it got."""
+    """Raises ConfigError unless the model state that a loss returns has the structure of the one it got."""
 
     def made(tree: Any) -> dict[str, str]:
         named = ((jax.tree_util.keystr(at, simple=True, separator="/"), x) for at, x in jax.tree.leaves_with_path(tree))
@@ -162,7 +172,7 @@ def _check_state(before: ModelState, after: Any) -> None:
     else:
         return
     raise ConfigError(
-        "the task's loss must return (loss, (model_state, metrics)) with a model_state made like the one it got: "
+        "the task's loss must return (loss, (model_state, metrics)) with a model_state like the one it got: "
         f"{difference}."
     )
 

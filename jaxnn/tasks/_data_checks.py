@@ -1,4 +1,4 @@
-"""Whether a data set suits the model of a task: token ids within its embeddings, labels within its outputs."""
+"""Checks of a data set against the model of a task: token ids within embeddings, labels within outputs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from jaxnn.types import Array, Batch, ConfigError, DataError, ModelState, Params
 type Predict = Callable[[Params, ModelState, Array], Any]
 type Check = Callable[[Params, ModelState, Batch, Splits], None]
 
-# What moves ids about and leaves out none of them.
+# Operations that move ids and drop none.
 _MOVES = ("transpose", "reshape", "squeeze", "convert_element_type", "broadcast_in_dim", "copy")
 
 
 def check_data(
     predict: Predict, classes: Callable[[Any], tuple[int, str]] | None = None, ignore: int | None = None
 ) -> Check:
-    """A `Task.check` that ids are within the embeddings they are looked up in, and labels within the model's classes.
+    """Returns a `Task.check` that ids are within their embeddings and labels within the model's classes.
 
-    ``classes`` gives from the shapes of the outputs how many classes there are, and how the error for another label is
-    to end; None: targets are no labels. A label that is ``ignore`` stands for none.
+    ``classes`` returns from the shapes of the outputs the number of classes and the end of the error for other labels;
+    None: targets are no labels. The label ``ignore`` is allowed.
     """
 
     def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
@@ -43,7 +43,7 @@ def check_data(
 
 
 def check_targets(task: str, targets: Array, axes: str, advice: str) -> None:
-    """Raises ConfigError unless ``targets`` are integers with axes such as ``[batch]``; ``task`` says for what."""
+    """Raises ConfigError unless ``targets`` are integers with axes such as ``[batch]``; ``task`` needs them."""
     if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.ndim != len(axes.split(",")):
         given = f"{targets.dtype} {list(targets.shape)}"
         raise ConfigError(f"{task} needs targets of integers {axes}, not {given}: {advice}.")
@@ -58,7 +58,7 @@ def last_axis(logits: Any) -> tuple[int, str]:
 def _trace_model(predict: Predict, params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> Any:
     """The shapes of a model's outputs; raises DataError for an id that an embedding has no row for.
 
-    Such an id gives NaN, which would be taken for a diverged loss.
+    Such an id gives NaN, which looks like a diverged loss.
     """
     if not jnp.issubdtype(batch.inputs.dtype, jnp.integer):
         return jax.eval_shape(predict, params, model_state, batch.inputs)
@@ -69,7 +69,7 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
 
         def watch(method: Any, arguments: Any, keywords: Any, context: Any) -> Any:
             module, size = context.module, 0
-            # Some of jaxnn's models look their tokens up in no table, but as vectors with a single 1.
+            # Some of jaxnn's models encode tokens as one-hot vectors, without a table.
             if isinstance(module, linen.Embed) or type(module).__module__.startswith("jaxnn.models."):
                 size = getattr(module, "num_embeddings", getattr(module, "vocabulary_size", 0))
             # A table of one row gives that row for any id.
@@ -84,7 +84,7 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
     try:
         closed, (outputs, _) = jax.make_jaxpr(call, return_shape=True)(params, model_state, batch.inputs)
     except jax.errors.UnexpectedTracerError:
-        # An embedding within a scan or a remat: what it looks up is out of sight.
+        # An embedding within a scan or a remat: its ids cannot be traced.
         return jax.eval_shape(predict, params, model_state, batch.inputs)
     ids = closed.jaxpr.outvars[len(closed.jaxpr.outvars) - len(tables) :]
     makers = {made: equation for equation in closed.jaxpr.eqns for made in equation.outvars}

@@ -9,18 +9,19 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.errors import InvalidRngError
 
-from jaxnn.nn import Policy, is_full, mean_over_batch_axis, rows_masked
+from jaxnn.nn import Policy, is_full, mean_over_batch_axis, use_batch_mask
 from jaxnn.tasks._contract import LossResult
 from jaxnn.tasks._data_checks import check_data
 from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type PerExample = Callable[[Array, Array], jax.Array]
 
-# How Linen modules spell "this is training": the values that mean so.
+# The arguments by which Linen modules are told that they train, and their values in training.
 _TRAIN_FLAGS = dict.fromkeys(("train", "training", "is_training"), True)
 _TRAIN_FLAGS |= {"deterministic": False, "use_running_average": False}
-# Collections a module fills for its caller to look at; they are no state to carry.
+# Collections that a module fills for its caller; they are no state.
 _TRANSIENT_COLLECTIONS = ("params", "intermediates", "losses", "perturbations")
 
 
@@ -35,7 +36,7 @@ class Model(NamedTuple):
 
 
 def as_model(model: Any, policy: Policy | None = None) -> Model:
-    """Takes a model in any of its forms, computing in the precision of ``policy`` (default: as it comes).
+    """Returns ``model`` as a `Model`, which computes in the precision of ``policy`` if one is given.
 
     ``model`` is a `Model`, a Flax Linen module, or a pair ``(init, apply)`` with ``init(key, inputs) -> params`` and
     ``apply(params, inputs) -> outputs``, where ``apply`` may also take ``key`` and ``train``; anything else raises
@@ -79,7 +80,14 @@ def _from_linen(module: nn.Module) -> Model:
     def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
         variables = {"params": params, **model_state}
         if key is None:
-            return module.apply(variables, inputs, **flags(False)), model_state
+            try:
+                return module.apply(variables, inputs, **flags(False)), model_state
+            except InvalidRngError as error:
+                stream = str(error).partition(" for ")[2].partition(" ")[0]
+                raise ConfigError(
+                    f"the model draws from the random stream {stream} in evaluation, which has no random numbers: let "
+                    "it draw only in training, by an argument train of its __call__, or return its mean."
+                ) from error
         # Linen falls back to the key named "params" for any name it is not given.
         keys = {"params": key, "dropout": key}
         outputs, updated = module.apply(variables, inputs, **flags(True), rngs=keys, mutable=list(model_state))
@@ -100,7 +108,7 @@ def _from_pair(initialize: Callable[..., Any], function: Callable[..., Any]) -> 
 
 
 def _train_flags(function: Callable[..., Any]) -> Callable[[bool], dict[str, Any]]:
-    """The keyword arguments that tell ``function`` whether it is training."""
+    """Returns the keyword arguments of ``function`` that say whether it is training."""
     known = {name: means for name, means in _TRAIN_FLAGS.items() if name in inspect.signature(function).parameters}
     return lambda train: {name: train == means for name, means in known.items()}
 
@@ -108,14 +116,17 @@ def _train_flags(function: Callable[..., Any]) -> Callable[[bool], dict[str, Any
 def supervised(
     model: Any, objective: PerExample, measures: Mapping[str, PerExample], policy: Policy | None = None
 ) -> Task:
-    """A task that minimises the masked mean of ``objective``.
+    """Returns a task that minimises the masked mean of ``objective``.
 
-    Token ids beyond the embeddings of a Linen model are refused before training; nothing is assumed of targets.
+    Token ids beyond the embeddings of a Linen model are refused before training; targets may be anything.
+
+    >>> huber = lambda outputs, targets: optax.huber_loss(outputs[:, 0], targets)
+    >>> task = jn.tasks.supervised(jn.models.MLP((8, 1)), objective=huber, measures={"loss": huber})
 
     Args:
         model: a Flax Linen module or an ``(init, apply)`` pair.
-        objective: ``(outputs [batch, ...], targets [batch, ...]) -> [batch]``, what is minimised.
-        measures: what is reported, each like ``objective``; ``evaluate`` returns their masked sums, and those not
+        objective: ``(outputs [batch, ...], targets [batch, ...]) -> [batch]``, to be minimised.
+        measures: the metrics, each like ``objective``; ``evaluate`` returns their masked sums, and those not
             called ``loss`` are the metrics of a training step.
         policy: the precision to compute in.
     """
@@ -128,15 +139,15 @@ def supervised(
             # Padding is replaced by zeros: a NaN there would reach the gradient as ``0 * NaN``.
             inputs, targets = (_where(batch.mask, rows) for rows in batch[:2])
             batch = Batch(inputs, targets, batch.mask)
-        with rows_masked(batch.mask):
+        with use_batch_mask(batch.mask):
             outputs, updated = network.apply(params, state, batch.inputs, key)
         values = {name: function(outputs, batch.targets) for name, function in functions.items()}
         for shape in map(jnp.shape, values.values()):
             # Broadcast, they would be counted more than once.
             if shape != batch.mask.shape:
                 raise ConfigError(
-                    f"an objective or a measure must give a number an example, [{len(batch.mask)}], not {list(shape)}: "
-                    "take its mean over every axis but the first."
+                    f"an objective or a measure must return a number an example, [{len(batch.mask)}], not "
+                    f"{list(shape)}: take its mean over every axis but the first."
                 )
         return {name: jnp.sum(_where(batch.mask, value)) for name, value in values.items()}, updated
 
@@ -174,12 +185,10 @@ def regression(model: Any, *, policy: Policy | None = None) -> Task:
     Metrics are ``loss``, the squared error, and ``mean_absolute_error``, both means over a target's components
     and in the targets' units (squared for the loss).
 
-    Args:
-        model: outputs ``[batch, ...]`` shaped like the targets; ``[batch, 1]`` also does for targets ``[batch]``.
-        policy: the precision to compute in.
+    >>> task = jn.tasks.regression(jn.models.MLP((16, 1)))
 
-    Raises:
-        ConfigError: when traced, outputs and targets of different shapes.
+    ``model`` outputs ``[batch, ...]`` shaped like the targets; ``[batch, 1]`` also fits targets ``[batch]``.
+    ConfigError when traced, if the shapes differ. ``policy`` is the precision to compute in.
     """
 
     def mean(penalty: Callable[[jax.Array], jax.Array]) -> PerExample:

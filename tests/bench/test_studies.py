@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from jaxnn.bench import NotMeasured, Rows, Study, find_studies, write_page
-from jaxnn.models import BottleneckResNet, MobileNetV2
+from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from jaxnn.observe import nbytes
 from jaxnn.types import Splits
 from tests import tiny
@@ -57,7 +57,7 @@ TINY = {
     "transfer": transfer.Settings((64, 256), (8, 16), (2, 4), (1, 2), **FAST),
 }
 ON_ONE_DEVICE = {"matmul", "pipeline", "scaling"}
-RESNET = BottleneckResNet(3, num_blocks=(1,), features=4)
+RESNET = ResNet(3, num_blocks=(1,), features=4, block=Bottleneck, stem="imagenet")
 
 
 @pytest.fixture(scope="module")

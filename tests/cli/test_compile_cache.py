@@ -25,14 +25,14 @@ def names(folder: Path) -> set[str]:
 
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Path:
-    """Where the user's cache belongs; JAX has been given no place."""
+    """The place of the user's cache; JAX is configured to use none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", None)
     return tmp_path / "jaxnn" / "compiled"
 
 
 @pytest.mark.parametrize(("limit", "left"), [(499, {"d", "last"}), (500, {"first", "b", "c", "d", "last"})])
-def test_the_least_recently_used_programs_are_deleted_down_to_half_the_limit(
+def test_least_recently_used_programs_are_deleted_down_to_half_the_limit(
     limit: int, left: set[str], ours: Path
 ) -> None:
     for used, name in enumerate(["below/first", "b", "c", "d", "last"]):
@@ -42,7 +42,7 @@ def test_the_least_recently_used_programs_are_deleted_down_to_half_the_limit(
     assert names(ours) == left and jax.config.jax_compilation_cache_dir == str(ours)
 
 
-def test_a_cache_that_jax_is_configured_to_use_is_left_alone(ours: Path, tmp_path: Path) -> None:
+def test_cache_that_jax_is_configured_to_use_is_left_alone(ours: Path, tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "other"))
     entry(ours, "old", used=0)
     enable_compile_cache(99)
@@ -50,7 +50,7 @@ def test_a_cache_that_jax_is_configured_to_use_is_left_alone(ours: Path, tmp_pat
 
 
 @pytest.mark.parametrize("why", ["open to the group", "in a parent open to all", "of another user", "no directory"])
-def test_a_cache_that_others_may_have_written_is_not_used(
+def test_cache_that_others_may_have_written_is_not_used(
     why: str, ours: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours.mkdir(parents=True, mode=0o700)
@@ -70,7 +70,7 @@ def test_a_cache_that_others_may_have_written_is_not_used(
     assert "not kept" in line and str(ours) in line
 
 
-def test_the_cache_is_made_for_its_user_alone(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cache_is_made_for_its_user_alone(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = os.umask(0)
     try:
         enable_compile_cache()

@@ -1,10 +1,11 @@
-"""An experiment as a script: flags, statuses, one line for each mistake, and never a traceback."""
+"""An experiment as a script: flags, help, exit statuses, and errors of one line without a traceback."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def script(*arguments: object, experiment: jn.Experiment[Any] | None = None) -> 
 def fails(
     capsys: pytest.CaptureFixture[str], *arguments: object, experiment: jn.Experiment[Any] | None = None, **how: int
 ) -> str:
-    """What a script says on standard error when it fails."""
+    """The standard error of a script that fails."""
     return shell.fails(capsys, lambda words: script(*words, experiment=experiment), *arguments, **how)
 
 
@@ -48,14 +49,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- flags ---
 
 
-def test_flags_change_the_config_and_how_it_is_run(tmp_path: Path) -> None:
+def test_flags_change_the_config_and_how_it_is_run(finished: Path, tmp_path: Path) -> None:
     assert parse_run(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions(), ClusterOptions())
-    run = script("--learning-rate", "0.5", "--seed", 3, "--run-dir", tmp_path / "run", "--keep-last", 1)
-    assert run.experiment.config == tiny.Config(learning_rate=0.5, seed=3)
+    run = script("--learning-rate", "0.25", "--run-dir", tmp_path / "run", "--keep-last", 1)
+    assert run.experiment.config == tiny.Config(learning_rate=0.25)
     facts = tiny.read(tmp_path / "run")
-    assert facts["config"]["learning_rate"] == 0.5 and facts["options"]["keep_last"] == 1
-    told = tiny.fit(tiny.experiment(learning_rate=0.5, seed=3))
-    tiny.assert_bitwise_equal(run.state.params, told.state.params)
+    assert facts["config"]["learning_rate"] == 0.25 and facts["options"]["keep_last"] == 1
+    kept = jn.load_checkpoint(finished, run.state)
+    tiny.assert_bitwise_equal(run.state.params, kept.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,25 +65,32 @@ class Shaped(tiny.Config):
     """Widths of the hidden layers."""
 
 
-def test_a_tuple_is_a_flag_with_several_values_and_help_comes_from_the_docstring(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_help_describes_config_fields_and_names_the_other_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    experiment = dataclasses.replace(tiny.experiment(), config=Shaped(num_steps=1))
-    run = script("--features", 6, 7, 8, "--no-record", experiment=experiment)
-    assert run.experiment.config.features == (6, 7, 8) and run.dir is None
-    with pytest.raises(SystemExit) as caught:
-        script("--help", experiment=experiment)
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    assert "Widths of the hidden layers." in text and "config options" in text and "run options" in text
+    experiment = dataclasses.replace(tiny.experiment(), config=Shaped())
+    config, _, _ = parse_run(experiment, ["--features", "6", "7", "8"])
+    assert config.features == (6, 7, 8), "a tuple is a flag with several values"
+    monkeypatch.setattr(sys.modules["__main__"], "__doc__", "A title.\n\nClaim    one\nCommand  two\n")
+    helped = {}
+    for words in ("--help", "sweep -h", "--help-all"):
+        with pytest.raises(SystemExit) as caught:
+            jn.main(experiment, words.split())
+        assert caught.value.code == 0
+        helped[words] = text = capsys.readouterr().out
+        assert re.search(r"A title\.\n *Claim +one\n *Command +two\n", text) and "--steps-per-call" in text
+    short, of_sweep, long = helped.values()
+    assert all(len(text.splitlines()) <= 40 for text in (short, of_sweep)) and len(long.splitlines()) > 60
+    assert all("Widths of the hidden layers." in text and "config options" in text for text in (short, long))
+    assert "Directory of the record" in long and "Directory of the record" not in short and "--shard" in of_sweep
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--learning-rat", "0.5"], "(?s)--learning-rat.*--learning-rate"),
-        (["--step-per-call", "3"], "--steps-per-call"),
-        (["--learning-rate", "fast"], "--learning-rate.*'fast'"),
+        (["--learning-rat", "0.5"], "^error: .*--learning-rat, 0.5; did you mean --learning-rate?"),
+        (["--step-per-call", "3"], "^error: .*; did you mean --steps-per-call?"),
+        (["--learning-rate", "fast"], "^error: Error parsing --learning-rate: .*'fast'; see --help.$"),
         (["--lr", "0.1"], "^error: there is no flag --lr: did you mean --learning-rate"),
         (["--epochs=3"], "^error: there is no flag --epochs: did you mean --num-steps"),
         (["sweep", "--lr", "0.1", "0.2"], "^error: .*--learning-rate"),
@@ -92,19 +100,18 @@ def test_a_tuple_is_a_flag_with_several_values_and_help_comes_from_the_docstring
         (["--resume", "x" * 300], "^error: .?x+.*File name too long"),
         (["--run-dir", "a\udcffb"], r"^error: a\\udcffb is not UTF-8"),
         (["--resume", "a\x1b[2J\nb"], r"^error: a\\x1b\[2J\\nb holds no run"),
-        (["--batch-size", "3.5"], r"--batch-size.*'3\.5'"),
-        (["--monitor-mode", "up"], "'up'.*--monitor-mode.*auto.*min.*max"),
+        (["--monitor-mode", "up"], "^error: .*'up'.*--monitor-mode.*auto.*min.*max"),
         (["--num-steps", "0"], "^error: num_steps is 0, and must be a whole number of at least 1.$"),
         (["--num-steps", "-3"], "^error: num_steps is -3"),
         (["--batch-size", "1000"], "^error: a batch of 1000 is larger than the set of 37"),
-        (["--patience", "0"], "patience is 0"),
+        (["--patience", "0"], "^error: patience is 0"),
         (["--monitor", "acuracy"], "^error: monitor is 'acuracy'.*did you mean 'accuracy'"),
         (["--resume", "nowhere"], "^error: nowhere holds no run"),
-        (["--resume"], "--resume"),
-        (["surplus"], "surplus"),
+        (["--resume"], "^error: .*--resume"),
+        (["surplus"], "^error: .*surplus"),
     ],
 )
-def test_a_mistake_is_named(
+def test_errors_are_one_line(
     arguments: Sequence[str],
     words: str,
     tmp_path: Path,
@@ -127,39 +134,34 @@ class Nested(tiny.Config):
 
 
 @pytest.mark.parametrize(("config", "field"), [(Patient(), "patience"), (Nested(), "learning_rate")])
-def test_two_fields_of_one_name_are_named(config: Any, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_of_one_name_are_refused(config: Any, field: str, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = dataclasses.replace(tiny.experiment(), config=config)
     assert f"has a field '{field}'" in fails(capsys, experiment=experiment)
 
 
-def test_a_run_that_diverges_fails_with_another_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = fails(capsys, "--learning-rate", "1e38", "--run-dir", tmp_path / "run", status=1)
-    assert re.match("error: the loss is no longer finite at step [0-9]+ of 20", said)
+def test_diverged_run_exits_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = fails(capsys, "--learning-rate", "1e38", "--run-dir", tmp_path / "run", status=1)
+    assert re.match("error: the loss is no longer finite at step [0-9]+ of 20", error)
     assert tiny.read(tmp_path / "run")["status"] == "diverged"
 
 
 # --- resuming ---
 
 
-def test_resuming_takes_the_config_from_the_record(finished: Path) -> None:
+def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = script("--resume", finished)
     assert run.experiment.config.learning_rate == 0.25 and run.summary.status == "finished"
     config, options, _ = parse_run(tiny.experiment(), [f"--resume={finished}"])
     assert config.learning_rate == 0.25 and options.resume == finished
-
-
-def test_a_directory_that_is_taken_or_given_twice_is_named(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{finished} is not empty" in fails(capsys, "--run-dir", finished)
     assert "both resume and run_dir are given" in fails(capsys, "--resume", finished, "--run-dir", "elsewhere")
-
-
-def test_resuming_accepts_no_other_flag_than_more_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny.fit(tiny.experiment(learning_rate=0.25), tmp_path / "run")
-    said = fails(capsys, "--resume", tmp_path / "run", "--learning-rate", "0.5")
-    assert re.match("error: the run in .* has learning_rate = 0.25, this experiment 0.5", said)
-    run = script("--resume", tmp_path / "run", "--num-steps", 30)
-    whole = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
-    tiny.assert_bitwise_equal(run.state.params, whole.state.params)
+    error = fails(capsys, "--resume", finished, "--learning-rate", "0.5")
+    assert re.match("error: the run in .* has learning_rate = 0.25, this experiment 0.5", error)
+    longer = script("--resume", shutil.copytree(finished, tmp_path / "run"), "--num-steps", 30)
+    expected = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
+    tiny.assert_bitwise_equal(longer.state.params, expected.state.params)
 
 
 # --- scripts as processes ---
@@ -177,7 +179,7 @@ CALLS = ("--steps-per-call", "100", "--report-every", "100", "--eval-every", "0"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("checkpoint_every", "status"), [("None", 75), ("0", 130)])
-def test_an_interrupted_script_prints_how_to_resume(tmp_path: Path, checkpoint_every: str, status: int) -> None:
+def test_interrupted_script_prints_how_to_resume(tmp_path: Path, checkpoint_every: str, status: int) -> None:
     (tmp_path / "endless.py").write_text(SCRIPT)
     how = ["--checkpoint-every", checkpoint_every, *CALLS]
     command = [sys.executable, tmp_path / "endless.py", *how, "--run-dir", tmp_path / "run"]
@@ -197,7 +199,8 @@ def test_an_interrupted_script_prints_how_to_resume(tmp_path: Path, checkpoint_e
     assert (tmp_path / "run" / "checkpoints" / str(facts["summary"]["step"])).is_dir() == saved
 
 
-def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_digits_script_trains_from_the_shell(tmp_path: Path) -> None:
     done = shell.python(
         shell.ROOT / "experiments" / "digits_mlp.py",
         *("--num-steps", 20, "--steps-per-call", 10, "--run-dir", tmp_path / "run"),
@@ -209,7 +212,8 @@ def test_the_digits_are_trained_on_from_the_shell(tmp_path: Path) -> None:
     assert tiny.read(tmp_path / "run")["name"] == "digits_mlp"
 
 
-def test_without_data_and_network_the_error_has_the_folder_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_missing_data_without_a_network_name_their_folder(tmp_path: Path) -> None:
     nowhere = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "HTTP", "HTTPS")}
     done = shell.python(
         shell.ROOT / "experiments" / "mnist_mlp.py",
@@ -219,7 +223,7 @@ def test_without_data_and_network_the_error_has_the_folder_of_the_file(tmp_path:
         **nowhere,
     )
     assert done.returncode == 2
-    *news, sentence = done.stderr.strip().splitlines()
-    assert all(line.startswith("jaxnn: downloading") for line in news)
-    assert re.match(r"error: train-images.*gz of mnist is not in .*empty.*JAXNN_DATA", sentence)
+    *progress, error = done.stderr.strip().splitlines()
+    assert all(line.startswith("jaxnn: downloading") for line in progress)
+    assert re.match(r"error: train-images.*gz of mnist is not in .*empty.*JAXNN_DATA", error)
     assert not (tmp_path / "run").exists()

@@ -1,10 +1,11 @@
-"""scikit-learn's bundled sets: their sizes, shares, scales and reproducibility."""
+"""scikit-learn's bundled sets: sizes, stratified fractions, scales and reproducibility."""
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_diabetes, load_digits
+from sklearn.model_selection import train_test_split
 
-from jaxnn import data as bundled
+from jaxnn import data
 from jaxnn.types import DataError
 
 # Name: examples, shape of an example, classes (0: regression).
@@ -18,83 +19,66 @@ SETS = {
 }
 
 
-def everything(splits):
-    sources = splits.named().values()
-    return (
-        np.concatenate([source.examples.inputs for source in sources]),
-        np.concatenate([source.examples.targets for source in sources]),
-    )
+def all_splits(splits):
+    examples = [source.examples for source in splits.named().values()]
+    return (np.concatenate(arrays) for arrays in zip(*examples, strict=True))
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_each_set_is_whole_and_of_the_shape_it_says(name):
+def test_each_set_is_complete(name):
     num_examples, shape, num_classes = SETS[name]
-    splits = getattr(bundled, name)(test_fraction=0.2, validation_fraction=0.1)
-    inputs, targets = everything(splits)
-    assert inputs.shape == (num_examples, *shape)
-    assert inputs.dtype == np.float32
+    splits = getattr(data, name)(test_fraction=0.2, validation_fraction=0.1)
+    inputs, targets = all_splits(splits)
+    assert (inputs.shape, inputs.dtype) == ((num_examples, *shape), np.float32)
     assert len(np.unique(inputs.reshape(num_examples, -1), axis=0)) > 0.8 * num_examples
-    assert splits.name == name
-    assert len(splits.class_names) == num_classes
+    assert (splits.name, len(splits.class_names)) == (name, num_classes)
     assert targets.dtype == (np.int32 if num_classes else np.float32)
     if num_classes:
         assert set(targets.tolist()) == set(range(num_classes))
+    if name != "digits":
+        train = splits.train.examples.inputs
+        np.testing.assert_allclose(train.mean(axis=0), 0.0, atol=1e-5)
+        np.testing.assert_allclose(train.std(axis=0), 1.0, atol=1e-5)
 
 
-def test_digits_are_scikit_learns_pictures_in_the_unit_interval():
-    bunch = load_digits()
-    inputs, targets = everything(bundled.digits())
-    assert (inputs.min(), inputs.max()) == (0.0, 1.0)
-    # The same pictures with the same labels, in another order.
-    ours = {(picture.tobytes(), int(label)) for picture, label in zip(inputs, targets, strict=True)}
-    pictures = (bunch.images / 16).astype(np.float32)[..., None]
-    theirs = {(picture.tobytes(), int(label)) for picture, label in zip(pictures, bunch.target, strict=True)}
-    assert ours == theirs
-
-
-def test_the_split_has_the_asked_sizes_and_keeps_the_shares_of_the_classes():
-    # ceil(0.2 * 1797) = 360 and ceil(0.1 * 1797) = 180 are held out; 1257 remain.
-    splits = bundled.digits(test_fraction=0.2, validation_fraction=0.1)
-    sizes = {name: source.num_examples for name, source in splits.named().items()}
-    assert sizes == {"train": 1257, "validation": 180, "test": 360}
+def test_digits_are_those_of_scikit_learn_stratified():
+    # ceil(0.2 * 1797) = 360 and ceil(0.1 * 1797) = 180; 1257 remain.
+    splits = data.digits(test_fraction=0.2, validation_fraction=0.1, seed=3)
+    assert repr(splits).startswith("Splits(digits: 1,257 train, 180 validation, 360 test, ")
     for source in splits.named().values():
-        shares = np.bincount(source.examples.targets) / source.num_examples
-        # Each digit is 9.7 to 10.2 % of the whole.
-        np.testing.assert_allclose(shares, 0.1, atol=0.008)
+        # Each digit is 9.7 to 10.2 % of all.
+        np.testing.assert_allclose(np.bincount(source.targets) / source.num_examples, 0.1, atol=0.008)
+    images, labels = load_digits(return_X_y=True)
+    options = {"random_state": 3, "stratify": labels}
+    images, expected_images, labels, expected_labels = train_test_split(images, labels, test_size=360, **options)
+    np.testing.assert_array_equal(splits.test.targets, expected_labels)
+    np.testing.assert_array_equal(splits.test.examples.inputs.reshape(360, 64), expected_images / 16)
+    labels, _ = train_test_split(labels, test_size=180, **{**options, "stratify": labels})
+    np.testing.assert_array_equal(splits.train.targets, labels)
 
 
-def test_the_seed_decides_the_split():
-    first, again, other = (bundled.iris(seed=seed).test.examples.inputs for seed in (0, 0, 1))
+def test_seeds_and_targets():
+    first, again, other = (data.iris(seed=seed).test.examples.inputs for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
-    assert bundled.iris(test_fraction=0.0).test is None and bundled.iris().validation is None
     assert not np.array_equal(first, other)
-
-
-@pytest.mark.parametrize("name", ("iris", "wine", "breast_cancer", "diabetes", "linnerud"))
-def test_tabular_inputs_are_standardized_by_the_training_split(name):
-    train = getattr(bundled, name)().train.examples.inputs
-    np.testing.assert_allclose(train.mean(axis=0), 0.0, atol=1e-5)
-    np.testing.assert_allclose(train.std(axis=0), 1.0, atol=1e-5)
-
-
-def test_targets_of_regression_are_raw():
-    np.testing.assert_array_equal(np.sort(everything(bundled.diabetes())[1]), np.sort(load_diabetes().target))
-    assert everything(bundled.linnerud())[1].shape == (20, 3)
+    assert data.iris(test_fraction=0.0).test is None
+    # Targets of regression are raw.
+    _, targets = all_splits(data.diabetes())
+    np.testing.assert_array_equal(np.sort(targets), np.sort(load_diabetes().target))
+    assert data.linnerud().train.targets.shape == (16, 3)
 
 
 @pytest.mark.parametrize(
-    ("fractions", "message"),
+    ("arguments", "message"),
     (
-        ({"test_fraction": 1.0}, "test_fraction must be a share of the examples, at least 0 and below 1, not 1.0"),
-        ({"test_fraction": -0.1}, "test_fraction must be .* not -0.1"),
+        ({"test_fraction": 1.0}, "test_fraction must be a fraction .* at least 0 and below 1, not 1.0"),
         ({"validation_fraction": float("nan")}, "validation_fraction must be .* not nan"),
         ({"test_fraction": 0.6, "validation_fraction": 0.4}, "leave nothing to train on"),
-        ({"test_fraction": 0.01}, "2 of 150 examples cannot be held out as test"),
+        ({"test_fraction": 0.01}, "test split of 2 of 150 examples cannot be stratified"),
         ({"seed": -1}, "seed must be an integer of at least 0, not -1"),
-        ({"test_fraction": "3"}, "test_fraction must be .* not '3'"),
-        ({"seed": None}, "seed must be"),
+        ({"test_fraction": True}, "test_fraction must be .* not True"),
     ),
 )
-def test_bad_fractions_are_named(fractions, message):
+def test_bad_fractions_raise(arguments, message):
     with pytest.raises(DataError, match=message):
-        bundled.iris(**fractions)
+        data.iris(**arguments)

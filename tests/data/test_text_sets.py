@@ -1,148 +1,188 @@
-"""Texts with labels as a data set: the vocabulary is that of training, reaches the user, and the loop trains on it."""
-
-from __future__ import annotations
+"""Labelled texts: lists, folders and IMDb's archive become ids of the training vocabulary; bad input raises."""
 
 import dataclasses
+import gzip
+import io
+import os
+import pathlib
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.data import Tokenizer, text_arrays, vocabulary
+from jaxnn.data import Tokenizer, imdb, text_arrays, text_folder, vocabulary
 from jaxnn.record import data_fingerprint
 from jaxnn.types import DataError, Splits
 
-SHORT = Tokenizer(length=3)
-TRAIN = (["good good film", "bad film", "good"], [1, 0, 1])
-TEST = (["bad good", "what film"], [0, 1])
+SHORT = Tokenizer(length=2)
+TRAIN = (["bad film", "bad bad", "good film"], [0, 0, 1])
+TEST = (["film", "good new"], [0, 1])
+# In the training texts "bad" is 2 (three times), "film" 3 (twice), "good" 4.
+TRAIN_ROWS, TEST_ROWS = [[2, 3], [2, 2], [4, 3]], [[3, 0], [4, 1]]
+NAMES = ("train/neg/0_2.txt", "train/neg/10_1.txt", "train/pos/1_9.txt", "test/neg/0_3.txt", "test/pos/2_8.txt")
+REVIEWS = dict(zip(NAMES, TRAIN[0] + TEST[0], strict=True))
 
 
-def test_texts_and_labels_by_hand() -> None:
+def check(splits: Splits) -> None:
+    for source, rows, labels in ((splits.train, TRAIN_ROWS, TRAIN[1]), (splits.test, TEST_ROWS, TEST[1])):
+        assert source is not None and source.examples is not None
+        assert source.examples.inputs.dtype == source.targets.dtype == np.int32
+        assert (source.examples.inputs.tolist(), source.targets.tolist()) == (rows, labels)
+    assert splits.validation is None and splits.class_names == ("neg", "pos")
+    assert vocabulary(splits).tokens[2:] == ("bad", "film", "good")
+
+
+def test_lists_become_ids_of_the_training_vocabulary() -> None:
     splits = text_arrays(TRAIN, TEST, tokenizer=SHORT, name="films", class_names=("neg", "pos"))
-    # "good" three times is 2, "film" twice is 3, "bad" is 4.
-    np.testing.assert_array_equal(splits.train.examples.inputs, [[2, 2, 3], [4, 3, 0], [2, 0, 0]])
-    np.testing.assert_array_equal(splits.train.targets, [1, 0, 1])
-    assert splits.test is not None and splits.validation is None
-    np.testing.assert_array_equal(splits.test.examples.inputs, [[4, 2, 0], [1, 3, 0]])
-    assert splits.train.examples.inputs.dtype == splits.train.targets.dtype == np.int32
-    assert (splits.name, splits.class_names) == ("films", ("neg", "pos"))
+    check(splits)
+    assert vocabulary(splits).decode(TEST_ROWS) == ["film", "good \N{REPLACEMENT CHARACTER}"]
+    assert vocabulary(jn.data.with_augmentation(splits, lambda key, inputs: inputs)) is vocabulary(splits)
 
 
-def test_the_vocabulary_reaches_the_user() -> None:
-    splits = text_arrays(TRAIN, TEST, tokenizer=SHORT)
-    known = vocabulary(splits)
-    assert known.tokens[2:] == ("good", "film", "bad")
-    assert known.decode(splits.test.examples.inputs) == ["bad good", "\N{REPLACEMENT CHARACTER} film"]
-    assert vocabulary(jn.data.with_augmentation(splits, lambda key, inputs: inputs)) is known
-
-
-def test_a_test_text_changes_nothing_of_training() -> None:
-    alone, more = text_arrays(TRAIN), text_arrays(TRAIN, (["film film film more words"], [0]))
-    np.testing.assert_array_equal(alone.train.examples.inputs, more.train.examples.inputs)
-    assert vocabulary(alone).tokens == vocabulary(more).tokens
-
-
-def test_the_fingerprint_tells_texts_and_tokenizers_apart() -> None:
-    other = (["good good film", "bad film", "bad"], [1, 0, 1])
+def test_fingerprints_differ_by_texts_labels_and_tokenizers() -> None:
     made = [
         text_arrays(TRAIN, tokenizer=SHORT),
-        text_arrays(TRAIN, tokenizer=dataclasses.replace(SHORT, pad="start")),
-        text_arrays(other, tokenizer=SHORT),
+        text_arrays(TRAIN, tokenizer=dataclasses.replace(SHORT, keep="start", length=1)),
+        text_arrays((["bad film", "bad bad", "good bad"], TRAIN[1]), tokenizer=SHORT),
         text_arrays((TRAIN[0], [1, 1, 1]), tokenizer=SHORT),
     ]
     assert len({data_fingerprint(splits) for splits in made}) == 4
     assert data_fingerprint(made[0]) == data_fingerprint(text_arrays(TRAIN, tokenizer=SHORT))
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    tokenizer: Tokenizer = Tokenizer(vocabulary_size=30, length=4)
-    batch_size: int = 8
-    num_steps: int = 60
-    seed: int = 0
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: text_arrays(("text", [1])), "train's texts must be a list of texts, not one str"),
+        (lambda: text_arrays(TRAIN, ([1, 2], [0, 1])), "text 0 of test's texts is a int, not a str"),
+        (lambda: text_arrays((["?", "!"], [0, 1])), "2 training texts have no words"),
+        (lambda: text_arrays(TRAIN, (["a", " ", ""], [0, 1, 1])), r"text 1 of test is empty \(empty texts: 2\)"),
+        (lambda: text_arrays(TRAIN, tokenizer=str.split), "tokenizer must be a jn.data.Tokenizer"),
+        (lambda: text_arrays(TRAIN, validation=(["a"], [0, 1])), "validation has 1 inputs but 2 targets"),
+        (lambda: text_arrays(TRAIN, num_classes=1), "label 1 of example 2 in train is out of range"),
+        (lambda: vocabulary(jn.data.arrays((np.ones((2, 3)), [0, 1]))), "arrays has no vocabulary: .*text_arrays"),
+    ],
+)
+def test_bad_texts_raise(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        call()
 
 
-def films(config: Config) -> Splits:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, 64)
-    lines = [f"a {('bad', 'good')[label]} film {number % 7}" for number, label in enumerate(labels)]
-    return text_arrays((lines, labels), (lines[:16], labels[:16]), tokenizer=config.tokenizer)
+def write_folder(root: Path, files: dict[str, str] = REVIEWS) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(text.encode(errors="surrogateescape"))
+    return root
 
 
-def films_experiment() -> jn.Experiment[Config]:
-    def task(config: Config) -> jn.Task:
-        size = config.tokenizer.vocabulary_size
-        return jn.tasks.classification(jn.models.BagOfTokens(2, vocabulary_size=size, features=4, pad_id=0))
+def write_archive(path: Path, files: dict[str, str] = REVIEWS) -> Path:
+    """Writes an archive with unordered members, a readme, unlabelled reviews and a hidden file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    more = {"README": "x", "train/unsup/0_0.txt": "what", "train/urls_pos.txt": "http://", "train/neg/._a.txt": "x"}
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in reversed({**files, **more}.items()):
+            member = tarfile.TarInfo(f"aclImdb/{name}")
+            data = text.encode(errors="surrogateescape")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
 
-    return jn.Experiment(Config(), films, task, lambda config: optax.adam(0.1))
+
+def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other and hidden files are ignored.
+    ignored = {"train/neg/a.md": "x", "train/neg/._a.txt": "x", "train/.cache/a.txt": "x"}
+    root, listed = write_folder(tmp_path / "films", REVIEWS | ignored), pathlib.Path.iterdir
+    for reverse in (False, True):
+        in_order = lambda path, reverse=reverse: iter(sorted(listed(path), reverse=reverse))  # noqa: E731
+        monkeypatch.setattr(pathlib.Path, "iterdir", in_order)
+        check(splits := text_folder(root, SHORT))
+        assert splits.name == "films"
 
 
-def test_a_tokenizer_is_a_field_of_a_config_and_words_are_learned(tmp_path: Path) -> None:
-    run = jn.fit(films_experiment(), run_dir=tmp_path / "run", progress="none")
-    assert run.evaluate()["accuracy"] == 1.0
-    known = vocabulary(films(Config()))
-    logits = run.predict(known.encode(["good", "bad"]))
-    assert np.argmax(jax.device_get(logits), axis=-1).tolist() == [1, 0]
-    assert '"vocabulary_size": 30' in (tmp_path / "run" / "run.json").read_text()
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_validation_may_have_either_name(name: str, tmp_path: Path) -> None:
+    # Byte order marks and Windows line ends are removed.
+    texts = {f"{name}/neg/a.txt": "bad", f"{name}/pos/a.txt": "\ufefffilm\r\ngood\rgood"}
+    splits: Any = text_folder(write_folder(tmp_path, REVIEWS | texts), Tokenizer(unit="characters", length=15))
+    found = vocabulary(splits).decode(splits.validation.examples.inputs)
+    assert found == ["bad", "film\N{REPLACEMENT CHARACTER}good\N{REPLACEMENT CHARACTER}good"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("files", "message"),
     [
-        ({"train": TRAIN[0]}, "not a list of 3|must be a pair|the training texts"),
-        ({"train": "text"}, r"train must be a pair \(texts, targets\), not one str"),
-        ({"train": ("text", [1])}, "train's texts must be a list of texts, not one str"),
-        ({"train": TRAIN, "test": ([1, 2], [0, 1])}, "text 0 of test's texts is a int, not a str"),
-        ({"train": (["?", "!"], [0, 1])}, "2 training texts hold no words"),
-        ({"train": TRAIN, "test": (["a", " ", ""], [0, 1, 1])}, r"text 1 of test is empty \(empty ones: 2\)"),
-        ({"train": TRAIN, "tokenizer": str.split}, "tokenizer must be a jn.data.Tokenizer"),
-        ({"train": TRAIN, "validation": (["a"], [0, 1])}, "validation has 1 inputs but 2 targets"),
-        ({"train": TRAIN, "class_names": ("only",)}, "label 1 of example 0 in train is out of range"),
+        ({}, "films is not a folder: give the folder that contains train/"),
+        ({"test/a/a.txt": "x"}, r"no train/ \(of train, val and test it has test\): arrange .* train/<class>/\*\.txt"),
+        ({"train/a/a.txt": "x", "val/a/a.txt": "x", "validation/a/a.txt": "x"}, "has both val and validation"),
+        ({"train/a.txt": "x"}, "train has no class folders: put the files into train/<class>/"),
+        ({**REVIEWS, "test/so/a.txt": "x"}, r"test does not have the classes of train \(they differ in so\)"),
+        ({**REVIEWS, "train/none/a.md": "x", "test/none/a.txt": "x"}, r"train/none has no \.txt"),
+        ({"train/a/a.txt": "caf\udce9"}, r"a/a\.txt is not UTF-8 text \(unexpected end of data at byte 3\)"),
+        ({"train/a/a.txt": "x", "train/a/b.txt": " \n"}, r"b\.txt has no text \(empty files: 1\)"),
+        (REVIEWS, r"odd\.txt is not a regular file"),
     ],
 )
-def test_what_is_no_data_set_of_texts_is_named(arguments: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(DataError, match=sentence):
-        text_arrays(**arguments)
+def test_bad_folders_raise(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "films", files)
+    if "regular" in message:
+        os.mkfifo(root / "train" / "neg" / "odd.txt")
+    with pytest.raises(DataError, match=message):
+        text_folder(root, SHORT)
 
 
-def test_other_data_have_no_vocabulary() -> None:
-    with pytest.raises(DataError, match="arrays has no vocabulary of texts to classify"):
-        vocabulary(jn.data.arrays((np.ones((2, 3)), [0, 1])))
+@pytest.mark.parametrize("name", ["imdb/aclImdb", "aclImdb_labeled.tar.gz", "imdb/aclImdb_v1.tar.gz"])
+def test_imdb_is_the_same_from_folder_and_archive(name: str, tmp_path: Path) -> None:
+    if name.endswith("gz"):
+        write_archive(tmp_path / name)
+    else:
+        write_folder(tmp_path / name, {**REVIEWS, "train/unsup/0_0.txt": "what"})
+    check(splits := imdb(SHORT, data_dir=tmp_path))
+    assert splits.name == "imdb"
 
 
-def shared(folder: Path, shares: dict[str, Any], seed: int = 3) -> dict[str, list[int]]:
-    """Which rows of a table of 50 each split has: every label is the row's number."""
-    path = folder / "table.csv"
-    path.write_text("".join(f"{number},word\n" for number in range(50)))
-    splits = jn.data.read_csv(path, SHORT, text=1, label=0, header=False, seed=seed, **shares)
-    return {name: source.targets.tolist() for name, source in splits.named().items()}
+def test_validation_reviews_do_not_enter_the_vocabulary(tmp_path: Path) -> None:
+    more = {f"train/pos/5{i:02}_9.txt": f"w{i}" for i in range(20)}
+    write_archive(tmp_path / "aclImdb_v1.tar.gz", REVIEWS | more)
+    splits, again, other = (imdb(SHORT, validation=0.3, seed=seed, data_dir=tmp_path) for seed in (1, 1, 2))
+    assert repr(splits) == "Splits(imdb: 16 train, 7 validation, 2 test, inputs int32 [2], 2 classes)"
+    assert splits.validation is not None and splits.validation.examples is not None
+    assert (splits.validation.examples.inputs == 1).any()
+    assert vocabulary(again).tokens == vocabulary(splits).tokens != vocabulary(other).tokens
 
 
-def test_shares_are_disjoint_and_complete_and_depend_on_the_seed(tmp_path: Path) -> None:
-    shares = {"test": 0.1, "validation": 0.25}
-    parts = shared(tmp_path, shares)
-    assert {split: len(part) for split, part in parts.items()} == {"train": 33, "test": 5, "validation": 12}
-    assert sorted(sum(parts.values(), [])) == list(range(50))
-    assert shared(tmp_path, shares) == parts
-    assert shared(tmp_path, shares, seed=4)["test"] != parts["test"]
-    assert list(shared(tmp_path, {"test": 0.0})) == ["train"]
-    assert len(shared(tmp_path, {"test": 0.001})["test"]) == 1
+def change_one_byte(path: Path) -> None:
+    """Writes an archive, without compression, in which only the checksum shows the damage."""
+    data = gzip.decompress(write_archive(path).read_bytes())
+    path.write_bytes(gzip.compress(data.replace(b"good film", b"good fill"), 0).replace(b"good fill", b"good film"))
 
 
 @pytest.mark.parametrize(
-    ("shares", "sentence"),
+    ("write", "message"),
     [
-        ({"test": 1.0}, "test must be a share of the examples, at least 0 and below 1, not 1.0"),
-        ({"validation": -0.1}, "validation must be a share"),
-        ({"test": True}, "test must be a share"),
-        ({"test": None}, "test must be a share"),
-        ({"test": 0.5, "validation": 0.5}, "25 for test and 25 for validation leaves nothing of 50 examples"),
+        (change_one_byte, r"is truncated or damaged \(CRC check failed"),
+        (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[2]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
+        (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[3]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
+        (lambda path: write_archive(path, {NAMES[0]: "a\udcffb"}), "is not UTF-8 text .*at byte 1"),
     ],
 )
-def test_shares_that_cannot_be_held_out_are_named(shares: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=sentence):
-        shared(tmp_path, shares)
+def test_damaged_archives_raise(write: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path / "aclImdb_v1.tar.gz")
+    with pytest.raises(DataError, match=rf"aclImdb_v1\.tar\.gz {message}"):
+        imdb(SHORT, data_dir=tmp_path)
+
+
+@pytest.mark.slow
+def test_real_reviews(data_dir: Path) -> None:
+    splits: Any = imdb(Tokenizer(ngrams=2, length=400, pad="start"), data_dir=data_dir)
+    assert repr(splits) == "Splits(imdb: 25,000 train, 25,000 test, inputs int32 [400], 2 classes)"
+    assert splits.train.targets.sum() == splits.test.targets.sum() == 12_500
+    known = vocabulary(splits)
+    assert known.tokens[2:8] == ("the", "and", "a", "of", "to", "is")
+    # Keras's example says 1.2 million.
+    assert (len(known.tokens), len(known)) == (20_000, 1_203_034) and splits.train.examples.inputs.max() == 1_203_033
+    (first,) = known.decode(splits.train.examples.inputs[:1])
+    assert first.startswith("story of a man who has unnatural feelings for a pig")

@@ -1,6 +1,4 @@
-"""Running text as windows of characters or words: by hand for short texts, and each defect by its name."""
-
-from __future__ import annotations
+"""Windows of characters or words: short texts by hand, the sizes of real ones, errors."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from jaxnn.types import DataError
 ALPHABET = "".join(map(chr, range(100, 200)))
 
 
-def written(folder: Path, text: str, name: str = "tale.txt") -> Path:
+def write(folder: Path, text: str, name: str = "tale.txt") -> Path:
     (folder / name).write_text(text, encoding="utf-8")
     return folder / name
 
@@ -25,53 +23,45 @@ def rows(source: Any) -> tuple[list[Any], list[Any]]:
 
 
 def test_windows_of_characters_by_hand(tmp_path: Path) -> None:
-    # The first 27 of 30 characters are trained on: a newline is 0, a space 1, a 2, b 3, c 4.
-    splits = char_corpus(written(tmp_path, "ab c\n" * 6), length=2)
+    # The first 27 of 30 characters are train: a newline is 0, a space 1, a 2, b 3, c 4.
+    splits = char_corpus(write(tmp_path, "ab c\n" * 6), length=2)
     assert (splits.class_names, splits.name) == (("\n", " ", "a", "b", "c"), "tale")
     inputs, targets = rows(splits.train)
-    # 27 characters hold 13 windows of two inputs, each with one character more.
+    # 27 characters have 13 windows of two inputs, each with one character more.
     assert len(inputs) == len(targets) == 13
-    assert inputs[:3] == [[2, 3], [1, 4], [0, 2]]
-    assert targets[:3] == [[3, 1], [4, 0], [2, 3]]
+    assert (inputs[:3], targets[:3]) == ([[2, 3], [1, 4], [0, 2]], [[3, 1], [4, 0], [2, 3]])
     # The last three are " c\n": one window, whose last target is the newline.
     assert rows(splits.test) == ([[1, 4]], [[4, 0]])
-
-
-def test_training_windows_may_overlap_and_those_of_the_test_do_not(tmp_path: Path) -> None:
-    # Of 90 characters, windows of 4 inputs and a target more begin at 0, 3, …, 84.
-    train = char_corpus(written(tmp_path, ALPHABET), length=4, stride=3).train.examples
-    np.testing.assert_array_equal(train.inputs[:, 0], np.arange(0, 86, 3))
-    np.testing.assert_array_equal(train.inputs + 1, train.targets)
-    splits = char_corpus(written(tmp_path, "abcdefghij" * 10), length=4, stride=3)
-    assert rows(splits.test)[1] == [[1, 2, 3, 4], [5, 6, 7, 8]]
-
-
-def test_the_characters_of_the_training_split_are_the_vocabulary(tmp_path: Path) -> None:
-    splits = char_corpus(written(tmp_path, "ab" * 9 + "zé"), length=1)
+    # Unknown characters share an id.
+    splits = char_corpus(write(tmp_path, "ab" * 9 + "zé"), length=1)
     assert splits.class_names == ("a", "b", "\N{REPLACEMENT CHARACTER}")
     assert rows(splits.test) == ([[2]], [[2]])
+    # 585 // 64 training and 65 - 1 test characters fill windows.
+    splits = char_corpus(write(tmp_path, "ab" * 325), length=64)
+    assert [source.num_examples for source in splits.named().values()] == [9, 1]
 
 
-def test_the_next_character_alone_as_in_keras(tmp_path: Path) -> None:
-    splits = char_corpus(written(tmp_path, ALPHABET), length=4, stride=3, targets="last")
+def test_only_training_windows_overlap(tmp_path: Path) -> None:
+    # Of 90 characters, windows of 4 inputs and a target more start at 0, 3, …, 84.
+    train: Any = char_corpus(write(tmp_path, ALPHABET), length=4, stride=3).train.examples
+    np.testing.assert_array_equal(train.inputs[:, 0], np.arange(0, 86, 3))
+    np.testing.assert_array_equal(train.inputs + 1, train.targets)
+    splits = char_corpus(write(tmp_path, "abcdefghij" * 10), length=4, stride=3)
+    assert rows(splits.test)[1] == [[1, 2, 3, 4], [5, 6, 7, 8]]
     # Keras's lstm_text_generation: for i in range(0, len(text) - maxlen, step).
+    splits = char_corpus(write(tmp_path, ALPHABET), length=4, stride=3, targets="last")
     assert rows(splits.train) == ([list(range(i, i + 4)) for i in range(0, 86, 3)], list(range(4, 90, 3)))
-    # The test's windows are as far apart as those of training; none of its characters is known.
+    # Test windows have the same stride; here all their characters are unknown.
     assert rows(splits.test) == ([[90] * 4] * 2, [90, 90])
+    splits = char_corpus(write(tmp_path, "abcdefghij" * 10), length=4, stride=3, targets="last")
+    assert rows(splits.test)[1] == [4, 7]
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-def test_a_text_may_be_lowered(lowercase: bool, tmp_path: Path) -> None:
-    path = written(tmp_path, "The the " * 20)
-    assert word_corpus(path, length=2, lowercase=lowercase).class_names == (("the",) if lowercase else ("The", "the"))
-    assert ("T" in char_corpus(path, length=2, lowercase=lowercase).class_names) != lowercase
-
-
-def test_windows_of_words_of_three_files_by_hand(tmp_path: Path) -> None:
+def test_windows_of_words_by_hand(tmp_path: Path) -> None:
     paths = {
-        "train": written(tmp_path, " a b a \n b b c a", "ptb.train.txt"),
-        "validation": written(tmp_path, "a\nb\n", "valid.txt"),
-        "test": written(tmp_path, "c b a b c", "test.txt"),
+        "train": write(tmp_path, " a b a \n b b c a", "ptb.train.txt"),
+        "validation": write(tmp_path, "a\nb\n", "valid.txt"),
+        "test": write(tmp_path, "c b a b c", "test.txt"),
     }
     splits = word_corpus(paths, length=2)
     # a and b three times each, c and the line's end once.
@@ -80,102 +70,76 @@ def test_windows_of_words_of_three_files_by_hand(tmp_path: Path) -> None:
     assert rows(splits.train) == ([[0, 1], [0, 2], [1, 1]], [[1, 0], [2, 1], [1, 3]])
     assert rows(splits.validation) == ([[0, 2]], [[2, 1]])  # a <eos> b <eos>
     assert rows(splits.test)[1] == [[1, 0], [1, 3]]
-
-
-def test_one_file_is_cut_at_nine_tenths_of_its_words(tmp_path: Path) -> None:
-    splits = word_corpus(written(tmp_path, " ".join(f"w{i:02}" for i in range(40))), length=3, stride=1)
-    # 36 words hold 33 windows of 3 and a target more; of the 4 others none is known.
+    # Of one file nine tenths are train; the 4 other words are unknown.
+    splits = word_corpus(write(tmp_path, " ".join(f"w{i:02}" for i in range(40))), length=3, stride=1)
     assert splits.train.num_examples == 33
     assert splits.class_names == (*(f"w{i:02}" for i in range(36)), "<unk>")
     assert rows(splits.test)[0] == [[36, 36, 36]]
+    path = write(tmp_path, "The the " * 20)
+    for lowercase, names in ((False, ("The", "the")), (True, ("the",))):
+        assert word_corpus(path, length=2, lowercase=lowercase).class_names == names
+        assert ("T" in char_corpus(path, length=2, lowercase=lowercase).class_names) != lowercase
 
 
 @pytest.mark.parametrize(
     ("train", "test", "size", "vocabulary", "targets"),
     [
-        # All words have an id.
+        # All words have ids.
         ("b a a b a c", "a b c", 3, ("a", "b", "c"), [[1, 2]]),
-        # One more than there is room for: with the unknown two must go.
+        # One word too many: with <unk>, two must go.
         ("b a a b a c", "a b c", 2, ("a", "<unk>"), [[1, 1]]),
-        # The text's own sign of the unknown keeps its place.
+        # The <unk> of the text keeps its id.
         ("b a a b <unk> <unk> <unk> c", "a b c", 3, ("<unk>", "a", "b"), [[2, 0]]),
-        # It is too rare for a place of its own, and gets the last.
+        # If it is too rare, it gets the last id.
         ("b a a b a b <unk> c", "a b c", 2, ("a", "<unk>"), [[1, 1]]),
-        # Only the test has what is unknown.
+        # Only the test split has unknown words.
         ("b a a b a", "a x b", 3, ("a", "b", "<unk>"), [[2, 1]]),
-        ("b a a b a", "a x b", 2, ("a", "<unk>"), [[1, 1]]),
     ],
 )
-def test_words_without_an_id_are_the_unknown(
+def test_words_without_an_id_are_unknown(
     train: str, test: str, size: int, vocabulary: tuple[str, ...], targets: list[list[int]], tmp_path: Path
 ) -> None:
-    paths = {"train": written(tmp_path, train, "train.txt"), "test": written(tmp_path, test, "test.txt")}
+    paths = {"train": write(tmp_path, train, "train.txt"), "test": write(tmp_path, test, "test.txt")}
     splits = word_corpus(paths, length=2, vocabulary_size=size)
     assert (splits.class_names, rows(splits.test)[1]) == (vocabulary, targets)
 
 
 @pytest.mark.parametrize(
-    ("load", "content", "options", "sentence"),
+    ("load", "content", "options", "message"),
     [
         (char_corpus, None, {}, "tale.txt cannot be read: No such file"),
-        (char_corpus, b"ab\xff\xfe" * 500, {}, "tale.txt is no text in UTF-8 .*at byte 2"),
-        (char_corpus, b"", {}, "train of tale has 0 characters, which do not fill a window of 4"),
-        (char_corpus, b"ab" * 20, {}, "test of tale has 4 characters, which do not fill a window of 4"),
+        (char_corpus, b"", {}, "train of tale has 0 characters, too few for a window of 4"),
+        (char_corpus, b"ab" * 20, {}, "test of tale has 4 characters, too few for a window of 4"),
         (char_corpus, None, {"length": 0}, "char_corpus: length must be an integer of at least 1, not 0"),
-        (char_corpus, None, {"stride": -1}, "char_corpus: stride must be an integer of at least 1, not -1"),
+        (char_corpus, None, {"stride": 0}, "char_corpus: stride must be an integer of at least 1, not 0"),
         (char_corpus, b"ab" * 320, {"targets": "next"}, "char_corpus: targets is 'next': .*Known are 'all', 'last'"),
-        (word_corpus, None, {}, "tale.txt cannot be read: No such file"),
-        (word_corpus, b"ab \xff" * 500, {}, "tale.txt is no text in UTF-8 .*at byte 3"),
-        (word_corpus, b"", {}, "train of tale has 0 words, which do not fill a window of 4"),
-        (word_corpus, b"a " * 40, {}, "test of tale has 4 words, which do not fill a window of 4"),
-        (word_corpus, None, {"length": "4"}, "word_corpus: length must be an integer of at least 1, not '4'"),
         (word_corpus, b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer of at least 2, not 1"),
-        (word_corpus, b"a " * 90, {"path": {"test": "tale.txt"}}, "no file is named as 'train'"),
+        (word_corpus, b"a " * 90, {"path": {"test": "tale.txt"}}, "path has no 'train' split"),
         (word_corpus, b"a " * 90, {"path": {"train": "tale.txt", "valid": ""}}, "no split 'valid': did you mean"),
     ],
 )
-def test_what_cannot_be_used_is_named(
-    load: Any, content: bytes | None, options: dict[str, Any], sentence: str, tmp_path: Path
+def test_bad_texts_and_arguments_raise(
+    load: Any, content: bytes | None, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     if content is not None:
         (tmp_path / "tale.txt").write_bytes(content)
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(DataError, match=message):
         load(**{"path": tmp_path / "tale.txt", "length": 4, **options})
 
 
-def test_a_text_just_long_enough_passes(tmp_path: Path) -> None:
-    splits = char_corpus(written(tmp_path, "ab" * 325), length=64)
-    # 585 // 64 and 65 - 1 characters.
-    assert [source.num_examples for source in splits.named().values()] == [9, 1]
-
-
-def test_penn_treebank_that_is_not_there_says_how_to_put_it_there(tmp_path: Path) -> None:
-    (tmp_path / "ptb").mkdir()
-    written(tmp_path / "ptb", "a b", "ptb.train.txt")
-    with pytest.raises(DataError, match=r"ptb lacks ptb\.valid\.txt, ptb\.test\.txt, which .* take them from"):
-        ptb(data_dir=tmp_path)
-
-
-def test_tiny_shakespeare(data_dir: Path) -> None:
-    splits = char_corpus(data_dir=data_dir)
-    # 1,115,394 characters: 1,003,854 to train, whose successors fill 15,685 windows; 111,540 to test, 1,742.
-    assert [source.num_examples for source in splits.named().values()] == [15_685, 1_742]
-    assert (len(splits.class_names), splits.name) == (65, "tinyshakespeare")
-    beginning = "".join(splits.class_names[index] for index in splits.train.examples.inputs[0])
-    assert beginning.startswith("First Citizen:\nBefore we proceed")
+def test_real_texts(data_dir: Path) -> None:
+    splits: Any = char_corpus(data_dir=data_dir)
+    # 1,115,394 characters: 1,003,854 train, whose successors fill 15,685 windows; 111,540 test, 1,742.
+    assert repr(splits) == "Splits(tinyshakespeare: 15,685 train, 1,742 test, inputs int32 [64], 65 classes)"
     keras = char_corpus(length=40, stride=3, targets="last", lowercase=True, data_dir=data_dir)
     # ceil((1,003,854 - 40) / 3) and ceil((111,540 - 40) / 3); without capitals 39 characters.
-    assert [source.num_examples for source in keras.named().values()] == [334_605, 37_167]
-    assert len(keras.class_names) == 39
-
-
-def test_real_penn_treebank(data_dir: Path) -> None:
-    splits = ptb(length=1, data_dir=data_dir)
+    assert repr(keras) == "Splits(tinyshakespeare: 334,605 train, 37,167 test, inputs int32 [40], 39 classes)"
     # A window of one word for each word but the last.
-    counts = {name: source.num_examples + 1 for name, source in splits.named().items()}
-    assert counts == {"train": 929_589, "validation": 73_760, "test": 82_430}
-    assert (len(splits.class_names), splits.name) == (10_000, "ptb")
-    assert splits.class_names[:5] == ("the", "<unk>", "<eos>", "N", "of")
-    assert splits.test is not None
-    beginning = " ".join(splits.class_names[i] for i in splits.test.examples.inputs[:7, 0])
-    assert beginning == "no it was n't black monday <eos>"
+    splits = ptb(length=1, data_dir=data_dir)
+    assert (
+        repr(splits) == "Splits(ptb: 929,588 train, 73,759 validation, 82,429 test, inputs int32 [1], 10,000 classes)"
+    )
+    assert (
+        " ".join(splits.class_names[i] for i in splits.test.examples.inputs[:7, 0])
+        == "no it was n't black monday <eos>"
+    )

@@ -1,4 +1,4 @@
-"""What every model and task must do, by one table: a new model or task adds a row and gets all of it."""
+"""What every model and task must do, as one table: a new model or task adds a row and is tested by all of it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ import numpy as np
 import optax
 import pytest
 from flax import linen
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxnn import models, observe, tasks
 from jaxnn.models import (
     CNN,
     GPT,
     MLP,
-    BagOfTokens,
-    BottleneckResNet,
+    Bottleneck,
+    FastText,
     MobileNetV2,
     RecurrentClassifier,
     RecurrentLanguageModel,
     ResNet,
-    TextGenerator,
+    TextGenRNN,
 )
 from jaxnn.nn import GRU, Policy
-from jaxnn.steps import EvaluateStep, TrainStep, init_train_state, make_evaluate_step, make_train_step
+from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import binary_classification, classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState
 
@@ -55,64 +54,62 @@ def apply_pair(params: Any, inputs: jax.Array) -> jax.Array:
 BATCH_SIZE, TIME = 8, 5
 
 
-def images(key: jax.Array) -> jax.Array:
+def images(rng: np.random.Generator) -> np.ndarray:
     """Small images."""
-    return jax.random.normal(key, (BATCH_SIZE, 4, 4, 1))
+    return rng.normal(size=(BATCH_SIZE, 4, 4, 1)).astype(np.float32)
 
 
-def tokens(key: jax.Array) -> jax.Array:
-    """Short sequences of seven tokens, some of which end in zeros."""
-    ids = jax.random.randint(key, (BATCH_SIZE, TIME), 0, 7)
-    return jnp.where(jnp.arange(TIME)[None] <= jnp.arange(BATCH_SIZE)[:, None], ids, 0)
+def tokens(rng: np.random.Generator) -> np.ndarray:
+    """Short sequences of seven tokens, some padded with zeros."""
+    return np.where(np.arange(TIME) <= np.arange(BATCH_SIZE)[:, None], rng.integers(0, 7, (BATCH_SIZE, TIME)), 0)
 
 
-def labels(key: jax.Array, inputs: Callable[[jax.Array], jax.Array] = images) -> Batch:
+def labels(seed: int, inputs: Callable[[np.random.Generator], np.ndarray] = images) -> Batch:
     """Inputs of three classes."""
-    inputs_key, labels_key = jax.random.split(key)
-    classes = jax.random.randint(labels_key, (BATCH_SIZE,), 0, 3)
-    return Batch(inputs(inputs_key), classes, jnp.ones(BATCH_SIZE))
+    rng = np.random.default_rng(seed)
+    return Batch(inputs(rng), rng.integers(0, 3, BATCH_SIZE), np.ones(BATCH_SIZE, np.float32))
 
 
-def texts(key: jax.Array) -> Batch:
+def texts(seed: int) -> Batch:
     """Sequences of three classes."""
-    return labels(key, tokens)
+    return labels(seed, tokens)
 
 
-def two_classes(key: jax.Array) -> Batch:
+def two_classes(seed: int) -> Batch:
     """Sequences of two classes."""
-    batch = texts(key)
-    return batch._replace(targets=batch.targets % 2)
+    return texts(seed)._replace(targets=np.arange(BATCH_SIZE) % 2)
 
 
-def numbers(key: jax.Array) -> Batch:
+def numbers(seed: int) -> Batch:
     """Small images with three numbers each."""
-    return labels(key)._replace(targets=jax.random.normal(key, (BATCH_SIZE, 3)))
+    targets = np.random.default_rng(seed).normal(size=(BATCH_SIZE, 3)).astype(np.float32)
+    return labels(seed)._replace(targets=targets)
 
 
-def successors(key: jax.Array) -> Batch:
-    """Sequences and, for each token, another."""
-    batch = texts(key)
-    return batch._replace(targets=jnp.roll(batch.inputs, -1, axis=1))
+def successors(seed: int) -> Batch:
+    """Sequences and, for each token, the next one."""
+    batch = texts(seed)
+    return batch._replace(targets=np.roll(batch.inputs, -1, axis=1))
 
 
 class Row(NamedTuple):
     """One model trained for one task.
 
     Attributes:
-        name: what the tests call it.
+        name: its name in the tests.
         task: a factory of ``jaxnn.tasks``.
-        model: what it is given.
-        batch: from a key to a batch of ``BATCH_SIZE``.
-        options: what else the factory is given.
-        tolerance: how far two ways to compute the same may differ, absolutely and relatively.
-        num_terms: how many terms of the loss an example holds.
+        model: its model.
+        batch: from a seed to a batch of ``BATCH_SIZE``.
+        options: keyword arguments of the factory.
+        tolerance: the absolute and relative difference allowed between two ways to compute the same.
+        num_terms: the number of terms of the loss per example.
         products: the dtypes of the matrix products and convolutions in a step.
     """
 
     name: str
     task: Callable[..., Task]
     model: Any
-    batch: Callable[[jax.Array], Batch]
+    batch: Callable[[int], Batch]
     options: dict[str, Any] = {}
     tolerance: float = 1e-5
     num_terms: int = 1
@@ -133,6 +130,7 @@ RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
 GRUS = {"layer": GRU, "bidirectional": True}
 LANGUAGE_MODEL = RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
 GENERATOR = {"embedding_features": 4, "features": 3, "hidden": (5,)}
+BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": Bottleneck, "stem": "imagenet"}
 STAGES = {"stages": ((2, 4, 1, 1),), "features": 4, "last_features": 6}
 TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIME + 1}
 TABLE = [
@@ -140,13 +138,13 @@ TABLE = [
     *both("CNN", CNN(3, **CONVOLUTIONS, dropout=0.25)),
     *both("CNN with batch norm", CNN(3, **CONVOLUTIONS, batch_norm=True)),
     Row("ResNet", classification, ResNet(3, num_blocks=(1, 1), features=2), labels),
-    Row("BottleneckResNet", classification, BottleneckResNet(3, num_blocks=(1,), features=4), labels),
+    Row("ResNet of bottlenecks", classification, ResNet(3, **BOTTLENECKS), labels),
     Row("MobileNetV2", classification, MobileNetV2(3, **STAGES, dropout=0.25), labels),
-    Row("one logit", binary_classification, BagOfTokens(1, vocabulary_size=7), two_classes, {"label_smoothing": 0.1}),
-    Row("BagOfTokens", classification, BagOfTokens(3, vocabulary_size=7, features=4, pad_id=0), texts),
+    Row("one logit", binary_classification, FastText(1, vocabulary_size=7), two_classes, {"label_smoothing": 0.1}),
+    Row("FastText", classification, FastText(3, vocabulary_size=7, features=4, pad_id=0), texts),
     Row("RecurrentClassifier", classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
     Row("GRUs in bfloat16", classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, 1, NARROW),
-    Row("TextGenerator", classification, TextGenerator(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
+    Row("TextGenRNN", classification, TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
     Row("RecurrentLanguageModel", next_token, LANGUAGE_MODEL, successors, num_terms=TIME),
     Row("GPT", next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors, num_terms=TIME),
     *both("a user's module", Normed()),
@@ -156,102 +154,72 @@ TABLE = [
     # On a CPU, scores of attention and sums over rows in normalisation are float32.
     Row("GPT in bfloat16", next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, TIME, (*NARROW, "float32")),
 ]
-# They take long to compile, and each of their parts stands in a faster row too.
+# They take long to compile, and a faster row has each of their parts too.
 SLOW = {
-    *("CNN classifies", "CNN regresses", "CNN with batch norm regresses", "BottleneckResNet", "MobileNetV2"),
+    *("CNN classifies", "CNN regresses", "CNN with batch norm regresses", "ResNet of bottlenecks", "MobileNetV2"),
     *("GRUs in bfloat16", "RecurrentLanguageModel", "a user's module classifies", "GPT in bfloat16"),
+    *("a plain pair classifies", "MLP regresses", "ResNet", "TextGenRNN", "CNN in bfloat16"),
 }
-# Operation by operation they take longest, and have hardly one that the other rows have not.
-SLOW_BY_OPERATION = {*SLOW, "ResNet", "RecurrentClassifier", "TextGenerator", "GPT"}
-
-
-def rows_but_slow(names: set[str]) -> pytest.MarkDecorator:
-    """Each row, some of them slow."""
-    marked = [pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.name in names)) for row in TABLE]
-    return pytest.mark.parametrize("row", marked)
-
-
-rows = rows_but_slow(SLOW)
+marked = [pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.name in SLOW)) for row in TABLE]
+rows = pytest.mark.parametrize("row", marked)
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
-NUM_SEEDS = 3
-NUM_STEPS = 3
+NUM_SEEDS, NUM_STEPS = 2, 3
 
 
 class Prepared(NamedTuple):
-    """What the tests of a row share, so that each program is compiled once.
+    """What the tests of a row share: each program is compiled once.
 
     Attributes:
         task: of the row.
-        init: ``seed -> state``.
+        compiled: from a state and a batch to what a step and an evaluation return.
         step: the step as it is.
-        compiled: the step, compiled for one batch on one device.
-        loss_and_gradient: of a batch and the first state, compiled.
-        evaluate: the step of an evaluation, compiled.
         traces: gets an entry whenever ``compiled`` is traced.
         batches: ``NUM_STEPS`` batches.
+        population: the first states of ``NUM_SEEDS`` seeds, the last states and the metrics, by a scan under ``vmap``.
         states: the states of a loop over ``batches`` from seed 0, the first one before it.
-        metrics: what its steps returned.
     """
 
     task: Task
-    init: Callable[[int], TrainState]
+    compiled: Callable[[TrainState, Batch], tuple[tuple[TrainState, Metrics], Metrics]]
     step: TrainStep
-    compiled: TrainStep
-    loss_and_gradient: Callable[[Batch], tuple[jax.Array, Any]]
-    evaluate: EvaluateStep
     traces: list[str]
     batches: list[Batch]
+    population: tuple[TrainState, tuple[TrainState, Metrics]]
     states: list[TrainState]
-    metrics: list[Metrics]
 
 
 @functools.cache
 def prepare(name: str) -> Prepared:
     row = next(row for row in TABLE if row.name == name)
     task = row.task(row.model, **row.options)
+    step, evaluate = make_train_step(task, OPTIMIZER), make_evaluate_step(task)
     traces: list[str] = []
 
-    def counted(*args: Any) -> Any:
+    @jax.jit
+    def compiled(state: TrainState, batch: Batch) -> Any:
         traces.append(name)
-        return task.loss(*args)
+        return step(state, batch), evaluate(state, batch)
 
-    batches = [row.batch(jax.random.key(100 + index)) for index in range(NUM_STEPS)]
-    init = functools.cache(lambda seed: init_train_state(task, OPTIMIZER, jax.random.key(seed), batches[0]))
-    compiled = jax.jit(make_train_step(task._replace(loss=counted), OPTIMIZER))
-    evaluate = jax.jit(make_evaluate_step(task))
-    states, metrics = [init(0)], []
-    loss = lambda params, batch: task.loss(params, states[0].model_state, batch, states[0].key)[0]  # noqa: E731
-    gradient = functools.partial(jax.jit(jax.value_and_grad(loss)), states[0].params)
+    def train(key: jax.Array, batches: Batch) -> Any:
+        start = init_train_state(task, OPTIMIZER, key, jax.tree.map(lambda rows: rows[0], batches))
+        return start, jax.lax.scan(step, start, batches)
+
+    batches = [row.batch(seed) for seed in range(NUM_STEPS)]
+    keys = jax.vmap(jax.random.key)(np.arange(NUM_SEEDS))
+    population = jax.jit(jax.vmap(train, (0, None)))(keys, jax.tree.map(lambda *rows: np.stack(rows), *batches))
+    states = [member(population[0], 0)]
     for batch in batches:
-        state, values = compiled(states[-1], batch)
-        states.append(state)
-        metrics.append(values)
-    step = make_train_step(task, OPTIMIZER)
-    return Prepared(task, init, step, compiled, gradient, evaluate, traces, batches, states, metrics)
+        states.append(compiled(states[-1], batch)[0][0])
+    return Prepared(task, compiled, step, traces, batches, population, states)
 
 
-def trained(prepared: Prepared, seed: int, num_steps: int) -> TrainState:
-    """The state after a loop over the first batches."""
-    state = prepared.init(seed)
-    for batch in prepared.batches[:num_steps]:
-        state, _ = prepared.compiled(state, batch)
-    return state
+def member(tree: Any, index: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
-def padded(batch: Batch) -> Batch:
-    """The batch with its last example masked."""
-    return batch._replace(mask=batch.mask.at[-1].set(0.0))
-
-
-def part(batch: Batch, start: int | None = None, stop: int | None = None) -> Batch:
-    return Batch(*(leaf[start:stop] for leaf in batch))
-
-
-def stack(trees: list[Any]) -> Any:
-    # Of keys JAX alone makes a stack, of other arrays NumPy one that need not be compiled.
-    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)  # noqa: E731
-    return jax.tree.map(lambda *leaves: (jnp if is_key(leaves[0]) else np).stack(leaves), *trees)
+def masked(batch: Batch, counts: np.ndarray) -> Batch:
+    return batch._replace(mask=counts.astype(np.float32))
 
 
 def assert_close(got: Any, expected: Any, tolerance: float) -> None:
@@ -263,9 +231,6 @@ def assert_close(got: Any, expected: Any, tolerance: float) -> None:
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance, err_msg=name)
 
     jax.tree.map_with_path(check, got, expected)
-
-
-# The table is whole.
 
 
 def test_every_model_has_a_row() -> None:
@@ -292,123 +257,49 @@ def _makes_task(function: Callable[..., Any]) -> bool:
     )
 
 
-# The ways to run a step agree.
-
-
-@rows_but_slow(SLOW_BY_OPERATION)
-def test_without_jit_it_computes_the_same(row: Row) -> None:
-    prepared = prepare(row.name)
-    got = prepared.step(prepared.states[0], prepared.batches[0])
-    assert_close(got, (prepared.states[1], prepared.metrics[0]), row.tolerance)
-
-
 @rows
-def test_a_scan_is_a_loop(row: Row) -> None:
+def test_vmapped_scan_equals_a_loop_that_is_traced_once(row: Row) -> None:
     prepared = prepare(row.name)
-    scan = jax.jit(lambda state, batches: jax.lax.scan(prepared.step, state, batches))
-    got = scan(prepared.states[0], stack(prepared.batches))
-    assert_close(got, (prepared.states[-1], stack(prepared.metrics)), row.tolerance)
-
-
-@rows
-def test_a_population_is_a_loop(row: Row) -> None:
-    prepared = prepare(row.name)
-    population = jax.jit(jax.vmap(lambda state: jax.lax.scan(prepared.step, state, stack(prepared.batches[:2]))[0]))
-    got = population(stack([prepared.init(seed) for seed in range(NUM_SEEDS)]))
-    assert_close(got, stack([trained(prepared, seed, 2) for seed in range(NUM_SEEDS)]), row.tolerance)
-
-
-@pytest.mark.slow
-@rows
-def test_members_of_a_population_start_as_they_would_alone(row: Row) -> None:
-    prepared = prepare(row.name)
-    init = jax.jit(jax.vmap(lambda key: init_train_state(prepared.task, OPTIMIZER, key, prepared.batches[0])))
-    got = init(jnp.stack([jax.random.key(seed) for seed in range(NUM_SEEDS)]))
-    assert_close(got, stack([prepared.init(seed) for seed in range(NUM_SEEDS)]), row.tolerance)
-
-
-@rows
-def test_two_devices_train_two_runs(row: Row) -> None:
-    prepared = prepare(row.name)
-    states = stack([prepared.init(seed) for seed in range(2)])
-    got, _ = jax.pmap(prepared.step, in_axes=(0, None))(states, prepared.batches[0])
-    assert len(got.step.sharding.device_set) == 2
-    expected = stack([trained(prepared, seed, 1) for seed in range(2)])
-    assert_close(jax.device_get(got), jax.device_get(expected), row.tolerance)
-
-
-@rows
-def test_two_devices_share_one_batch(row: Row) -> None:
-    prepared = prepare(row.name)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    state = jax.device_put(prepared.states[0], NamedSharding(mesh, PartitionSpec()))
-    batch = jax.device_put(prepared.batches[0], NamedSharding(mesh, PartitionSpec("data")))
-    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves((state, batch))} == {2}
-    got = jax.jit(prepared.step)(state, batch)
-    assert_close(jax.device_get(got), jax.device_get((prepared.states[1], prepared.metrics[0])), row.tolerance)
-
-
-@rows
-def test_many_steps_are_traced_once(row: Row) -> None:
-    prepared = prepare(row.name)
-    trained(prepared, seed=5, num_steps=NUM_STEPS)
+    starts, (ends, metrics) = prepared.population
+    for seed in range(NUM_SEEDS):
+        state = member(starts, seed)
+        for index, batch in enumerate(prepared.batches):
+            (state, values), _ = prepared.compiled(state, batch)
+            assert_close(values, member(member(metrics, seed), index), row.tolerance)
+        assert_close(state, member(ends, seed), row.tolerance)
     assert prepared.traces == [row.name]
 
 
-# What a step computes makes sense.
-
-
 @rows
-def test_every_parameter_has_a_finite_gradient_that_is_not_zero(row: Row) -> None:
+def test_every_parameter_has_a_finite_gradient_and_moves(row: Row) -> None:
     prepared = prepare(row.name)
-    _, gradient = prepared.loss_and_gradient(prepared.batches[0])
-    for path, leaf in jax.tree.leaves_with_path(gradient):
-        name = jax.tree_util.keystr(path)
-        assert np.isfinite(leaf).all(), name
-        assert np.any(np.asarray(leaf)), name
-
-
-@rows
-def test_everything_stays_finite_and_moves(row: Row) -> None:
-    before, *_, after = prepare(row.name).states
-    metrics = prepare(row.name).metrics
-    floats = [leaf for leaf in jax.tree.leaves((after, metrics)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    before, first, *_, after = prepared.states
+    # Momentum holds the gradient after the first step.
+    for path, gradient in jax.tree.leaves_with_path(first.opt_state[0].trace):
+        assert np.isfinite(gradient).all() and np.any(np.asarray(gradient)), jax.tree_util.keystr(path)
+    floats = [leaf for leaf in jax.tree.leaves(after) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert all(np.isfinite(leaf).all() for leaf in floats)
     assert {leaf.dtype.name for leaf in floats} == {"float32"}
     assert int(after.step) == NUM_STEPS
     moved = jax.tree.map(lambda old, new: bool(np.any(np.asarray(old) != new)), before.params, after.params)
     assert all(jax.tree.leaves(moved))
+    assert set(observe.product_dtypes(prepared.step, before, prepared.batches[0])) == set(row.products)
 
 
 @rows
-def test_products_are_computed_in_the_policys_precision(row: Row) -> None:
-    prepared = prepare(row.name)
-    found = observe.product_dtypes(prepared.step, prepared.states[0], prepared.batches[0])
-    assert set(found) == set(row.products)
+def test_padding_changes_nothing_and_sums_add_up(row: Row) -> None:
+    prepared, index = prepare(row.name), np.arange(BATCH_SIZE)
+    batch, state = masked(prepared.batches[0], index < BATCH_SIZE - 1), prepared.states[-1]
 
+    def spoiled(rows: Any) -> np.ndarray:
+        value = np.nan if np.issubdtype(rows.dtype, np.floating) else 99
+        return np.concatenate([rows[:-1], np.full_like(rows[-1:], value)])
 
-@rows
-def test_what_padding_holds_changes_nothing(row: Row) -> None:
-    loss_and_gradient, batch = prepare(row.name).loss_and_gradient, padded(prepare(row.name).batches[0])
-
-    def spoiled(rows: jax.Array) -> jax.Array:
-        return rows.at[-1].set(jnp.nan if jnp.issubdtype(rows.dtype, jnp.floating) else 99)
-
+    stepped, sums = prepared.compiled(state, batch)
     other = batch._replace(inputs=spoiled(batch.inputs), targets=spoiled(batch.targets))
-    assert_close(loss_and_gradient(other), loss_and_gradient(batch), row.tolerance)
-
-
-@rows
-def test_padding_itself_changes_nothing(row: Row) -> None:
-    prepared = prepare(row.name)
-    batch, state = padded(prepared.batches[0]), prepared.states[0]
-    assert_close(prepared.evaluate(state, batch), prepared.evaluate(state, part(batch, stop=-1)), row.tolerance)
-
-
-@rows
-def test_sums_of_an_evaluation_add_up(row: Row) -> None:
-    evaluate = prepare(row.name).evaluate
-    batch, state = padded(prepare(row.name).batches[0]), prepare(row.name).states[-1]
-    first, second = evaluate(state, part(batch, stop=4)), evaluate(state, part(batch, start=4))
-    assert_close(jax.tree.map(jnp.add, first, second), evaluate(state, batch), 4 * row.tolerance)
-    assert (first["count"], second["count"]) == (4 * row.num_terms, (BATCH_SIZE - 5) * row.num_terms)
+    assert_close(prepared.compiled(state, other), (stepped, sums), row.tolerance)
+    alone = jax.jit(make_evaluate_step(prepared.task))(state, Batch(*(rows[:-1] for rows in batch)))
+    assert_close(alone, sums, row.tolerance)
+    parts = [prepared.compiled(state, masked(batch, counts))[1] for counts in (index < 4, (index >= 4) & (index < 7))]
+    assert_close(jax.tree.map(np.add, *jax.device_get(parts)), jax.device_get(sums), 4 * row.tolerance)
+    assert [float(part["count"]) for part in parts] == [4 * row.num_terms, 3 * row.num_terms]

@@ -1,4 +1,4 @@
-"""What becomes of a member, as a function of what it reported."""
+"""The status of a member as a function of its reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAN = math.nan
         ([2.0, -math.inf], False, 0),
     ],
 )
-def test_evaluations_since_the_best(values: list[float], higher: bool, expected: int) -> None:
+def test_evaluations_since_best(values: list[float], higher: bool, expected: int) -> None:
     assert evaluations_since_best(values, higher_is_better=higher) == expected
 
 
@@ -61,14 +61,14 @@ def test_patience(values: list[float], patience: int | None, higher: bool, expec
     assert status == ("stopped early" if expected else "running")
 
 
-def test_only_an_evaluation_stops_and_the_last_step_finishes() -> None:
+def test_only_evaluations_stop_and_the_last_step_finishes() -> None:
     lines: list[dict[str, float]] = [{"step": 1, "test_loss": 1.0}, {"step": 2, "test_loss": 2.0}]
     assert settled(lines, patience=1) == settled(lines, stop=lambda lines: lines[-1]["step"] == 2) == "stopped early"
     assert settled([*lines, {"step": 3}], patience=1, stop=lambda lines: True) == "running"
     assert settled([*lines, {"step": 10, "test_loss": 2.0}], patience=1, stop=lambda lines: True) == "finished"
 
 
-def test_without_an_eval_split_training_metrics_stop_where_an_evaluation_is_due() -> None:
+def test_training_metrics_stop_at_evaluations_without_an_eval_split() -> None:
     # Windows end after steps 5 and 15 too, while the next one is under way.
     def rule(lines: Any) -> bool:
         return lines[-1]["train_loss"] < 100

@@ -1,4 +1,4 @@
-"""A strategy, a metric writer and a stopping rule of a user's own, in `fit`, `sweep` and on the command line alike."""
+"""A user's own strategy, metric writer and stopping rule, in `fit`, `iterate`, `sweep` and on the command line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxnn as jn
@@ -45,7 +46,6 @@ table = Table()
 def rule(lines):
     return lines[-1]["step"] >= 10 and lines[-1]["test_loss"] < 100
 """
-NAMES = {"strategy": "my_parts:zero1", "writers": ("my_parts:table",), "stop": "my_parts:rule"}
 HOW = {**tiny.HOW, "eval_every": 5, "steps_per_call": 5}
 FLAGS = [*("--steps-per-call", "5", "--report-every", "5", "--eval-every", "5", "--progress", "none"), "--no-record"]
 
@@ -69,25 +69,20 @@ ALONE = [(5,), (10,)]
 BOTH = [(5, 0), (5, 1), (10, 0), (10, 1)]
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["names", "values"])
-def test_fit_takes_all_three(parts: ModuleType, named: bool, tmp_path: Path) -> None:
-    values = {"strategy": parts.zero1, "writers": (parts.table,), "stop": parts.rule}
-    run = tiny.fit(tiny.experiment(), tmp_path / "run", **HOW, **(NAMES if named else values), devices=2)
+def own(parts: ModuleType) -> dict[str, Any]:
+    return {"strategy": parts.zero1, "writers": (parts.table,), "stop": parts.rule, "devices": 2}
+
+
+def test_fit_takes_all_three(parts: ModuleType, tmp_path: Path) -> None:
+    run = tiny.fit(tiny.experiment(), tmp_path / "run", **HOW, **own(parts))
     assert run.summary.status == "stopped early"
     assert steps(parts.table.rows) == ALONE and parts.table.closed == 1
     assert parts.table.rows == tiny.lines(tmp_path / "run")
     assert tiny.read(tmp_path / "run")["layout"]["strategy"] == "zero1"
 
 
-def test_iterate_takes_all_three(parts: ModuleType) -> None:
-    reports = [*jn.iterate(tiny.experiment(), **HOW, **NAMES, devices=2, record=False)]
-    assert [(report.step,) for report in reports] == steps(parts.table.rows) == ALONE and parts.table.closed == 1
-
-
-@pytest.mark.parametrize("named", [True, False], ids=["names", "values"])
-def test_sweep_takes_all_three(parts: ModuleType, named: bool, tmp_path: Path) -> None:
-    values = {"strategy": parts.zero1, "writers": (parts.table,), "stop": parts.rule}
-    how = {**HOW, **(NAMES if named else values), "vmap_size": 2, "devices": 2}
+def test_sweep_takes_all_three(parts: ModuleType, tmp_path: Path) -> None:
+    how = {**HOW, **own(parts), "vmap_size": 2}
     sweep = jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **how)
     assert [member.status for member in sweep.members] == ["stopped early"] * 2
     assert steps(parts.table.rows) == BOTH and parts.table.closed == 1
@@ -97,14 +92,14 @@ def test_sweep_takes_all_three(parts: ModuleType, named: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], ALONE), (["sweep", "--seed", "0", "1"], BOTH)])
-def test_command_line_takes_all_three(parts: ModuleType, words: list[str], expected: list[Any]) -> None:
+def test_command_line_takes_all_three_by_name(parts: ModuleType, words: list[str], expected: list[Any]) -> None:
     own = ("--strategy", "my_parts:zero1", "--writers", "my_parts:table", "--stop", "my_parts:rule", "--devices", "2")
     jn.main(tiny.experiment(), [*words, *FLAGS, *own])
     assert steps(parts.table.rows) == expected and parts.table.closed == 1
 
 
 def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
-    for number, rule in enumerate((NAMES["stop"], parts.rule)):
+    for number, rule in enumerate(("my_parts:rule", parts.rule)):
         path = tmp_path / str(number)
         for report in jn.iterate(tiny.experiment(), run_dir=path, **HOW, stop=rule):
             if report.step == 5:
@@ -121,7 +116,7 @@ def test_resumed_sweep_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path
 
     parts.table.write = fail
     how = {**HOW, "writers": (parts.table,), "vmap_size": 2, "devices": 1}
-    for number, rule in enumerate((NAMES["stop"], parts.rule)):
+    for number, rule in enumerate(("my_parts:rule", parts.rule)):
         with pytest.raises(ZeroDivisionError, match="mine"):
             jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / str(number), stop=rule, **how)
     again = {"progress": "none", "devices": 1}
@@ -133,7 +128,7 @@ def test_resumed_sweep_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path
     assert [member.step for member in sweep.members] == [10, 10]
 
 
-def test_a_writer_gets_no_empty_reports(parts: ModuleType) -> None:
+def test_writer_gets_no_empty_reports(parts: ModuleType) -> None:
     # All members diverge in the first window, and the device is asked for its state at the end only.
     writes: list[int] = []
     parts.table.write = lambda lines: writes.append(len(lines))
@@ -142,12 +137,30 @@ def test_a_writer_gets_no_empty_reports(parts: ModuleType) -> None:
     assert writes == [2]
 
 
-def test_a_writer_is_closed_after_a_failure(parts: ModuleType) -> None:
-    def fail(lines: Any) -> bool:
-        raise ZeroDivisionError("mine")
+def test_writers_and_rules_get_copies(parts: ModuleType) -> None:
+    class Clearing:
+        def write(self, lines: list[dict[str, Any]]) -> None:
+            lines[0].clear()
+            lines.clear()
 
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        tiny.fit(tiny.experiment(), **HOW, writers=[parts.table], stop=fail)
+    def clear(lines: list[dict[str, Any]]) -> None:
+        lines[0].clear()
+        lines.clear()
+
+    run = tiny.fit(tiny.experiment(num_steps=10), **HOW, writers=(Clearing(), parts.table), stop=clear)
+    assert run.metrics["step"].tolist() == [5, 10] and steps(parts.table.rows) == ALONE
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "words"),
+    [
+        (lambda lines: 1 / 0, ZeroDivisionError, "division"),
+        (lambda lines: np.array([True, False]), jn.ConfigError, r"stop .*\(2,\).*True or False"),
+    ],
+)
+def test_writer_is_closed_if_a_rule_fails(parts: ModuleType, stop: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        tiny.fit(tiny.experiment(), **HOW, writers=[parts.table], stop=stop)
     assert parts.table.closed == 1
 
 
@@ -163,6 +176,6 @@ def test_a_writer_is_closed_after_a_failure(parts: ModuleType) -> None:
         ({"stop": "my_parts:missing"}, "missing.*imported"),
     ],
 )
-def test_what_is_no_writer_or_rule_is_named(parts: ModuleType, option: dict[str, Any], words: str) -> None:
+def test_bad_writers_and_rules_are_named(parts: ModuleType, option: dict[str, Any], words: str) -> None:
     with pytest.raises(jn.ConfigError, match=words):
         jn.RunOptions(**option)

@@ -1,9 +1,10 @@
-"""Tasks of a user's own: what they may give, and what a user hears of what they may not."""
+"""Tasks of a user's own: what they may return, and the errors for what they may not."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,12 @@ def sweep(experiment: jn.Experiment[Any], points: jn.search.Points | None = None
     return jn.sweep(experiment, points, **{**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1, **options})
 
 
-def test_arrays_are_summed_over_batches_alone_and_reach_finish_in_fit_and_sweep() -> None:
-    def finish(means: dict[str, Any]) -> dict[str, Any]:
+def test_arrays_are_summed_over_batches_and_reach_derive_metrics_in_fit_and_sweep() -> None:
+    def derive(means: dict[str, Any]) -> dict[str, Any]:
         assert means["sizes"].shape == (7,) and np.ndim(means["loss"]) == 0
         return {"loss": means["loss"], "largest": means["sizes"].max(), "all": sum(means["sizes"])}
 
-    task = own(evaluate=sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0)), derive_metrics=finish)
+    task = own(evaluate=sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0)), derive_metrics=derive)
     alone = tiny.fit(task, eval_batch_size=4)
     assert alone.final["test_largest"] == 6.0 and alone.final["test_all"] == 21.0
     members = sweep(task, eval_batch_size=4).members
@@ -74,116 +75,111 @@ def test_arrays_are_summed_over_batches_alone_and_reach_finish_in_fit_and_sweep(
     assert members[0].final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
 
 
+def losing(made: Callable[[Any, jax.Array], Any]) -> dict[str, Any]:
+    """A task whose loss returns what ``made(state, nats [batch])`` does."""
+    return {"loss": lambda params, state, batch, key: made(state, nats(params, batch))}
+
+
+def evaluating(made: Callable[[jax.Array, jn.Batch], Any]) -> dict[str, Any]:
+    """A task whose evaluation returns ``made(nats [batch], batch)`` as the loss, beside the right count."""
+    return {"evaluate": lambda p, s, batch: {"loss": made(nats(p, batch), batch), "count": batch.mask.sum()}}
+
+
 # What is wrong, and the words that name it.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "arrays that finish leaves": (
+    "arrays that derive_metrics leaves": (
         {"evaluate": sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0))},
         r"sizes.* of shape \(7,\).* derive_metrics",
     ),
-    "words from derive_metrics": (
-        {"derive_metrics": lambda means: {"loss": "low"}},
-        r"'loss'.* 'low'.* derive_metrics",
-    ),
-    "finish that breaks": ({"derive_metrics": lambda means: {"loss": means["los"]}}, r"derive_metrics.*KeyError.*los"),
-    "finish that gives nothing": ({"derive_metrics": lambda means: None}, r"derive_metrics.*NoneType"),
-    "no count": ({"evaluate": lambda *_: {"loss": jnp.float32(1)}}, r"evaluate.* count"),
+    "words as metrics": ({"derive_metrics": lambda means: {"loss": "low"}}, r"'loss'.* 'low'.* derive_metrics"),
+    "derive_metrics fails": ({"derive_metrics": lambda means: {"loss": means["los"]}}, "derive_metrics.*KeyError.*los"),
+    "derive_metrics returns None": ({"derive_metrics": lambda means: None}, "derive_metrics.*NoneType"),
+    "no count": ({"evaluate": lambda *_: {"loss": jnp.float32(1)}}, "evaluate.* count"),
     "a count for each example": ({"evaluate": sums(count=lambda batch: batch.mask)}, r"count.* shape \(8,\)"),
-    "sums that are no dict": ({"evaluate": lambda *_: jnp.float32(1)}, r"evaluate.* dict"),
-    "no metrics beside the loss": (
-        {"loss": lambda params, state, batch, key: nats(params, batch).mean()},
-        r"loss.* \(loss, \(",
-    ),
-    "metrics that are none": (
-        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), (state, None))},
-        "dict",
-    ),
-    "a loss for each example": (
-        {"loss": lambda params, state, batch, key: (nats(params, batch), (state, {}))},
-        r"loss.* shape \(8,\).* mean",
-    ),
-    "a metric of the loss's name": (
-        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), (state, {"loss": 0.5}))},
-        "named 'loss'",
-    ),
-    "another model state": (
-        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), ({"half": 0.5}, state))},
-        r"model_state.* half",
-    ),
-    "no model state": (
-        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), (None, {}))},
-        r"model_state.* NoneType",
-    ),
-    "a name that is no string": (
-        {"loss": lambda params, state, batch, key: (nats(params, batch).mean(), (state, {1: 0.5}))},
-        "strings",
-    ),
-    "an integer loss": ({"loss": lambda params, state, batch, key: (jnp.int32(1), (state, {}))}, "int32"),
-    "a metric for each example": (
-        {
-            "loss": lambda params, state, batch, key: (
-                nats(params, batch).mean(),
-                (state, {"each": nats(params, batch)}),
-            )
-        },
-        r"each.* shape \(8,\)",
-    ),
-    "means": (
-        {"evaluate": lambda params, state, batch: {"loss": nats(params, batch).mean(), "count": batch.mask.sum()}},
-        r"loss.* sum",
-    ),
-    "means of those that count, of which one is 0": (
+    "sums that are no dict": ({"evaluate": lambda *_: jnp.float32(1)}, "evaluate.* dict"),
+    "no metrics beside the loss": (losing(lambda state, each: each.mean()), r"loss.* \(loss, \("),
+    "metrics that are None": (losing(lambda state, each: (each.mean(), (state, None))), "dict"),
+    "a loss for each example": (losing(lambda state, each: (each, (state, {}))), r"loss.* shape \(8,\).* mean"),
+    "a metric named loss": (losing(lambda state, each: (each.mean(), (state, {"loss": 0.5}))), "named 'loss'"),
+    "another model state": (losing(lambda state, each: (each.mean(), ({"half": 0.5}, {}))), "model_state.* half"),
+    "no model state": (losing(lambda state, each: (each.mean(), (None, {}))), "model_state.* NoneType"),
+    "a name that is no string": (losing(lambda state, each: (each.mean(), (state, {1: 0.5}))), "strings"),
+    "an integer loss": (losing(lambda state, each: (jnp.int32(1), (state, {}))), "int32"),
+    "a metric for each example": (losing(lambda state, each: (each.mean(), (state, {"e": each}))), r"'e'.* \(8,\)"),
+    "means": (evaluating(lambda each, batch: each.mean()), "loss.* sum"),
+    "means over the mask": (
+        # One of them is 0.
         {"evaluate": sums(late=lambda batch: ((batch.inputs[:, 0] != FIRST) * batch.mask).sum() / batch.mask.sum())},
-        r"late.* sum",
+        "late.* sum",
     ),
-    "a count that is constant": ({"evaluate": sums(count=lambda batch: 1.0)}, r"count.* mask"),
-    "padding that counts": ({"evaluate": sums(count=lambda batch: len(batch.mask))}, r"count.* mask"),
+    "means of masked values": (evaluating(lambda each, batch: (each * batch.mask).mean()), "loss.* sum"),
+    "sums of padding too": (evaluating(lambda each, batch: each.sum()), "loss.* sum"),
+    "a constant count": ({"evaluate": sums(count=lambda batch: 1.0)}, "count.* mask"),
+    "a count of padding too": ({"evaluate": sums(count=lambda batch: len(batch.mask))}, "count.* mask"),
+    "parameters alone": ({"init": lambda key, batch: init(key, batch)[0]}, r"init .*\(params, model_state\).* a dict"),
+    "an integer parameter": (
+        {"init": lambda key, batch: ({"layer": {"rows": jnp.arange(3)}, **init(key, batch)[0]}, {})},
+        "parameter 'layer/rows' .* int32.* model_state",
+    ),
+    "no function": ({"init": 1}, "task's init is 1, .* function"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_a_task_may_not_give_is_named_before_training(case: str, tmp_path: Path) -> None:
+def test_wrong_tasks_are_named_before_training(case: str, tmp_path: Path) -> None:
     parts, words = REFUSED[case]
     with pytest.raises(jn.ConfigError, match=words) as caught:
         tiny.fit(own(**parts), tmp_path / "run")
-    assert "\n" not in str(caught.value) and "task" in str(caught.value)
+    assert "\n" not in str(caught.value) and "task" in str(caught.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", ["words as metrics", "an integer loss", "means", "a constant count", "no function"])
+def test_sweep_names_wrong_tasks_too(case: str, tmp_path: Path) -> None:
+    parts, words = REFUSED[case]
     with pytest.raises(jn.JaxnnError, match=words) as caught:
         sweep(own(**parts), record=True, run_dir=tmp_path / "sweep")
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("case", [case for case, (parts, _) in REFUSED.items() if "loss" in parts])
-def test_the_functional_core_names_it_too(case: str) -> None:
+@pytest.mark.parametrize("case", [case for case, (parts, _) in REFUSED.items() if "loss" in parts or "param" in case])
+def test_functional_core_names_wrong_losses_and_parameters(case: str) -> None:
     parts, words = REFUSED[case]
-    batch = jn.Batch(*tiny.points(8), np.ones(8, np.float32))
-    step = jn.steps.make_train_step(OWN._replace(**parts), optax.sgd(0.1))
-    state = jn.steps.init_train_state(OWN, optax.sgd(0.1), jax.random.key(0), batch)
+    batch, task = jn.Batch(*tiny.points(8), np.ones(8, np.float32)), OWN._replace(**parts)
+
+    def train(key: jax.Array) -> Any:
+        state = jn.steps.init_train_state(task, optax.sgd(0.1), key, batch)
+        return jn.steps.make_train_step(task, optax.sgd(0.1))(state, batch)
+
     with pytest.raises(jn.ConfigError, match=words):
-        jax.eval_shape(step, state, batch)
+        jax.eval_shape(train, jax.random.key(0))
 
 
-def test_sums_that_do_not_double_with_their_examples_may_be_what_they_should_be() -> None:
+@pytest.mark.parametrize("size", [5, 16])
+def test_means_are_refused_and_right_sums_are_not_for_any_batch_size(size: int) -> None:
     def coupled(batch: jn.Batch) -> jax.Array:
-        """As of a contrastive loss: nothing of one example alone, and more for each other one."""
+        """Zero for one example alone, and more for each other one, as of a contrastive loss."""
         return batch.mask.sum() * jnp.log(jnp.maximum(batch.mask.sum(), 1.0))
 
     others = {
         "coupled": coupled,
         "never": lambda batch: jnp.zeros(3),
         "endless": lambda batch: jnp.where(batch.mask > 0, jnp.inf, 0.0).sum(),
-        # Of a batch of two there are no five.
+        # Of a batch of three there are no five.
         "ranked": lambda batch: jax.lax.top_k(batch.mask, 5)[0].min() * batch.mask.sum(),
     }
-    run = tiny.fit(own(evaluate=sums(**others), derive_metrics=_without_never))
-    # Two batches, of 16 and of 7 examples.
-    assert run.final["test_coupled"] == pytest.approx((16 * np.log(16) + 7 * np.log(7)) / 23, rel=1e-6)
+    run = tiny.fit(own(evaluate=sums(**others), derive_metrics=_without_never), eval_batch_size=size)
+    counts = np.array([size] * (23 // size) + [23 % size])
+    assert run.final["test_coupled"] == pytest.approx((counts * np.log(np.maximum(counts, 1))).sum() / 23, rel=1e-6)
     assert run.final["train_half"] == 0.5
+    with pytest.raises(jn.ConfigError, match="sum"):
+        tiny.fit(own(**evaluating(lambda each, batch: (each * batch.mask).mean())), eval_batch_size=size)
 
 
 def _without_never(means: dict[str, Any]) -> dict[str, Any]:
     return {name: mean for name, mean in means.items() if name != "never"}
 
 
-def test_nothing_is_presumed_of_what_a_task_of_ones_own_predicts() -> None:
+def test_predictions_of_own_tasks_may_be_anything() -> None:
     def decode(params: Any, model_state: Any, codes: Any) -> Any:
         if codes.shape[1:] != (2,):
             raise TypeError("codes [batch, 2]")
@@ -217,9 +213,9 @@ class Derived(Config):
         object.__setattr__(self, "rate", 2 * self.decay)
 
 
-def test_a_swept_field_that_nothing_reads_is_named(tmp_path: Path) -> None:
+def test_swept_fields_that_nothing_reads_are_named(tmp_path: Path) -> None:
     experiment = dataclasses.replace(tiny.experiment(), config=Config(num_steps=5))
-    # One that cannot start compiles nothing, and is warned of all the same.
+    # The warning comes before the error of a sweep that cannot start.
     with pytest.warns(UserWarning, match="nothing reads.* 'depth'"), pytest.raises(jn.ConfigError, match="monitor"):
         sweep(experiment, jn.grid(depth=[1, 2], seed=[0, 1]), monitor="none")
     with pytest.warns(UserWarning, match="nothing reads.* 'decay'"):
@@ -227,9 +223,18 @@ def test_a_swept_field_that_nothing_reads_is_named(tmp_path: Path) -> None:
     assert tiny.read(tmp_path / "sweep", "sweep.json")["unread"] == ["decay"]
 
 
-def test_a_swept_field_from_which_the_config_computes_another_is_read() -> None:
+def test_swept_fields_from_which_the_config_derives_others_are_read() -> None:
     experiment = tiny.experiment(optimizer=lambda config: optax.sgd(config.rate))
     experiment = dataclasses.replace(experiment, config=Derived(num_steps=5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep(experiment, jn.grid(decay=[0.1, 0.2]), plan_only=True)
+
+
+def test_members_with_empty_arrays_train() -> None:
+    def init(key: jax.Array, inputs: jax.Array) -> dict[str, jax.Array]:
+        return {"empty": jnp.zeros((3, 0)), **tiny.init(key, inputs)}
+
+    experiment = tiny.experiment(model=(init, tiny.apply))
+    members = sweep(experiment).members
+    assert members[0].final["test_loss"] == pytest.approx(tiny.fit(experiment).final["test_loss"], rel=1e-5)

@@ -1,9 +1,9 @@
-"""Models: shapes, parameter counts by hand, dropout only in training, and bad sizes named."""
+"""What holds for every model: documented names, published parameter counts, dtypes, statistics, errors."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,206 +12,235 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import CNN, MLP
-from jaxnn.nn import avg_pool, max_pool
-from jaxnn.types import ConfigError
+from jaxnn.models import CNN, GPT, MLP, Bottleneck, FastText, MobileNetV2, ResNet, TextGenRNN, num_parameters
+from jaxnn.models import RecurrentClassifier as Classifier
+from jaxnn.models import RecurrentLanguageModel as Language
+from jaxnn.nn import GRU, BatchNorm, avg_pool, max_pool
+from jaxnn.types import ConfigError, DataError
 
 KEY = jax.random.key(0)
-IMAGES = jax.random.normal(jax.random.key(1), (4, 8, 8, 1))
-SMALL_CNN = {"blocks": ((4,), (6, 6)), "dense": (8,)}
-MODELS: dict[str, Callable[..., linen.Module]] = {
-    "mlp": lambda **fields: MLP((16, 12, 5), **fields),
-    "cnn": lambda **fields: CNN(5, **SMALL_CNN, **fields),
-    "cnn with batch norm": lambda **fields: CNN(5, batch_norm=True, **SMALL_CNN, **fields),
+SIZES = {"vocabulary_size": 6, "embedding_features": 4, "features": 3}
+BOTTLENECKS: dict[str, Any] = {"block": Bottleneck, "stem": "imagenet"}
+
+
+def images(size: int, channels: int = 3) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, size, size, channels), jnp.float32)
+
+
+def tokens(time: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((1, time), jnp.int32)
+
+
+def numbered(layers: str) -> set[str]:
+    """``"Conv*3"`` stands for Conv_0, Conv_1 and Conv_2."""
+    pairs = (layer.partition("*") for layer in layers.split())
+    return {f"{name}_{index}" if star else name for name, star, count in pairs for index in range(int(count or 1))}
+
+
+SMALL_CNN = {"blocks": ((4,), (6, 6)), "dense": (8,), "batch_norm": True, "dropout": 0.5}
+STAGES = ((1, 4, 1, 1), (2, 4, 2, 2))
+ONE_HOT_SIZES = SIZES | {"embedding_features": None}
+TEXT_GEN = {"embedding_features": 4, "features": 3}
+IMAGE, TEXT = images(12), tokens(4)
+# model, inputs, names of its parameters
+MODELS: dict[str, tuple[linen.Module, jax.ShapeDtypeStruct, str]] = {
+    "mlp": (MLP((4, 3), dropout=0.5), IMAGE, "Dense*2"),
+    "cnn": (CNN(3, **SMALL_CNN), IMAGE, "Conv*3 BatchNorm*3 Dense*2"),
+    "cnn without norm": (CNN(3, blocks=((4,),), dense=()), IMAGE, "Conv*1 Dense*1"),
+    "resnet": (ResNet(5, num_blocks=(1, 2), features=4), IMAGE, "Conv*1 BatchNorm*1 ResNetBlock*3 Dense*1"),
+    "bottlenecks": (
+        ResNet(5, num_blocks=(1, 2), features=2, **BOTTLENECKS),
+        IMAGE,
+        "Conv*1 BatchNorm*1 Bottleneck*3 Dense*1",
+    ),
+    "mobilenet": (
+        MobileNetV2(5, stages=STAGES, features=4, last_features=6),
+        IMAGE,
+        "Conv*2 BatchNorm*2 InvertedResidual*3 Dense*1",
+    ),
+    "fasttext": (FastText(3, vocabulary_size=6, features=2, pad_id=0), TEXT, "Embed*1 Dense*1"),
+    "classifier": (Classifier(2, **SIZES), TEXT, "Embed*1 LSTM*1 Dense*1"),
+    "both directions": (Classifier(2, **SIZES, bidirectional=True), TEXT, "Embed*1 LSTM*2 Dense*1"),
+    "gru classifier": (Classifier(2, **SIZES, layer=GRU), TEXT, "Embed*1 GRU*1 Dense*1"),
+    "one-hot classifier": (Classifier(2, **ONE_HOT_SIZES), TEXT, "LSTM*1 Dense*1"),
+    "language": (Language(6, features=3), TEXT, "Embed*1 LSTM*2 Dense*1"),
+    "gru language": (Language(6, features=3, num_layers=1, layer=GRU), TEXT, "Embed*1 GRU*1 Dense*1"),
+    "textgenrnn": (TextGenRNN(6, **TEXT_GEN, hidden=(5, 2)), TEXT, "Embed*1 LSTM*1 Dense*3 BatchNorm*2 auxiliary"),
+    "short textgenrnn": (TextGenRNN(6, **TEXT_GEN, hidden=()), TEXT, "Embed*1 LSTM*1 Dense*1 auxiliary"),
+    "gpt": (
+        GPT(5, num_layers=2, features=4, num_heads=1, max_length=4),
+        TEXT,
+        "Embed*2 Block*2 LayerNorm*1 Dense*1",
+    ),
 }
-
-
-def num_params(model: linen.Module, shape: tuple[int, ...]) -> int:
-    variables = jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(shape, jnp.float32))
-    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-
-
-@functools.cache
-def init(model: linen.Module) -> Any:
-    return model.init(KEY, IMAGES)
-
-
-def apply(model: linen.Module, variables: Any, x: jax.Array, key: jax.Array | None = None) -> Any:
-    """Outputs in training with a key for dropout, or in evaluation without."""
-    if key is None:
-        return model.apply(variables, x)
-    rngs = {"dropout": key}
-    return model.apply(variables, x, train=True, rngs=rngs, mutable=["batch_stats"])[0]
-
-
-def test_mlp_is_dense_relu_dense() -> None:
-    model = MLP((3, 9))
-    params = init(model)["params"]
-    flat = np.asarray(IMAGES).reshape(4, 64)
-    hidden = np.maximum(flat @ params["Dense_0"]["kernel"], 0.0)
-    expected = hidden @ params["Dense_1"]["kernel"]
-    assert np.any(expected < 0.0)  # no activation at the end
-    np.testing.assert_allclose(model.apply({"params": params}, IMAGES), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_cnn_equals_the_same_layers_of_flax() -> None:
-    reference = linen.Sequential(
-        [
-            linen.Conv(4, (3, 3)),
-            linen.relu,
-            lambda x: linen.max_pool(x, (2, 2), (2, 2)),
-            linen.Conv(6, (3, 3)),
-            linen.relu,
-            linen.Conv(6, (3, 3)),
-            linen.relu,
-            lambda x: linen.max_pool(x, (2, 2), (2, 2)),
-            lambda x: x.reshape(len(x), -1),
-            linen.Dense(8),
-            linen.relu,
-            linen.Dense(5),
-        ]
-    )
-    model = CNN(5, **SMALL_CNN)
-    params = init(model)["params"]
-    names = {"Conv_0": 0, "Conv_1": 3, "Conv_2": 5, "Dense_0": 9, "Dense_1": 11}
-    renamed = {f"layers_{index}": params[name] for name, index in names.items()}
-    expected = reference.apply({"params": renamed}, IMAGES)
-    np.testing.assert_allclose(model.apply({"params": params}, IMAGES), expected, rtol=1e-4)
-
-
-def test_pooling_may_overlap_and_differ_from_block_to_block() -> None:
-    model = CNN(5, blocks=((4,), (6,)), pool=(3, 2), pool_strides=(2, 1), pooling=(max_pool, avg_pool), dense=())
-    reference = linen.Sequential(
-        [
-            linen.Conv(4, (3, 3)),
-            linen.relu,
-            lambda x: linen.max_pool(x, (3, 2), (2, 1)),  # 8x8 to 3x7
-            linen.Conv(6, (3, 3)),
-            linen.relu,
-            lambda x: linen.avg_pool(x, (3, 2), (2, 1)),  # to 1x6
-            lambda x: x.reshape(len(x), -1),
-            linen.Dense(5),
-        ]
-    )
-    assert_equal_to_flax(model, reference, {"Conv_0": 0, "Conv_1": 3, "Dense_0": 7})
-
-
-def test_each_convolution_of_a_block_may_have_its_padding() -> None:
-    model = CNN(5, blocks=((4, 6),), padding=("VALID", "SAME"), dense=())
-    reference = linen.Sequential(
-        [
-            linen.Conv(4, (3, 3), padding="VALID"),
-            linen.relu,
-            linen.Conv(6, (3, 3), padding="SAME"),
-            linen.relu,
-            lambda x: linen.max_pool(x, (2, 2), (2, 2)),
-            lambda x: x.reshape(len(x), -1),
-            linen.Dense(5),
-        ]
-    )
-    assert_equal_to_flax(model, reference, {"Conv_0": 0, "Conv_1": 2, "Dense_0": 6})
-
-
-def assert_equal_to_flax(model: CNN, reference: linen.Module, names: dict[str, int]) -> None:
-    params = init(model)["params"]
-    expected = reference.apply({"params": {f"layers_{n}": params[name] for name, n in names.items()}}, IMAGES)
-    np.testing.assert_allclose(model.apply({"params": params}, IMAGES), expected, rtol=1e-4, atol=1e-5)
+# Names within a block of a ResNet that keeps the shape, then of one that changes it.
+BLOCKS: list[tuple[dict[str, Any], set[str], set[str]]] = [
+    ({}, numbered("Conv*2 BatchNorm*2"), numbered("Conv*3 BatchNorm*3")),
+    ({"project": False}, numbered("Conv*2 BatchNorm*2"), numbered("Conv*2 BatchNorm*2")),
+    (BOTTLENECKS, numbered("Conv*3 BatchNorm*3"), numbered("Conv*4 BatchNorm*4")),
+]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients_are_finite_and_every_layer_learns(name: str) -> None:
-    model, variables = MODELS[name](dropout=0.2), init(MODELS[name]())
+def test_names_dtypes_and_batch_statistics(name: str) -> None:
+    model, inputs, layers = MODELS[name]
+    names, variables = numbered(layers), linen.unbox(jax.eval_shape(model.init, KEY, inputs))
+    assert set(variables["params"]) == names
+    plain = ("Conv_", "Dens", "Embe", "LSTM", "GRU_", "auxi", "Block_", "Layer")
+    assert set(variables.get("batch_stats", {})) == {layer for layer in names if not layer.startswith(plain)}
 
-    def loss(params: Any) -> jax.Array:
-        outputs = apply(model, {**variables, "params": params}, IMAGES, KEY)
-        assert outputs.shape == (4, 5)
-        return jnp.sum(outputs**2)
+    norms: set[Any] = set()
 
-    for gradient in jax.tree.leaves(jax.jit(jax.grad(loss))(variables["params"])):
-        assert np.isfinite(gradient).all()
-        assert np.any(gradient != 0.0)
+    def note(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if isinstance(context.module, BatchNorm) and context.method_name == "__call__":
+            norms.add((context.module.use_running_average, context.module.momentum, context.module.epsilon))
+        return call(*args, **kwargs)
 
-
-@pytest.mark.parametrize("name", MODELS)
-def test_dropout_is_active_in_training_only(name: str) -> None:
-    model, without = MODELS[name](dropout=0.5), MODELS[name]()
-    variables = init(without)
-    evaluated = apply(model, variables, IMAGES)
-    assert np.array_equal(evaluated, apply(without, variables, IMAGES))
-    first, second = (apply(model, variables, IMAGES, jax.random.key(n)) for n in (1, 2))
-    assert not np.array_equal(first, second)
-    assert np.array_equal(*(apply(without, variables, IMAGES, jax.random.key(n)) for n in (1, 2)))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_dropout_rate_may_be_traced_and_vmapped(name: str) -> None:
-    variables = init(MODELS[name]())
-
-    def outputs(rate: float | jax.Array) -> jax.Array:
-        return apply(MODELS[name](dropout=rate), variables, IMAGES, KEY)
-
-    rates = (0.0, 0.3, 1.0)
-    got = jax.jit(jax.vmap(outputs))(jnp.array(rates))
-    np.testing.assert_allclose(got, [outputs(rate) for rate in rates], rtol=1e-3, atol=1e-5)
+    for train in (True, False):
+        norms.clear()
+        options = {} if name == "fasttext" else {"train": train, "rngs": {"dropout": KEY}, "mutable": ["batch_stats"]}
+        with linen.intercept_methods(note):
+            jax.eval_shape(partial(model.apply, **options), variables, inputs)
+        assert norms == ({(not train, 0.9, 1e-5)} if "batch_stats" in variables else set())
+    narrow = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), variables["params"])
+    half = jax.ShapeDtypeStruct(inputs.shape, jnp.bfloat16) if inputs.dtype == jnp.float32 else inputs
+    if "batch_stats" not in variables:
+        assert jax.eval_shape(model.apply, {"params": narrow}, half).dtype == jnp.bfloat16
 
 
-def test_dropout_at_rate_one_leaves_the_last_bias() -> None:
-    # Everything before the logits is dropped, so that only their bias remains; they are not.
-    for make in MODELS.values():
-        model = make(dropout=1.0)
-        variables = jax.tree.map(lambda leaf: leaf + 1.0, init(make()))
-        assert np.array_equal(apply(model, variables, IMAGES, KEY), np.ones((4, 5)))
+@pytest.mark.parametrize(("options", "same", "changed"), BLOCKS)
+def test_names_within_the_blocks_of_a_resnet(options: dict[str, Any], same: set[str], changed: set[str]) -> None:
+    model = ResNet(5, num_blocks=(2, 2), features=2, **options)
+    params = jax.eval_shape(model.init, KEY, images(12))["params"]
+    kind = model.block.__name__
+    assert set(params[f"{kind}_1"]) == set(params[f"{kind}_3"]) == same and set(params[f"{kind}_2"]) == changed
 
 
-def test_dropout_follows_each_pooling() -> None:
-    # Without dense layers, dropout of the pooled block alone reaches the logits.
-    model = CNN(5, blocks=((4,),), dense=(), dropout=1.0)
-    assert not np.any(apply(model, init(model), IMAGES, KEY))
+ALEXNET_R = {"blocks": ((32,), (32,), (64,)), "kernel_size": (5, 5), "pool": (3, 3), "pool_strides": (2, 2)}
+KERAS_DROPOUT = {"dropout": 0.25, "dense_dropout": 0.5}
+CIFAR10_CNN = {"blocks": ((32, 32), (64, 64)), "padding": ("SAME", "VALID"), "dense": (512,), **KERAS_DROPOUT}
+ONE_HOT = {"vocabulary_size": 57, "embedding_features": None, "features": 128}
+CATS_AND_DOGS = {"blocks": ((32,), (64,), (128,), (256,)), "padding": "VALID", "dense": (128,)}
+IMAGENET: dict[str, Any] = {"features": 64, **BOTTLENECKS}
+
+# (the network, its inputs, its parameters: as published, or by hand)
+COUNTS: list[tuple[linen.Module, jax.ShapeDtypeStruct, int]] = [
+    # FCN-5 of Shi et al.: 784*2048 + 2048, 2048*4096 + 4096, 4096*1024 + 1024, 1024*10 + 10.
+    (MLP((2048, 4096, 1024, 10)), images(28, 1), 1_607_680 + 8_392_704 + 4_195_328 + 10_250),
+    # AlexNet-R: 25*3*32 + 32, 25*32*32 + 32, 25*32*64 + 64; 32 -> 15 -> 7 -> 3: 9*64*10 + 10.
+    (
+        CNN(10, **ALEXNET_R, pooling=(max_pool, max_pool, avg_pool), dense=()),
+        images(32),
+        2_432 + 25_632 + 51_264 + 5_770,
+    ),
+    # He et al.'s ResNet-20 and 56, with shortcuts of either kind.
+    (ResNet(10, project=False), images(32), 269_722),
+    (ResNet(10), images(32), 272_474),
+    (ResNet(10, num_blocks=(9, 9, 9), project=False), images(32), 853_018),
+    (ResNet(10, num_blocks=(9, 9, 9)), images(32), 855_770),
+    # torchvision's ResNet-18, 50, 101 and 152, and MobileNetV2.
+    (ResNet(1000, num_blocks=(2, 2, 2, 2), features=64, stem="imagenet"), images(224), 11_689_512),
+    (ResNet(1000, num_blocks=(3, 4, 6, 3), **IMAGENET), images(224), 25_557_032),
+    (ResNet(1000, num_blocks=(3, 4, 23, 3), **IMAGENET), images(224), 44_549_160),
+    (ResNet(1000, num_blocks=(3, 8, 36, 3), **IMAGENET), images(224), 60_192_808),
+    (MobileNetV2(), images(224), 3_504_872),
+    # The PTB LSTM: 10000*256, twice four gates of 256*256 + 256*256 + 256, 256*10000 + 10000.
+    (Language(10_000), tokens(32), 2_560_000 + 2 * 4 * 131_328 + 2_570_000),
+    # Keras's mnist_mlp, mnist_cnn, cifar10_cnn, imdb_bidirectional_lstm and imdb_fasttext.
+    (MLP((512, 512, 10)), images(28, 1), 669_706),
+    (CNN(10, blocks=((32, 64),), padding="VALID", **KERAS_DROPOUT), images(28, 1), 1_199_882),
+    (CNN(10, **CIFAR10_CNN), images(32), 1_250_858),
+    (Classifier(1, vocabulary_size=20_000, bidirectional=True), tokens(100), 2_658_945),
+    (FastText(1, vocabulary_size=1_200_000), tokens(400), 60_000_000 + 51),
+    # Its lstm_text_generation: 4 * 128 * (57 + 128 + 1) and 128*57 + 57.
+    (Classifier(57, **ONE_HOT), tokens(40), 95_232 + 7_353),
+    # 57*300; 4 * 128 * (300 + 128 + 1); 128*57 + 57; 128*512 + 2*512; 512*256 + 2*256; 256*57 + 57.
+    (TextGenRNN(57), tokens(40), 17_100 + 219_648 + 7_353 + 66_560 + 131_584 + 14_649),
+    # 896 + 18_496 + 73_856 + 295_168; 150 -> 74 -> 36 -> 17 -> 7: 49*256*128 + 128; 129.
+    (CNN(1, **CATS_AND_DOGS), images(150), 388_416 + 1_605_760 + 129),
+    # 3*3*1*32 + 32, 3*3*32*64 + 64; 28 -> 14 -> 7: 7*7*64*128 + 128; 128*10 + 10
+    (CNN(num_classes=10), images(28, 1), 320 + 18_496 + 401_536 + 1_290),
+    # 5*3*1*2 + 2, 5*3*2*2 + 2; 8x8 pooled by 3x4 to 2x2: 2*2*2*4 + 4; 4*1 + 1
+    (CNN(1, blocks=((2, 2),), kernel_size=(5, 3), pool=(3, 4), dense=(4,)), images(8, 1), 32 + 62 + 36 + 5),
+    # No biases of convolutions, but a scale and a bias a channel: 9*2 + 4; 2*2*2*3 + 3
+    (CNN(3, blocks=((2,),), dense=(), batch_norm=True), images(4, 1), 22 + 27),
+    # Images just large enough: two valid convolutions of 3; 7 -> 3 -> 1 by windows of 3 at steps of 2.
+    (CNN(2, blocks=((1, 1),), padding="VALID", dense=()), images(6, 1), 10 + 10 + 4),
+    (CNN(2, blocks=((1,), (1,)), pool=(3, 3), pool_strides=(2, 2), dense=()), images(7, 1), 10 + 10 + 4),
+    # 6 * 4; three gates of 4 * 3 + 3 * 3 + 3, and a second bias of 3; 3 * 5 + 5
+    (Classifier(5, **SIZES, layer=GRU), tokens(4), 24 + 3 * 24 + 3 + 20),
+    # 6 * 3; three times three gates of 3 * 3 + 3 * 3 + 3, and a second bias of 3; 3 * 6 + 6
+    (Language(6, features=3, num_layers=3, layer=GRU), tokens(4), 18 + 3 * (3 * 21 + 3) + 24),
+    # 65*128, 64*128; four blocks of 12 * 128**2 kernels, (3 + 1 + 4 + 1) * 128 biases and 4 * 128 of norms; 256; 65*129
+    (GPT(65), tokens(64), 8_320 + 8_192 + 4 * (12 * 16_384 + 13 * 128) + 256 + 65 * 129),
+    # Running statistics do not count, and a module without parameters has none.
+    (linen.BatchNorm(use_running_average=True), images(4, 2), 2 + 2),
+    (linen.Dropout(0.5, deterministic=True), images(2), 0),
+]
 
 
-def test_dense_layers_may_have_a_dropout_of_their_own() -> None:
-    variables = jax.tree.map(lambda leaf: leaf + 1.0, init(MODELS["cnn"]()))
-    last_bias = np.ones((4, 5))
-    dense_alone = CNN(5, **SMALL_CNN, dense_dropout=1.0)
-    assert np.array_equal(apply(dense_alone, variables, IMAGES, KEY), last_bias)
-    # What is pooled is dropped, and the biases of the dense layer before the logits remain: 8 of 1, times kernels.
-    pooled_alone = apply(CNN(5, **SMALL_CNN, dropout=1.0, dense_dropout=0.0), variables, IMAGES, KEY)
-    np.testing.assert_allclose(pooled_alone[0], 1 + variables["params"]["Dense_1"]["kernel"].sum(0), rtol=1e-5)
+def test_numbers_of_parameters() -> None:
+    for model, inputs, count in COUNTS:
+        assert num_parameters(model, inputs) == count, model
+    options = {"use_running_average": True}  # of the call
+    assert num_parameters(linen.BatchNorm(), images(4, 2), **options) == 4
+    assert num_parameters(MLP((3,)), np.ones((2, 5))) == 5 * 3 + 3
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_bfloat16_in_bfloat16_out(name: str) -> None:
-    model = MODELS[name](dropout=0.5)
-    variables = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), init(MODELS[name]()))
-    assert apply(model, variables, IMAGES.astype(jnp.bfloat16), KEY).dtype == jnp.bfloat16
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: MLP(()), "MLP: features is empty"),
+    *((lambda f=f: MLP(f), r"MLP: features must be a tuple .* as \(512, 10\)") for f in (10, (8, 0), (8, 2.0), "ab")),
+    *((lambda b=blocks: CNN(10, blocks=b), "CNN: blocks must hold a tuple") for blocks in ((), ((32,), ()), 32)),
+    (lambda: CNN(10, blocks=(32, 64)), r"CNN: blocks\[0\] must be a tuple of integers >= 1"),
+    (lambda: CNN(10, dense=(-1,)), "CNN: dense must be a tuple of integers >= 1"),
+    (lambda: CNN(10, kernel_size=(3,)), "CNN: kernel_size must be two integers"),
+    (lambda: CNN(10, pool=2), "CNN: pool must be a tuple of integers >= 1"),
+    (lambda: CNN(10, pool_strides=(2,)), "CNN: pool_strides must be two integers"),
+    (lambda: CNN(10, pooling="max"), "CNN: pooling .*max_pool.* 2 blocks, not 'max'"),
+    (lambda: CNN(10, pooling=(max_pool,)), "CNN: pooling .* 2 blocks"),
+    (lambda: CNN(10, padding=1), "CNN: no padding 1: Known are 'SAME', 'VALID'"),
+    (lambda: CNN(10, padding=("VALID", "SAM")), "CNN: no padding 'SAM': did you mean 'SAME'"),
+    (lambda: CNN(10, blocks=((8, 8), (8,)), padding=("SAME", "VALID")), r"padding .* 2 .*blocks\[1\] has 1"),
+    (lambda: CNN(10, padding=()), r"padding .* 0 .*blocks\[0\] has 1"),
+    (lambda: CNN(10, dense_dropout=7), "dropout rate"),
+    (lambda: ResNet(10, num_blocks=()), "ResNet: num_blocks is empty"),
+    (lambda: ResNet(10, num_blocks=3), "ResNet: num_blocks must be a tuple of integers >= 1"),
+    (lambda: ResNet(10, block="bottleneck"), "ResNet: block must be models.ResNetBlock .*, not 'bottleneck'"),
+    (lambda: ResNet(10, stem="imagent"), "ResNet: no stem 'imagent': did you mean 'imagenet'"),
+    *((lambda s=s: MobileNetV2(stages=s), "MobileNetV2: stages must hold expan") for s in ((), 3, ((6, 24, 2),))),
+    (lambda: MobileNetV2(stages=((6, 24, 0, 2),)), r"MobileNetV2: stages\[0\] must be a tuple of integers >= 1"),
+    (lambda: GPT(5, features=10, num_heads=4), "GPT: .*10.* 4"),
+    (lambda: TextGenRNN(6, hidden=512), r"hidden must be a tuple of integers >= 1, as \(512, 256\), not 512"),
+]
+INTEGERS = ("num_classes", "vocabulary_size", "features", "embedding_features", "last_features")
+INTEGERS += ("num_layers", "num_heads", "max_length")
 
 
-@pytest.mark.parametrize("make", [lambda: MLP([4, 2]), lambda: CNN(2, blocks=[[4], [4]])])
-def test_models_are_values(make: Callable) -> None:
-    assert make() == make()
-    assert hash(make()) == hash(make())
-    assert make().activation is linen.relu
+def test_bad_arguments() -> None:
+    for make, words in BAD:
+        with pytest.raises(ConfigError, match=words):
+            make()
+    for model, _, _ in MODELS.values():
+        for name in set(INTEGERS) & set(vars(model)) - {"features" if isinstance(model, MLP) else ""}:
+            for value in (0, -1, 1.5, "a"):
+                words = f"{type(model).__name__}: {name} must be an integer >= 1, not {value!r}"
+                with pytest.raises(ConfigError, match=words):
+                    model.clone(**{name: value})
+        for name, values, words in [
+            ("dropout", (-0.5, 1.2), "dropout rate"),
+            ("layer", ("l", linen.LSTMCell), "layer must be nn.LSTM or nn.GRU"),
+        ]:
+            for value in values if hasattr(model, name) else ():
+                with pytest.raises(ConfigError, match=words):
+                    model.clone(**{name: value})
 
 
-def test_sizes_given_as_lists_become_tuples() -> None:
-    assert MLP([4, np.int64(2)]).features == (4, 2)
-    assert CNN(2, blocks=[[4], [8]], dense=[3]) == CNN(2, blocks=((4,), (8,)), dense=(3,))
-    lists = {"pool_strides": [1, 2], "pooling": [max_pool, avg_pool], "padding": ["SAME"]}
-    assert CNN(2, **lists) == CNN(2, **{name: tuple(value) for name, value in lists.items()})
-
-
-@pytest.mark.parametrize(
-    ("model", "shape", "named"),
-    [
-        # 8 -> 4 -> 2 -> 1 -> 0
-        (CNN(2, blocks=((2,),) * 4), (1, 8, 9, 1), "images of 8x9 .* after block 4 of 4"),
-        # Two valid convolutions of 3: 5 -> 1, pooled by 2: 0
-        (CNN(2, blocks=((2, 2),), padding="VALID"), (1, 9, 5, 1), "9x5 .* after block 1 of 1"),
-        (CNN(2, blocks=((2, 2),), padding="VALID"), (1, 5, 9, 1), "5x9 .* after block 1 of 1"),
-        # One valid convolution of two: 4 -> 2, of which no 3 can be pooled, whatever the steps
-        (CNN(2, blocks=((2, 2),), padding=("SAME", "VALID"), pool=(3, 3), pool_strides=(1, 1)), (1, 4, 9, 1), "4x9"),
-    ],
-)
-def test_images_too_small_are_named(model: CNN, shape: tuple[int, ...], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(shape, jnp.float32))
+def test_inputs_of_a_wrong_rank_or_dtype() -> None:
+    for name in ("cnn", "resnet", "bottlenecks", "mobilenet"):
+        model = MODELS[name][0]
+        with pytest.raises(DataError, match=rf"{type(model).__name__} .*images .*\(2, 17, 12\).*channel axis"):
+            jax.eval_shape(model.init, KEY, np.ones((2, 17, 12)))
+    for model in (MODELS[name][0] for name in ("fasttext", "classifier", "language", "textgenrnn", "gpt")):
+        for wrong, words in ((np.ones((2, 4), np.float32), "float32 .*int32"), (np.ones(4, np.int32), r"int32 \[4\]")):
+            with pytest.raises(DataError, match=rf"{type(model).__name__} needs token ids \[batch, time\] .*{words}"):
+                jax.eval_shape(model.init, KEY, wrong)

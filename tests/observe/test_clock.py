@@ -1,12 +1,14 @@
-"""Spans of the clock add up to wall time; throughput is a median with its spread."""
+"""Spans of the clock add up to wall time; throughput is a median with its spread; tables are aligned and escaped."""
+
+from __future__ import annotations
 
 import pytest
 
-from jaxnn.observe import Clock, Window, steady_throughput
+from jaxnn.observe import Clock, Table, Window, html_table, markdown_table, steady_throughput, text_table
 
 
 class Time:
-    """A clock that stands still until told."""
+    """A time that is set by hand."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -15,54 +17,35 @@ class Time:
         return self.seconds
 
 
-def test_an_inner_span_pauses_the_outer_one() -> None:
+def test_inner_spans_pause_outer_ones() -> None:
     time = Time()
     clock = Clock(time)
     with clock.span("compute"):
         time.seconds += 1.0
         with clock.span("evaluation"):
             time.seconds += 2.0
-            with clock.span("checkpoint"):
+            with pytest.raises(KeyError), clock.span("checkpoint"):
                 time.seconds += 4.0
+                raise KeyError
         time.seconds += 8.0
-    time.seconds += 16.0  # outside every span: nobody's
-    with clock.span("evaluation"):
+    time.seconds += 16.0  # outside every span
+    with clock.span("evaluation"), clock.span("evaluation"):
         time.seconds += 32.0
+        assert clock.seconds["evaluation"] == 34.0, "an open span counts up to now"
     # compute 1 + 8, evaluation 2 + 32, checkpoint 4; together 63 - 16.
     assert clock.seconds == {"compute": 9.0, "evaluation": 34.0, "checkpoint": 4.0}
 
 
-def test_an_open_span_counts_up_to_now_and_once_within_its_own_name() -> None:
-    time = Time()
-    clock = Clock(time)
-    with clock.span("data"), clock.span("data"):
-        time.seconds += 1.0
-        assert clock.seconds == {"data": 1.0}
-        time.seconds += 2.0
-    assert clock.seconds == {"data": 3.0}
-
-
-def test_the_outer_span_resumes_after_an_error() -> None:
-    time = Time()
-    clock = Clock(time)
-    with clock.span("compute"):
-        with pytest.raises(KeyError), clock.span("data"):
-            time.seconds += 1.0
-            raise KeyError
-        time.seconds += 2.0
-    assert clock.seconds == {"data": 1.0, "compute": 2.0}
-
-
-def test_current_has_the_open_span_and_its_start() -> None:
+def test_current_is_the_open_span_and_its_start() -> None:
     time = Time()
     clock = Clock(time)
     assert clock.current == (None, None, 100.0)
     with clock.span("compute"):
         time.seconds += 1.0
-        with clock.span("data"):
+        with clock.span("data", "loading"):
             time.seconds += 2.0
             assert clock.seconds["data"] == 2.0
-            assert clock.current == ("data", None, 101.0), "reading the seconds starts no span"
+            assert clock.current == ("data", "loading", 101.0), "reading the seconds starts no span"
         assert clock.current == ("compute", None, 103.0)
     assert clock.current == (None, None, 103.0)
 
@@ -72,8 +55,20 @@ def test_throughput_is_the_median_with_the_interquartile_range() -> None:
     windows = [Window(10 * k, 1.0) for k in (3, 1, 5, 2, 4)]
     assert steady_throughput(windows) == (30.0, pytest.approx(2 / 3), 5)
     assert steady_throughput([Window(0, 50.0), Window(100, 0.5)]) == (200.0, 0.0, 1)
+    assert [steady_throughput(none) for none in ([], [Window(0, 1.0)], [Window(10, 0.0)])] == [None] * 3
 
 
-@pytest.mark.parametrize("windows", [[], [Window(0, 1.0)], [Window(10, 0.0)]])
-def test_no_throughput_without_steps_and_time(windows: list[Window]) -> None:
-    assert steady_throughput(windows) is None
+ROWS = [("a", "1"), ("longer", "<b>|")]
+
+
+def test_tables_are_aligned_and_escaped() -> None:
+    assert text_table(ROWS) == "a       1\nlonger  <b>|"
+    assert text_table(ROWS, ("name", "x")) == "name    x\na       1\nlonger  <b>|"
+    assert text_table([]) == ""
+    assert text_table([("a", "")]) == "a", "no trailing spaces"
+    assert markdown_table(ROWS, ("name", "x")) == "| name | x |\n| --- | --- |\n| a | 1 |\n| longer | <b>\\| |"
+    facts, table = html_table(ROWS), html_table(ROWS, ("name", "x"))
+    assert facts.count("<th") == 2 and "&lt;b&gt;" in facts, "without a header the first cells are headings"
+    assert table.count("<th") == 2 and table.count("<td") == 4 and "<b>" not in table
+    noted = Table(("name", "x"), ROWS, ["a note"])
+    assert repr(noted).splitlines()[-1] == "a note" and noted._repr_html_().endswith("<p>a note</p>")

@@ -1,8 +1,9 @@
-"""Metrics, checkpoints and facts of a record that are not as they were written: named, never used in silence."""
+"""Metrics, checkpoints and facts of a record that are damaged are named, and never used silently."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ EVERY: dict[str, Any] = {"checkpoint_every": 10}
 
 @pytest.fixture(scope="module")
 def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was broken off in the middle: metrics of steps 5, 10, 15 and 20, checkpoints of 10 and 20."""
+    """A run that was stopped halfway: metrics of steps 5, 10, 15 and 20, checkpoints of 10 and 20."""
     path = tmp_path_factory.mktemp("undamaged") / "run"
     for report in jn.iterate(tiny.experiment(num_steps=40), run_dir=path, **EVERY, **tiny.HOW):
         if report.step == 20:
@@ -38,38 +39,56 @@ def halved(undamaged: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(undamaged, tmp_path / "run"))
 
 
-def resume(path: Path) -> jn.Run:
-    return tiny.fit(tiny.experiment(num_steps=40), resume=path)
+def resume(path: Path, **options: Any) -> jn.Run:
+    return tiny.fit(tiny.experiment(num_steps=40), resume=path, **options)
 
+
+def change(path: Path, name: str = "run.json", **changes: Any) -> None:
+    (path / name).write_text(json.dumps(tiny.read(path, name) | changes))
+
+
+# --- metrics ---
 
 Lines = list[bytes]
-# What befalls metrics.jsonl, and which of the steps 5, 10, 15 and 20 are before the damage.
-DAMAGES: dict[str, tuple[Callable[[Lines], Lines], list[int]]] = {
-    "a line is lost": (lambda lines: lines[:1] + lines[2:], [5, 15, 20]),
-    "a line is there twice": (lambda lines: [*lines[:2], *lines[1:]], [5, 10]),
-    "a digit is another": (lambda lines: [lines[0].replace(b'loss": ', b'loss": 1'), *lines[1:]], [5, 10, 15, 20]),
-    "a line is no JSON": (lambda lines: [*lines[:2], lines[2][:-9] + b"\xff\n", lines[3]], [5, 10]),
-    "a line is no report": (lambda lines: [lines[0], b"[1]\n", *lines[2:]], [5]),
+# Damages of metrics.jsonl, and which of the steps 5, 10, 15 and 20 precede them.
+DAMAGES: dict[str, tuple[Callable[[Lines], Lines], list[int], str]] = {
+    "lost": (lambda lines: lines[:1] + lines[2:], [5, 15, 20], "1 of 4 lines are lost"),
+    "twice": (lambda lines: [*lines[:2], *lines[1:]], [5, 10], "2 of 4 lines are lost"),
+    "digit": (lambda lines: [lines[0].replace(b'loss": ', b'loss": 1'), *lines[1:]], [5, 10, 15, 20], "lines differ"),
+    "no JSON": (lambda lines: [*lines[:2], lines[2][:-9] + b"\xff\n", lines[3]], [5, 10], "2 of 4 lines are lost"),
+    "no report": (lambda lines: [lines[0], b"[1]\n", *lines[2:]], [5], "3 of 4 lines are lost"),
 }
 
 
-@pytest.mark.parametrize(("damage", "left"), DAMAGES.values(), ids=DAMAGES)
-def test_damaged_metrics_are_named_and_training_resumes(
-    halved: Path, damage: Callable[[Lines], Lines], left: list[int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("damage", "left", "words"), DAMAGES.values(), ids=DAMAGES)
+def test_metrics_are_cut_where_their_damage_begins(
+    undamaged: Path, tmp_path: Path, damage: Callable[[Lines], Lines], left: list[int], words: str
 ) -> None:
+    whole = (undamaged / "metrics.jsonl").read_bytes()
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(found := b"".join(damage(whole.splitlines(keepends=True))))
+    noted = {"lines": 4, "sha256": hashlib.sha256(whole).hexdigest()}
+    kept, digest, message = rewind_metrics(tmp_path, lambda line: 20, noted, "step 20")
+    assert [line["step"] for line in kept] == [line["step"] for line in tiny.lines(tmp_path)] == left
+    assert (digest.lines, digest.sha256) == (len(left), hashlib.sha256(file.read_bytes()).hexdigest())
+    assert message is not None and f"{file} is damaged up to step 20" in message and words in message
+    (aside,) = tmp_path.glob("metrics.damaged*")
+    assert message.endswith(str(aside)) and aside.read_bytes() == found, "what could be repaired by hand was lost"
+
+
+def test_training_resumes_with_damaged_metrics(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = halved / "metrics.jsonl"
-    file.write_bytes(found := b"".join(damage(file.read_bytes().splitlines(keepends=True))))
-    run = tiny.fit(tiny.experiment(num_steps=40), resume=halved, progress="plain")
-    assert [line["step"] for line in tiny.lines(halved)] == [*left, 25, 30, 35, 40]
-    assert run.metrics["step"].tolist() == [*left, 25, 30, 35, 40]
-    (told,) = tiny.read(halved)["resumed"][0]["damaged"]
-    assert "metrics.jsonl" in told and "step 20" in told
-    assert told in " ".join(capsys.readouterr().out.split())
-    (aside,) = halved.glob("metrics.damaged*")
-    assert aside.read_bytes() == found, "what could still be repaired by hand was lost"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([lines[0], *lines[2:]]))
+    run = resume(halved, progress="plain")
+    assert run.metrics["step"].tolist() == [5, 15, 20, 25, 30, 35, 40]
+    assert [line["step"] for line in tiny.lines(halved)] == [5, 15, 20, 25, 30, 35, 40]
+    (message,) = tiny.read(halved)["resumed"][0]["damaged"]
+    assert "metrics.jsonl" in message and "step 20" in message
+    assert message in " ".join(capsys.readouterr().out.split())
 
 
-def test_metrics_after_the_checkpoint_are_cut_without_a_word(undamaged: Path, halved: Path) -> None:
+def test_metrics_after_the_checkpoint_are_cut_silently(undamaged: Path, halved: Path) -> None:
     with (halved / "metrics.jsonl").open("a") as file:
         file.write('{"step": 25, "train_loss": 7.0}\n{"st')
     resume(halved)
@@ -78,7 +97,7 @@ def test_metrics_after_the_checkpoint_are_cut_without_a_word(undamaged: Path, ha
     assert tiny.read(halved)["resumed"][0]["damaged"] == [] and not list(halved.glob("metrics.damaged*"))
 
 
-def test_metrics_are_on_the_disk_before_their_checkpoint_has_its_name(
+def test_metrics_are_synced_before_their_checkpoint_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -99,11 +118,24 @@ def test_metrics_are_on_the_disk_before_their_checkpoint_has_its_name(
     assert kept == ["metrics.jsonl", "named 10", "metrics.jsonl", "named 20"]
 
 
+def test_lines_without_their_member_are_damage(tmp_path: Path) -> None:
+    (path := tmp_path / "{sweep}").mkdir()
+    (path / "metrics.jsonl").write_text(
+        '{"step": 5, "member": 0}\n{"step": 5, "mdmber": 1}\n{"step": 5, "member": 7}\n'
+    )
+    noted = {"lines": 2, "sha256": ""}
+    kept, digest, message = rewind_metrics(path, lambda line: [5, 5][line["member"]], noted, "group 1", (0, 1))
+    assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
+    assert message is not None and "1 of 2 lines are lost" in message
+    assert message.endswith(f"the original file is {path}/metrics.damaged-1.jsonl")
+    assert [line["member"] for line in tiny.lines(path)] == [7, 0], "lines of other groups stay"
+
+
 # --- checkpoints ---
 
 
 @pytest.mark.parametrize("put", [shutil.copytree, lambda old, new: new.symlink_to(old)], ids=["copied", "linked"])
-def test_a_checkpoint_under_the_name_of_another_step_is_named_and_not_used(
+def test_checkpoint_under_the_name_of_another_step_is_named_and_not_used(
     halved: Path, put: Callable[[Path, Path], Any]
 ) -> None:
     folder = halved / "checkpoints"
@@ -115,7 +147,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_named_and_not_used(
     assert resumed["step"] == 20 and "state of step 20" in resumed["damaged"][0]
 
 
-def test_a_run_without_the_checkpoints_that_it_saved_is_refused(halved: Path) -> None:
+def test_run_without_the_checkpoints_that_it_saved_is_refused(halved: Path) -> None:
     shutil.rmtree(halved / "checkpoints")
     before = {file: file.read_bytes() for file in halved.iterdir()}
     with pytest.raises(jn.RecordError, match="metrics up to step 20 but no checkpoint"):
@@ -123,79 +155,63 @@ def test_a_run_without_the_checkpoints_that_it_saved_is_refused(halved: Path) ->
     assert {file: file.read_bytes() for file in halved.iterdir()} == before
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_again_and_keeps_what_it_reported(
-    halved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_killed_before_its_first_checkpoint_starts_again(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(halved / "checkpoints")
     facts = tiny.read(halved)
     killed = {name: facts[name] for name in facts if name not in ("summary", "checkpoints")} | {"status": "running"}
     (halved / "run.json").write_text(json.dumps(killed))
     reported = (halved / "metrics.jsonl").read_bytes()
-    tiny.fit(tiny.experiment(num_steps=40), resume=halved, progress="plain")
+    resume(halved, progress="plain")
     assert "no checkpoint" in capsys.readouterr().out
     (aside,) = halved.glob("metrics.damaged*")
     assert aside.read_bytes() == reported
     assert [line["step"] for line in tiny.lines(halved)] == [*range(5, 41, 5)]
 
 
-def test_lines_that_lost_their_member_are_damage(tmp_path: Path) -> None:
-    (path := tmp_path / "{sweep}").mkdir()
-    (path / "metrics.jsonl").write_text('{"step": 5, "member": 0}\n{"step": 5, "mdmber": 1}\n')
-    kept, digest, message = rewind_metrics(
-        path, lambda line: [5, 5][line["member"]], {"lines": 2, "sha256": ""}, "group 1", (0, 1)
-    )
-    assert kept == [{"step": 5, "member": 0}] and digest.lines == 1
-    assert message is not None and "1 of 2 lines are lost" in message
-    assert message.endswith(f"the file as it was found is {path}/metrics.damaged-1.jsonl")
-
-
 # --- run.json and sweep.json ---
 
 
-@pytest.fixture(scope="module")
-def swept_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """The record of a sweep, to be damaged."""
     lines = [swept.member(0, {"seed": 0}, 0.5), swept.member(1, {"seed": 1}, 0.6)]
-    return swept.write(tmp_path_factory.mktemp("swept") / "sweep", lines)
+    return swept.write(tmp_path / "sweep", lines)
 
 
-RUN_KEYS = "name status started config options steps_per_call fingerprint layout devices jax_flags"
-SWEEP_KEYS, MEMBER_KEYS = "status config axes monitor", "member point config status step final best"
-TABLES = {"run.json": RUN_KEYS, "sweep.json": SWEEP_KEYS, "members.jsonl": MEMBER_KEYS}
+NEEDED = {
+    "run.json": "name status started config options steps_per_call fingerprint layout devices jax_flags",
+    "sweep.json": "status config axes monitor",
+    "members.jsonl": "member point config status step final best",
+}
 
 
-def test_a_needed_fact_that_is_missing_or_of_another_type_is_named(
-    halved: Path, swept_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_facts_that_are_missing_or_of_another_type_are_named(
+    halved: Path, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = Path(shutil.copytree(swept_once, tmp_path / "sweep"))
-    for file, key in ((file, key) for file, keys in TABLES.items() for key in keys.split()):
+    for file, key in ((file, key) for file, keys in NEEDED.items() for key in keys.split()):
         path = (halved if file == "run.json" else sweep) / file
         text = path.read_text()
         first, *others = [text] if file != "members.jsonl" else text.splitlines()
-        for change in ({}, {key: None}, {key: -1.5}):
-            facts = {name: value for name, value in json.loads(first).items() if name != key} | change
+        for changes in ({}, {key: None}, {key: -1.5}):
+            facts = {name: value for name, value in json.loads(first).items() if name != key} | changes
             path.write_text("\n".join([json.dumps(facts), *others]) + "\n")
-            for command in (["show", path.parent], ["compare", path.parent, path.parent]):
-                assert key in shell.fails(capsys, main, *command)
-            main(["runs", str(tmp_path)])
-            capsys.readouterr()
+            assert key in shell.fails(capsys, main, "show", path.parent)
+        assert key in shell.fails(capsys, main, "compare", path.parent, path.parent)
+        main(["runs", str(tmp_path)])
+        capsys.readouterr()
         path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    "change", [{"devices": {}}, {"devices": {"devices": [1]}}, {"summary": "x"}, {"summary": {"throughput": [1]}}]
-)
-def test_parts_of_facts_that_have_another_form_are_named(
-    halved: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    (halved / "run.json").write_text(json.dumps(tiny.read(halved) | change))
-    if "devices" in change:
-        assert "the record is damaged" in shell.fails(capsys, main, "show", halved)
-    else:
+    for changes in ({"summary": "x"}, {"summary": {"throughput": [1]}}):
+        change(halved, **changes)
         main(["runs", str(halved)])
         assert "the record is damaged" in capsys.readouterr().out
+    for devices in ({}, {"devices": [1]}):
+        change(halved, devices=devices)
+        assert "the record is damaged" in shell.fails(capsys, main, "show", halved)
+    (halved / "run.json").write_bytes(b"\xff")
+    assert "run.json cannot be read" in shell.fails(capsys, main, "show", halved)
 
 
-def test_curves_are_drawn_from_what_is_left_of_a_record(halved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_curves_are_drawn_from_the_rest_of_a_record(halved: Path) -> None:
     (halved / "run.json").write_text(json.dumps({k: v for k, v in tiny.read(halved).items() if k != "data"}))
     for content in ((halved / "metrics.jsonl").read_bytes().replace(b"steps_per_second", b"steps-per-second", 1), b""):
         (halved / "metrics.jsonl").write_bytes(content)
@@ -203,30 +219,22 @@ def test_curves_are_drawn_from_what_is_left_of_a_record(halved: Path, capsys: py
         (halved / "curves.png").unlink()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000], ids=range(5))
-def test_facts_that_are_no_mapping_are_named(halved: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    (halved / "run.json").write_bytes(content)
-    assert "run.json cannot be read" in shell.fails(capsys, main, "show", halved)
-
-
-@pytest.mark.parametrize("steps", [2.5, True, "8"])
-def test_steps_per_call_that_cannot_be_are_not_resumed_with(halved: Path, steps: Any) -> None:
-    facts = tiny.read(halved) | {"steps_per_call": steps}
-    (halved / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(jn.RecordError, match="steps_per_call"):
-        resume(halved)
-
-
-def test_a_recorded_option_that_is_missing_is_named(halved: Path) -> None:
+def test_damaged_options_are_named_by_resume(halved: Path) -> None:
     facts = tiny.read(halved)
-    del facts["options"]["keep_last"]
-    (halved / "run.json").write_text(json.dumps(facts))
-    with pytest.raises(jn.RecordError, match="keep_last"):
-        resume(halved)
+    options = {name: value for name, value in facts["options"].items() if name != "keep_last"}
+    for key, value in (
+        ("steps_per_call", 2.5),
+        ("steps_per_call", True),
+        ("steps_per_call", "8"),
+        ("options", options),
+    ):
+        (halved / "run.json").write_text(json.dumps(facts | {key: value}))
+        with pytest.raises(jn.RecordError, match="keep_last" if key == "options" else key):
+            resume(halved)
 
 
 def test_control_characters_of_a_record_are_escaped(
-    halved: Path, swept_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    halved: Path, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = tiny.read(halved)
     evil = "\x1b]0;mine\x07\x1b[2J\u202e"
@@ -235,43 +243,9 @@ def test_control_characters_of_a_record_are_escaped(
     (halved / "run.json").write_text(json.dumps(facts | {"status": evil}))
     lines = tiny.lines(halved)
     (halved / "metrics.jsonl").write_text("".join(json.dumps(line | {f"test_{evil}": 1}) + "\n" for line in lines))
-    sweep = Path(shutil.copytree(swept_once, tmp_path / "sweep"))
-    (sweep / "sweep.json").write_text(json.dumps(tiny.read(sweep, "sweep.json") | {"status": evil}))
+    change(sweep, "sweep.json", status=evil)
     for words in (["show", halved], ["show", sweep], ["runs", tmp_path], ["compare", halved, sweep], ["show", evil]):
         with contextlib.suppress(SystemExit):
             main(list(map(str, words)))
-        said = "".join(capsys.readouterr())
-        assert said and not set(said) & {"\x1b", "\x07", "\u202e"}, words
-
-
-# --- the directory itself ---
-
-
-GONE: dict[str, Callable[[Path], Any]] = {
-    "renamed": lambda run: run.rename(run.with_name("new")),
-    "removed": shutil.rmtree,
-}
-
-
-@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
-def test_a_run_directory_that_goes_under_its_run_ends_it(tmp_path: Path, gone: Callable[[Path], Any]) -> None:
-    path = tmp_path / "run"
-    with pytest.raises(jn.RecordError, match="removed or renamed"):
-        for report in jn.iterate(tiny.experiment(), run_dir=path, checkpoint_every=0, **tiny.HOW):
-            if report.step == 10:
-                gone(path)
-    assert not path.exists(), "half a record was left"
-
-
-@pytest.mark.parametrize("name", ["x" * 256, "x/" * 3000, "\udcff", "\ud800", "nul\0"], ids=range(5))
-@pytest.mark.parametrize("option", ["run_dir", "resume"])
-def test_a_run_directory_that_cannot_be_is_named(tmp_path: Path, name: str, option: str) -> None:
-    with pytest.raises(jn.RecordError, match="cannot be a run directory") as caught:
-        jn.fit(tiny.experiment(), **{option: tmp_path / name})
-    assert len(str(caught.value)) < 300 and str(caught.value).isprintable()
-
-
-def test_a_run_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(jn.RecordError, match="is a file"):
-        jn.fit(tiny.experiment(), run_dir=tmp_path / "file")
+        printed = "".join(capsys.readouterr())
+        assert printed and not set(printed) & {"\x1b", "\x07", "\u202e"}, words

@@ -1,4 +1,4 @@
-"""What ``fit`` computes: the same numbers as a loop written by hand, however it is run."""
+"""``fit`` and ``train`` compute the same numbers as a loop written by hand, for every way to run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
 
 
 def by_hand(experiment: jn.Experiment[Any]) -> tuple[jn.TrainState, dict[str, np.ndarray]]:
-    """The run as a user would write it: one jitted step a call over the same batches."""
+    """The final state, and the metrics of every step, of a plain loop over the same batches."""
     config, train = experiment.config, experiment.data(experiment.config).train
     task, optimizer = experiment.task(config), experiment.optimizer(config)
     step = jax.jit(jn.steps.make_train_step(task, optimizer))
@@ -36,7 +36,7 @@ def by_hand(experiment: jn.Experiment[Any]) -> tuple[jn.TrainState, dict[str, np
     return state, {name: np.array([metrics[name] for metrics in history]) for name in history[0]}
 
 
-def test_a_window_reports_the_mean_of_its_steps_and_parameters_are_those_of_a_loop_by_hand(run: jn.Run) -> None:
+def test_window_metrics_are_means_and_parameters_equal_a_loop_by_hand(run: jn.Run) -> None:
     state, metrics = by_hand(tiny.experiment())
     np.testing.assert_array_equal(run.metrics["step"], [5, 10, 15, 20])
     for name in ("loss", "accuracy"):
@@ -44,122 +44,84 @@ def test_a_window_reports_the_mean_of_its_steps_and_parameters_are_those_of_a_lo
         np.testing.assert_allclose(run.metrics[f"train_{name}"], means, rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run.state.params, state.params)
     assert int(run.state.step) == 20
+    np.testing.assert_array_equal(np.isnan(run.metrics["test_loss"]), [True, False, True, False])
+    assert set(run.final) == {"train_loss", "train_accuracy", "test_loss", "test_accuracy"}
 
 
-def test_random_layers_draw_the_keys_of_a_loop_by_hand() -> None:
+def test_dropout_uses_the_keys_of_a_loop_by_hand() -> None:
     experiment = tiny.experiment(model=jn.models.MLP((8, 3), dropout=0.5), num_steps=6)
     found = tiny.fit(experiment, report_every=3).metrics["train_loss"]
     _, metrics = by_hand(experiment)
     np.testing.assert_allclose(found, metrics["loss"].reshape(2, 3).mean(axis=1), rtol=1e-5)
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-
-
 def measured(run: jn.Run, inputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Loss and accuracy by NumPy, from the run's predictions for every example of a split."""
-    logits = run.predict(inputs)
-    loss = -log_softmax(logits)[np.arange(len(labels)), labels].mean()
-    return {"loss": float(loss), "accuracy": float((logits.argmax(axis=1) == labels).mean())}
+    logits = run.predict(inputs).astype(np.float64)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    loss = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+    return {"loss": float(loss.mean()), "accuracy": float((logits.argmax(axis=1) == labels).mean())}
 
 
-# 23 test examples: a batch of 7 leaves a tail of 2, one of 100 has 77 masked.
-@pytest.mark.parametrize("eval_batch_size", [7, 100])
-def test_evaluation_is_exact_over_a_split_of_an_odd_size(eval_batch_size: int) -> None:
-    run = tiny.fit(tiny.experiment(), eval_batch_size=eval_batch_size)
+def test_evaluation_is_exact_over_splits_of_odd_sizes(run: jn.Run) -> None:
+    # 23 test examples: batches of 7 leave a tail of 2.
+    batched = tiny.fit(tiny.experiment(), eval_batch_size=7)
     for split, points in (("test", tiny.points(23, 1)), ("train", tiny.points(37))):
-        expected = measured(run, *points)
-        assert run.evaluate(split) == pytest.approx(expected, rel=1e-6)
-    assert run.final["test_loss"] == pytest.approx(run.evaluate()["loss"], rel=1e-12)
+        assert batched.evaluate(split) == pytest.approx(measured(batched, *points), rel=1e-6)
+    assert batched.final["test_loss"] == pytest.approx(batched.evaluate()["loss"], rel=1e-12)
+    # Streamed in batches of 1: one block of 16, and one of 7 that is padded to 16 and masked.
+    streamed = tiny.fit(tiny.experiment(), resident=False, eval_batch_size=1)
+    assert streamed.evaluate() == pytest.approx(measured(streamed, *tiny.points(23, 1)), rel=1e-6)
+    tiny.assert_bitwise_equal(streamed.state.params, run.state.params)
+    np.testing.assert_array_equal(streamed.metrics["train_loss"], run.metrics["train_loss"])
 
 
-def test_evaluation_of_a_streamed_split_is_exact_too() -> None:
-    # 23 in batches of 1 are 23 batches: one block of 16 and one of 7, filled up to 16 and masked.
-    run = tiny.fit(tiny.experiment(), resident=False, eval_batch_size=1)
-    assert run.evaluate() == pytest.approx(measured(run, *tiny.points(23, 1)), rel=1e-6)
-
-
-def test_held_out_metrics_are_there_where_they_were_measured(run: jn.Run) -> None:
-    np.testing.assert_array_equal(np.isnan(run.metrics["test_loss"]), [True, False, True, False])
-    assert set(run.final) == {"train_loss", "train_accuracy", "test_loss", "test_accuracy"}
-
-
-def test_validation_is_looked_at_before_test() -> None:
+def test_validation_split_replaces_test_during_training() -> None:
     data = jn.data.arrays(tiny.points(37), test=tiny.points(23, 1), validation=tiny.points(11, 2))
     run = tiny.fit(tiny.experiment(data=data))
     assert "validation_loss" in run.metrics and "test_loss" not in run.metrics
     assert run.evaluate("test")["loss"] != run.evaluate("validation")["loss"]
 
 
-def test_streamed_data_train_to_bitwise_the_same_parameters(run: jn.Run) -> None:
-    streamed = tiny.fit(tiny.experiment(), resident=False)
-    tiny.assert_bitwise_equal(streamed.state.params, run.state.params)
-    np.testing.assert_array_equal(streamed.metrics["train_loss"], run.metrics["train_loss"])
-
-
 @pytest.mark.parametrize("steps_per_call", [1, 20])
-def test_steps_per_call_train_to_bitwise_the_same_parameters(run: jn.Run, steps_per_call: int) -> None:
+def test_steps_per_call_do_not_change_a_bit(run: jn.Run, steps_per_call: int) -> None:
     other = tiny.fit(tiny.experiment(), steps_per_call=steps_per_call, report_every=20)
     tiny.assert_bitwise_equal(other.state._replace(key=None), run.state._replace(key=None))
 
 
-def test_augmentation_differs_from_step_to_step_and_not_from_run_to_run() -> None:
+def test_augmentation_differs_by_step_and_repeats_by_run() -> None:
     def noisy(key: jax.Array, inputs: jax.Array) -> jax.Array:
         return inputs + jax.random.normal(key, inputs.shape[1:])[None]
 
     data = jn.data.with_augmentation(tiny.splits(), noisy)
-    # Nothing is learnt and every batch is the whole set, moved as one: only the noise tells the steps apart.
+    # The learning rate is 0 and every batch is the full set, shifted by one draw: only the noise differs by step.
     experiment = tiny.experiment(data=data, learning_rate=0.0, batch_size=37, num_steps=4)
     first = tiny.fit(experiment, report_every=1, steps_per_call=2).metrics["train_loss"]
     assert np.diff(np.sort(first)).min() > 1e-3
     np.testing.assert_array_equal(tiny.fit(experiment, report_every=1, steps_per_call=1).metrics["train_loss"], first)
 
 
-def test_the_average_of_the_parameters_is_evaluated_and_predicts() -> None:
+def test_averaged_parameters_are_evaluated_and_predict() -> None:
     run = tiny.fit(tiny.experiment(optimizer=lambda config: jn.optim.with_ema(optax.sgd(0.5), 0.9)))
-    average = jn.optim.evaluation_params(run.state.params, run.state.opt_state)
+    average = jax.device_get(jn.optim.evaluation_params(run.state.params, run.state.opt_state))
     inputs, labels = tiny.points(23, 1)
-    np.testing.assert_allclose(run.predict(inputs), tiny.apply(average, inputs), rtol=1e-5)
-    assert np.abs(run.predict(inputs) - tiny.apply(run.state.params, inputs)).max() > 1e-3
+    np.testing.assert_allclose(run.predict(inputs), inputs @ average["kernel"] + average["bias"], rtol=1e-4, atol=1e-5)
+    assert np.abs(average["kernel"] - run.state.params["kernel"]).max() > 1e-3
     assert run.final["test_loss"] == pytest.approx(measured(run, inputs, labels)["loss"], rel=1e-6)
 
 
-def test_accumulated_gradients_of_two_batches_are_those_of_one_twice_as_large() -> None:
-    # Batches of the whole set are equal but for their order, so two of them make the step of one.
-    whole = {"batch_size": tiny.NUM_TRAIN, "num_steps": 8}
-    accumulated = tiny.experiment(optimizer=lambda config: jn.optim.with_accumulation(optax.sgd(0.1), 2), **whole)
-    plain = tiny.experiment(optimizer=lambda config: optax.sgd(0.1), **whole | {"num_steps": 4})
-    found, expected = tiny.fit(accumulated).state, tiny.fit(plain).state
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found.params, expected.params)
-    assert int(found.step) == 8
-
-
-def test_a_policy_computes_in_bfloat16_and_keeps_float32(tmp_path: Path) -> None:
+def test_bfloat16_policy_computes_in_bfloat16_and_keeps_float32_parameters(run: jn.Run, tmp_path: Path) -> None:
     def task(config: tiny.Config) -> jn.Task:
         return jn.tasks.classification(tiny.MODEL, policy=jn.nn.Policy(compute="bfloat16"))
 
-    run = tiny.fit(tiny.experiment(task=task), tmp_path / "run")
+    low = tiny.fit(tiny.experiment(task=task), tmp_path / "run")
     # Forward and backward of one layer, whose inputs need no gradient: two products.
-    assert tiny.read(run.dir)["precision"] == {"bfloat16": 2}
-    assert {leaf.dtype for leaf in jax.tree.leaves(run.state.params)} == {jnp.dtype("float32")}
-    plain = tiny.fit(tiny.experiment(), tmp_path / "plain")
-    assert tiny.read(plain.dir)["precision"] == {"float32": 2}
-    np.testing.assert_allclose(run.metrics["train_loss"], plain.metrics["train_loss"], rtol=0.05)
+    assert [tiny.read(one.dir)["precision"] for one in (low, run)] == [{"bfloat16": 2}, {"float32": 2}]
+    assert {leaf.dtype for leaf in jax.tree.leaves(low.state.params)} == {jnp.dtype("float32")}
+    np.testing.assert_allclose(low.metrics["train_loss"], run.metrics["train_loss"], rtol=0.05)
 
 
-def test_early_stopping_stops_and_says_so(tmp_path: Path) -> None:
-    # Nothing is learnt, so no evaluation after the first is better: the third is the second without improvement.
-    experiment = tiny.experiment(learning_rate=0.0, num_steps=60)
-    run = tiny.fit(experiment, tmp_path / "run", eval_every=5, patience=2)
-    assert run.summary.status == "stopped early"
-    assert int(run.state.step) == run.summary.step == 15
-    assert tiny.read(run.dir)["status"] == "stopped early"
-    np.testing.assert_array_equal(run.metrics["step"], [5, 10, 15])
-
-
-def test_with_patience_the_best_state_is_saved_when_it_is_seen(tmp_path: Path) -> None:
+def test_patience_saves_each_new_best_state(tmp_path: Path) -> None:
     # Overfits at once: the first evaluation is the best, and the last comes within the minute between two saves.
     run = tiny.fit(tiny.experiment(learning_rate=30.0, num_steps=60), tmp_path / "run", eval_every=5, patience=2)
     values = run.metrics["test_loss"]
@@ -168,7 +130,7 @@ def test_with_patience_the_best_state_is_saved_when_it_is_seen(tmp_path: Path) -
 
 
 def test_patience_follows_the_monitored_metric() -> None:
-    # Accuracy stands still where the loss keeps falling: only patience with accuracy ends the run.
+    # Accuracy stays the same while the loss keeps falling: only patience with accuracy ends the run.
     easy = (np.eye(3, dtype=np.float32).repeat(8, 0), np.arange(3).repeat(8))
     experiment = tiny.experiment(data=jn.data.arrays(easy, easy), num_steps=60, learning_rate=1.0)
     options = {"eval_every": 10, "patience": 2}
@@ -176,7 +138,7 @@ def test_patience_follows_the_monitored_metric() -> None:
     assert tiny.fit(experiment, monitor="accuracy", **options).summary.status == "stopped early"
 
 
-def test_nothing_is_compiled_between_the_first_window_and_the_last() -> None:
+def test_nothing_is_compiled_after_the_first_window() -> None:
     events: list[Any] = []
 
     class Spy:
@@ -194,25 +156,23 @@ def test_nothing_is_compiled_between_the_first_window_and_the_last() -> None:
     finally:
         jax.monitoring.unregister_event_duration_listener(on_duration)
     shown = [index for index, event in enumerate(events) if isinstance(event, int)]
-    assert any(isinstance(event, str) for event in events[: shown[0]]), "the listener hears nothing"
+    assert any(isinstance(event, str) for event in events[: shown[0]]), "the listener received no compilation"
     assert events[shown[0] : shown[-1] + 1] == [5, 10, 15, 20, 23]
 
 
-# Of steps that are surely short, a single one need not be measured.
+# For steps that are surely short, a single one need not be measured.
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_run_chooses_its_steps_per_call_by_measuring(resident: bool, tmp_path: Path) -> None:
-    run = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10, resident=resident)
-    facts = tiny.read(run.dir)
+def test_steps_per_call_are_chosen_by_measuring(run: jn.Run, resident: bool, tmp_path: Path) -> None:
+    chosen = tiny.fit(tiny.experiment(), tmp_path / "run", steps_per_call=None, report_every=10, resident=resident)
+    facts = tiny.read(chosen.dir)
     measured = {int(steps): seconds for steps, seconds in facts["seconds_per_step_measured"].items()}
     assert list(measured) == [10] if resident else (1 in measured and len(measured) >= 2)
     assert all(seconds > 0 for seconds in measured.values())
     assert facts["steps_per_call"] == min(measured, key=lambda steps: measured[steps])
-    # Measuring trained nothing: the numbers are those of a run with them given.
-    given = tiny.fit(tiny.experiment(), report_every=10)
-    tiny.assert_bitwise_equal(run.state.params, given.state.params)
+    tiny.assert_bitwise_equal(chosen.state.params, run.state.params)  # measuring trained nothing
 
 
-def test_the_two_line_form_classifies_where_targets_are_labels(tmp_path: Path) -> None:
+def test_train_classifies_labels() -> None:
     run = jn.train(tiny.MODEL, optax.sgd(0.5), tiny.points(37), batch_size=8, num_epochs=2.5, **tiny.HOW, record=False)
     # 37 // 8 = 4 steps an epoch, 2.5 epochs: 10 steps.
     assert int(run.state.step) == 10
@@ -220,7 +180,7 @@ def test_the_two_line_form_classifies_where_targets_are_labels(tmp_path: Path) -
     assert run.evaluate("train")["accuracy"] > 0.5
 
 
-def test_the_two_line_form_regresses_where_targets_are_floats() -> None:
+def test_train_regresses_floats() -> None:
     inputs, _ = tiny.points(40)
     targets = inputs @ np.array([[1.0], [-2.0], [0.5]], np.float32) + 3.0
     model = (lambda key, inputs: {"w": jnp.zeros((3, 1)), "b": jnp.zeros((1, 1))}, lambda p, x: x @ p["w"] + p["b"])

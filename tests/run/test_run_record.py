@@ -1,21 +1,19 @@
-"""What a run leaves: in memory, in its directory, and to a caller who walks through it window by window."""
+"""A run in memory and in its directory: predictions, best state, the record's files, and opening it again."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
 from matplotlib.figure import Figure
 
 import jaxnn as jn
-from jaxnn.record import is_locked, read_metrics
+from jaxnn.record import read_metrics, write_json
 from jaxnn.types import ConfigError, RecordError
 from tests import tiny
 
@@ -30,84 +28,74 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
     return tiny.fit(experiment, folder, eval_every=5, checkpoint_every=5, keep_last=2, keep_best=1)
 
 
-# --- the run in memory ---
+# --- in memory ---
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 512])
-def test_predict_gives_each_example_its_outputs_whatever_the_batch(run: jn.Run, batch_size: int) -> None:
+def test_predict_equals_the_model_for_any_batch_size(run: jn.Run) -> None:
     inputs, _ = tiny.points(7, seed=5)
-    outputs = run.predict(inputs, batch_size=batch_size)
-    assert isinstance(outputs, np.ndarray) and outputs.shape == (7, 3)
-    np.testing.assert_allclose(outputs, tiny.apply(run.state.params, inputs), rtol=1e-5, atol=1e-5)
+    params = jax.device_get(run.state.params)
+    expected = inputs @ params["kernel"] + params["bias"]
+    for batch_size in (1, 4, 512):
+        outputs = run.predict(inputs, batch_size=batch_size)
+        assert isinstance(outputs, np.ndarray)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
     assert run.predict(inputs.tolist()).shape == (7, 3)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        (np.zeros((7, 4)), r"inputs \[examples, 3\].* not \[7, 4\]"),
-        (np.zeros(3), r"not \[3\]"),
-        (np.zeros((0, 3)), r"not \[0, 3\]"),
-        (np.float32(3), r"not \[\]"),
-        ([[1.0, 2.0, 3.0], [1.0]], "not one array of numbers"),
-        ([["a", "b", "c"]], "not one array of numbers"),
-    ],
-)
-def test_predict_names_inputs_that_do_not_fit(run: jn.Run, inputs: object, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        run.predict(inputs)  # type: ignore[arg-type]
+BAD_INPUTS: list[tuple[object, str]] = [
+    (np.zeros((7, 4)), r"inputs \[examples, 3\].* not \[7, 4\]"),
+    (np.zeros(3), r"\[3\] is the shape of one example: add the axis, inputs\[None\]"),
+    (np.zeros(4), r"not \[4\]"),
+    (np.zeros((0, 3)), r"not \[0, 3\]"),
+    (np.float32(3), r"not \[\]"),
+    ([[1.0, 2.0, 3.0], [1.0]], "not one array of numbers"),
+    ([["a", "b", "c"]], "not one array of numbers"),
+]
 
 
-def test_predict_names_a_batch_of_nothing(run: jn.Run) -> None:
+def test_bad_arguments_of_a_run_are_named(run: jn.Run) -> None:
+    for inputs, words in BAD_INPUTS:
+        with pytest.raises(ConfigError, match=words):
+            run.predict(inputs)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="batch_size is 0"):
         run.predict(tiny.points(7)[0], batch_size=0)
+    with pytest.raises(ConfigError, match="no split 'validation' to evaluate: the data have train, test"):
+        run.evaluate("validation")
 
 
-def test_predict_refuses_to_round_fractions_to_pixels() -> None:
+def test_predict_does_not_round_fractions_to_pixels() -> None:
     images = (np.arange(37 * 3, dtype=np.uint8) * 2).reshape(37, 3)
     run = tiny.fit(tiny.experiment(data=jn.data.arrays((images, tiny.points(37)[1])), num_steps=1))
-    np.testing.assert_allclose(run.predict(images), tiny.apply(run.state.params, images / np.float32(255)), rtol=1e-5)
-    np.testing.assert_array_equal(run.predict(images.astype(int)), run.predict(images))
+    params = jax.device_get(run.state.params)
+    found = run.predict(images)
+    np.testing.assert_allclose(found, images / np.float32(255) @ params["kernel"] + params["bias"], rtol=1e-4)
+    np.testing.assert_array_equal(run.predict(images.astype(int)), found)
     for wrong in (images / 255, images.astype(int) - 1):
         with pytest.raises(ConfigError, match="uint8"):
             run.predict(wrong)
 
 
-def test_evaluate_names_a_split_that_is_not_there(run: jn.Run) -> None:
-    with pytest.raises(ConfigError, match="no split 'validation' to evaluate: the data have train, test"):
-        run.evaluate("validation")
-
-
-def test_the_best_state_is_the_one_with_the_best_monitored_metric(run: jn.Run) -> None:
+def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run: jn.Run, tmp_path: Path) -> None:
     losses = run.metrics["test_loss"]
     best = int(run.metrics["step"][np.nanargmin(losses)])
     assert best != 60, "the last state is the best: the test shows nothing"
     state = run.best_state()
     assert int(state.step) == best
-    replaced = dataclasses.replace(run, state=state)
-    assert replaced.evaluate()["loss"] == pytest.approx(np.nanmin(losses), rel=1e-6)
+    assert dataclasses.replace(run, state=state).evaluate()["loss"] == pytest.approx(np.nanmin(losses), rel=1e-6)
     assert run.evaluate()["loss"] == pytest.approx(losses[-1], rel=1e-6)
-    kept = {int(path.name) for path in (run.dir / "checkpoints").iterdir()}
-    assert kept == {best, 55, 60}
+    assert {int(path.name) for path in (run.dir / "checkpoints").iterdir()} == {best, 55, 60}
+
+    half = tiny.fit(run.experiment.replace(num_steps=30), tmp_path / "run", eval_every=5, checkpoint_every=5)
+    resumed = tiny.fit(run.experiment, resume=half.dir)
+    assert int(resumed.best_state().step) == best
+    tiny.assert_bitwise_equal(resumed.state.params, run.state.params)
+    newest = resumed.dir / "checkpoints" / str(best) / "default" / "_METADATA"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(RecordError, match=r"checkpoints/\d+ is damaged, its file default/_METADATA has other bytes"):
+        resumed.best_state()
 
 
-def test_the_best_state_outlives_a_resume(run: jn.Run, tmp_path: Path) -> None:
-    experiment = tiny.experiment(learning_rate=3.0, num_steps=60)
-    half = tiny.fit(experiment.replace(num_steps=30), tmp_path / "run", eval_every=5, checkpoint_every=5)
-    whole = tiny.fit(experiment, resume=half.dir)
-    assert int(whole.best_state().step) == int(run.best_state().step)
-    tiny.assert_bitwise_equal(whole.state.params, run.state.params)
-    assert [line["step"] for line in read_metrics(half.dir)] == list(range(5, 61, 5))
-
-
-def test_a_run_without_checkpoints_has_no_best_state(tmp_path: Path) -> None:
-    run = tiny.fit(tiny.experiment(), tmp_path / "run", checkpoint_every=0)
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    with pytest.raises(RecordError, match="kept no checkpoints"):
-        run.best_state()
-
-
-def test_a_run_shows_itself(run: jn.Run) -> None:
+def test_run_displays_itself(run: jn.Run) -> None:
     assert isinstance(run.plot(), Figure)
     table = run._repr_html_()
     for words in ("<table>", "finished", "test loss", "steps/s", str(run.dir)):
@@ -115,10 +103,10 @@ def test_a_run_shows_itself(run: jn.Run) -> None:
     assert "finished" in repr(run) and len(repr(run)) < 2000
 
 
-# --- the run's directory ---
+# --- its directory ---
 
 
-def test_the_record_is_complete(run: jn.Run) -> None:
+def test_record_is_complete(run: jn.Run) -> None:
     facts = tiny.read(run.dir)
     assert facts["status"] == "finished"
     assert facts["config"] == {"learning_rate": 3.0, "batch_size": 8, "num_steps": 60, "seed": 0}
@@ -131,15 +119,12 @@ def test_the_record_is_complete(run: jn.Run) -> None:
     assert summary["metrics"] == pytest.approx(dict(run.final)) and summary["step"] == 60
     assert {"train", "compile", "evaluation", "checkpoint"} <= set(summary["seconds"])
     assert summary["throughput"]["num_windows"] == 12 and summary["examples_per_second"] > 0
-
-
-def test_the_metrics_on_disk_are_those_in_memory(run: jn.Run) -> None:
     lines = read_metrics(run.dir)
     for name, values in run.metrics.items():
         np.testing.assert_array_equal([line.get(name, math.nan) for line in lines], values)
 
 
-def test_the_placement_says_what_sits_where_with_bytes(run: jn.Run) -> None:
+def test_placement_has_bytes_by_device(run: jn.Run) -> None:
     placement = tiny.read(run.dir, "placement.json")
     device = f"{jax.default_backend()}:0"
     # Float32: kernel 3 × 3 and bias 3, momentum of the same; 37 inputs of 3 and 37 int32 labels.
@@ -149,9 +134,9 @@ def test_the_placement_says_what_sits_where_with_bytes(run: jn.Run) -> None:
     }
 
 
-def test_every_compilation_stands_in_the_ledger_with_its_cause(tmp_path: Path) -> None:
+def test_ledger_has_every_compilation_with_its_cause(tmp_path: Path) -> None:
     # Windows of 5 and of 3 in calls of 3: calls of 3 and of 2 steps.
-    run = tiny.fit(tiny.experiment(num_steps=13), tmp_path / "run", steps_per_call=3)
+    run = tiny.fit(tiny.experiment(num_steps=13), tmp_path / "run", steps_per_call=3, checkpoint_every=0)
     ledger = tiny.read(run.dir, "compiles.json")
     assert [(one["name"], one["cause"]) for one in ledger["compilations"]] == [
         ("initialise", "start"),
@@ -159,120 +144,68 @@ def test_every_compilation_stands_in_the_ledger_with_its_cause(tmp_path: Path) -
         ("train 2 steps", "start"),
         ("evaluate test", "start"),
     ]
-    assert ledger["totals"]["num_compilations"] == 4
-    seconds = sum(
-        one[stage] for one in ledger["compilations"] for stage in ("trace_seconds", "lower_seconds", "compile_seconds")
-    )
-    assert ledger["totals"]["seconds"] == pytest.approx(seconds)
+    stages = ("trace_seconds", "lower_seconds", "compile_seconds")
+    seconds = sum(one[stage] for one in ledger["compilations"] for stage in stages)
+    assert ledger["totals"]["num_compilations"] == 4 and ledger["totals"]["seconds"] == pytest.approx(seconds)
+    assert not (run.dir / "checkpoints").exists()
+    with pytest.raises(RecordError, match="kept no checkpoints"):
+        run.best_state()
 
 
-def test_fingerprints_tell_programs_and_data_apart(run: jn.Run, tmp_path: Path) -> None:
+def test_fingerprints_depend_on_programs_and_data_alone(run: jn.Run, tmp_path: Path) -> None:
     def fingerprint(name: str, experiment: jn.Experiment, **options: object) -> dict[str, str]:
         return tiny.read(tiny.fit(experiment, tmp_path / name, checkpoint_every=0, **options).dir)["fingerprint"]
 
-    mine = tiny.read(run.dir)["fingerprint"]
+    recorded = tiny.read(run.dir)["fingerprint"]
     same = tiny.experiment(learning_rate=3.0, num_steps=1)
-    assert fingerprint("how", same, steps_per_call=1, resident=False) == mine, "how it is run is no part of it"
-    assert fingerprint("where", same, devices=4, strategy="data") == mine
+    how = {"steps_per_call": 1, "resident": False, "devices": 4, "strategy": "data"}
+    assert fingerprint("how", same, **how) == recorded
     other_rate = fingerprint("rate", same.replace(learning_rate=2.0))
-    assert other_rate == mine | {"program": other_rate["program"]} != mine
+    assert other_rate == recorded | {"program": other_rate["program"]} != recorded
 
 
-def counted(params: Any, state: Any, batch: Any) -> dict[str, jax.Array]:
-    return {"loss": batch.mask.sum() * WEIGHTS[1], "accuracy": batch.mask.sum(), "count": batch.mask.sum()}
+# --- opened again ---
 
 
-WEIGHTS = np.array([1.0, 2.0], np.float32)
-TASK = jn.tasks.classification(tiny.MODEL)
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, ""),
-    "augmentation": (
-        {"data": jn.data.with_augmentation(tiny.splits(), lambda key, inputs: inputs + 1)},
-        "augmentation",
-    ),
-    "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, "the evaluation"),
-    "derived metrics": (
-        {"task": lambda config: TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})},
-        "evaluation",
-    ),
-    "optimizer": ({"optimizer": lambda config: optax.sgd(0.1, momentum=0.9)}, "the program of a step"),
-}
+def test_open_run_without_the_experiment(run: jn.Run) -> None:
+    opened = jn.open_run(run.dir)
+    assert opened.config == {"learning_rate": 3.0, "batch_size": 8, "num_steps": 60, "seed": 0}
+    assert (opened.summary.status, opened.summary.step, opened.summary.metrics) == ("finished", 60, run.final)
+    assert opened.summary.as_json() == json.loads(json.dumps(run.summary.as_json())) | {
+        "peak_bytes": opened.summary.peak_bytes,
+        "stalls": opened.summary.stalls,
+    }
+    assert (opened.monitor, opened.higher_is_better) == (run.monitor, run.higher_is_better) == ("test_loss", False)
+    for name, values in run.metrics.items():
+        np.testing.assert_array_equal(opened.metrics[name], values)
+    assert isinstance(opened.plot(), Figure) and "finished" in repr(opened)
+    for use in (opened.evaluate, opened.best_state, lambda: opened.predict(tiny.points(2)[0])):
+        with pytest.raises(ConfigError, match=r"needs the experiment of the run: jn\.open_run\(.*, experiment\)"):
+            use()
 
 
-@pytest.mark.parametrize("changes", CHANGES)
-def test_a_resumed_run_names_what_is_computed_otherwise(
-    run: jn.Run, changes: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    how, words = CHANGES[changes]
-    # A run that is over is loaded: its record stays as it is.
-    tiny.fit(tiny.experiment(**how, learning_rate=3.0, num_steps=60), resume=run.dir, progress="plain")
-    said = next(line for line in capsys.readouterr().out.splitlines() if "after step 60" in line)
-    assert re.search(f"since these changed: [^;]*{words}[^;]*$" if words else "after step 60$", said)
+def test_open_run_with_the_experiment_writes_nothing(run: jn.Run) -> None:
+    before = {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
+    opened = jn.open_run(str(run.dir), tiny.experiment())  # with another learning rate and number of steps
+    assert opened.config == opened.experiment.config == run.experiment.config
+    tiny.assert_bitwise_equal(opened.state.params, run.state.params)
+    assert opened.evaluate() == pytest.approx(run.evaluate(), rel=1e-6)
+    np.testing.assert_allclose(opened.predict(tiny.points(4)[0]), run.predict(tiny.points(4)[0]), rtol=1e-6)
+    assert int(opened.best_state().step) == int(run.best_state().step)
+    assert {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()} == before
 
 
-# --- a run that its caller walks through ---
-
-
-def test_iterating_gives_the_reports_and_the_parameters_of_fit(run: jn.Run, tmp_path: Path) -> None:
-    iteration = jn.iterate(run.experiment, record=False, **{**tiny.HOW, "eval_every": 5})
-    reports = list(iteration)
-    assert [report.step for report in reports] == list(range(5, 61, 5))
-    np.testing.assert_array_equal([report.metrics["train_loss"] for report in reports], run.metrics["train_loss"])
-    np.testing.assert_array_equal([report.metrics["test_loss"] for report in reports], run.metrics["test_loss"])
-    tiny.assert_bitwise_equal(iteration.state.params, run.state.params)
-    assert iteration.run.summary.status == "finished"
-
-
-def test_between_windows_the_state_is_whole() -> None:
-    experiment = tiny.experiment(num_steps=10)
-    iteration = jn.iterate(experiment, record=False, **tiny.HOW)
-    states = []
-    for report in iteration:
-        states.append(iteration.state)
-        state = jax.device_get(iteration.state._replace(key=None))
-        alone = tiny.fit(experiment.replace(num_steps=report.step), eval_every=0)
-        tiny.assert_bitwise_equal(state.params, alone.state.params)
-        assert int(state.step) == int(iteration.run.state.step) == report.step
-        assert ("test_loss" in report.metrics) == (report.step == 10)
-        assert iteration.run.predict(tiny.points(2)[0]).shape == (2, 3)
-    # Each is the caller's for good, whatever becomes of the memory it was trained in.
-    assert [int(state.step) for state in states] == [5, 10]
-
-
-def test_breaking_off_saves_completes_the_record_and_can_be_resumed(run: jn.Run, tmp_path: Path) -> None:
-    iteration = jn.iterate(run.experiment, run_dir=tmp_path / "run", **{**tiny.HOW, "eval_every": 5})
-    for report in iteration:
-        if report.step == 25:
-            break
-    broken = iteration.run
-    facts = tiny.read(tmp_path / "run")
-    assert facts["status"] == facts["summary"]["status"] == broken.summary.status == "stopped early"
-    assert int(broken.state.step) == facts["summary"]["step"] == 25
-    assert (tmp_path / "run" / "checkpoints" / "25").is_dir()
-    assert not is_locked(tmp_path / "run")
-    resumed = tiny.fit(run.experiment, resume=tmp_path / "run")
-    tiny.assert_bitwise_equal(resumed.state.params, run.state.params)
-    np.testing.assert_array_equal(resumed.metrics["train_loss"], run.metrics["train_loss"])
-
-
-def test_a_state_is_saved_with_its_own_metrics_alone(tmp_path: Path) -> None:
-    options = {**tiny.HOW, "checkpoint_every": 10}
-    iteration = jn.iterate(tiny.experiment(num_steps=40), run_dir=tmp_path / "run", **options)
-    for report in iteration:
-        if report.step == 15:  # evaluated at 10, and saved then
-            break
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["10", "15"]
-    assert int(iteration.run.best_state().step) == 10
-
-
-def test_breaking_off_at_the_end_is_no_stop(tmp_path: Path) -> None:
-    iteration = jn.iterate(tiny.experiment(), run_dir=tmp_path / "run", **tiny.HOW)
-    for report in iteration:
-        if report.step == 20:
-            break
-    assert iteration.run.summary.status == tiny.read(tmp_path / "run")["status"] == "finished"
-
-
-def test_iteration_that_has_not_started_has_no_run() -> None:
-    with pytest.raises(ConfigError, match="iterate first"):
-        _ = jn.iterate(tiny.experiment()).run
+def test_open_run_of_a_killed_or_damaged_record(run: jn.Run, tmp_path: Path) -> None:
+    facts = {name: value for name, value in tiny.read(run.dir).items() if name != "summary"}
+    lines = (run.dir / "metrics.jsonl").read_text().splitlines()
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines[:3]) + "\n")
+    write_json(tmp_path / "run.json", facts | {"status": "running"})
+    killed = jn.open_run(tmp_path)
+    assert (killed.summary.status, killed.summary.step) == ("interrupted", 15) and "interrupted" in repr(killed)
+    with pytest.raises(RecordError, match="kept no checkpoints: open it without the experiment"):
+        jn.open_run(tmp_path, tiny.experiment())
+    write_json(tmp_path / "run.json", facts | {"summary": {"throughput": 3}})
+    with pytest.raises(RecordError, match="damaged"):
+        jn.open_run(tmp_path)
+    with pytest.raises(RecordError, match="holds no run"):
+        jn.open_run(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""``experiment.py sweep`` and ``plan``: flags of many values, and one sentence for each mistake."""
+"""``experiment.py sweep`` and ``plan``: flags of many values, points of the script, and errors of one line."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ class Config(tiny.Config):
     norm: bool = False
 
 
-def wide() -> jn.Experiment[Config]:
-    own = tiny.experiment()
-    return jn.Experiment(Config(), own.data, own.task, own.optimizer)
+@dataclasses.dataclass(frozen=True)
+class Clashing(tiny.Config):
+    vmap_size: int = 3
+
+
+def with_config(config: Any) -> jn.Experiment[Any]:
+    return dataclasses.replace(tiny.experiment(), config=config)
 
 
 def sweep(*arguments: object, **how: Any) -> jn.Sweep:
-    """What a script's sweep gives, in this process."""
-    found = jn.main(how.pop("experiment", None) or tiny.experiment(), [*map(str, arguments), *QUICK], **how)
+    """The sweep of a script, in this process on one device."""
+    found = jn.main(tiny.experiment(), [*map(str, arguments), *QUICK, "--devices", "1"], **how)
     assert isinstance(found, jn.Sweep)
     return found
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: object, **how: Any) -> str:
-    return shell.fails(capsys, lambda words: sweep(*words), *arguments, **how)
-
-
 def test_every_field_takes_several_values() -> None:
     flags = "--learning-rate 1e-3 2 --features 8,8 16 --dropout 0.5 --kind a b --clip None 0.5 --norm True False"
-    values, design, options = parse(wide(), [*flags.split(), *"--combine zip --halving 3 --vmap-size 7".split()])
+    words = [*flags.split(), *"--combine zip --halving 3 --vmap-size 7".split()]
+    values, design, options = parse(with_config(Config()), words)
     assert values == {
         "learning_rate": [0.001, 2.0],
         "model.features": [(8, 8), (16,)],
@@ -59,29 +60,24 @@ def test_every_field_takes_several_values() -> None:
         "clip": [None, 0.5],
         "norm": [True, False],
     }
-    assert (design.combine, design.halving, options.vmap_size) == ("zipped", 3, 7)
+    assert (design.combine, design.halving, options.vmap_size) == ("zip", 3, 7)
 
 
-def test_several_values_are_swept_and_one_is_set(tmp_path: Path) -> None:
-    found = sweep("sweep", "--seed", 0, 1, "--learning-rate", 0.2, "--run-dir", tmp_path / "sweep")
-    assert [axis.name for axis in found.axes] == ["seed"] and len(found.members) == 2
-    assert {member.config["learning_rate"] for member in found.members} == {0.2}
-    alone = tiny.fit(tiny.experiment(seed=1, learning_rate=0.2))
-    assert found.members[1].final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
-
-
-def test_a_script_may_have_points_of_its_own() -> None:
+def test_several_values_are_swept_one_is_set_and_points_of_the_script_are_overridden() -> None:
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
     assert len(sweep("--no-record", "--num-steps", 10, points=points).members) == 4
-    # What is given for a field takes the place of its values in them.
-    found = sweep("--no-record", "--seed", 3, "--batch-size", 4, 8, "--halving", 2, points=points)
-    assert [tuple(m.point.values()) for m in found.members] == [(r, b, 3) for r in (0.1, 0.2) for b in (4, 8)]
-    assert {m.status for m in found.members} == {"finished", "pruned"}
+    found = sweep("sweep", "--learning-rate", 0.1, 0.2, "--seed", 0, 1, "--num-steps", 10, "--no-record")
+    assert [member.point for member in found.members] == list(points)
+    assert [axis.name for axis in found.axes] == ["learning_rate", "seed"] and found.members[0].step == 10
+    words = ["--no-record", "--seed", 3, "--batch-size", 4, 8, "--halving", 2]
+    halved = sweep(*words, points=points)
+    assert [tuple(m.point.values()) for m in halved.members] == [(r, b, 3) for r in (0.1, 0.2) for b in (4, 8)]
+    assert {m.status for m in halved.members} == {"finished", "pruned"}
     run = jn.main(tiny.experiment(), ["run", "--no-record", "--progress", "none"], points=points)
     assert isinstance(run, jn.Run) and run.summary.step == 20
 
 
-def test_an_interrupted_sweep_exits_75_and_resume_needs_no_flags(
+def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ending.py").write_text(
@@ -89,63 +85,50 @@ def test_an_interrupted_sweep_exits_75_and_resume_needs_no_flags(
         "        if self.left == 0:\n            signal.raise_signal(signal.SIGINT)\nwriter = Writer()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    where = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
-    fails(capsys, "sweep", "--seed", 0, 1, 2, *where, status=75)
-    # The word is not needed: the directory tells what it holds.
+    words = ("sweep", "--seed", 0, 1, 2, "--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
+    shell.fails(capsys, lambda given: sweep(*given), *words, status=75)
+    # The word is not needed: the directory shows what it holds.
     found = sweep("--resume", tmp_path / "sweep")
-    whole = sweep("sweep", "--seed", 0, 1, 2, "--no-record")
-    assert [m.final for m in found.members] == [m.final for m in whole.members]
+    expected = sweep("sweep", "--seed", 0, 1, 2, "--no-record")
+    assert [m.final for m in found.members] == [m.final for m in expected.members]
 
 
-def test_plan_tells_how_fast_each_batch_size_is(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_plan_measures_each_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
     plan = jn.main(tiny.experiment(), ["plan", "--batch-size", "4", "16", "--learning-rate", "0.5"])
     assert isinstance(plan, BatchSizePlan) and "examples/s" in capsys.readouterr().out
-    error = shell.fails(capsys, lambda words: jn.main(tiny.experiment(), words), "plan", "--seed", 0, 1)
-    assert error == "error: plan takes several values for --batch-size alone, not for --seed."
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("command", "words", "config"),
     [
-        (["sweep"], "nothing to sweep: give a field several values, as in --seed 0 1 2 3."),
-        (["sweep", "--seed", "3"], "nothing to sweep"),
-        (["sweep", "--seed", "0", "0"], "the axis 'seed' of grid holds 0 twice"),
-        (
-            ["sweep", "--seed", "0", "1", "--combine", "zipped", "--batch-size", "4", "8", "9"],
-            "zipped needs axes of one",
-        ),
-        (["sweep", "--seed", "0", "1", "--halving", "1"], "halving's eta is 1"),
-        (["sweep", "--batch-size", "64", "99"], "no member of the sweep can be run"),
-        (["sweep", "--resume", "nowhere"], "holds no sweep"),
-        (["sweep", "--seed", "0", "x"], "Error parsing --seed"),
+        ("sweep", "nothing to sweep: give a field several values, as in --seed 0 1 2 3.", tiny.Config()),
+        ("sweep --seed 3", "nothing to sweep", tiny.Config()),
+        ("sweep --seed 0 0", "the axis 'seed' of grid holds 0 twice", tiny.Config()),
+        ("sweep --seed 0 1 --combine zip --batch-size 4 8 9", "zip needs axes of one length", tiny.Config()),
+        ("sweep --seed 0 1 --halving 1", "halving's eta is 1", tiny.Config()),
+        ("sweep --batch-size 64 99 --progress none", "no member of the sweep can be run", tiny.Config()),
+        ("sweep --resume nowhere", "holds no sweep", tiny.Config()),
+        ("sweep --seed 0 x", "Error parsing --seed", tiny.Config()),
+        ("sweep --features 8,x 16", "--model.features '8,x' is no value of tuple[int, ...].", Config()),
+        ("sweep --clip much 1", "--clip 'much' is no value of", Config()),
+        ("sweep --seed 0 1", "Clashing has a field 'vmap_size', which is an option's name", Clashing()),
+        ("sweep --seed 0 1 --device gpu", "device is 'gpu', which JAX cannot open here", tiny.Config()),
+        ("sweep --seed 0 1 --devices 9", "requested 9 devices, but only 4 CPU devices are available", tiny.Config()),
+        ("sweep --seed 0 1 --mesh data=3", "batch_size is 8, which 3 devices cannot share evenly", tiny.Config()),
+        ("plan --seed 0 1", "plan takes several values for --batch-size alone, not for --seed", tiny.Config()),
     ],
 )
-def test_mistakes_are_sentences(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sentence in fails(capsys, *arguments)
+def test_errors_are_one_line(
+    command: str, words: str, config: Any, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = shell.fails(capsys, lambda given: jn.main(with_config(config), given), *command.split())
+    assert error.startswith("error: ") and words in error and not list(tmp_path.iterdir())
 
 
-def test_a_word_that_is_no_value_of_its_field_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    def run(words: list[str]) -> object:
-        return jn.main(wide(), words)
-
-    error = shell.fails(capsys, run, "sweep", "--features", "8,x", "16")
-    assert error == "error: --model.features '8,x' is no value of tuple[int, ...]."
-    assert "--clip 'much' is no value of" in shell.fails(capsys, run, "sweep", "--clip", "much", "1")
-
-
-def test_a_field_named_like_an_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Clashing(tiny.Config):
-        vmap_size: int = 3
-
-    own = tiny.experiment()
-    clashing = jn.Experiment(Clashing(), own.data, own.task, own.optimizer)
-    error = shell.fails(capsys, lambda words: jn.main(clashing, words), "sweep", "--seed", "0", "1")
-    assert "the config Clashing has a field 'vmap_size', which is an option's name" in error
-
-
-@pytest.mark.parametrize(("told", "expected"), [({}, "all"), ({"JAX_NUM_CPU_DEVICES": "3"}, "3")])
-def test_each_core_is_a_device_unless_jax_was_told_otherwise(told: dict[str, str], expected: str) -> None:
+@pytest.mark.slow
+def test_sweeping_process_makes_each_core_a_device_and_opens_no_other() -> None:
     probe = (
         "import jax\n"
         "from jaxnn.cli import MOST_DEVICES, use_all_cores\n"
@@ -155,11 +138,9 @@ def test_each_core_is_a_device_unless_jax_was_told_otherwise(told: dict[str, str
         "print('all' if count == min(cpu_count(), MOST_DEVICES) else count)\n"
         "use_all_cores()  # a backend runs already: nothing happens\n"
     )
-    done = shell.python("-c", probe, **told)
-    assert done.stdout.strip() == expected, done.stderr
-
-
-def test_a_sweep_on_the_cpu_opens_nothing_else() -> None:
+    for variables, expected in (({}, "all"), ({"JAX_NUM_CPU_DEVICES": "3"}, "3")):
+        done = shell.python("-c", probe, **variables)
+        assert done.stdout.strip() == expected, done.stderr
     script = (
         "import jax, jaxnn as jn\n"
         "from tests import tiny\n"
@@ -169,22 +150,3 @@ def test_a_sweep_on_the_cpu_opens_nothing_else() -> None:
     )
     done = shell.python("-c", script)
     assert done.stdout.strip() == "finished cpu None", done.stderr
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ("--device gpu", "device is 'gpu', which JAX cannot open here"),
-        ("--devices 9", "requested 9 devices, but only 4 CPU devices are available"),
-        ("--mesh data=3", "batch_size is 8, which 3 devices cannot share evenly"),
-    ],
-)
-def test_what_devices_cannot_do_is_the_only_thing_said(
-    flags: str, sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    error = shell.fails(
-        capsys, lambda words: jn.main(tiny.experiment(), words), *"sweep --seed 0 1".split(), *flags.split()
-    )
-    assert error.startswith("error: ") and sentence in error
-    assert not list(tmp_path.iterdir())

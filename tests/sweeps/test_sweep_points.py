@@ -1,13 +1,15 @@
-"""The points of a sweep: grids, lists, draws, their sums, their scales, and what is wrong with them."""
+"""The points of a sweep: grids, lists, draws, their sums, their scales, and errors."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.search import scale_of
 
 
 def test_grids_lists_and_sums() -> None:
@@ -20,23 +22,19 @@ def test_grids_lists_and_sums() -> None:
     assert all(type(value) in (int, float) for point in plain for value in point.values())
 
 
-def test_draws_are_decided_by_the_key_and_lie_where_they_should() -> None:
+def test_draws_follow_the_key_and_their_distributions() -> None:
     axes = {
         "rate": jn.search.log_uniform(1e-4, 1e-1),
         "drop": jn.search.uniform(0.2, 0.6),
         "width": jn.search.integers(3, 5),
         "kind": jn.search.choice(["a", "b"]),
     }
-    points, again, other = (
-        jn.search.random(400, 7, **axes),
-        jn.search.random(400, 7, **axes),
-        jn.search.random(400, 8, **axes),
-    )
+    points, again, other = (jn.search.random(400, key, **axes) for key in (7, 7, 8))
     assert points == again != other
     drawn = {name: np.array([point[name] for point in points]) for name in axes}
     assert drawn["drop"].min() >= 0.2 and drawn["drop"].max() <= 0.6
     assert set(drawn["width"]) == {3, 4, 5} and set(drawn["kind"]) == {"a", "b"}
-    # A third of the logarithms lies in each decade: 133 of 400, give or take three standard deviations of 9.4.
+    # A third of the logarithms is in each decade: 133 of 400, give or take three standard deviations of 9.4.
     decades = np.histogram(np.log10(drawn["rate"]), bins=[-4, -3, -2, -1])[0]
     assert decades.sum() == 400 and all(105 < count < 162 for count in decades)
 
@@ -52,9 +50,8 @@ def test_draws_with_typed_keys_rounding_and_listed_values() -> None:
     assert dict(points.scales) == {"rate": "linear", "seed": "nominal"}
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "scale"),
-    [
+def test_scale_of_an_axis() -> None:
+    cases: list[tuple[str, list[object], str]] = [
         ("rate", [1e-4, 1e-3, 1e-2], "log"),
         ("width", [16, 32, 64, 128, 256], "log"),
         ("drop", [0.1, 0.2, 0.3], "linear"),
@@ -64,37 +61,39 @@ def test_draws_with_typed_keys_rounding_and_listed_values() -> None:
         ("model.seed", [1, 10, 100], "nominal"),
         ("kind", ["a", "b"], "nominal"),
         ("norm", [True, False], "nominal"),
-    ],
-)
-def test_the_scale_of_an_axis(name: str, values: list[object], scale: str) -> None:
-    assert scale_of(name, values) == scale
+    ]
+    assert [jn.grid(**{name: values}).scales[name] for name, values, _ in cases] == [scale for *_, scale in cases]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: jn.grid(), "grid needs at least one axis"),
-        (lambda: jn.grid(rate=[]), "the axis 'rate' of grid is empty: give it at least one value."),
-        (lambda: jn.grid(rate=0.1), r"the axis 'rate' of grid is 0.1, no list of values: write rate=\[0.1\]."),
-        (lambda: jn.grid(kind="relu"), "the axis 'kind' of grid is 'relu', no list of values"),
-        (lambda: jn.grid(seed=[0, 1, 0]), "the axis 'seed' of grid holds 0 twice"),
-        (
-            lambda: jn.grid(rate=jn.search.uniform(0, 1)),
-            "is a distribution: give a list of values, or use jn.search.random",
-        ),
-        (lambda: jn.search.zip(a=[1, 2], b=[1]), "zipped needs axes of one length, but a has 2, b has 1"),
-        (lambda: jn.grid(a=[1]) + jn.grid(b=[1]), "cannot be joined: give 'a' to both"),
-        (lambda: jn.search.random(0, 0, a=jn.search.uniform(0, 1)), "random needs at least 1 draw, not 0"),
-        (lambda: jn.search.random(3, 0, a=[1]), "random needs a field to draw"),
-        (lambda: jn.search.uniform(1, 1), "uniform goes from 1 to 1: the first must be below the second"),
-        (lambda: jn.search.log_uniform(0, 1), "log_uniform goes from 0, which has no logarithm"),
-        (lambda: jn.search.integers(0.5, 2), "no whole numbers"),
-        (lambda: jn.search.choice([]), "choice has nothing to choose from"),
-        (lambda: jn.search.halving([{"a": 1}]), "halving needs points"),  # type: ignore[arg-type]
-        (lambda: jn.search.halving(jn.grid(a=[1]), 1), "halving's eta is 1"),
-        (lambda: jn.search.halving(jn.grid(a=[1]), min_fraction=0), "halving's min_fraction is 0"),
-    ],
-)
-def test_mistakes_are_named(make: object, message: str) -> None:
-    with pytest.raises(jn.ConfigError, match=message):
-        make()  # type: ignore[operator]
+UNIFORM: Any = jn.search.uniform(0, 1)
+ERRORS: dict[str, Any] = {
+    "grid needs at least one axis": lambda: jn.grid(),
+    "'rate' of grid is empty": lambda: jn.grid(rate=[]),
+    "'rate' of grid is 0.1, .*write rate=.0.1.": lambda: jn.grid(rate=0.1),  # type: ignore[arg-type]
+    "'kind' of grid is 'relu'": lambda: jn.grid(kind="relu"),
+    "'seed' of grid holds 0 twice": lambda: jn.grid(seed=[0, 1, 0]),
+    "'rate' of grid holds an array of shape .2,.": lambda: jn.grid(rate=np.ones((2, 2))),
+    "is a distribution: .*jn.search.random": lambda: jn.grid(rate=UNIFORM),
+    "zip needs axes of one length, but a has 2, b has 1": lambda: jn.search.zip(a=[1, 2], b=[1]),
+    "cannot be joined: give 'a' to both": lambda: jn.grid(a=[1]) + jn.grid(b=[1]),
+    "at least 1, not 0": lambda: jn.search.random(0, 0, a=UNIFORM),
+    "at least 1, not 2.5": lambda: jn.search.random(2.5, 0, a=UNIFORM),  # type: ignore[arg-type]
+    "key is -1": lambda: jn.search.random(3, -1, a=UNIFORM),
+    "key is 'a'": lambda: jn.search.random(3, "a", a=UNIFORM),
+    "random needs a field to draw": lambda: jn.search.random(3, 0, a=[1]),
+    "uniform goes from 1 to 1": lambda: jn.search.uniform(1, 1),
+    "uniform goes from 0 to inf": lambda: jn.search.uniform(0, math.inf),
+    "log_uniform goes from 'a' to 3": lambda: jn.search.log_uniform("a", 3),  # type: ignore[arg-type]
+    "log_uniform goes from 0, which has no logarithm": lambda: jn.search.log_uniform(0, 1),
+    "integers needs two integers, not 0.5": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
+    "nothing to choose from": lambda: jn.search.choice([]),
+    "halving needs points": lambda: jn.search.halving([{"a": 1}]),  # type: ignore[arg-type]
+    "halving's eta is 1": lambda: jn.search.halving(jn.grid(a=[1]), 1),
+    "halving's min_fraction is 0": lambda: jn.search.halving(jn.grid(a=[1]), min_fraction=0),
+}
+
+
+@pytest.mark.parametrize("words", ERRORS)
+def test_errors_name_the_value_and_the_fix(words: str) -> None:
+    with pytest.raises(jn.ConfigError, match=words):
+        ERRORS[words]()

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +23,10 @@ from tests import swept, tiny
 
 # Test losses by learning rate and seed; accuracy is 1 - loss / 10.
 GRID = {(0.01, 0): 1.0, (0.01, 1): 2.0, (0.01, 2): 3.0, (0.1, 0): 0.5, (0.1, 1): 0.7, (0.1, 2): None}
-FACTS = {"status": "", "started": "", "config": {}, "axes": [], "monitor": "test_loss", "higher_is_better": False}
+FACTS = {
+    **{"status": "", "started": "", "config": {}, "axes": [], "points": [], "groups": [], "options": {"shard": None}},
+    **{"monitor": "test_loss", "higher_is_better": False},
+}
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def numbers(sweep: Sweep) -> list[int]:
 # --- reading ---
 
 
-def test_the_record_is_read(grid: Sweep, tmp_path: Path) -> None:
+def test_record_is_read_with_its_values_as_they_were(grid: Sweep, tmp_path: Path) -> None:
     axes = [dataclasses.astuple(axis) for axis in grid.axes]
     assert axes == [("learning_rate", (0.01, 0.1), "log"), ("seed", (0, 1, 2), "nominal")]
     assert (grid.status, grid.monitor, grid.higher_is_better) == ("finished", "test_loss", False)
@@ -57,9 +59,6 @@ def test_the_record_is_read(grid: Sweep, tmp_path: Path) -> None:
     assert member.final["test_loss"] == 0.7 and member.best["step"] == 10
     assert member.config["features"] == (8, 8) and member.fields["model.dropout"] == 0.0
     assert math.isnan(grid.members[5].final["test_loss"]) and grid.members[5].best == {}
-
-
-def test_swept_tuples_infinities_and_directories_are_restored(tmp_path: Path) -> None:
     lines = [
         swept.member(0, {"features": [4, 4], "clip": 1.0, "norm": "inf"}, 1.0, dir="members/0000"),
         swept.member(1, {"features": [8, 8], "clip": math.inf, "norm": "l2"}, 2.0),
@@ -70,58 +69,46 @@ def test_swept_tuples_infinities_and_directories_are_restored(tmp_path: Path) ->
     assert sweep.members[0].dir == tmp_path / "s" / "members" / "0000"
 
 
-def test_torn_last_lines_are_dropped_and_the_last_line_of_a_member_counts(grid: Sweep) -> None:
-    assert grid.dir is not None
-    torn = '{"member": 6, "po'
-    for name, line in (
-        ("members.jsonl", swept.member(1, {"learning_rate": 0.01, "seed": 1}, 9.0)),
-        ("metrics.jsonl", {}),
-    ):
-        with (grid.dir / name).open("a") as file:
-            file.write((json_line(line) if line else "") + torn)
-    again = open_sweep(grid.dir)
-    assert len(again.members) == 6 and again.lines == grid.lines and again.values("test_loss")[1] == 9.0
-    file = grid.dir / "members.jsonl"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
-    assert open_sweep(grid.dir).curves("test_loss")[1].shape == (5, 2), "reports without a member are ignored"
-
-
-def test_a_killed_sweep_reads_as_interrupted(tmp_path: Path) -> None:
+def test_killed_sweep_reads_as_interrupted_without_its_torn_last_line(tmp_path: Path) -> None:
     lines = [swept.member(0, {"seed": 0}, 1.0)]
     lines += [swept.member(index, {"seed": index}, status=name) for index, name in ((1, "running"), (2, "waiting"))]
     path = swept.write(tmp_path / "s", lines, status="running", summary=None)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"member": 1, "st')
     with record.open_record(path):
         running = open_sweep(path)
     assert running.status == "running" and running.members[1].status == "running" and running.summary == {}
     killed = open_sweep(path)
-    assert killed.status == "interrupted"
+    assert killed.status == "interrupted" and len(killed.lines) == 3
     assert [member.status for member in killed.members] == ["finished", "interrupted", "waiting"]
 
 
-def test_a_directory_without_a_sweep_is_refused(tmp_path: Path) -> None:
-    message = f"{tmp_path} holds no sweep (no sweep.json in it): give the directory of one sweep; `jaxnn runs` lists"
-    with pytest.raises(RecordError, match=re.escape(message)):
-        open_sweep(tmp_path)
-    assert not is_sweep(tmp_path) and not is_sweep(tmp_path / "nowhere")
+DAMAGES: list[tuple[str, Any, str]] = [
+    ("sweep.json", "", "damaged"),
+    ("sweep.json", '{"status": "finished"}', "damaged"),
+    ("sweep.json", json.dumps(FACTS | {"axes": 3}), "damaged"),
+    ("sweep.json", json.dumps(FACTS | {"axes": [{"name": "seed"}]}), "damaged"),
+    ("members.jsonl", '{"member": 0}\n', "damaged"),
+    ("members.jsonl", json.dumps(swept.member(0, {}) | {"point": 3}) + "\n", "damaged"),
+    ("members.jsonl", None, "lacks member 0.*damaged"),
+    ("members.jsonl", "", "lacks member 0.*damaged"),
+    ("members.jsonl", -1, "lacks member 5.*damaged"),
+    ("metrics.jsonl", '{"step": 1}\n', "damaged"),
+    ("metrics.jsonl", "[1]\n", "delete that line"),
+    ("metrics.jsonl", None, "lacks the report of member 0 at step 20.*damaged"),
+    ("metrics.jsonl", -9, "lacks the report of member 5 at step 10.*damaged"),
+]
 
 
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("sweep.json", ""),
-        ("sweep.json", '{"status": "finished"}'),
-        ("sweep.json", json.dumps(FACTS | {"axes": 3})),
-        ("sweep.json", json.dumps(FACTS | {"axes": [{"name": "seed"}]})),
-        ("members.jsonl", '{"member": 0}\n'),
-        ("members.jsonl", json.dumps(swept.member(0, {}) | {"point": 3}) + "\n"),
-        ("metrics.jsonl", '{"step": 1}\n'),
-        ("metrics.jsonl", "[1]\n"),
-    ],
-)
-def test_damaged_records_are_refused(grid: Sweep, file: str, text: str) -> None:
+@pytest.mark.parametrize(("file", "content", "words"), DAMAGES)
+def test_damaged_records_of_finished_sweeps_are_refused(grid: Sweep, file: str, content: Any, words: str) -> None:
     assert grid.dir is not None
-    (grid.dir / file).write_text(text)
-    with pytest.raises(RecordError, match=rf"{file}.*(damaged|delete that line)") as caught:
+    path = grid.dir / file
+    whole = path.read_text()
+    path.unlink()
+    if content is not None:  # a negative number cuts this many characters off
+        path.write_text(whole[:content] if isinstance(content, int) else content)
+    with pytest.raises(RecordError, match=rf"{file}.*{words}") as caught:
         open_sweep(grid.dir)
     assert "\n" not in str(caught.value)
 
@@ -132,17 +119,21 @@ def test_damaged_records_are_refused(grid: Sweep, file: str, text: str) -> None:
 def shards(path: Path) -> Path:
     """Four seeds, of which two shards ran two each; one member of the second diverged."""
     done = {
-        "a": [swept.member(0, {"seed": 0}, 1.0, dir="members/0000"), swept.member(2, {"seed": 2}, 3.0)],
-        "b": [swept.member(1, {"seed": 1}, 2.0), swept.member(3, {"seed": 3}, status="diverged")],
+        "a": [
+            swept.member(0, {"seed": 0}, 1.0, step=10, dir="members/0000"),
+            swept.member(2, {"seed": 2}, 3.0, step=10),
+        ],
+        "b": [swept.member(1, {"seed": 1}, 2.0, step=10), swept.member(3, {"seed": 3}, status="diverged", step=10)],
     }
     points, axes = [{"seed": seed} for seed in range(4)], [{"name": "seed", "values": [*range(4)], "scale": "nominal"}]
     for name, members in done.items():
         lines = [{"member": line["member"], "step": 10, "test_loss": 2.0} for line in members]
-        swept.write(path / "shards" / name, members, lines, points=points, axes=axes)
+        facts: dict[str, Any] = {"points": points, "axes": axes, "options": {"shard": "1/2"}}
+        swept.write(path / "shards" / name, members, lines, **facts)
     return path
 
 
-def test_shards_are_merged(tmp_path: Path) -> None:
+def test_shards_are_merged_and_status_is_that_of_all(tmp_path: Path) -> None:
     path = shards(tmp_path / "s")
     sweep = open_sweep(path)
     assert is_sweep(path) and sweep.status == "finished"
@@ -155,10 +146,6 @@ def test_shards_are_merged(tmp_path: Path) -> None:
     np.testing.assert_array_equal(values, [[2.0]] * 4)
     # Two shards of 2468 member-steps in 2 seconds of training each.
     assert sweep.summary["seconds"] == 5.0 and sweep.summary["member_steps_per_second"] == 1234.0
-
-
-def test_a_sweep_runs_while_a_shard_runs_and_is_interrupted_without_one(tmp_path: Path) -> None:
-    path = shards(tmp_path / "s")
     shard = path / "shards" / "b"
     write_json(shard / "sweep.json", tiny.read(shard, "sweep.json") | {"status": "running"})
     (shard / "members.jsonl").write_text(json_line(swept.member(1, {"seed": 1}, status="running")))
@@ -173,59 +160,61 @@ def test_a_sweep_runs_while_a_shard_runs_and_is_interrupted_without_one(tmp_path
 # --- the best ---
 
 
-def test_best_is_by_the_monitored_metric_and_its_direction(grid: Sweep) -> None:
+def test_best_is_the_best_complete_member_by_the_monitored_metric(grid: Sweep) -> None:
     assert grid.best().index == 3 and grid.best("test_accuracy").index == 3
     higher = dataclasses.replace(grid, higher_is_better=True)
     assert higher.best().index == 2 and higher.best("train_loss").index == 3
-    overfitted = edited(grid, 0, best={"step": 5, "test_loss": 0.1})
-    assert overfitted.best().index == 3 and overfitted.best(at="best").index == 0
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"status": name} for name in ("diverged", "failed", "pruned", "interrupted", "running")]
-    + [{"final": {"test_loss": value}} for value in (math.nan, -math.inf)],
-)
-def test_members_without_a_result_are_never_best(grid: Sweep, changes: dict[str, Any]) -> None:
-    assert edited(grid, 0, **{"final": {"test_loss": 0.001}, **changes}).best().index == 3
-
-
-def test_members_that_were_cut_short_are_best_only_if_none_is_complete(grid: Sweep) -> None:
+    assert "member 2 (learning_rate 0.01, seed 2), by the highest final test_loss: " in repr(higher)
+    assert edited(grid, 0, best={"step": 5, "test_loss": 0.1}).best().index == 3, "last values count"
+    without_result: list[dict[str, Any]] = [{"final": {"test_loss": value}} for value in (math.nan, -math.inf)]
+    without_result += [{"status": name} for name in ("diverged", "failed", "pruned", "interrupted", "running")]
+    for changes in without_result:
+        assert edited(grid, 0, **{"final": {"test_loss": 0.001}, **changes}).best().index == 3
     pruned = [dataclasses.replace(member, status="pruned") for member in grid.members[:5]]
     left = dataclasses.replace(grid, members=(*pruned, grid.members[5]))
     assert left.best().index == 3 and "best so far" in repr(left)
     assert edited(left, 0, status="stopped early").best().index == 0
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (lambda s: s.best("test_los"), "no member has a metric 'test_los' (final): did you mean 'test_loss'? Known"),
-        (lambda s: s.best(at="end"), "at is 'end', and must be 'final' or 'best'."),
-        (lambda s: s.curves("acc"), "no report has a metric 'acc': Known are 'test_loss'."),
-        (lambda s: s.select(learning_rates=1), "no field 'learning_rates' to select by: did you mean 'learning_rate'"),
-        (lambda s: s.select(learning_rate=0.5), "no member has learning_rate = 0.5: there are 0.01, 0.1."),
-        (lambda s: s.select(seed=lambda seed: seed > 2), "no member has seed as asked: there are 0, 1, 2."),
-        (lambda s: s.group("learningrate"), "no field 'learningrate' to group by: did you mean 'learning_rate'"),
-        (lambda s: s.group(metric="acc"), "no member has a metric 'acc' (final)"),
-        (lambda s: s.group().best("acc"), "the groups have no metric 'acc'"),
-        (lambda s: s.table("acc"), "no member has a metric 'acc'"),
-        (lambda s: s.run(9), "there is no member 9: their numbers are 0 to 5."),
-        (lambda s: s.run(0), "the sweep was read without its experiment: open it with open_sweep(path, experiment)."),
-    ],
-)
-def test_mistakes_are_named(grid: Sweep, ask: Callable[[Sweep], Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        ask(grid)
+ERRORS: dict[str, Any] = {
+    "no member has a metric 'test_los': did you mean 'test_loss'": lambda s: s.best("test_los"),
+    "no report has a metric 'acc': Known are 'test_loss'": lambda s: s.curves("acc"),
+    "'learning_rates' to select by: did you mean 'learning_rate'": lambda s: s.select(learning_rates=1),
+    "no member has learning_rate = 0.5: there are 0.01, 0.1": lambda s: s.select(learning_rate=0.5),
+    "no member has seed as asked: there are 0, 1, 2": lambda s: s.select(seed=lambda seed: seed > 2),
+    "'learningrate' to group by: did you mean 'learning_rate'": lambda s: s.group("learningrate"),
+    "no member has a metric 'mse'": lambda s: s.group(metric="mse"),
+    "the groups have no metric 'acc'": lambda s: s.group().best("acc"),
+    "no member has a metric 'acc'": lambda s: s.table("acc"),
+    "no member 9: their numbers are 0 to 5": lambda s: s.run(9),
+    "read without its experiment: open it with open_sweep(path, experiment)": lambda s: s.run(0),
+    "(6 diverged): name another metric": lambda s: lost(s).best(),
+    "no group has a result in 'test_loss'": lambda s: lost(s).group().best(),
+    "member 3 is pruned, so it is not a complete run: jn.sweep(experiment, resume=…, member_runs=True)": lambda s: (
+        opened(edited(s, 3, status="pruned")).run(3)
+    ),
+    "jn.fit(…, resume='members/0003')": lambda s: opened(edited(s, 3, status="diverged", dir=Path("members/0003"))).run(
+        3
+    ),
+    "no record to open member 3 from: run it alone with learning_rate 0.1, seed 0": lambda s: dataclasses.replace(
+        opened(s), dir=None
+    ).run(3),
+}
 
 
-def test_no_member_with_a_result(tmp_path: Path) -> None:
-    sweep = swept.sweep(tmp_path / "s", {(0,): None, (1,): None}, "seed")
-    with pytest.raises(ConfigError, match=r"no member has a result in 'test_loss' \(2 diverged\): name another metric"):
-        sweep.best()
-    with pytest.raises(ConfigError, match="no group has a result in 'test_loss'"):
-        sweep.group().best()
-    assert "no member has a result in test_loss" in repr(sweep)
+def lost(sweep: Sweep) -> Sweep:
+    members = tuple(dataclasses.replace(member, status="diverged") for member in sweep.members)
+    return dataclasses.replace(sweep, members=members)
+
+
+def opened(sweep: Sweep) -> Sweep:
+    return dataclasses.replace(sweep, experiment=tiny.experiment())
+
+
+@pytest.mark.parametrize("words", ERRORS)
+def test_errors_name_the_value_and_the_fix(grid: Sweep, words: str) -> None:
+    with pytest.raises((ConfigError, RecordError), match=re.escape(words)):
+        ERRORS[words](grid)
 
 
 # --- selections and numbers ---
@@ -248,7 +237,13 @@ def test_members_are_selected_by_their_fields(grid: Sweep, fields: dict[str, Any
     assert numbers(grid.select(**fields)) == expected
 
 
-def test_a_selection_is_a_sweep(grid: Sweep, tmp_path: Path) -> None:
+def test_selection_is_a_sweep_with_values_and_curves(grid: Sweep, tmp_path: Path) -> None:
+    np.testing.assert_array_equal(grid.values("test_loss"), [1.0, 2.0, 3.0, 0.5, 0.7, math.nan])
+    steps, values = grid.curves("test_loss")
+    np.testing.assert_array_equal(steps, [10, 20])
+    # A member's losses are 20 / step times its last; the one that diverged reported once.
+    np.testing.assert_allclose(values[3], [1.0, 0.5])
+    np.testing.assert_array_equal(values[5], [2.0, math.nan])
     left = grid.select(learning_rate=0.1)
     assert left.axes[0].values == (0.1,) and left.axes[1].values == (0, 1, 2)
     assert {line["member"] for line in left.lines} == {3, 4, 5}
@@ -260,20 +255,10 @@ def test_a_selection_is_a_sweep(grid: Sweep, tmp_path: Path) -> None:
         sweep.select(nesterov=1)
 
 
-def test_values_are_of_members_and_curves_of_reports(grid: Sweep) -> None:
-    np.testing.assert_array_equal(grid.values("test_loss"), [1.0, 2.0, 3.0, 0.5, 0.7, math.nan])
-    np.testing.assert_array_equal(grid.values("train_loss", at="best")[:2], [0.5, 1.0])
-    steps, values = grid.curves("test_loss")
-    np.testing.assert_array_equal(steps, [10, 20])
-    # A member's losses are 20 / step times its last; the one that diverged reported once.
-    np.testing.assert_allclose(values[3], [1.0, 0.5])
-    np.testing.assert_array_equal(values[5], [2.0, math.nan])
-
-
 # --- groups ---
 
 
-def test_groups_by_hand(grid: Sweep) -> None:
+def test_groups_have_mean_deviation_and_interval(grid: Sweep, tmp_path: Path) -> None:
     first, second = grid.group().rows
     spread = first.metrics["test_loss"]
     # 1, 2, 3: mean 2, deviation 1; of three values the interval is the range.
@@ -283,17 +268,28 @@ def test_groups_by_hand(grid: Sweep) -> None:
     spread = second.metrics["test_loss"]
     assert (second.n, second.left_out, second.num_lost) == (2, {"diverged": 1}, 1)
     assert (spread.mean, spread.deviation) == pytest.approx((0.6, 0.141421), abs=1e-6)
+    by_seed = grid.group("seed", metric="test_accuracy")
+    assert by_seed.by == ("seed",) and [row.members for row in by_seed.rows] == [(0, 3), (1, 4), (2, 5)]
+    assert list(by_seed.rows[0].metrics) == ["test_accuracy"]
+    assert len(grid.group(["learning_rate", "seed"]).rows) == 6
+    assert [row.n for row in grid.group("features").rows] == [5]
+    one = grid.group(("seed", "learning_rate")).rows[0].metrics["test_loss"]
+    assert (one.n, one.mean) == (1, 1.0) and math.isnan(one.deviation) and math.isnan(one.low)
+    lines = [swept.member(index, {"model": {"dropout": rate}}, rate) for index, rate in enumerate((0.1, 0.2, 0.2))]
+    dataclass_values = open_sweep(swept.write(tmp_path / "s", lines))
+    assert [row.n for row in dataclass_values.group().rows] == [1, 2]
+    assert numbers(dataclass_values.select(**{"model.dropout": 0.2})) == [1, 2]
 
 
-def test_the_best_group_has_lost_no_member_if_there_is_one(grid: Sweep) -> None:
+def test_best_group_lost_no_member_if_there_is_one(grid: Sweep) -> None:
     assert grid.group().best().point == {"learning_rate": 0.01}
     assert grid.group().best("test_accuracy").point == {"learning_rate": 0.01}
     # If all have lost members, or none has, it is by the mean; pruned members count for less than lost ones.
     both = edited(grid, 0, status="failed").group()
     assert repr(both.best()).startswith("learning_rate 0.1: n 2, 1 diverged, test_loss 0.60 ± 0.14")
-    whole = edited(grid, 5, status="finished", final={"test_loss": 0.6})
-    assert whole.group().best().point == {"learning_rate": 0.1}
-    pruned = edited(whole, 5, status="pruned")
+    complete = edited(grid, 5, status="finished", final={"test_loss": 0.6})
+    assert complete.group().best().point == {"learning_rate": 0.1}
+    pruned = edited(complete, 5, status="pruned")
     assert pruned.group().best().point == {"learning_rate": 0.01}
     assert edited(pruned, 0, status="failed").group().best().left_out["pruned"] == 1
 
@@ -314,37 +310,29 @@ def test_members_without_a_result_are_counted_and_not_averaged(grid: Sweep) -> N
     assert failed.rows[1].left_out["failed"] == 1 and "failed" in repr(failed) and "diverged" not in repr(failed)
 
 
-def test_groups_by_other_fields(grid: Sweep, tmp_path: Path) -> None:
-    by_seed = grid.group("seed", metric="test_accuracy")
-    assert by_seed.by == ("seed",) and [row.members for row in by_seed.rows] == [(0, 3), (1, 4), (2, 5)]
-    assert list(by_seed.rows[0].metrics) == ["test_accuracy"]
-    assert len(grid.group(["learning_rate", "seed"]).rows) == 6
-    assert [row.n for row in grid.group("features").rows] == [5]
-    one = grid.group(("seed", "learning_rate")).rows[0].metrics["test_loss"]
-    assert (one.n, one.mean) == (1, 1.0) and math.isnan(one.deviation) and math.isnan(one.low)
-    lines = [swept.member(index, {"model": {"dropout": rate}}, rate) for index, rate in enumerate((0.1, 0.2, 0.2))]
-    nested = open_sweep(swept.write(tmp_path / "s", lines))
-    assert [row.n for row in nested.group().rows] == [1, 2]
-    assert numbers(nested.select(**{"model.dropout": 0.2})) == [1, 2]
-
-
 # --- tables ---
 
 
-def test_the_summary(grid: Sweep) -> None:
+def test_summary_has_axes_throughput_best_and_errors(grid: Sweep) -> None:
     assert repr(grid).splitlines() == [
-        "finished         sweep of 6: 5 finished, 1 diverged",
-        "learning_rate    0.01, 0.1",
-        "seed             0, 1, 2",
-        "throughput       1,234 member steps/s",
-        "time             2.50 s, 1 program compiled",
-        "best at the end  member 3 (learning_rate 0.1, seed 0): train_loss 0.25, test_loss 0.5, test_accuracy 0.95",
-        f"record           {grid.dir}",
+        "finished       sweep of 6: 5 finished, 1 diverged",
+        "learning_rate  0.01, 0.1",
+        "seed           0, 1, 2",
+        "throughput     1,234 member steps/s",
+        "time           2.50 s, 1 program compiled",
+        "best           member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss: train_loss 0.25, "
+        "test_loss 0.5, test_accuracy 0.95",
+        f"record         {grid.dir}",
     ]
     assert "<td" in grid._repr_html_() and "5 finished, 1 diverged" in grid._repr_html_()
+    assert "no member has a result in test_loss" in repr(lost(grid))
+    failed = edited(edited(grid, 0, status="failed", error="units is 0."), 1, status="failed", error="units is 0.")
+    assert "failed         2 with: units is 0.\n" in repr(failed)
+    table = failed.table()
+    assert table.header[-1] == "error" and [row[-1] for row in table.rows].count("units is 0.") == 2
 
 
-def test_the_table_has_the_best_first_and_the_lost_last(grid: Sweep) -> None:
+def test_table_has_the_best_first_and_the_lost_last(grid: Sweep, tmp_path: Path) -> None:
     header, *rows, more = str(grid.table(limit=5)).splitlines()
     metrics = ["test_loss", "train_loss", "test_accuracy"]
     assert header.split() == ["member", "learning_rate", "seed", "status", "step", *metrics]
@@ -354,28 +342,11 @@ def test_the_table_has_the_best_first_and_the_lost_last(grid: Sweep) -> None:
     assert "<th" in grid.table()._repr_html_() and "… and 1 more" in grid.table(limit=5)._repr_html_()
     other = grid.table("test_accuracy", limit=1)
     assert list(other.header[5:]) == ["test_accuracy", "test_loss", "train_loss"] and other.rows[0][0] == "3"
-    best = edited(grid, 0, best={"step": 5, "test_loss": 0.1}).table(at="best", limit=1)
-    assert best.header[4] == "best step" and best.rows[0] == ["0", "0.01", "0", "finished", "5", "0.1", "–", "–"]
-
-
-def test_errors_of_failed_members_are_shown(grid: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = edited(grid, 0, status="failed", error="hidden is 0.", final={})
-    sweep = edited(sweep, 1, status="failed", error="hidden is 0.", final={})
-    assert "failed           2 with: hidden is 0.\n" in repr(sweep)
-    table = sweep.table()
-    assert table.header[-1] == "error" and [row[-1] for row in table.rows].count("hidden is 0.") == 2
-    assert "error" not in grid.table().header
-    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
-    rows: Any = sweep.frame()
-    assert rows[0]["error"] == "hidden is 0." and rows[2]["error"] is None
-
-
-def test_a_printed_point_can_be_selected(tmp_path: Path) -> None:
     rates = [1.00000499, 10**-1.5, 10**-4.5, 0.0123456789]
     sweep = swept.sweep(tmp_path / "s", {(rate,): 1.0 + rate for rate in rates}, "learning_rate")
     assert "learning_rate 3.16228e-05" in repr(sweep) and "0.0316228" in repr(sweep.group())
     for index, rate in {row[0]: float(row[1]) for row in sweep.table().rows}.items():
-        assert numbers(sweep.select(learning_rate=rate)) == [int(index)]
+        assert numbers(sweep.select(learning_rate=rate)) == [int(index)], "a printed value selects its member"
 
 
 def test_groups_are_shown_with_the_decimals_of_their_deviation(grid: Sweep, tmp_path: Path) -> None:
@@ -387,24 +358,21 @@ def test_groups_are_shown_with_the_decimals_of_their_deviation(grid: Sweep, tmp_
         "With fewer than 5 members it is their range, which holds the mean less often.",
     ]
     assert "<th" in grid.group()._repr_html_() and "0.60 ± 0.14" in grid.group()._repr_html_()
-    tiniest = swept.sweep(tmp_path / "s", {(0,): 1e-7, (1,): 3e-7}, "seed")
-    assert "2e-07 ± 1.414e-07 (1e-07 to 3e-07)" in repr(tiniest.group())
+    smallest = swept.sweep(tmp_path / "s", {(0,): 1e-7, (1,): 3e-7}, "seed")
+    assert "2e-07 ± 1.414e-07 (1e-07 to 3e-07)" in repr(smallest.group())
     equal = swept.sweep(tmp_path / "t", {(0,): 100.0, (1,): 100.0}, "seed")
     assert "100 ± 0 (100 to 100)" in repr(equal.group())
-
-
-def test_a_sweep_without_members_or_results_is_shown(tmp_path: Path) -> None:
-    sweep = open_sweep(swept.write(tmp_path / "s", [], status="running"))
-    assert "sweep of 0: no members" in repr(sweep) and sweep.table() and repr(sweep.group())
+    empty = open_sweep(swept.write(tmp_path / "e", [], status="running"))
+    assert "sweep of 0: no members" in repr(empty) and empty.table() and repr(empty.group())
     waiting = open_sweep(swept.write(tmp_path / "w", [swept.member(0, {"seed": 0}, status="waiting", step=0)]))
     assert "1 waiting" in repr(waiting) and "waiting" in str(waiting.table()) and repr(waiting.group())
 
 
-def test_frames(grid: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_have_a_row_per_member_or_report(grid: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    for ask in (grid.frame, lambda: grid.frame(curves=True)):
+    for curves in (False, True):
         with pytest.raises(ConfigError, match=r"needs pandas, which is not installed: pip install pandas$"):
-            ask()
+            grid.frame(curves=curves)
     # pandas is optional; its stand-in returns what it is given.
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
     rows: Any = grid.frame()
@@ -413,36 +381,26 @@ def test_frames(grid: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
         **{"status": "finished", "step": 20, "train_loss": 0.25, "test_loss": 0.5, "test_accuracy": 0.95},
         **{"best_step": 10, "best_train_loss": 0.25, "best_test_loss": 0.5, "best_test_accuracy": 0.95},
     }
+    failed: Any = edited(grid, 0, status="failed", error="units is 0.").frame()
+    assert failed[0]["error"] == "units is 0." and failed[2]["error"] is None
     curves: Any = grid.select(seed=1).frame(curves=True)
     assert len(curves) == 4
     assert curves[0] == {"member": 1, "learning_rate": 0.01, "seed": 1, "step": 10, "test_loss": 4.0}
 
 
-# --- one member as a run ---
-
-
-def test_an_exported_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    experiment = tiny.experiment(learning_rate=0.5)
+def test_exported_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
+    path, experiment = tmp_path / "s", tiny.experiment(learning_rate=0.5)
     alone = tiny.fit(experiment.replace(learning_rate=0.25, seed=1), path / "members" / "0000", monitor="accuracy")
-    config = tiny.read(path / "members" / "0000")["config"]
-    point = {"learning_rate": 0.25, "seed": 1}
+    config, point = tiny.read(path / "members" / "0000")["config"], {"learning_rate": 0.25, "seed": 1}
     line = swept.member(7, point, config=config, dir="members/0000", final=dict(alone.final))
     sweep = jn.open_sweep(swept.write(path, [line]), experiment)
     for run in (sweep.run(7), sweep.run(sweep.members[0])):
-        assert isinstance(run, jn.Run) and run.summary.status == "finished"
+        assert isinstance(run, jn.Run) and run.summary.status == "finished" and run.monitor == "test_accuracy"
         tiny.assert_bitwise_equal(run.state.params, alone.state.params)
         assert run.experiment.config == tiny.Config(learning_rate=0.25, seed=1)
-
-
-def test_a_member_that_was_cut_short_is_not_loaded(tmp_path: Path) -> None:
-    lines = [swept.member(0, {"seed": 5}, 1.0), swept.member(1, {"seed": 6}, status="pruned")]
-    sweep = open_sweep(swept.write(tmp_path / "s", lines), tiny.experiment())
-    with pytest.raises(ConfigError, match="member 1 is pruned, and loading it would train it on: export it"):
-        sweep.run(1)
-
-
-def test_a_member_without_a_record_cannot_be_loaded(grid: Sweep) -> None:
-    sweep = dataclasses.replace(grid, experiment=tiny.experiment(), dir=None)
-    with pytest.raises(RecordError, match="no record .* member 3 .* alone with learning_rate 0.1, seed 0"):
-        sweep.run(3)
+        assert run.summary.compilations["num_compilations"] == 0, "it is compiled when it is used"
+    assert run.evaluate() == pytest.approx({"loss": alone.final["test_loss"], "accuracy": alone.final["test_accuracy"]})
+    others = experiment.replace(learning_rate=0.1)
+    changed = dataclasses.replace(others, data=tiny.experiment(data=jn.data.arrays(train=tiny.points(37, 3))).data)
+    with pytest.raises(RecordError, match="the data are not those"):
+        jn.open_sweep(path, changed).run(7)

@@ -1,11 +1,10 @@
-"""Fields that may not be tracers: found before anything is compiled, named with their line, and grouped by."""
+"""Fields that cannot be tracers: found before compilation, reported with their line, and grouped by."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,12 +56,6 @@ def groups_of(swept: jn.Experiment[Config], points: jn.search.Points) -> list[tu
     return [(group.traced, [member.number for member in group.members]) for group in groups]
 
 
-def assert_equal_solo_runs(swept: jn.Experiment[Config], members: Sequence[jn.sweeps.Member]) -> None:
-    for member in members:
-        alone = tiny.fit(swept.replace(**member.point))
-        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
-
-
 def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
     points = jn.grid(batch_size=[4, 8], decay=[0.0, 0.1], seed=[0, 1])
     assert groups_of(experiment(), points) == [(("decay", "seed"), [0, 1, 2, 3]), (("decay", "seed"), [4, 5, 6, 7])]
@@ -72,12 +65,12 @@ def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [if_decayed, by_optax, formatted])
-def test_a_float_that_python_needs_is_named_with_its_line(optimizer: Callable[[Any], Any]) -> None:
+def test_float_that_python_needs_is_reported_with_its_line(optimizer: Callable[[Any], Any]) -> None:
     points = jn.grid(decay=[0.1, 0.2], learning_rate=[0.1, 0.2])
     with pytest.warns(UserWarning) as caught:
         assert groups_of(experiment(optimizer), points) == [(("learning_rate",), [0, 1]), (("learning_rate",), [2, 3])]
-    # One of them has no use for the learning rate, and is said so too.
-    (message,) = [told for one in caught if "nothing reads" not in (told := str(one.message))]
+    # One of them does not read the learning rate, which is another warning.
+    (message,) = [text for one in caught if "nothing reads" not in (text := str(one.message))]
     assert "the field 'decay' decides what Python does at" in message
     file, line = message.partition(" at ")[2].partition(" (")[0].rsplit(":", 1)
     source = optimizer.__code__
@@ -99,26 +92,6 @@ def test_flaxs_own_dropout_is_found_too() -> None:
         assert len(groups_of(plain, jn.grid(share=[0.1, 0.2], seed=[0, 1]))) == 2
 
 
-@pytest.mark.slow
-def test_members_grouped_so_equal_their_solo_runs() -> None:
-    points = jn.grid(decay=[0.0, 0.3], learning_rate=[0.1, 0.2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sweep = jn.sweep(experiment(if_decayed), points, record=False, vmap_size=2, **tiny.HOW)
-    assert_equal_solo_runs(experiment(if_decayed), sweep.members[::3])
-
-
-@pytest.mark.slow
-def test_a_field_that_the_data_are_made_from_is_grouped_by() -> None:
-    def data(config: Config) -> jn.Splits:
-        return jn.data.arrays(train=tiny.points(37, config.seed), test=tiny.points(23, 1))
-
-    points = jn.grid(seed=[3, 4], learning_rate=[0.1, 0.2])
-    with pytest.warns(UserWarning, match="data.config. reads 'seed'"):
-        sweep = jn.sweep(experiment(data=data), points, record=False, vmap_size=2, **tiny.HOW)
-    assert_equal_solo_runs(experiment(data=data), sweep.members[::3])
-
-
 def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
     loads = []
 
@@ -126,26 +99,43 @@ def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
         loads.append(config.batch_size and config.num_steps)
         return tiny.splits()
 
-    jn.sweep(experiment(data=data), jn.grid(decay=[0.1, 0.2], seed=[0, 1]), record=False, vmap_size=4, **tiny.HOW)
+    how = {"record": False, "vmap_size": 4, "plan_only": True, **tiny.HOW}
+    jn.sweep(experiment(data=data), jn.grid(decay=[0.1, 0.2], seed=[0, 1]), **how)
     assert len(loads) == 1
 
 
+def seeded(config: Config) -> jn.Splits:
+    return jn.data.arrays(train=tiny.points(37, config.seed), test=tiny.points(23, 1))
+
+
+def scaled(config: Config) -> jn.Splits:
+    return jn.data.with_augmentation(tiny.splits(), lambda key, inputs: inputs * (1 + config.share))
+
+
+def scaled_by_steps(config: Config) -> jn.Splits:
+    return jn.data.with_augmentation(tiny.splits(), lambda key, inputs: inputs * (1 + config.num_steps))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "values"), [("share", [0.0, 50.0]), ("num_steps", [19, 20])])
-def test_a_field_that_augmentation_reads_when_it_is_traced_is_grouped_by(name: str, values: list[Any]) -> None:
-    plain = tiny.splits()
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("parts", "points"),
+    [
+        ({"optimizer": if_decayed}, jn.grid(decay=[0.0, 0.3], learning_rate=[0.1, 0.2])),
+        ({"data": seeded}, jn.grid(seed=[3, 4], learning_rate=[0.1, 0.2])),
+        ({"data": scaled}, jn.grid(share=[0.0, 50.0])),  # augmentation reads its fields when it is traced
+        ({"data": scaled_by_steps}, jn.grid(num_steps=[19, 20])),
+    ],
+)
+def test_members_grouped_by_untraceable_fields_equal_their_solo_runs(parts: Any, points: jn.search.Points) -> None:
+    sweep = jn.sweep(experiment(**parts), points, record=False, vmap_size=2, **tiny.HOW)
+    for member in (sweep.members[0], sweep.members[-1]):
+        alone = tiny.fit(experiment(**parts).replace(**member.point))
+        assert member.final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
+    assert len(set(sweep.values("test_loss"))) == len(points)
 
-    def data(config: Config) -> jn.Splits:
-        return jn.data.with_augmentation(plain, lambda key, inputs: inputs * (1 + getattr(config, name)))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sweep = jn.sweep(experiment(data=data), jn.grid(**{name: values}), record=False, vmap_size=2, **tiny.HOW)
-    assert_equal_solo_runs(experiment(data=data), sweep.members)
-    assert len(set(sweep.values("test_loss"))) == 2
-
-
-def test_a_cache_around_data_hides_nothing() -> None:
+def test_fields_that_data_read_are_grouped_by_despite_a_cache() -> None:
     @functools.cache
     def data(config: Config) -> jn.Splits:
         return jn.data.arrays(train=tiny.points(37, int(config.share)), test=tiny.points(23, 1))
@@ -156,7 +146,7 @@ def test_a_cache_around_data_hides_nothing() -> None:
         assert len(groups_of(cached, jn.grid(share=[0.0, 1.0], seed=[0, 1]))) == 2
 
 
-def test_a_watched_config_is_the_config_and_tells_what_was_read() -> None:
+def test_watched_config_equals_the_config_and_notes_reads() -> None:
     config = Config(decay=0.25)
     twin, read = watched(config)
     assert isinstance(twin, Config) and not read

@@ -87,7 +87,7 @@ def training_call(
         if num_steps is None:
             # Steps this long gain nothing from a scan, which takes minutes to compile.
             long = seconds_per_step(make_call(1), 1) >= CALL_SECONDS
-            num_steps = 1 if long else fastest_steps(programs, make_call, config.num_steps).steps_per_call
+            num_steps = 1 if long else fastest_steps(programs, make_call, config.num_steps)[0]
         call, implementations = make_call(num_steps), programs.implementations
 
     def wait() -> Any:

@@ -49,7 +49,7 @@ def network(name: str, dropout: bool) -> linen.Module:
         "mnist_cnn": partial(MnistCNN, dropout),
         "cifar10_cnn": partial(Cifar10CNN, dropout),
         "imdb_lstm": partial(models.RecurrentClassifier, 2, vocabulary_size=20_000),
-        "fasttext": partial(models.BagOfTokens, 2, vocabulary_size=20_000, features=50),
+        "fasttext": partial(models.FastText, 2, vocabulary_size=20_000, features=50),
         "char_gpt": partial(models.GPT, 65),
         "resnet20": partial(models.ResNet, 10),
     }

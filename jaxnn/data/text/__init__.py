@@ -1,1 +1,1 @@
-"""Text as data: texts to classify, and running text whose next token is to be predicted."""
+"""Text data sets for classification and language modelling."""

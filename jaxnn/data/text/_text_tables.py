@@ -1,4 +1,4 @@
-"""Tables of texts: each row is an example, its columns separated by commas or tabs."""
+"""Tables of texts (CSV, TSV): each row is an example."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxnn.data._arrays import split_off
+from jaxnn.data._arrays import split_by_fraction
 from jaxnn.data._files import PathLike, fetch, folder_with, read_text
 from jaxnn.data.text._text_sets import text_arrays
 from jaxnn.data.text._tokenizer import Tokenizer
@@ -38,36 +38,34 @@ def read_csv(
     validation: float | PathLike = 0.0,
     seed: int = 0,
 ) -> Splits:
-    """Texts and labels in the columns of a table in UTF-8.
+    r"""Reads texts and labels from columns of a CSV table in UTF-8. For a table of numbers, see `jaxnn.data.arrays`.
 
-    Labels number the different entries of the label's column, in the order of numbers if all are integers, else of
-    the alphabet. Blank lines are left out.
+    Labels number the distinct entries of the label column, in numerical order if all are integers, else
+    alphabetically; the entries become ``class_names``. Blank lines are ignored. Inputs and ``tokenizer`` are those of
+    `text_arrays`. Raises DataError, with file and line, for a file that cannot be read or is not UTF-8, a row with
+    another number of columns, a missing column, an empty text, a label that is empty or missing in the training table,
+    or fractions that leave nothing to train on.
+
+    >>> _ = Path("mail.csv").write_text("kind,words\nham,so long\nspam,buy now\n")
+    >>> jn.data.read_csv("mail.csv", text="words", label="kind").class_names
+    ('ham', 'spam')
 
     Args:
         path: the table of the training examples.
-        tokenizer: how texts become ids; None: ``Tokenizer()``.
+        tokenizer: the settings of tokens and rows; None: ``Tokenizer()``.
         text: the column of the text, or several, joined by spaces.
         label: the column of the label.
-        header: whether the first row names the columns. Then columns are given by name, else by place, from 0.
-        quoting: whether a column may be enclosed in quotation marks, and then hold commas, line ends, and each of
-            its own quotation marks twice (RFC 4180); else they are characters like others.
-        delimiter: what separates columns.
-        test: a table of the same columns, or the share of the examples held out: shuffled, not by class.
+        header: whether the first row has column names. Columns are then given by name, otherwise by index from 0.
+        quoting: whether a field may be enclosed in quotation marks, and may then contain delimiters, line ends, and
+            quotation marks written twice (RFC 4180). Otherwise quotation marks are ordinary characters.
+        delimiter: the character between columns.
+        test: a table with the same columns, or the fraction of the examples for ``test``: random, not stratified.
         validation: the same for ``validation``.
-        seed: of the shuffle.
-
-    Returns:
-        Inputs int32 ``[length]``, labels int32, and the labels' entries as classes' names;
-        `jaxnn.data.vocabulary` gives the tokens.
-
-    Raises:
-        DataError: a file that cannot be read, is not UTF-8 or no such table, a row with another number of columns, a
-            column that is not there, a text that is empty, a label that is empty or not among those of training,
-            shares that cannot be held out; the file and the line are named.
+        seed: the seed of that random choice.
     """
     columns = (text,) if isinstance(text, str) or not isinstance(text, Iterable) else tuple(text)
     if not columns:
-        raise DataError("text names no column: give the place or the name of at least one.")
+        raise DataError("text is empty: give the name or index of at least one column.")
 
     def read(file: PathLike) -> tuple[list[str], list[str]]:
         rows = _read_rows(Path(file), delimiter, quoting)
@@ -75,18 +73,17 @@ def read_csv(
 
     lines, entries = read(path)
     try:
-        # By number, and equal numbers such as 1 and 01 in the order of the alphabet.
+        # Equal numbers such as 1 and 01 are in alphabetical order.
         class_names = tuple(sorted(sorted(set(entries)), key=int))
     except ValueError:
         class_names = tuple(sorted(set(entries)))
     numbers = {name: index for index, name in enumerate(class_names)}
     labels = np.array([numbers[entry] for entry in entries], np.int32)
     given = {"test": test, "validation": validation}
-    shares: Any = {split: share for split, share in given.items() if not isinstance(share, str | os.PathLike)}
-    pairs = split_off(lines, labels, shares, seed)
-    for split, file in given.items():
-        if not isinstance(file, str | os.PathLike):
-            continue
+    files = {split: value for split, value in given.items() if isinstance(value, str | os.PathLike)}
+    fractions: Any = {split: value for split, value in given.items() if split not in files}
+    pairs = split_by_fraction(lines, labels, fractions, seed)
+    for split, file in files.items():
         lines, entries = read(file)
         if unknown := [entry for entry in entries if entry not in numbers]:
             raise DataError(f"{file} has the label {unknown[0]!r}, which the training table lacks: remove such rows.")
@@ -102,7 +99,12 @@ def read_tsv(
     label: Column,
     **options: Any,
 ) -> Splits:
-    """Texts and labels in the columns of a table with tabs between them; arguments and errors as of `read_csv`."""
+    r"""Reads texts and labels from columns of a tab-separated table; arguments and errors as for `read_csv`.
+
+    >>> _ = Path("mail.tsv").write_text("ham\tso long\nspam\tbuy now\n")
+    >>> jn.data.read_tsv("mail.tsv", text=1, label=0, header=False).class_names
+    ('ham', 'spam')
+    """
     return read_csv(path, tokenizer, text=text, label=label, delimiter="\t", **options)
 
 
@@ -114,21 +116,22 @@ def ag_news(
     seed: int = 0,
     data_dir: PathLike | None = None,
 ) -> Splits:
-    """The 7,600 news of AG News' test file, titles and descriptions, in 4 classes of 1,900.
+    """The 7,600 articles of AG News' test file, titles and descriptions, in 4 classes of 1,900.
 
-    Zhang, Zhao & LeCun, "Character-level Convolutional Networks for Text Classification" (2015). Its 120,000 training
-    news are not among them: accuracies do not compare with published ones. Reads ``ag_news_test/test.csv`` in the data
-    directory, and downloads 2 MB if it is not there.
+    Zhang, Zhao & LeCun, "Character-level Convolutional Networks for Text Classification" (2015). The 120,000 training
+    articles are not included, so accuracies do not compare with published ones. Reads ``ag_news_test/test.csv`` in the
+    data directory, and downloads 2 MB if it is missing.
 
-    ``test`` and ``validation`` are shares, held out after a shuffle by ``seed``; other arguments as of `imdb`.
+    ``test`` and ``validation`` are fractions of the examples, chosen at random by ``seed``; other arguments and errors
+    as for `imdb`.
 
-    Raises:
-        DataError: the file is missing and cannot be downloaded, or damaged; shares that cannot be held out.
+    >>> jn.data.ag_news().class_names
+    ('World', 'Sports', 'Business', 'Sci/Tech')
     """
     path = fetch("ag_news_test", "test.csv", _AG_NEWS, _AG_NEWS_SHA256, data_dir)
     splits = read_csv(path, tokenizer, text=(1, 2), label=0, header=False, test=test, validation=validation, seed=seed)
     if splits.class_names != ("1", "2", "3", "4"):
-        raise DataError(f"{path} has the classes {', '.join(splits.class_names)} instead of 1 to 4: get it again.")
+        raise DataError(f"{path} has classes {', '.join(splits.class_names)} instead of 1 to 4: download it again.")
     return splits._replace(name="ag_news", class_names=("World", "Sports", "Business", "Sci/Tech"))
 
 
@@ -140,27 +143,30 @@ def sms_spam(
     seed: int = 0,
     data_dir: PathLike | None = None,
 ) -> Splits:
-    """5,574 text messages, of which 747 are spam (label 1); 403 are repetitions of others, so splits share some.
+    """5,574 text messages, of which 747 are spam (label 1); 403 are duplicates, so splits share some.
 
-    Almeida, Gómez Hidalgo & Yamakami, "Contributions to the Study of SMS Spam Filtering" (2011). Read from
-    ``sms_spam/SMSSpamCollection.tsv`` in the data directory; if it is not there, the DataError says where to get it.
-    Arguments and other errors as of `ag_news`.
+    Almeida, Gómez Hidalgo & Yamakami, "Contributions to the Study of SMS Spam Filtering" (2011). Reads
+    ``sms_spam/SMSSpamCollection.tsv`` in the data directory; if it is missing, the DataError says where to get it.
+    Arguments and other errors as for `ag_news`.
+
+    >>> jn.data.sms_spam(test=0.1)
+    Splits(sms_spam: 5,017 train, 557 test, inputs int32 [100], 2 classes)
     """
     advice = "get SMSSpamCollection from the UCI Machine Learning Repository and put it there under that name"
     path = folder_with("sms_spam", [_SMS_SPAM], advice, data_dir) / _SMS_SPAM
-    shares = {"test": test, "validation": validation}
-    splits = read_tsv(path, tokenizer, text=1, label=0, header=False, quoting=False, seed=seed, **shares)
+    fractions = {"test": test, "validation": validation}
+    splits = read_tsv(path, tokenizer, text=1, label=0, header=False, quoting=False, seed=seed, **fractions)
     return splits._replace(name="sms_spam")
 
 
 def _read_rows(path: Path, delimiter: str, quoting: bool) -> list[tuple[int, list[str]]]:
-    """The number of the line that each row begins in, from 1, and the row's columns."""
+    """Returns each row's first line number, from 1, and its columns."""
     content = read_text(path)
     kind: Any = csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE
     rows = csv.reader(io.StringIO(content, newline=""), delimiter=delimiter, strict=True, quoting=kind)
     numbered = []
     first_line = 1
-    # Python reads no field of more than 131,072 characters otherwise.
+    # By default Python limits a field to 131,072 characters.
     limit = csv.field_size_limit(len(content) + 1)
     try:
         for row in rows:
@@ -169,8 +175,8 @@ def _read_rows(path: Path, delimiter: str, quoting: bool) -> list[tuple[int, lis
             first_line = rows.line_num + 1
     except csv.Error as error:
         raise DataError(
-            f"the row that begins in line {first_line} of {path} is no row of a table ({error}): fix its quotation "
-            "marks, or give quoting=False."
+            f"the row that starts in line {first_line} of {path} is malformed ({error}): fix its quotation marks, or "
+            "set quoting=False."
         ) from error
     finally:
         csv.field_size_limit(limit)
@@ -180,40 +186,34 @@ def _read_rows(path: Path, delimiter: str, quoting: bool) -> list[tuple[int, lis
 def _texts_and_labels(
     path: Path, rows: list[tuple[int, list[str]]], text: tuple[Column, ...], label: Column, header: bool
 ) -> tuple[list[str], list[str]]:
-    """The texts of a table, and their labels' entries."""
+    """Returns the texts and the label entries of a table."""
     if len(rows) <= header:
         below = " below its header" if rows else ""
         raise DataError(f"{path} has no row{below}: give a table with a row per example.")
     first = rows[0][1]
 
-    def place(column: Column) -> int:
+    def index(column: Column) -> int:
         if header and column in first:
             return first.index(str(column))
         if not header and type(column) is int and 0 <= column < len(first):
             return column
         if header:
-            advice = f"{suggest(column, first)}; give names of its first row, or header=False if that is an example"
+            advice = f"{suggest(column, first)}; use names of its first row, or header=False if that is an example"
         else:
-            advice = f"columns are 0 to {len(first) - 1}, for header=False gives them no names"
+            advice = f"with header=False, columns are 0 to {len(first) - 1}"
         raise DataError(f"{path} has no column {column!r}: {advice}.")
 
-    places, label_place = [place(column) for column in text], place(label)
-    lines, entries, empty = [], [], []
+    text_columns, label_column = [index(column) for column in text], index(label)
+    lines, entries = [], []
     for number, row in rows[header:]:
         if len(row) != len(first):
             raise DataError(
-                f"line {number} of {path} has {len(row)} columns where the first row has {len(first)}: fix it, or use "
-                "the other of jn.data.read_csv and read_tsv, or another quoting."
+                f"line {number} of {path} has {len(row)} columns, but the first row has {len(first)}: fix it, or set "
+                "another delimiter or quoting."
             )
-        entries.append(row[label_place].strip())
-        lines.append(" ".join(row[column] for column in places))
-        if not entries[-1]:
-            raise DataError(f"line {number} of {path} has no label in column {label!r}: fill it in or remove it.")
-        if not lines[-1].strip():
-            empty.append(number)
-    if empty:
-        raise DataError(
-            f"line {empty[0]} of {path} has no text in {' and '.join(f'column {column!r}' for column in text)} "
-            f"(rows without text: {len(empty):,}): fill it in or remove the row."
-        )
+        entries.append(row[label_column].strip())
+        lines.append(" ".join(row[column] for column in text_columns))
+        if not entries[-1] or not lines[-1].strip():
+            what = "text" if entries[-1] else "label"
+            raise DataError(f"line {number} of {path} has no {what}: fill it in or remove the row.")
     return lines, entries

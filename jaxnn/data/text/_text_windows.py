@@ -1,4 +1,4 @@
-"""Running text as windows of characters or words, whose next token is to be predicted."""
+"""Language modelling: windows of characters or words, with each next token as the target."""
 
 from __future__ import annotations
 
@@ -33,28 +33,31 @@ def char_corpus(
     lowercase: bool = False,
     data_dir: PathLike | None = None,
 ) -> Splits:
-    """Windows of a text: inputs ``[length]`` characters as ids, targets shifted by one character, or the next alone.
+    """Cuts a text into windows of ``length`` character ids; targets are the same shifted by one, or the next character.
 
     The first 90 % of the text are ``train``, the rest is ``test``, as in Karpathy's nanoGPT. Ids number the
-    characters of ``train`` in the order of their code points; those that only ``test`` has share one more id, U+FFFD.
-    Characters at either split's end that fill no window are left out. ``class_names`` is the vocabulary.
+    characters of ``train`` by code point; characters that only ``test`` has share one more id, U+FFFD. Characters at
+    the end of a split that do not fill a window are dropped. ``class_names`` is the vocabulary.
+
+    >>> _ = Path("tale.txt").write_text("abcd" * 10)
+    >>> splits = jn.data.char_corpus("tale.txt", length=3)
+    >>> splits.train.examples.inputs[0].tolist(), splits.train.targets[0].tolist()
+    ([0, 1, 2], [1, 2, 3])
 
     Args:
-        path: a file in UTF-8; None: the plays known as tiny Shakespeare (Karpathy, 2015), from
-            ``tinyshakespeare/input.txt`` in the data directory, downloaded (1 MB) if it is not there.
-        length: characters of a window.
-        stride: from the start of one training window to the next; None: ``length``. On the device a character
-            takes ``8 * length / stride`` bytes.
-        targets: "all": each next character, ``[length]``, to be trained as `jaxnn.tasks.next_token`, and the windows
-            of ``test`` follow one another; "last": the one character after the window, ``[]``, to be classified, and
-            the windows of ``test`` are ``stride`` apart too. With ``length=40, stride=3, lowercase=True`` the latter
-            is Keras's example ``lstm_text_generation``.
-        lowercase: whether the text is lowered first.
-        data_dir: the data directory; by default ``JAXNN_DATA``, else the user's cache.
+        path: a file in UTF-8; None: tiny Shakespeare (Karpathy, 2015), ``tinyshakespeare/input.txt`` in the data
+            directory, downloaded (1 MB) if it is missing.
+        length: characters per window.
+        stride: distance between the starts of training windows; None: ``length``. On the device a character takes
+            ``8 * length / stride`` bytes.
+        targets: "all": each next character, ``[length]``, for `jaxnn.tasks.next_token`, and windows of ``test`` do not
+            overlap. "last": only the character after the window, ``[]``, for classification, and windows of ``test``
+            are ``stride`` apart too; with ``length=40, stride=3, lowercase=True`` it is Keras's example
+            ``lstm_text_generation``.
+        lowercase: whether to lowercase the text.
+        data_dir: as for `mnist`.
 
-    Raises:
-        DataError: a file that cannot be read, is not UTF-8 or is too short for one window in each split;
-            a length or stride below 1, or unknown targets.
+    Raises DataError for a file that cannot be read, is not UTF-8 or is too short for one window per split.
     """
     if targets not in ("all", "last"):
         raise DataError(f"char_corpus: targets is {targets!r}: {suggest(targets, ('all', 'last'))}.")
@@ -69,8 +72,7 @@ def char_corpus(
     known = sorted(set(train))
     if set(test) - set(known):
         known.append(_UNKNOWN_CHARACTER)
-    found = {"train": train, "test": test}
-    return _windows(name, "characters", found, known, len(known) - 1, length, stride, targets)
+    return _windows(name, "characters", {"train": train, "test": test}, known, len(known) - 1, length, stride, targets)
 
 
 def word_corpus(
@@ -81,25 +83,20 @@ def word_corpus(
     stride: int | None = None,
     lowercase: bool = False,
 ) -> Splits:
-    """Windows of a text: inputs ``[length]`` words as ids, targets ``[length]`` shifted by one word.
+    """Cuts a text into windows of ``length`` word ids; targets ``[length]`` are the same shifted by one word.
 
-    Words are separated by white space, and ``<eos>`` stands for each end of a line, as Penn Treebank's text is read.
-    Ids number the words of ``train``, the most frequent first, ties by code point. Words without an id, in ``train`` or
-    in the others, are ``<unk>``: the text's own if it has it, else the last id. The windows of splits other than
-    ``train`` follow one another; words at a split's end that fill no window are left out. ``class_names`` is the
-    vocabulary.
+    Words are separated by white space, and each line ends with the word ``<eos>``, as usual for Penn Treebank. Ids
+    number the words of ``train`` by falling frequency, ties by code point. Words without an id become ``<unk>``: that
+    of the text if it has one, else the last id. Windows of splits other than ``train`` do not overlap; words at the end
+    of a split that do not fill a window are dropped. ``class_names`` is the vocabulary.
 
-    Args:
-        path: a file in UTF-8, whose first 90 % of words are ``train`` and the rest ``test``; or a file for each split,
-            ``{"train": …, "validation": …, "test": …}``.
-        length: words of a window.
-        vocabulary_size: the largest number of ids, ``<eos>`` and ``<unk>`` included.
-        stride: from the start of one training window to the next; None: ``length``.
-        lowercase: whether the text is lowered first.
+    >>> _ = Path("tale.txt").write_text("the cat and the dog " * 8)
+    >>> jn.data.word_corpus("tale.txt", length=3, vocabulary_size=3).class_names
+    ('the', 'and', '<unk>')
 
-    Raises:
-        DataError: a file that cannot be read, is not UTF-8 or is too short for one window in each split; an unknown
-            split, or none to train on; a length or stride below 1, a vocabulary below 2.
+    ``path`` is a file in UTF-8, whose first 90 % of words are ``train`` and the rest ``test``, or a file per split,
+    ``{"train": …, "validation": …, "test": …}``. ``vocabulary_size`` is the largest number of ids, including ``<eos>``
+    and ``<unk>``. Other arguments and errors as for `char_corpus`.
     """
     check_integer("word_corpus: vocabulary_size", vocabulary_size, 2)
     stride = _checked_stride("word_corpus", length, stride)
@@ -108,29 +105,31 @@ def word_corpus(
         if split not in _SPLITS:
             raise DataError(f"word_corpus: there is no split {split!r}: {suggest(split, _SPLITS)}.")
     if "train" not in paths:
-        raise DataError("word_corpus: no file is named as 'train', and there is nothing to train on: name one.")
-    found = {}
+        raise DataError("word_corpus: path has no 'train' split: add its file.")
+    words = {}
     for split, file in paths.items():
         text = read_text(Path(file))
-        found[split] = (text.lower() if lowercase else text).replace("\n", f" {_END} ").split()
+        words[split] = (text.lower() if lowercase else text).replace("\n", f" {_END} ").split()
     if not isinstance(path, Mapping):
-        cut = len(found["train"]) * 9 // 10
-        found = {"train": found["train"][:cut], "test": found["train"][cut:]}
-    counts = Counter(found["train"])
+        cut = len(words["train"]) * 9 // 10
+        words = {"train": words["train"][:cut], "test": words["train"][cut:]}
+    counts = Counter(words["train"])
     known = sorted(counts, key=lambda word: (-counts[word], word))[:vocabulary_size]
-    if _UNKNOWN not in known and not set(known).issuperset(chain(*found.values())):
+    if _UNKNOWN not in known and not set(known).issuperset(chain(*words.values())):
         known[vocabulary_size - 1 :] = [_UNKNOWN]
     unknown = known.index(_UNKNOWN) if _UNKNOWN in known else -1
-    return _windows(Path(paths["train"]).stem, "words", found, known, unknown, length, stride, "all")
+    return _windows(Path(paths["train"]).stem, "words", words, known, unknown, length, stride, "all")
 
 
 def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
-    """Penn Treebank's newspaper text: 929,589 words to train, 73,760 to validate, 82,430 to test; 10,000 different.
+    """Penn Treebank: newspaper text of 929,589 training, 73,760 validation and 82,430 test words; 10,000 are distinct.
 
     Marcus, Santorini & Marcinkiewicz (1993), as prepared by Mikolov et al., "Recurrent neural network based language
-    model" (2010): ``<unk>`` stands for rare words and ``N`` for numbers. Read from ``ptb/`` in the data directory; its
-    licence forbids redistribution: if it is not there, the DataError says where to get it. Other errors as of
-    `word_corpus`.
+    model" (2010): ``<unk>`` replaces rare words and ``N`` numbers. Reads ``ptb/`` in the data directory; its licence
+    forbids redistribution, so if it is missing, the DataError says where to get it. Other errors as for `word_corpus`.
+
+    >>> jn.data.ptb(length=35).class_names[:3]
+    ('the', '<unk>', '<eos>')
     """
     advice = "take them from Mikolov's simple-examples.tgz and put them there"
     folder = folder_with("ptb", list(_PTB.values()), advice, data_dir)
@@ -138,34 +137,30 @@ def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
 
 
 def _checked_stride(unit: str, length: int, stride: int | None) -> int:
-    """The stride, by default the length, if both are positive integers; else DataError, before any file is read."""
-    stride = length if stride is None else stride
+    """Returns the stride, by default the length, if both are positive integers, else raises DataError."""
     check_integer(f"{unit}: length", length, 1)
-    check_integer(f"{unit}: stride", stride, 1)
+    check_integer(f"{unit}: stride", stride := length if stride is None else stride, 1)
     return stride
 
 
 def _windows(
     name: str,
     unit: str,
-    found: Mapping[str, Sequence[str]],
+    texts: Mapping[str, Sequence[str]],
     vocabulary: Sequence[str],
     unknown: int,
     length: int,
     stride: int,
     targets: Targets,
 ) -> Splits:
-    """Running text, ``found`` by split, as a data set of windows; tokens not in ``vocabulary`` get ``unknown``.
-
-    If ``targets`` are "all", windows of other splits than train follow one another: each token is predicted once.
-    """
+    """Makes a data set of windows of the tokens of each split; tokens not in ``vocabulary`` get the id ``unknown``."""
     ids = {token: index for index, token in enumerate(vocabulary)}
     pairs: dict[str, Any] = {}
-    for split, tokens in found.items():
+    for split, tokens in texts.items():
         if len(tokens) <= length:
             raise DataError(
-                f"{split} of {name} has {len(tokens):,} {unit}, which do not fill a window of {length} and its "
-                "targets: give a longer text or a smaller length."
+                f"{split} of {name} has {len(tokens):,} {unit}, too few for a window of {length} and its targets: "
+                "use a longer text or a smaller length."
             )
         numbers = np.fromiter(map(ids.get, tokens, repeat(unknown)), np.int32, len(tokens))
         apart = stride if split == "train" or targets == "last" else length

@@ -1,4 +1,4 @@
-"""Text becomes ids: a `Tokenizer` holds the settings; fitted to training texts it is a `Vocabulary`, which encodes."""
+"""Tokenization: a `Tokenizer` has the settings; fitted to training texts it gives a `Vocabulary`, which encodes."""
 
 from __future__ import annotations
 
@@ -23,40 +23,32 @@ _CHOICES = {"unit": ("words", "characters"), "keep": ("start", "end"), "pad": ("
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    r"""Settings by which texts become rows of token ids; a value, which may be a field of a config.
+    r"""Settings for converting texts to rows of token ids; a frozen dataclass, which may be a field of a config.
 
-    Id 0 is padding, 1 a token that the training texts do not have or have too rarely; from 2 on the tokens of the
-    training texts, the most frequent first, ties by code point, and after them the n-grams. A text's n-grams follow
-    its tokens, as in Keras's example ``imdb_fasttext``: they are runs of ids, 1 among them, and one that the training
-    texts do not have is left out.
+    Id 0 is padding and 1 any unknown token: one that is missing or too rare in the training texts. From 2 on follow
+    the tokens of the training texts by falling frequency, ties by code point, and then their n-grams. The n-grams of a
+    text follow its tokens, as in Keras's example ``imdb_fasttext``: they are runs of ids, which may include 1, and
+    those that the training texts do not have are dropped.
 
-    The words of a text are separated by white space after the characters ``!"#$%&()*+,-./:;<=>?@[\]^_`{|}~`` are
-    replaced by spaces; apostrophes stay. That is the rule of Keras's ``text_to_word_sequence``.
+    Words are separated by white space after the characters ``!"#$%&()*+,-./:;<=>?@[\]^_`{|}~`` are replaced by
+    spaces; apostrophes stay. This is the rule of Keras's ``text_to_word_sequence``. A text without tokens, such as
+    ``":-)"``, becomes only padding; an empty text in a data set is an error.
 
-    A text without tokens, such as ``":-)"``, becomes padding only; an empty text in a data set is an error.
+    >>> vocabulary = jn.data.Tokenizer(length=4).fit(["the cat sat", "the dog"])
+    >>> vocabulary.encode(["The dog sat.", "a cat"])
+    array([[2, 4, 5, 0], [1, 3, 0, 0]], dtype=int32)
 
-    Attributes:
-        unit: what a token is, "words" or "characters".
-        lowercase: whether texts are lowered first.
-        ngrams: the length of the longest runs of tokens that get an id too; 1: none do.
-        max_ngrams: how many n-grams get an id, the most frequent; None: all in the training texts.
-        vocabulary_size: the largest number of ids of single tokens, padding and the unknown included.
-        length: ids per row.
-        keep: which end of a longer text is kept.
-        pad: which end of a shorter one is padded. Keras's ``pad_sequences`` pads the start.
-
-    Raises:
-        ConfigError: a field with another value.
+    Raises ConfigError for a field with another value.
     """
 
     unit: Literal["words", "characters"] = "words"
-    lowercase: bool = True
-    ngrams: int = 1
-    max_ngrams: int | None = None
-    vocabulary_size: int = 20_000
-    length: int = 100
-    keep: Literal["start", "end"] = "end"
-    pad: Literal["start", "end"] = "end"
+    lowercase: bool = True  # whether to lowercase texts
+    ngrams: int = 1  # the longest n-grams that get ids; 1: none
+    max_ngrams: int | None = None  # number of n-grams that get ids, the most frequent; None: all in the training texts
+    vocabulary_size: int = 20_000  # the largest number of ids of single tokens, including padding and unknown
+    length: int = 100  # ids per row
+    keep: Literal["start", "end"] = "end"  # which end of a longer text is kept
+    pad: Literal["start", "end"] = "end"  # which end of a shorter text is padded; Keras's `pad_sequences`: the start
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -69,40 +61,41 @@ class Tokenizer:
                 check_integer(f"Tokenizer: {name}", value, least, ConfigError)
 
     def tokens(self, text: str) -> Sequence[str]:
-        """The tokens of a text, in order."""
+        """Returns the tokens of a text, in order."""
         text = text.lower() if self.lowercase else text
         return text.translate(_TO_SPACES).split() if self.unit == "words" else text
 
     def fit(self, texts: Sequence[str]) -> Vocabulary:
-        """The vocabulary of training texts, the same in any order; DataError if there is no token in them."""
+        """Returns the vocabulary of training texts, the same for any order; DataError if they have no token."""
         counts: Counter[str] = Counter()
         for text in checked_texts("the training texts", texts):
             counts.update(self.tokens(text))
         counts.pop(_SPECIAL[_UNKNOWN], None)
         if not counts:
-            raise DataError(f"the {len(texts):,} training texts hold no {self.unit}: give texts with some.")
+            raise DataError(f"the {len(texts):,} training texts have no {self.unit}: add texts with {self.unit}.")
         ranked = sorted(counts, key=lambda token: (-counts[token], token))[: self.vocabulary_size - len(_SPECIAL)]
         single = Vocabulary(self, (*_SPECIAL, *ranked))
         runs: Counter[tuple[int, ...]] = Counter()
         for text in texts if self.ngrams > 1 else ():
             runs.update(_runs(single.token_ids(text), self.ngrams))
-        # Of equally frequent ones the shorter is first, then the one whose tokens have the lower ids.
+        # By falling frequency, then by length, then by ids.
         kept = sorted(runs, key=lambda run: (-runs[run], len(run), run))[: self.max_ngrams]
         return dataclasses.replace(single, ngrams={run: len(single) + place for place, run in enumerate(kept)})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The meaning of each id; ``len()`` is the number of ids, those of n-grams included.
+    """The token of each id; ``len()`` is the number of ids, including those of n-grams.
 
-    Attributes:
-        tokenizer: how texts become tokens.
-        tokens: the token of each id: "" for 0, padding, and U+FFFD for 1, unknown.
-        ngrams: the id of each run of token ids that has one.
+    >>> vocabulary = jn.data.Tokenizer(length=4).fit(["the cat sat", "the dog"])
+    >>> vocabulary.decode(vocabulary.encode(["The dog sat."]))
+    ['the dog sat']
     """
 
     tokenizer: Tokenizer
+    # The token of each id: "" for 0, padding, and U+FFFD for 1, unknown.
     tokens: tuple[str, ...] = dataclasses.field(repr=False)
+    # The id of each n-gram, a tuple of token ids, that has one.
     ngrams: Mapping[tuple[int, ...], int] = dataclasses.field(default=MappingProxyType({}), repr=False)
 
     def __len__(self) -> int:
@@ -110,35 +103,35 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The id of each token that has one of its own."""
+        """The id of each known token."""
         return {token: index for index, token in enumerate(self.tokens) if index > _UNKNOWN}
 
     def token_ids(self, text: str) -> list[int]:
-        """The ids of all tokens of a text, without n-grams."""
+        """Returns the ids of all tokens of a text, without n-grams."""
         find = self.ids.get
         return [find(token, _UNKNOWN) for token in self.tokenizer.tokens(text)]
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Texts to rows of ids ``[texts, length]`` int32; a text's row does not depend on the others."""
-        how, texts = self.tokenizer, checked_texts("what is encoded", texts)
-        rows = np.full((len(texts), how.length), _PADDING, np.int32)
+        """Converts texts to rows of ids ``[texts, length]`` int32; a text's row does not depend on the others."""
+        settings, texts = self.tokenizer, checked_texts("the texts to encode", texts)
+        rows = np.full((len(texts), settings.length), _PADDING, np.int32)
         for row, text in zip(rows, texts, strict=True):
             ids = self.token_ids(text)
             if self.ngrams:
-                ids += [self.ngrams[run] for run in _runs(ids, how.ngrams) if run in self.ngrams]
-            ids = ids[-how.length :] if how.keep == "end" else ids[: how.length]
+                ids += [self.ngrams[run] for run in _runs(ids, settings.ngrams) if run in self.ngrams]
+            ids = ids[-settings.length :] if settings.keep == "end" else ids[: settings.length]
             if ids:
-                row[slice(-len(ids), None) if how.pad == "start" else slice(len(ids))] = ids
+                row[slice(-len(ids), None) if settings.pad == "start" else slice(len(ids))] = ids
         return rows
 
     def decode(self, ids: Array) -> list[str]:
-        """Rows of ids ``[texts, length]`` to texts: words with a space between them, characters without.
+        """Converts rows of ids ``[texts, length]`` to texts: words with a space between them, characters without.
 
-        Padding and n-grams are left out, an unknown token is U+FFFD. DataError for other ids than of this vocabulary.
+        Padding and n-grams are dropped; an unknown token becomes U+FFFD. Raises DataError for ids out of range.
         """
         rows = np.asarray(ids)
         if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
-            raise DataError(f"decode needs integers [texts, length], not {rows.dtype} {list(rows.shape)}.")
+            raise DataError(f"decode takes integers [texts, length], not {rows.dtype} {list(rows.shape)}.")
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
             raise DataError(f"ids of this vocabulary are 0 to {len(self) - 1:,}, not {rows.min()} to {rows.max()}.")
         between = " " if self.tokenizer.unit == "words" else ""
@@ -147,17 +140,17 @@ class Vocabulary:
 
 
 def checked_texts(where: str, texts: Any) -> Sequence[str]:
-    """``text_arrays`` if it is a sequence of strings, else DataError; ``where`` is its name, for the message."""
+    """Returns ``texts`` if it is a sequence of strings, else raises DataError; ``where`` is for the message."""
     if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
         raise DataError(f"{where} must be a list of texts, not one {type(texts).__name__}: put it into a list.")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(f"text {index} of {where} is a {type(text).__name__}, not a str: decode or convert it.")
-    known: Sequence[str] = texts
-    return known
+    checked: Sequence[str] = texts
+    return checked
 
 
 def _runs(ids: list[int], longest: int) -> Iterator[tuple[int, ...]]:
-    """The runs of 2 ids in order, then those of 3, up to ``longest``."""
+    """Yields the n-grams of 2 ids in order, then those of 3, up to ``longest``."""
     for size in range(2, longest + 1):
         yield from zip(*(ids[start:] for start in range(size)), strict=False)

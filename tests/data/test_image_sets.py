@@ -1,0 +1,232 @@
+"""MNIST's idx format and CIFAR-10's binary layout; damaged and hostile files raise in bounded memory."""
+
+import contextlib
+import gzip
+import io
+import os
+import pickle
+import struct
+import tarfile
+import tracemalloc
+
+import convert_cifar
+import numpy as np
+import pytest
+
+from jaxnn.data import cifar10, fashion_mnist, mnist, read_idx
+from jaxnn.types import DataError
+
+
+@contextlib.contextmanager
+def bounded_memory(limit):
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < limit
+
+
+def header(*shape, code=0x08):
+    return bytes([0, 0, code, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+
+
+def idx_bytes(array, code=0x08):
+    return header(*array.shape, code=code) + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"), ((0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8"))
+)
+def test_idx_is_big_endian_in_the_file_and_native_in_memory(tmp_path, code, dtype):
+    expected = np.array([[[1, 2], [3, 100]]], dtype) - np.array(0 if dtype == "u1" else 5, dtype)
+    for name in ("a.gz", "a"):
+        array = read_idx(str(write(tmp_path / name, idx_bytes(expected, code))), 3)
+        assert array.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(array, expected)
+
+
+GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("data", "num_axes", "message"),
+    (
+        (b"", 3, "is not an idx file: it starts with nothing"),
+        (b"\x89PNG" + GOOD[4:], 3, "is not an idx file: it starts with 89 50 4e 47"),
+        (GOOD, 1, "array of 3 axes, not of 1"),
+        (GOOD[:10], 3, "truncated in its header"),
+        (GOOD[:-1], 3, "should have 24 bytes .* but has 23"),
+        (GOOD + b"\0", 3, "should have 24 bytes .* but has more"),
+        (header(20, 2**15, 2**15) + b"abc", None, "should have .* but has 3|would decompress to"),
+        (header(1000) + bytes(10_000_000), None, "should have .* but has more"),
+        (header(0, *[2**32 - 1] * 3), None, "impossible shape"),
+    ),
+)
+@pytest.mark.parametrize("name", ("a.gz", "a"))
+def test_damaged_idx_files_raise_in_bounded_memory(tmp_path, name, data, num_axes, message):
+    path = write(tmp_path / name, data)
+    with pytest.raises(DataError, match=rf"{path}.* {message}"), bounded_memory(4e6):
+        read_idx(path, num_axes)
+
+
+def test_damaged_gzip_and_missing_files_raise(tmp_path):
+    data = gzip.compress(idx_bytes(np.random.default_rng(0).integers(0, 256, (2, 30, 40), dtype=np.uint8)))
+    path = tmp_path / "a.gz"
+    # The last eight bytes hold the checksum and the length.
+    for damaged, message in ((GOOD, "is not a gzip"), (data[:999], "is truncated"), (data[:-8] + b"\0" * 8, "")):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=rf"a\.gz {message}"):
+            read_idx(path)
+    with pytest.raises(DataError, match=r"no\.gz cannot be read: No such file"):
+        read_idx(tmp_path / "no.gz")
+
+
+@pytest.mark.parametrize("load", (mnist, fashion_mnist))
+def test_four_idx_files_become_splits(tmp_path, load):
+    folder = tmp_path / load.__name__
+    for split, count in (("train", 6), ("t10k", 4)):
+        images = np.arange(count, dtype=np.uint8)[:, None, None] * np.ones((28, 28), np.uint8)
+        write(folder / f"{split}-images-idx3-ubyte.gz", idx_bytes(images))
+        write(folder / f"{split}-labels-idx1-ubyte.gz", idx_bytes(np.arange(count, dtype=np.uint8)))
+    splits = load(tmp_path, num_validation=2)
+    assert splits.train.examples.inputs.shape == (4, 28, 28, 1)
+    np.testing.assert_array_equal(splits.validation.targets, [4, 5])
+    np.testing.assert_array_equal(splits.validation.examples.inputs[:, 5, 5, 0], [4, 5])
+    np.testing.assert_array_equal(splits.test.targets, [0, 1, 2, 3])
+    assert load(tmp_path).validation is None
+    write(folder / "t10k-labels-idx1-ubyte.gz", idx_bytes(np.array([0, 10, 0, 0], np.uint8)))
+    with pytest.raises(DataError, match="label 10 of example 1 in test"):
+        load(tmp_path)
+
+
+TRAIN = [f"data_batch_{index}" for index in range(1, 6)]
+FOLDER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
+RNG = np.random.default_rng(0)
+# Pixels ``[2, 3072]`` and two labels of each file, all different.
+BATCHES = {name: (RNG.integers(0, 256, (2, 3072), np.uint8), RNG.integers(0, 10, 2)) for name in (*TRAIN, "test_batch")}
+
+
+def binary(planes, labels):
+    return np.concatenate([np.array(labels, np.uint8)[:, None], planes], axis=1).tobytes()
+
+
+def write_folder(root, **changed):
+    for name, batch in BATCHES.items():
+        write(root / FOLDER / f"{name}.bin", changed.get(name) or binary(*batch))
+    return root / FOLDER
+
+
+def write_archive(root, leave_out=(), first=b""):
+    """Writes the archive, with headers ``first`` at its start."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as file:
+        for name, batch in BATCHES.items():
+            if name not in leave_out:
+                member = tarfile.TarInfo(f"{FOLDER}/{name}.bin")
+                data = binary(*batch)
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
+    return write(root / ARCHIVE, first + stream.getvalue())
+
+
+def check_complete(splits):
+    """Compares with the batches, pixel by pixel, from the layout's definition."""
+    assert splits.train.targets.tolist() == [label for name in TRAIN for label in BATCHES[name][1]]
+    planes, labels = BATCHES["test_batch"]
+    assert splits.test.targets.tolist() == labels.tolist()
+    images = splits.test.examples.inputs
+    assert (images.shape, images.dtype) == ((2, 32, 32, 3), np.uint8)
+    for channel, row, column in ((0, 0, 0), (1, 0, 1), (2, 31, 30), (0, 17, 5)):
+        # All red, then all green, then all blue; each row after row.
+        np.testing.assert_array_equal(images[:, row, column, channel], planes[:, channel * 1024 + row * 32 + column])
+
+
+@pytest.mark.parametrize(("write_files", "below"), ((write_folder, "cifar10"), (write_archive, ".")))
+def test_cifar_is_the_same_from_folder_and_archive(tmp_path, write_files, below):
+    write_files(tmp_path / below)
+    before = list(tmp_path.rglob("*"))
+    check_complete(cifar10(tmp_path))
+    assert list(tmp_path.rglob("*")) == before
+    splits = cifar10(tmp_path, num_validation=3)
+    labels = [*BATCHES["data_batch_4"][1][-1:], *BATCHES["data_batch_5"][1]]
+    assert (splits.validation.targets.tolist(), splits.train.num_examples) == (labels, 7)
+    assert (len(splits.class_names), splits.class_names[3]) == (10, "cat")
+
+
+def member(name, size=0, kind=tarfile.REGTYPE, target=""):
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = size, kind, target
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def sparse(name, size):
+    """A member of ``size`` bytes, none of which are in the archive."""
+    buffer = bytearray(member(name, 0, tarfile.GNUTYPE_SPARSE))
+    buffer[483:495] = b"%011o\0" % size
+    buffer[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(buffer))[0]
+    return bytes(buffer)
+
+
+def enlarge(root):
+    with open(write_folder(root) / "data_batch_4.bin", "wb") as file:
+        file.truncate(8 << 30)  # sparse: it takes no space
+
+
+def archive(*first):
+    return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)))
+
+
+PLANES = np.zeros((2, 3072), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("write_files", "message"),
+    (
+        (lambda root: write_folder(root, data_batch_2=binary(PLANES, [0, 1])[:-1]), r"data_batch_2\.bin .* 6,145 by"),
+        (lambda root: write_folder(root, data_batch_2=binary(PLANES, [9, 10])), "record 1 of data_batch_2.* label 10"),
+        (lambda root: (write_folder(root) / "test_batch.bin").unlink(), r"test_batch\.bin cannot be read"),
+        (enlarge, r"data_batch_4\.bin of .* larger than all of CIFAR"),
+        (archive(), rf"{ARCHIVE} does not have data_batch_1\.bin"),
+        (lambda root: os.truncate(write_archive(root), 30_000), rf"{ARCHIVE} is truncated or damaged"),
+        (archive(member("data_batch_1.bin", 8 << 30)), "decompresses to over"),
+        (archive(member("other", 200 << 20), bytes(300 << 20)), "decompresses to over"),
+        (archive(sparse("data_batch_1.bin", 1 << 27)), "a link or the like at data_batch_1"),
+        (archive(member("pax", 8 << 30, tarfile.XHDTYPE)), "truncated or damaged"),
+        # With a negative size the next header would be this one, forever.
+        (archive(member("other", -512)), "truncated or damaged"),
+        (archive(member("../evil", kind=tarfile.DIRTYPE)), r"would be outside of it, '\.\./evil'"),
+        (archive(member("data_batch_1.bin", 0, tarfile.SYMTYPE, "/etc/passwd")), "a link or the like at data_batch_1"),
+        (archive(member("data_batch_1.bin", 0, tarfile.DIRTYPE)), "a link or the like at data_batch_1"),
+    ),
+)
+def test_damaged_and_hostile_cifar_files_raise_in_bounded_memory(tmp_path, write_files, message):
+    write_files(tmp_path)
+    with pytest.raises(DataError, match=message) as caught, bounded_memory(1.5e8):
+        cifar10(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def test_pickles_are_refused_and_can_be_converted(tmp_path):
+    for name, (planes, labels) in BATCHES.items():
+        content = {b"data": planes, b"labels": labels.tolist()}
+        write(tmp_path / "cifar-10-batches-py" / name, pickle.dumps(content, protocol=2))
+    with pytest.raises(DataError, match=r"cifar-10-batches-py has CIFAR-10 .* experiments/convert_cifar\.py"):
+        cifar10(tmp_path)
+    convert_cifar.convert(tmp_path / "cifar-10-batches-py")
+    check_complete(cifar10(tmp_path))
+    write(tmp_path / "data_batch_1", pickle.dumps(Hostile()))
+    with pytest.raises(pickle.UnpicklingError, match="system is not part of CIFAR"):
+        convert_cifar.convert(tmp_path)

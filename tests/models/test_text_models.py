@@ -1,0 +1,202 @@
+"""FastText, recurrent classifiers and language models, TextGenRNN: by hand or by Flax's layers, padding, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from jaxnn.models import FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
+from jaxnn.nn import GRU, LSTM, Dropout
+from tests import draws
+
+KEY = jax.random.key(0)
+near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+BAG_TOKENS = np.array([[4, 2, 4, 0], [1, 0, 0, 0], [0, 3, 0, 5], [0, 0, 0, 0]])
+BAG = {
+    "Embed_0": {"embedding": np.array([[9, 9], [1, 2], [3, 0], [5, 5], [0, 6], [1, 1]], np.float32)},
+    "Dense_0": {"kernel": np.array([[1, 0, 1], [0, 1, -1]], np.float32), "bias": np.array([0, 10, 0], np.float32)},
+}
+
+
+@pytest.mark.parametrize(
+    ("pad_id", "means"),
+    [
+        # (0+3+0+9)/4, (6+0+6+9)/4; (1+9+9+9)/4, (2+9+9+9)/4; (9+5+9+1)/4 twice; 9
+        (None, [[3, 5.25], [7, 7.25], [6, 6], [9, 9]]),
+        # Without zeros, at any position: (0+3+0)/3, (6+0+6)/3; 1, 2; (5+1)/2; nothing
+        (0, [[1, 4], [1, 2], [3, 3], [0, 0]]),
+    ],
+)
+def test_fasttext_by_hand(pad_id: int | None, means: list[list[float]]) -> None:
+    model = FastText(3, vocabulary_size=6, features=2, pad_id=pad_id)
+
+    def total(params: Any) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply({"params": params}, BAG_TOKENS)
+        return jnp.sum(logits), logits
+
+    slope, logits = jax.jit(jax.grad(total, has_aux=True))(BAG)
+    # Of a mean (a, b) the logits are a, b + 10 and a - b. They add up to 2 a + 10, so every token in use has a slope.
+    np.testing.assert_allclose(logits, [[a, b + 10, a - b] for a, b in means], rtol=1e-6, atol=1e-6)
+    assert np.any(slope["Embed_0"]["embedding"] != 0, axis=1).tolist() == [pad_id is None, *[True] * 5]
+
+
+def test_fasttext_embeddings_are_initialized_within_one_over_features() -> None:
+    model = FastText(2, vocabulary_size=1_000, features=50)
+    table = jax.jit(model.init)(KEY, BAG_TOKENS)["params"]["Embed_0"]["embedding"]
+    assert np.abs(table).max() == pytest.approx(1 / 50, rel=1e-3) and abs(float(np.mean(table))) < 1e-3
+
+
+SIZES: dict[str, Any] = {"vocabulary_size": 6, "embedding_features": 4, "features": 3}
+# 0 pads at the end; before that it is a token like the others. The last row has nothing else.
+TOKENS = np.array([[4, 2, 4, 1], [1, 0, 5, 0], [3, 0, 0, 0], [0, 3, 0, 0], [0, 0, 0, 0]])
+LENGTHS = [4, 3, 1, 2]
+CELLS: dict[Any, Any] = {LSTM: linen.OptimizedLSTMCell(3), GRU: linen.GRUCell(3)}
+
+
+def apply(model: linen.Module, variables: Any, tokens: Any = TOKENS) -> Any:
+    return jax.jit(model.apply)(variables, tokens)
+
+
+@pytest.mark.parametrize(("layer", "bidirectional"), [(LSTM, True), (GRU, False)])
+def test_classifier_equals_flax_layers_on_each_sequence_alone(layer: Any, bidirectional: bool) -> None:
+    options = {**SIZES, "layer": layer, "bidirectional": bidirectional}
+    model = RecurrentClassifier(5, **options, pad_id=0)
+    variables = draws.variables(model, TOKENS)
+    params, bias = variables["params"], variables["params"]["Dense_0"]["bias"]
+
+    def states(sequences: jax.Array, lengths: Any) -> jax.Array:
+        last = []
+        for index in range(1 + bidirectional):
+            rnn = linen.RNN(CELLS[layer], return_carry=True, reverse=index == 1)
+            carry, _ = rnn.apply({"params": params[f"{layer.__name__}_{index}"]}, sequences, seq_lengths=lengths)
+            last.append(jax.tree.leaves(carry)[-1])
+        return jnp.concatenate(last, axis=-1) @ params["Dense_0"]["kernel"] + bias[None]
+
+    longer = np.pad(TOKENS, [(0, 0), (0, 3)])
+    embedded = params["Embed_0"]["embedding"][TOKENS]
+    got, more, plain, expected, expected_plain = jax.jit(
+        lambda: (
+            model.apply(variables, TOKENS),
+            model.apply(variables, longer),
+            RecurrentClassifier(5, **options).apply(variables, TOKENS),
+            states(embedded[:4], jnp.array(LENGTHS)),
+            states(embedded, None),
+        )
+    )()
+    near(got[:4], expected)
+    near(got[4], bias)  # of nothing but padding the state is 0
+    near(more, got)
+    near(plain, expected_plain)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_classifier_without_embedding_reads_one_hot_vectors(bidirectional: bool) -> None:
+    # What an embedding by the identity gives; a token outside the vocabulary is NaN.
+    sizes = {"vocabulary_size": 6, "features": 3, "bidirectional": bidirectional, "pad_id": 0}
+    model, embedding = (RecurrentClassifier(5, **sizes, embedding_features=features) for features in (None, 6))
+    params = draws.variables(model, TOKENS)["params"]
+    outside = TOKENS.copy()
+    outside[1, 2], outside[3, 1] = 6, -1
+    got, expected, beyond = jax.jit(
+        lambda: (
+            model.apply({"params": params}, TOKENS),
+            embedding.apply({"params": {**params, "Embed_0": {"embedding": jnp.eye(6)}}}, TOKENS),
+            model.apply({"params": params}, outside),
+        )
+    )()
+    near(got, expected)
+    assert np.isnan(beyond).any(axis=1).tolist() == [False, True, False, True, False]
+
+
+def test_classifier_dropout_is_before_the_logits_in_training_only() -> None:
+    model, without = (RecurrentClassifier(5, **SIZES, dropout=rate) for rate in (1.0, 0.0))
+    variables = draws.variables(without, TOKENS)
+    evaluated, plain, trained = jax.jit(
+        lambda: (
+            model.apply(variables, TOKENS),
+            without.apply(variables, TOKENS),
+            model.apply(variables, TOKENS, train=True, rngs={"dropout": KEY}),
+        )
+    )()
+    np.testing.assert_array_equal(evaluated, plain)
+    np.testing.assert_array_equal(trained, np.tile(variables["params"]["Dense_0"]["bias"], (5, 1)))
+
+
+LANGUAGE = RecurrentLanguageModel(6, features=3, embedding_features=4)
+
+
+def test_language_model_equals_flax_layers_and_is_causal() -> None:
+    tokens = np.arange(5)[None]  # each once, so that the gradient of its row shows whether it was read
+    params = draws.variables(LANGUAGE, tokens)["params"]
+
+    def logits(table: jax.Array) -> jax.Array:
+        return LANGUAGE.apply({"params": {**params, "Embed_0": {"embedding": table}}}, tokens)
+
+    def reference(table: jax.Array) -> jax.Array:
+        x = table[tokens]
+        for layer in ("LSTM_0", "LSTM_1"):
+            x = linen.RNN(CELLS[LSTM]).apply({"params": params[layer]}, x)
+        return x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None, None]
+
+    slopes, got, expected = jax.jit(lambda table: (jax.jacrev(logits)(table), logits(table), reference(table)))(
+        params["Embed_0"]["embedding"]
+    )
+    near(got, expected)
+    reads = np.any(slopes[0] != 0, axis=(1, 3))  # [time of logits, token]
+    np.testing.assert_array_equal(reads, np.arange(6)[None] <= np.arange(5)[:, None])
+
+
+def test_language_model_embedding_is_as_wide_as_a_state_by_default() -> None:
+    params = jax.eval_shape(RecurrentLanguageModel(6, features=3).init, KEY, TOKENS)["params"]
+    assert params["Embed_0"]["embedding"].shape == (6, 3)
+
+
+def test_language_model_dropout_is_before_each_layer_and_the_logits() -> None:
+    dropped = []
+
+    def note(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if isinstance(context.module, Dropout) and context.method_name == "__call__":
+            dropped.append((context.module.rate, context.module.batch_axis, *args[0].shape))
+        return call(*args, **kwargs)
+
+    train = partial(LANGUAGE.clone(dropout=0.5).init_with_output, {"params": KEY, "dropout": KEY}, train=True)
+    with linen.intercept_methods(note):
+        jax.eval_shape(train, TOKENS[:2])
+    # Two sequences of four: the second axis is the batch, of which every device draws its rows.
+    assert dropped == [(0.5, 1, 4, 2, 4), (0.5, 1, 4, 2, 3), (0.5, 1, 4, 2, 3)]
+
+
+def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_training() -> None:
+    model = TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2))
+    variables = draws.variables(model, TOKENS)
+    params, stats = variables["params"], variables["batch_stats"]
+
+    def reference(train: bool) -> tuple[jax.Array, jax.Array]:
+        x = linen.RNN(CELLS[LSTM]).apply({"params": params["LSTM_0"]}, params["Embed_0"]["embedding"][TOKENS])[:, -1]
+        state = x
+        for index in range(2):
+            norm = linen.BatchNorm(use_running_average=not train)
+            x = x @ params[f"Dense_{index}"]["kernel"]
+            own = {"params": params[f"BatchNorm_{index}"], "batch_stats": stats[f"BatchNorm_{index}"]}
+            x = linen.relu(norm.apply(own, x, mutable=["batch_stats"])[0])
+        last, auxiliary = params["Dense_2"], params["auxiliary"]
+        logits = x @ last["kernel"] + last["bias"][None]
+        return logits, state @ auxiliary["kernel"] + auxiliary["bias"][None]
+
+    evaluated, (trained, _), expected, expected_trained = jax.jit(
+        lambda: (
+            model.apply(variables, TOKENS),
+            model.apply(variables, TOKENS, train=True, mutable=["batch_stats"]),
+            reference(False)[0],
+            reference(True),
+        )
+    )()
+    near(evaluated, expected)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), trained, expected_trained)

@@ -1,0 +1,61 @@
+"""Mixed precision: floating arrays change their dtype, nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxnn.nn import Policy
+from jaxnn.types import ConfigError
+
+MIXED = Policy(params="float32", compute="bfloat16", outputs="float16")
+
+
+def test_casts_change_floating_arrays_only() -> None:
+    tree = {"w": jnp.ones((2, 3)), "b": [np.ones(3, np.float64), jnp.ones((), jnp.bfloat16)]}
+    casts = (MIXED.cast_to_params, MIXED.cast_to_compute, MIXED.cast_to_outputs)
+    for cast, dtype in zip(casts, ("float32", "bfloat16", "float16"), strict=True):
+        got = cast(tree)
+        assert jax.tree.structure(got) == jax.tree.structure(tree)
+        assert {leaf.dtype.name for leaf in jax.tree.leaves(got)} == {dtype}
+    others = [np.arange(3), np.arange(3, dtype=np.uint8), np.array([True]), jax.random.key(0)]
+    others += [np.ones(2, np.complex64), 2.5, 3, None]
+    for got, leaf in zip(MIXED.cast_to_compute(others), others, strict=True):
+        assert got is leaf
+
+
+def test_values_are_rounded_and_gradients_keep_the_dtype_of_the_parameters() -> None:
+    # 1 + 2^-9 lies between two bfloat16, 2^-7 apart there: it becomes 1.
+    params = {"w": jnp.float32(1 + 2**-9)}
+    value, grads = jax.value_and_grad(lambda params: MIXED.cast_to_compute(params)["w"] * 3)(params)
+    assert float(value) == 3.0 and grads["w"].dtype == jnp.float32
+
+
+def test_policies_are_values_that_can_be_recorded() -> None:
+    for dtype in (jnp.bfloat16, ml_dtypes.bfloat16, jnp.dtype("bfloat16")):
+        policy = Policy(compute=dtype)
+        assert policy == Policy(compute="bfloat16") and hash(policy) == hash(Policy(compute="bfloat16"))
+    fields = json.loads(json.dumps(dataclasses.asdict(Policy(compute=jnp.bfloat16))))
+    assert Policy(**fields) == Policy(compute="bfloat16")
+
+
+BAD: list[tuple[Any, str]] = [
+    ("bfloat61", "compute='bfloat61' .*did you mean 'bfloat16'"),
+    ("int8", "'bfloat16', 'float16', 'float32'"),
+    (jnp.int32, "compute=.*int32"),
+    (7, "compute=7"),
+    (None, "compute=None"),
+]
+
+
+def test_other_dtypes_are_refused() -> None:
+    for dtype, words in BAD:
+        with pytest.raises(ConfigError, match=words):
+            Policy(compute=dtype)

@@ -1,0 +1,156 @@
+"""Schedules: Optax's numbers for a plain peak, and the same numbers for a traced one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxnn.optim import schedules
+from jaxnn.types import ConfigError
+
+STEPS = range(0, 26)  # two shapes of 20 steps, and some beyond
+
+# name -> (ours, Optax's), each of a peak
+SHAPES: dict[str, tuple[Callable, Callable]] = {
+    "constant": (schedules.constant, optax.constant_schedule),
+    "linear": (
+        lambda peak: schedules.linear(peak, 20),
+        lambda peak: optax.linear_schedule(peak, 0.0, 20),
+    ),
+    "linear warm-up": (
+        lambda peak: schedules.linear(peak, 20, warmup_steps=5, final_fraction=0.1),
+        lambda peak: optax.join_schedules(
+            [optax.linear_schedule(0.0, peak, 5), optax.linear_schedule(peak, peak * 0.1, 15)], [5]
+        ),
+    ),
+    "cosine": (
+        lambda peak: schedules.cosine(peak, 20, final_fraction=0.2),
+        lambda peak: optax.cosine_decay_schedule(peak, 20, alpha=0.2),
+    ),
+    "cosine warm-up": (
+        lambda peak: schedules.cosine(peak, 20, warmup_steps=4, final_fraction=0.2),
+        lambda peak: optax.warmup_cosine_decay_schedule(0.0, peak, 4, 20, end_value=peak * 0.2),
+    ),
+    "one-cycle": (
+        lambda peak: schedules.one_cycle(peak, 20),
+        lambda peak: optax.cosine_onecycle_schedule(20, peak),
+    ),
+    "one-cycle, all given": (
+        lambda peak: schedules.one_cycle(peak, 20, warmup_fraction=0.5, initial_divisor=4.0, final_divisor=10.0),
+        lambda peak: optax.cosine_onecycle_schedule(20, peak, 0.5, 4.0, 10.0),
+    ),
+}
+OURS = {name: ours for name, (ours, _) in SHAPES.items()} | {
+    "inverse-sqrt": lambda peak: schedules.inverse_sqrt(peak, warmup_steps=4),
+    "inverse-time": lambda peak: schedules.inverse_time(peak, 0.1),
+}
+
+
+def values(schedule: optax.Schedule) -> np.ndarray:
+    return np.array([float(schedule(step)) for step in STEPS])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_plain_peak_gives_the_numbers_of_optax(name: str) -> None:
+    ours, optaxs = SHAPES[name]
+    np.testing.assert_allclose(values(ours(0.3)), values(optaxs(0.3)), rtol=1e-5, atol=1e-7)
+
+
+def test_traced_peaks_and_steps_give_the_plain_numbers() -> None:
+    @jax.jit
+    @jax.vmap
+    def traced(peak: jax.Array) -> dict[str, jax.Array]:
+        def step(_: None, step: jax.Array) -> tuple[None, dict[str, jax.Array]]:
+            return None, {name: jnp.asarray(make(peak)(step)) for name, make in OURS.items()}
+
+        return jax.lax.scan(step, None, np.arange(len(STEPS)))[1]
+
+    got = traced(np.float32([0.0, 0.3]))
+    for name, make in OURS.items():
+        expected = [np.zeros(len(STEPS)), values(make(0.3))]
+        np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_fractions_and_divisors_may_be_traced() -> None:
+    @jax.jit
+    def traced(fraction: jax.Array, divisor: jax.Array) -> list[jax.Array]:
+        return [
+            schedules.linear(1.0, 20, final_fraction=fraction)(15),
+            schedules.cosine(1.0, 20, warmup_steps=2, final_fraction=fraction)(15),
+            schedules.one_cycle(1.0, 20, warmup_fraction=fraction, initial_divisor=divisor, final_divisor=divisor)(3),
+            schedules.inverse_time(1.0, fraction)(15),
+        ]
+
+    plain = [
+        schedules.linear(1.0, 20, final_fraction=0.29)(15),
+        schedules.cosine(1.0, 20, warmup_steps=2, final_fraction=0.29)(15),
+        schedules.one_cycle(1.0, 20, warmup_fraction=0.29, initial_divisor=7.0, final_divisor=7.0)(3),
+        schedules.inverse_time(1.0, 0.29)(15),
+    ]
+    np.testing.assert_allclose(traced(np.float32(0.29), np.float32(7.0)), plain, rtol=1e-5)
+
+
+def test_inverse_sqrt_by_hand() -> None:
+    # Vaswani et al.: d^-0.5 * min(step^-0.5, step * warmup^-1.5), with d = 64 and warmup = 16,
+    # peaks at step 16 with 64^-0.5 * 16^-0.5 = 1/32.
+    schedule = schedules.inverse_sqrt(1 / 32, warmup_steps=16)
+    for step in (1, 5, 16, 17, 64, 1000):
+        expected = 64**-0.5 * min(step**-0.5, step * 16**-1.5)
+        assert float(schedule(step)) == pytest.approx(expected, rel=1e-5), step
+    assert float(schedule(0)) == 0.0
+
+
+def test_inverse_time_by_hand() -> None:
+    # Keras: learning_rate * (1 / (1 + decay * iterations)), from the first update on; at 1 / rate half the peak.
+    schedule = schedules.inverse_time(0.3, 0.25)
+    for step, value in {0: 0.3, 1: 0.24, 2: 0.2, 4: 0.15, 16: 0.06, 10**6: 0.3 / 250_001}.items():
+        assert float(schedule(step)) == pytest.approx(value), step
+    assert float(schedules.inverse_time(0.3, 0)(1000)) == pytest.approx(0.3)
+
+
+def test_warmup_may_take_all_steps() -> None:
+    for make in (schedules.linear, schedules.cosine):
+        schedule = make(1.0, 4, warmup_steps=4)
+        got = [float(schedule(step)) for step in range(6)]
+        np.testing.assert_allclose(got, [0, 0.25, 0.5, 0.75, 1, 0], atol=1e-6)
+
+
+def test_one_cycle_without_rise_or_fall() -> None:
+    only_fall = schedules.one_cycle(1.0, 4, warmup_fraction=0.0)
+    only_rise = schedules.one_cycle(1.0, 4, warmup_fraction=1.0, initial_divisor=4.0)
+    assert float(only_fall(0)) == pytest.approx(1.0)
+    assert float(only_fall(4)) == pytest.approx(1 / 25e4, rel=0.1)
+    # Halfway up from 1/4: the mean of 1/4 and 1.
+    np.testing.assert_allclose([only_rise(step) for step in (0, 2, 4)], [0.25, 0.625, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: schedules.linear(0.1, 0), "num_steps must be an integer >= 1, not 0"),
+        (lambda: schedules.cosine(0.1, 10.5), "num_steps must be an integer >= 1, not 10.5"),
+        (lambda: schedules.one_cycle(0.1, -3), "num_steps must be an integer >= 1, not -3"),
+        (lambda: schedules.cosine(0.1, 5, warmup_steps=6), "warmup_steps=6 is more than num_steps"),
+        (lambda: schedules.linear(0.1, 5, warmup_steps=-1), "warmup_steps must be an integer >= 0"),
+        (
+            lambda: schedules.cosine(0.1, 5, final_fraction=1.5),
+            "final_fraction must be a number in",
+        ),
+        (lambda: schedules.cosine(-0.1, 5), "peak must be a number >= 0, not -0.1"),
+        (lambda: schedules.constant(float("nan")), "peak must be a number >= 0, not nan"),
+        (lambda: schedules.one_cycle(0.1, 5, warmup_fraction=2), "warmup_fraction must be"),
+        (lambda: schedules.one_cycle(0.1, 5, initial_divisor=0.0), "initial_divisor must be"),
+        (lambda: schedules.one_cycle(0.1, 5, final_divisor=-1.0), "final_divisor must be"),
+        (lambda: schedules.inverse_sqrt(0.1, warmup_steps=0), "warmup_steps must be an integer >="),
+        (lambda: schedules.inverse_time(-1.0, 0.1), "inverse_time: peak must be a number >= 0, not -1.0"),
+        (lambda: schedules.inverse_time(0.1, -1e-4), "inverse_time: rate must be a number >= 0, not -0.0001"),
+    ],
+)
+def test_wrong_arguments_are_named(make: Callable, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()

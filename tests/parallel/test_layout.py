@@ -1,0 +1,312 @@
+"""Devices, meshes and strategies: the requested ones are used, and errors are raised before data are read."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxnn as jn
+from jaxnn.models import MLP
+from jaxnn.observe import nbytes
+from jaxnn.parallel import STRATEGIES, Layout, Strategy, find_strategy, make_layout
+from jaxnn.types import PyTree, TrainState
+from tests import shell, tiny
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+SQUARE = TrainState(np.int32(0), {"w": np.zeros((32, 32), np.float32)}, {}, (), np.uint32(0))
+NARROW = SQUARE._replace(params={"w": np.zeros((32, 6), np.float32)})
+
+
+def wide(**fields: Any) -> jn.Experiment[Any]:
+    """Matrices whose axes four devices share evenly, trained by Adam."""
+    return tiny.experiment(
+        task=lambda config: jn.tasks.classification(MLP((64, 32, 3))),
+        optimizer=lambda config: optax.adam(config.learning_rate),
+        **fields,
+    )
+
+
+@functools.cache
+def expected() -> Any:
+    """The metrics of the same run on one device."""
+    return pytest.approx(tiny.fit(wide()).summary.metrics, rel=1e-4)
+
+
+def test_one_device_is_used_unless_more_are_requested() -> None:
+    assert make_layout().mesh is None
+    assert make_layout(devices="all").num_devices == jax.device_count() == 4
+    assert make_layout("data").num_devices == 4
+    assert make_layout("fsdp", 2).num_devices == 2
+    assert make_layout(mesh="data=2").num_devices == 2
+
+
+def test_fully_sharded_state_is_created_in_shards_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tiny.fit(wide(num_steps=5), tmp_path / "run", devices=4, strategy="fsdp", progress="plain")
+    assert "fsdp, data=4: a batch of 8 is 4 × 2 examples" in capsys.readouterr().out
+    assert tiny.read(tmp_path / "run")["layout"] == {"strategy": "fsdp", "mesh": {"data": 4}}
+    created = run._trainer.programs.init()
+    small = sum(nbytes(leaf) for leaf in jax.tree.leaves(run.state) if leaf.size < 256)
+    assert small < nbytes(run.state) / 5
+    for state in (created, run.state):
+        assert state.params["Dense_1"]["kernel"].sharding.spec == P("data", None)
+        shards = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(state)]
+        assert nbytes(shards) == (nbytes(run.state) - small) / 4 + small
+    tiny.fit(wide(num_steps=5), progress="plain")
+    assert "--devices all would use the other 3 too" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("size", "expected"), [(10**3, "data"), (10**15, "fsdp")])
+def test_auto_shards_a_state_that_is_too_large_to_be_replicated(size: int, expected: str) -> None:
+    shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
+    assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
+
+
+class Partitioned(linen.Module):
+    """A network whose hidden layer is sharded along the mesh axis ``model``."""
+
+    @linen.compact
+    def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
+        init = linen.initializers.lecun_normal()
+        hidden = jn.nn.Dense(16, kernel_init=jn.nn.partitioned(init, (None, "model")))(inputs)
+        return jn.nn.Dense(3, kernel_init=jn.nn.partitioned(init, ("model", None)))(linen.relu(hidden))
+
+
+def test_model_axes_shard_its_parameters_and_moments() -> None:
+    partitioned = tiny.experiment(task=lambda config: jn.tasks.classification(Partitioned()))
+    run = tiny.fit(partitioned, mesh="data=2,model=2")
+    for tree in (run.state.params, run.state.opt_state[0].trace):
+        assert tree["Dense_0"]["kernel"].sharding.shard_shape((3, 16)) == (3, 8)
+        assert tree["Dense_1"]["kernel"].sharding.shard_shape((16, 3)) == (8, 3)
+    assert run.summary.metrics == pytest.approx(tiny.fit(partitioned).summary.metrics, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices() -> None:
+    accumulating = tiny.experiment(optimizer=lambda config: jn.optim.with_accumulation(optax.adam(0.01), 2))
+    got = tiny.fit(accumulating, resident=False, devices=4, strategy="fsdp").summary.metrics
+    assert got == pytest.approx(tiny.fit(accumulating).summary.metrics, rel=1e-5)
+    points, how = jn.grid(learning_rate=[0.01, 0.1]), {"vmap_size": 1, "record": False, **tiny.HOW}
+    alone = jn.sweep(wide(), points, devices=1, **how)
+    sharded = jn.sweep(wide(), points, mesh="members=2,data=2", strategy="fsdp", **how)
+    for got, expected in zip(sharded.members, alone.members, strict=True):
+        assert got.metrics() == pytest.approx(expected.metrics(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_run_resumes_on_other_devices_and_reports_it(tmp_path: Path) -> None:
+    tiny.fit(wide(num_steps=10), tmp_path / "run", devices=4, strategy="fsdp")
+    assert tiny.fit(wide(num_steps=10), resume=tmp_path / "run")._trainer.programs.layout.num_devices == 4
+    assert tiny.fit(wide(), resume=tmp_path / "run", devices=2).summary.metrics == expected()
+    resumed = tiny.read(tmp_path / "run")["resumed"][-1]
+    assert resumed["changed"] == ["the layout fsdp data=4 → fsdp data=2", "num_steps 10 → 20"]
+
+
+def test_program_on_one_device_is_that_of_a_plain_run() -> None:
+    def operations(**options: Any) -> Counter[str]:
+        program: Any = tiny.fit(tiny.experiment(num_steps=5), **options)._trainer.programs.train(
+            None, 5, "to look into"
+        )
+        return Counter(re.findall(r"= \S+ ([a-z-]+)\(", program.as_text()))
+
+    plain = operations()
+    assert plain["dot"] + plain["fusion"] > 2
+    assert operations(strategy="fsdp", devices=1) == operations(device="cpu") == plain
+
+
+# --- errors ---
+
+
+def unread(config: Any) -> Any:
+    raise AssertionError("data were read")
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "words"),
+    [
+        ({"devices": 5}, {}, "requested 5 devices, but only 4 CPU devices are available.*JAX_NUM_CPU_DEVICES=5"),
+        ({"devices": 0}, {}, "devices is 0, and must be .* at least 1"),
+        ({"devices": 3}, {}, "batch_size is 8, .* 3 devices .* 6 and 9"),
+        ({"devices": 4}, {"batch_size": 2}, "batch_size is 2, .* 4;"),
+        ({"devices": 4, "eval_batch_size": 6}, {}, "eval_batch_size is 6, .* 4 and 8"),
+        ({"strategy": "ddp"}, {}, "strategy is 'ddp', which is unknown: .*'auto', 'data', 'fsdp', 'pmap'"),
+        ({"mesh": "2x2"}, {}, "mesh is '2x2', and must be axes with their sizes, as in data=2,model=2"),
+        ({"mesh": "data=2,data=2"}, {}, "must be axes with their sizes"),
+        ({"mesh": "data=2", "devices": 4}, {}, "mesh data=2 .* 2 devices, .* 4"),
+        ({"mesh": "data=2,model=2", "strategy": "pmap"}, {}, "strategy pmap .* axis data alone"),
+        ({"device": "gpu"}, {}, r"device is 'gpu', which JAX cannot open here .*jax\[cuda13\].*--device cpu"),
+        ({"device": "cuda"}, {}, "device is 'cuda', and must be one of None, cpu, gpu, tpu"),
+    ],
+)
+def test_wrong_devices_are_named_before_data_are_read(
+    options: dict[str, Any], fields: dict[str, Any], words: str
+) -> None:
+    example = jn.Experiment(tiny.Config(**fields), unread, unread, unread)
+    with pytest.raises(jn.ConfigError, match=words):
+        jn.fit(example, record=False, **options)
+
+
+def test_axes_that_shard_nothing_are_refused(tmp_path: Path) -> None:
+    for mesh in ("data=2,modle=2", "model=2"):
+        words = "mod.*=2, and nothing is (split|sharded) .*mod.* no axis of its own, .* over data"
+        with pytest.raises(jn.ConfigError, match=words):
+            tiny.fit(tiny.experiment(), tmp_path / "run", mesh=mesh)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(jn.ConfigError, match="mesh has membres=2, and nothing is (split|sharded) .*membres"):
+        jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), mesh="membres=2,data=2", record=False, **tiny.HOW)
+
+
+def fully_sharded(spec: P) -> P:
+    """How ``fsdp`` shards a parameter ``[32, 32]`` whose axes the model names in ``spec``."""
+    mesh = make_layout("fsdp", mesh="data=2,model=2").mesh
+    assert mesh is not None
+    found: P = STRATEGIES["fsdp"].shard_state(mesh, SQUARE, {"w": spec}).params["w"].spec
+    return found
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (P("data", None), P("data", None)),  # not over data twice
+        (P(None, "model"), P("data", "model")),
+        (P(None, ("data", "model")), P(None, ("data", "model"))),
+        (P(("model", "pipe"), None), P("model", "data")),  # the axes that the mesh has
+    ],
+)
+def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data(spec: P, expected: P) -> None:
+    assert tuple(fully_sharded(spec)) == tuple(expected)
+
+
+def test_axes_that_do_not_fit_a_parameter_are_named() -> None:
+    for spec in (P("data", "data"), P(None, None, "model"), P(("model", "data"), "model")):
+        with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 32\], and is named .*: name each axis once"):
+            fully_sharded(spec)
+    mesh = make_layout(mesh="model=4").mesh
+    assert mesh is not None
+    with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 6\], whose axis 1 .* model=4 evenly"):
+        STRATEGIES["data"].shard_state(mesh, NARROW, {"w": P(None, "model")})
+
+
+def test_backend_that_cannot_be_opened_is_named() -> None:
+    code = """
+import jaxnn as jn
+from tests import tiny
+for options in ({}, {"device": "gpu"}):
+    try:
+        tiny.fit(tiny.experiment(), **options)
+    except jn.ConfigError as error:
+        print(error)
+"""
+    lines = shell.python("-c", code, JAX_PLATFORMS="cuda").stdout.splitlines()
+    assert len(lines) == 2
+    assert all("JAX_PLATFORMS allows only 'cuda': unset it" in line for line in lines), lines
+
+
+# --- own strategies ---
+
+
+def shard_moments(mesh: Mesh, shapes: TrainState, specs: PyTree) -> TrainState:
+    sharded = STRATEGIES["fsdp"].shard_state(mesh, shapes, specs)
+    state: TrainState = STRATEGIES["data"].shard_state(mesh, shapes, specs)._replace(opt_state=sharded.opt_state)
+    return state
+
+
+# ZeRO's first stage: parameters are replicated, the optimizer's moments sharded.
+zero1 = Strategy("zero1", shard_moments)
+# As pmap, written by hand: each device computes with its rows, and jaxnn averages over the axis.
+by_hand = zero1._replace(
+    name="by_hand",
+    shard_state=STRATEGIES["data"].shard_state,
+    wrap=lambda mesh, function: jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False),
+    axis_name="data",
+)
+# Batches are sharded along two axes of the mesh.
+two_axes = STRATEGIES["data"]._replace(name="two_axes", batch_spec=lambda mesh: P(("data", "more")))
+chooser = STRATEGIES["data"]._replace(name="chooser", choose=lambda mesh, shapes: zero1)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"strategy": by_hand, "devices": 2}, "by_hand"),
+        ({"strategy": two_axes, "mesh": "data=2,more=2"}, "two_axes"),
+        ({"strategy": chooser, "devices": 4}, "zero1"),
+    ],
+    ids=["mapped", "two axes", "chosen"],
+)
+def test_own_strategy_trains_as_one_device_does(options: dict[str, Any], name: str) -> None:
+    run = tiny.fit(wide(), **options)
+    assert run.summary.metrics == expected()
+    assert run._trainer.programs.layout.strategy.name == name
+    if name == "zero1":
+        kernel, moment = (tree["Dense_1"]["kernel"] for tree in (run.state.params, run.state.opt_state[0].mu))
+        assert kernel.sharding.is_fully_replicated and moment.sharding.spec == P("data", None)
+
+
+def test_own_strategy_is_recorded_and_resumed(tmp_path: Path) -> None:
+    for name, strategy in {"path": f"{__name__}:zero1", "value": zero1}.items():
+        tiny.fit(wide(num_steps=10), tmp_path / name, strategy=strategy, devices=2)
+        assert tiny.read(tmp_path / name)["layout"] == {"strategy": "zero1", "mesh": {"data": 2}}
+    with pytest.raises(jn.ConfigError, match="strategy is 'zero1', which is unknown.*or pass the Strategy itself"):
+        tiny.fit(wide(), resume=tmp_path / "value")
+    for name, options in {"path": {}, "value": {"strategy": zero1}}.items():
+        assert tiny.fit(wide(), resume=tmp_path / name, **options).summary.metrics == expected()
+
+
+def test_find_strategy_takes_names_paths_and_values() -> None:
+    assert find_strategy("fsdp") is STRATEGIES["fsdp"] and find_strategy(zero1) is zero1
+    assert find_strategy(f"{__name__}:zero1").name == "zero1"
+
+
+def layout(**parts: Any) -> Layout:
+    return make_layout(zero1._replace(**parts), 4)
+
+
+def state_shardings(sharding: Any) -> Any:
+    """The shardings of a strategy that gives each array ``sharding(mesh, leaf)``."""
+    return layout(
+        shard_state=lambda mesh, shapes, specs: jax.tree.map(functools.partial(sharding, mesh), shapes)
+    ).state_shardings(NARROW, {"w": P()})
+
+
+def along_data(mesh: Mesh, leaf: Any) -> NamedSharding:
+    return NamedSharding(mesh, P(None, "data") if leaf.ndim else P())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: find_strategy("fdsp"), "strategy is 'fdsp', which is unknown: did you mean 'fsdp'"),
+        (lambda: find_strategy("nowhere:mine"), "'nowhere:mine', .*No module named 'nowhere'"),
+        (lambda: find_strategy("math:mine"), "module 'math' has no attribute 'mine'"),
+        (lambda: find_strategy(":mine"), "must be MODULE:NAME"),
+        (lambda: find_strategy("math:pi"), "'math:pi', of type float: .* jaxnn.parallel.Strategy"),
+        (lambda: find_strategy(7), "strategy is 7, of type int"),  # type: ignore[arg-type]
+        (lambda: layout(wrap=None), "wrap of strategy zero1 is None: it must be a function"),
+        (lambda: layout(axis_name="batch"), "axis_name of strategy zero1 is 'batch': .* 'data' or None"),
+        (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
+        (lambda: layout(batch_spec=lambda mesh: P("data", "model")).data_size, "of the first axis"),
+        (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),
+        (lambda: layout(shard_state=lambda *_: None).state_shardings(NARROW, {"w": P()}), "a tree like the state's"),
+        (lambda: state_shardings(lambda mesh, leaf: P()), r"returned P\(\) for step \[\]: return a NamedSharding"),
+        (lambda: state_shardings(along_data), r"for params/w \[32, 6\], which does not fit"),
+        (lambda: layout(choose=lambda *_: STRATEGIES["pmap"]).resolve(SQUARE), "zero1 chose pmap, .*in another way"),
+    ],
+)
+def test_wrong_strategies_are_named(call: Any, words: str) -> None:
+    with pytest.raises(jn.ConfigError, match=words):
+        call()

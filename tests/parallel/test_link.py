@@ -1,0 +1,205 @@
+"""Processes call the roll: who joins, who is refused and why, and how the end of one becomes known to the others."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import pytest
+
+import jaxnn as jn
+from jaxnn.parallel import Ending, Link, Place
+from jaxnn.types import JaxnnError
+from tests.processes import free_port
+
+LOST = 75
+
+
+@contextlib.contextmanager
+def links(*ranks: int, port: int = 0, count: int | None = None, seconds: float = 20.0) -> Iterator[list[Link]]:
+    """The links of some processes of one run, in this process; closed at the end."""
+    where = f"localhost:{port or free_port()}"
+    found = [Link(Place(where, count or max(2, len(ranks)), rank, start_timeout=seconds)) for rank in ranks]
+    try:
+        yield found
+    finally:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Link.close, found))
+
+
+def join(*found: Link) -> list[Any]:
+    """The address of JAX's service for each process, or the error that it gets."""
+
+    def result(link: Link) -> Any:
+        try:
+            return link.join()
+        except JaxnnError as error:
+            return error
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(result, found))
+
+
+def test_processes_join_and_leave_silently(capfd: pytest.CaptureFixture[str]) -> None:
+    with links(0, 1, 2) as found:
+        addresses = join(*found)
+        assert all(address.startswith("127.0.0.1:") for address in addresses) and len({*addresses}) == 3
+        for link in found:
+            link.leave()
+        assert [link.ending() for link in found] == [None] * 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_end_of_one_process_is_known_to_all(capfd: pytest.CaptureFixture[str]) -> None:
+    with links(0, 1, 2) as found:
+        join(*found)
+        found[2].fail(2, "no data here\x1b.")
+        assert [link.ending(20) for link in found[:2]] == [Ending(2, "process 2 failed: no data here\\x1b.")] * 2
+    with links(0, 1, 2) as found:
+        join(*found)
+        found.pop(1).close()
+        for link in found:
+            ending = link.ending(20)
+            assert ending is not None and ending.status == LOST
+            assert ending.message == f"process 1 on {socket.gethostname()} is gone (its connection closed)"
+        found[0].resume_hint = "resume with --resume runs/x"
+        assert found[0].report(ending) and not found[0].report(ending)
+    assert capfd.readouterr().err == f"error: {ending.message}: resume with --resume runs/x.\n"
+
+
+def test_processes_that_do_not_fit_together_all_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with links(0, 2, count=4, seconds=0.5) as found:
+        for error in join(*found):
+            assert isinstance(error, jn.TrainingError) and "processes 1, 3 of 4 did not start: read" in str(error)
+    with links(1, seconds=0.3) as found:
+        (error,) = join(*found)
+        assert isinstance(error, jn.TrainingError)
+        assert "process 1 waited 0.3 s, and process 0 did not start: nothing answered at localhost" in str(error)
+    with links(0, 1, 1) as found:
+        assert sum("have --process-id 1: number them" in str(error) for error in join(*found)) >= 2
+    port = free_port()
+    with links(0, port=port) as first, links(1, port=port, count=3) as second:
+        for error in join(*first, *second):
+            assert isinstance(error, jn.ConfigError)
+            assert "with --num-processes 3, and process 0 with --num-processes 2: use" in str(error)
+    with links(0, port=port) as first, monkeypatch.context() as patched:
+        patched.setattr(jax, "__version__", "0.0.1")
+        with links(1, port=port) as second:
+            for error in join(*first, *second):
+                assert isinstance(error, jn.ConfigError) and "was started with jax 0.0.1, and process 0" in str(error)
+    with socket.create_server(("localhost", 0)) as taken, links(0, port=taken.getsockname()[1]) as found:
+        (error,) = join(*found)
+        assert f"listen on port {taken.getsockname()[1]} of this machine, which is in use" in str(error)
+
+
+# --- other clients ---
+
+
+class UntrustedClient:
+    """A client that connects to process 0 and is no process of the run."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def connect(self) -> socket.socket:
+        """A connection to a process 0 that is about to listen."""
+        for _ in range(1000):
+            with contextlib.suppress(ConnectionRefusedError):
+                return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+            time.sleep(0.02)
+        raise AssertionError("nothing listens")
+
+    def send(self, content: bytes) -> None:
+        with self.connect() as client, contextlib.suppress(OSError):
+            client.sendall(content)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1000):
+                pass
+
+    def greet(self, secret: str, count: int = 2, host: str = "node", kind: str = "join") -> bytes:
+        """Greets as a process would, for those who know the protocol; the answer of process 0."""
+        greeting = {"--num-processes": count, "jax": jax.__version__}
+        message = {"kind": kind, "rank": 1, "host": host, "greeting": greeting}
+        with self.connect() as client, client.makefile("rb") as lines, contextlib.suppress(OSError):
+            nonce = json.loads(lines.readline())["nonce"]
+            signed = json.dumps([nonce, message], sort_keys=True).encode()
+            proof = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+            client.sendall(json.dumps({**message, "proof": proof}).encode() + b"\n")
+            return lines.readline()
+        return b""
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
+    b"\x00" * 1_000_000,
+    b"\xff\xfe\x1b[31m\n",
+    b"[" * 10_000 + b"\n",
+    b"[]\n",
+    b'{"kind": "join"}\n',
+    b'{"kind": "join", "rank": 1, "host": 7, "greeting": [], "proof": {"a": "\\ud800"}}\n',
+    b'{"kind": "jax", "proof": "\xc3\xa9\\ud800"}\n',
+    b"",
+]
+
+
+def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXNN_CLUSTER_SECRET", "known to two")
+    client = UntrustedClient(port := free_port())
+    with links(0, 1, port=port) as found, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        first = pool.submit(found[0].join)
+        for content in GARBAGE:
+            client.send(content)
+        for kind in ("join", "jax"):
+            assert client.greet("guessed", kind=kind) == b""
+            assert client.greet("guessed", count=7, host="\x1b[31m", kind=kind) == b""
+        hanging = [stack.enter_context(client.connect()) for _ in range(200)]
+        for connection in hanging[:100]:  # as many hold a place until they time out
+            connection.close()
+        with pytest.raises(ConnectionRefusedError):  # Linux has all of 127.0.0.0/8 on the loopback interface
+            socket.create_connection(("127.0.0.2", port))
+        (second,) = join(found[1])
+        assert first.result().startswith("127.0.0.1:") and second.startswith("127.0.0.1:")
+        found[0].close_port()
+        with pytest.raises(ConnectionRefusedError):
+            for _ in range(2000):  # the port closes soon
+                socket.create_connection(("127.0.0.1", port)).close()
+                time.sleep(0.01)
+        for link in found:
+            link.leave()
+
+
+def test_greetings_are_printed_without_control_characters() -> None:
+    client = UntrustedClient(port := free_port())
+    with links(0, port=port) as found, ThreadPoolExecutor() as pool:
+        first = pool.submit(found[0].join)
+        answer = client.greet("", count=3, host="\x1b[2J\x07node\r\n\u202eevil" * 100)
+        assert b"refused" in answer
+        with pytest.raises(jn.ConfigError, match="with --num-processes 3") as caught:
+            first.result()
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+
+
+def test_process_with_another_secret_is_not_admitted() -> None:
+    def close_after_greeting(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(b'{"kind": "nonce", "nonce": "0"}\n')
+                    connection.recv(1000)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=close_after_greeting, args=(server,), daemon=True).start()
+        with links(1, port=server.getsockname()[1], seconds=0.5) as found:
+            (error,) = join(*found)
+        server.shutdown(socket.SHUT_RDWR)
+    assert isinstance(error, jn.TrainingError) and "a run with another JAXNN_CLUSTER_SECRET is at" in str(error)

@@ -1,0 +1,386 @@
+"""Real processes start together, decide together and end together; and the scripts of the documentation start them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import jaxnn as jn
+from jaxnn.cli import ClusterOptions
+from jaxnn.parallel import Place, StopVote, all_agree, broadcast_from_primary, joined
+from tests import processes, shell, tiny
+
+COMPUTE = "while True: total(1.0)"
+WAIT = "time.sleep(60)"
+# Polls process 0 without end, and computes nothing.
+POLL = "vote = StopVote()\nfor window in range(6000): vote.poll(window, False), time.sleep(0.01)"
+READY = "total(1.0)\nsay('here')\n"
+
+
+def output(done: list[processes.Done]) -> list[list[str]]:
+    """The lines that each process printed; all ended silently."""
+    assert [(process.status, process.err) for process in done] == [(0, "")] * len(done), done
+    return [processes.words(process.out) for process in done]
+
+
+def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
+        monkeypatch.delenv(name)
+
+
+# --- decisions ---
+
+
+def test_single_process_agrees_with_itself() -> None:
+    all_agree("config", {"seed": 1})
+    assert broadcast_from_primary(lambda: (1, 2)) == (1, 2)
+    vote = StopVote()
+    assert not vote.poll(0, False) and vote.poll(1, True)
+    tiny.fit(tiny.experiment(num_steps=1))
+    place = Place(f"localhost:{processes.free_port()}", 2, 0)
+    with pytest.raises(jn.ConfigError, match="a backend of JAX runs already"), joined(place):
+        pass
+
+
+ROUNDS = 40
+# Windows as in the training loop: before a poll one is started, and the one before it is waited for.
+VOTES = f"""
+import random
+stops = []
+for run in range({ROUNDS}):
+    shared, own = random.Random(run), random.Random(1000 * run + rank)
+    asked = {{other: shared.randrange(10) for other in range(count) if shared.random() < 0.7}}
+    vote, before = StopVote(), None
+    for window in range(14):
+        in_flight = start_total(1.0)
+        if before is not None:
+            before.block_until_ready()
+        before = in_flight
+        time.sleep(own.choice((0, 0, 0.003)))
+        if vote.poll(window, window >= asked.get(rank, 99)):
+            break
+    stops.append([min(asked.values(), default=None), window])
+say(stops)
+"""
+DECISIONS = f"""
+say(total(rank + 1.0), jax.device_count(), jax.local_device_count(), is_primary(), process_count())
+calls = []
+found = broadcast_from_primary(lambda: calls.append(rank) or {{"dir": "runs/x", "steps": (1, 2), "rate": 0.1}})
+say(sorted(found.items()), calls)
+say(error_of(broadcast_from_primary, lambda: fail(jn.DataError("the file is not there."))))
+say(error_of(broadcast_from_primary, lambda: 1 / 0))
+say(error_of(broadcast_from_primary, object))
+say(error_of(broadcast_from_primary, lambda: time.sleep(0.6) if rank == 0 else None, 0.2))
+all_agree("config", {{"seed": 1, "features": [2, 3]}})
+say(error_of(all_agree, "config", {{"seed": 1, "rate": 0.1 * (rank + 1)}}))
+say(error_of(all_agree, "options", {{"devices": 2, **({{"mesh": "data=2"}} if rank else {{}})}}))
+{VOTES}
+"""
+
+
+def test_two_processes_share_devices_and_decisions() -> None:
+    first, second = output(processes.run(DECISIONS, devices=2))
+    assert first[0] == "6.0 4 2 True 2" and second[0] == "6.0 4 2 False 2"
+    value = "[('dir', 'runs/x'), ('rate', 0.1), ('steps', [1, 2])]"
+    assert first[1] == f"{value} [0]" and second[1] == f"{value} []"
+    assert first[2] == second[2] == "DataError: the file is not there."
+    assert first[3] == "ZeroDivisionError: division by zero" and first[4].startswith("TypeError")
+    assert "process 0 failed (ZeroDivisionError: division by zero)" in second[3] and "(TypeError: " in second[4]
+    assert first[5] == "None" and second[5].startswith("TrainingError: process 1 waited 0.2 s for process 0")
+    assert first[6] == second[6] and "another config (rate is 0.2, and 0.1 in process 0)" in first[6]
+    assert first[7] == second[7] and "another options (mesh is 'data=2', and None in process 0)" in first[7]
+    stops = json.loads(first[8].replace("None", "null"))
+    assert first[8] == second[8] and len(stops) == ROUNDS
+    for asked, stop in stops:
+        assert stop == (13 if asked is None else asked + 2)
+
+
+@pytest.mark.slow
+def test_several_processes_wait_for_each_other_and_name_who_is_late() -> None:
+    code = """
+since = time.monotonic()
+time.sleep(0.3 * rank)
+all_agree("together", {})
+say(time.monotonic() - since >= 0.5)
+time.sleep(1.5 * (rank == 2))
+say(error_of(all_agree, "apart", {}, 0.5))
+"""
+    proxies = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "grpc")}
+    first, second, late = output(processes.run(code + VOTES, 3, **proxies))
+    assert first[0] == second[0] == late[0] == "True"
+    missed = "waited 0.5 s for all (apart), and process 2 did not come"
+    assert f"process 0 {missed}" in first[1] and f"process 1 {missed}" in second[1]
+    assert "process 2 came too late (apart): the others waited 0.5 s for it" in late[1]
+    assert first[2] == second[2] == late[2]
+
+
+@pytest.mark.slow
+def test_next_run_waits_until_the_last_one_has_ended() -> None:
+    where = {"coordinator": f"localhost:{processes.free_port()}"}
+    with processes.start("total(1.0)\nsay('here')\ntime.sleep(rank)\nsay('done')", flags=where) as first:
+        first.wait_for("here")
+        with processes.start("say('next', total(1.0))", ranks=[1], flags=where) as early:
+            first.wait_for("done", [0])
+            assert first.processes[0].poll() is None, "process 0 did not wait for process 1"
+            output(first.finish())
+            with processes.start("say('next', total(1.0))", ranks=[0], flags=where) as late:
+                assert output([*early.finish(), *late.finish()]) == [["next 2.0"]] * 2
+
+
+# --- lost processes and errors ---
+
+
+def survivors(done: list[processes.Done], killed: int) -> list[processes.Done]:
+    assert done[killed].status == -signal.SIGKILL
+    others = [process for process in done if process.rank != killed]
+    assert all(process.status == 75 and process.err.count("\n") <= 1 for process in others), others
+    return others
+
+
+# Most of these wait until their processes are ended from beside a main thread that waits: so they run side by side.
+KILLED = [(2, 1, COMPUTE), (2, 0, POLL), (3, 0, WAIT), (2, 1, f"if rank == 1: {WAIT}")]
+# Nobody reads what process 1 prints.
+DEAF = "ends = os.pipe()\nos.close(ends[0])\nos.dup2(ends[1], 1)\nos.dup2(ends[1], 2)"
+SILENT = f"{READY}if rank == 1:\n{textwrap.indent(DEAF, '    ')}\n{COMPUTE}"
+
+
+@pytest.mark.slow
+def test_lost_process_is_named_by_the_others_which_end_resumably() -> None:
+    hint = "set_resume_hint('resume with --resume runs/x')\n"
+    with contextlib.ExitStack() as stack:
+        cases = [
+            (stack.enter_context(processes.start(f"{hint}{READY}{code}", count)), killed)
+            for count, killed, code in KILLED
+        ]
+        silent = stack.enter_context(processes.start(SILENT, 3, flags={"lost_after": 4.0}))
+        for running in (silent, *(running for running, _ in cases)):
+            running.wait_for("here")
+        silent.signal(2, signal.SIGSTOP)
+        for running, killed in cases:
+            running.signal(killed)
+        for running, killed in cases:
+            for other in survivors(running.finish(), killed):
+                assert other.err.startswith(f"error: process {killed} on ")
+                assert other.err.endswith(" is gone (its connection closed): resume with --resume runs/x.\n")
+        for process in silent.processes[:2]:
+            process.wait(30)
+        silent.signal(2)
+        first, _ = survivors(silent.finish(), 2)
+    assert "process 2 on " in first.err and "is gone (nothing was heard of it for 4 s): what was saved" in first.err
+
+
+DATA_ERROR = "raise jn.DataError('no data here.')"
+ERRORS = [
+    (f"if rank == 1: {DATA_ERROR}\n{COMPUTE}", 2, ["process 1 failed: no data here.", "no data here."]),
+    (f"if rank == 0: {DATA_ERROR}\n{WAIT}", 2, ["no data here.", "process 0 failed: no data here."]),
+    ("raise jn.TrainingError('the loss is nan.')", 1, ["the loss is nan."] * 2),
+    (f"if rank == 1: 1 / 0\n{COMPUTE}", 1, ["process 1 failed: ZeroDivisionError.", None]),
+]
+
+
+@pytest.mark.slow
+def test_error_or_signal_of_one_process_ends_all_with_its_status() -> None:
+    with contextlib.ExitStack() as stack:
+        cases = [stack.enter_context(processes.start(f"total(1.0)\n{code}")) for code, _, _ in ERRORS]
+        stopped = stack.enter_context(processes.start(f"say('here')\n{WAIT}"))
+        stopped.wait_for("here")
+        stopped.signal(1, signal.SIGTERM)
+        for running, (_, status, errors) in zip(cases, ERRORS, strict=True):
+            done = running.finish()
+            assert [process.status for process in done] == [status] * 2
+            for process, message in zip(done, errors, strict=True):
+                if message is None:
+                    assert "Traceback" in process.err and process.err.endswith("Error: division by zero\n")
+                else:
+                    assert process.err == f"error: {message}\n"
+        done = stopped.finish()
+    assert [process.status for process in done] == [75, 75] and done[1].err.startswith("interrupted before"), done
+
+
+# --- flags and clusters ---
+
+
+FLAGS = ["--coordinator", "node:1", "--num-processes", "2", "--process-id", "0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--distributed"], "no cluster started this process; .*SLURM .*Open MPI.*Kubernetes.*Cloud TPU.*--coor"),
+        (["--distributed", *FLAGS], "--distributed detects the values of --coordinator .*: give either it or them"),
+        (FLAGS[:2], "--num-processes and --process-id must be given too: --coordinator HOST:PORT"),
+        (FLAGS[2:], "--coordinator must be given too"),
+        ([*FLAGS[:5], "2"], "process_id is 2, and must be one of 0 to 1"),
+        ([*FLAGS, "--num-processes", "1"], "num_processes is 1, .*at least 2"),
+        ([*FLAGS, "--coordinator", "node"], "coordinator is 'node', and must be HOST:PORT"),
+        ([*FLAGS, "--coordinator", "node:65536"], "coordinator is 'node:65536'"),
+        ([*FLAGS, "--start-timeout", "0"], "start_timeout is 0.0 seconds, and must be more than 0"),
+        ([*FLAGS, "--lost-after", "nan"], "lost_after is nan seconds"),
+        (["sweep", "--seed", "0", "1", "--distributed"], "--distributed .*one run .*--shard I/N"),
+        (["plan", "--process-id=1"], "--process-id .*plan is for one"),
+    ],
+)
+def test_wrong_flags_are_named(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear_environment(monkeypatch)
+    message = shell.fails(capsys, lambda words: jn.main(tiny.experiment(), words), *arguments)
+    assert re.search(f"^error: .*{words}", message), message
+
+
+def cluster(kind: str, port: int, rank: int, count: int) -> dict[str, str]:
+    """The variables that a task of a cluster has, as far as JAX reads them; the port follows from them."""
+    job = port - 61440
+    if kind == "slurm":
+        names = {"JOB_ID": job, "STEP_NODELIST": "localhost", "NTASKS": count, "PROCID": rank, "LOCALID": rank}
+        return {f"SLURM_{name}": str(value) for name, value in names.items()}
+    names = {"SIZE": count, "RANK": rank, "LOCAL_RANK": rank}
+    uri = f"{4096 * job}.0;tcp://127.0.0.1:34911"
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()} | {"OMPI_MCA_orte_hnp_uri": uri}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (cluster("slurm", 62000, 0, 1), "num_processes is 1, and a run of several has at least 2"),
+        (cluster("slurm", 62000, 0, 2) | {"SLURM_NTASKS": "2(x3)"}, "--distributed: invalid literal .*'2.x3.'"),
+        (cluster("open mpi", 62000, 0, 2) | {"OMPI_VERSION": "5.0.1"}, "--distributed: Open MPI 5 .* requires mpi4py"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--distributed: Kubernetes environment detected, but the `kubern"),
+    ],
+)
+def test_cluster_that_cannot_be_asked_is_named(
+    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear_environment(monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(jn.ConfigError, match=words):
+        ClusterOptions(distributed=True).place()
+
+
+def test_clusters_give_their_tasks_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("slurm", "open mpi"):
+        clear_environment(monkeypatch)
+        for name, value in cluster(kind, 62000, 1, 3).items():
+            monkeypatch.setenv(name, value)
+        place = ClusterOptions(distributed=True).place()
+        assert place is not None and place.detected
+        assert (place.port, place.num_processes, place.process_id) == (62000, 3, 1)
+
+
+# --- the scripts of the documentation ---
+
+SCRIPT = """
+import os
+import sys
+import jax
+from jaxnn.cli import exit_on_user_error, parse_run, processes
+from jaxnn.parallel import broadcast_from_primary
+from tests import tiny
+with exit_on_user_error():
+    config, options, cluster = parse_run(tiny.experiment(), sys.argv[1:])
+    with processes(cluster):
+        found = options.run_dir or f"resumed {options.resume}"
+        words = (cluster.process_id, found, config.num_steps, jax.process_count(), broadcast_from_primary(lambda: "ok"))
+        # In one call, as all write to one pipe.
+        os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
+sys.exit(config.seed)
+"""
+# The same, until one process gets a signal.
+ENDLESS = """
+        import signal
+        from jaxnn.parallel import StopVote, all_agree
+        asked, vote, window = [], StopVote(), 0
+        signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+        os.write(1, b"trains" + bytes([10]))
+        while not vote.poll(window, bool(asked)):
+            all_agree("window", {})
+            window += 1
+sys.exit(75)
+"""
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    """Stand-ins for the commands of clusters, and a script that joins and prints its place."""
+    (tmp_path / "joins.py").write_text(SCRIPT)
+    texts = {
+        # As many tasks as the job has, each with its variables; the highest status is that of srun.
+        "srun": """
+            test "$1" = --cpus-per-task=4 || exit 9
+            shift
+            test -n "$STATUS" && exit $STATUS
+            worst=0
+            for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & tasks="$tasks $!"; done
+            for task in $tasks; do wait $task || worst=$?; done
+            exit $worst
+        """,
+        "scontrol": 'echo "scontrol $*"',
+        "ssh": 'test "$1" = -n && shift 2 && exec bash -c "$*"',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{textwrap.dedent(text)}")
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def environment(commands: Path, **variables: str) -> dict[str, str]:
+    path = os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]])
+    run_dir = str(commands / "a run")
+    return {"PATH": path, "RUN_DIR": run_dir, "SCRIPT": str(commands / "joins.py"), "JAX_PLATFORMS": "cpu", **variables}
+
+
+def finish(command: list[object], **variables: str) -> processes.Done:
+    with processes.started([command], **variables) as running:
+        return running.finish()[0]
+
+
+@pytest.mark.slow
+def test_slurm_script_starts_a_run_and_requeues_it_if_interrupted(commands: Path) -> None:
+    port = processes.free_port(61440, 65535)
+    variables = environment(commands, **cluster("slurm", port, 0, 2), SLURM_CPUS_PER_TASK="4")
+    done = finish(["docs/slurm_run.sh", "--num-steps", 7, "--seed", 75], **variables)
+    assert done.status == 75, done
+    assert done.out.count(f"None {commands / 'a run'} 7 2 ok\n") == 2
+    assert f"scontrol requeue {port - 61440}" in done.out
+    for status in (0, 2, 137):
+        done = finish(["docs/slurm_run.sh"], **variables, STATUS=str(status))
+        assert done.status == status and "scontrol" not in done.out
+
+
+@pytest.mark.slow
+def test_ssh_script_resumes_a_run_and_passes_on_signal_and_status(commands: Path) -> None:
+    tiny.fit(tiny.experiment(num_steps=1), commands / "a run")
+    where = {"PORT": str(processes.free_port()), "PYTHON": sys.executable, "FOLDER": str(shell.ROOT)}
+    (commands / "joins.py").write_text(SCRIPT.rpartition("sys.exit")[0] + ENDLESS)
+    variables = environment(commands, HOSTS="localhost 127.0.0.1", **where)
+    with processes.started([["docs/ssh_run.sh", "--num-steps", 9]], **variables) as running:
+        running.wait_for("127.0.0.1: trains")
+        running.wait_for("\ntrains")
+        running.signal(0, signal.SIGTERM)
+        done = running.finish()[0]
+    assert done.status == 75 and done.err == "", done
+    resumed = f"resumed {commands / 'a run'} 9 2 ok\n"
+    assert f"0 {resumed}" in done.out and f"127.0.0.1: 1 {resumed}" in done.out
+    assert not list(shell.ROOT.glob(".ssh_run.*"))
+
+
+def test_pods_of_the_job_find_process_0() -> None:
+    import yaml
+
+    service, job = yaml.safe_load_all((shell.ROOT / "docs" / "kubernetes_run.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    given = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
+    # Kubernetes names pod 0 JOB-0.SUBDOMAIN; the service of that name selects the job's pods.
+    name = job["metadata"]["name"]
+    assert given["COORDINATOR"].startswith(f"{name}-0.{pod['subdomain']}:")
+    assert service["metadata"]["name"] == pod["subdomain"] and service["spec"]["selector"] == {"job-name": name}
+    assert int(given["NUM_PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]

@@ -1,0 +1,116 @@
+"""Loading a record executes nothing; and short versions of the benchmarks that kill, damage and prolong runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxnn as jn
+from tests import shell, tiny
+
+# Calls that execute loaded content, or write to paths that an archive contains.
+UNSAFE = re.compile(
+    r"^ *(import|from) (pickle|cPickle|cloudpickle|dill|joblib|shelve|marshal|torch|yaml|msgpack)\b"
+    r"|(?<![\w.])(?<!def )(builtins\.)?(eval|exec|compile|__import__)\(|\.(extract|extractall|unpack_archive)\("
+    r"|\bimport_module\((?!\")|\b(np|numpy|jnp)\.load\((?!.*allow_pickle=False)",
+    re.MULTILINE,
+)
+# Functions on their way to worker processes; tables of jaxnn's names, and the MODULE:NAME that a user writes.
+EXCEPTIONS = {"data/_grain.py": {"import cloudpickle"}} | dict.fromkeys(
+    ("__init__.py", "_compat.py", "bench/_study.py", "parallel/_strategies.py", "types.py"), {"import_module("}
+)
+
+
+def test_no_module_of_jaxnn_executes_what_it_loads() -> None:
+    for source in ("import pickle", "x = eval(text)", "a.extractall(b)", "np.load(path)", "    from torch import load"):
+        assert UNSAFE.search(source), source
+    for source in ("jax.eval_shape(f)", "re.compile(x)", "np.load(path, allow_pickle=False)", "a.extractfile(b)"):
+        assert not UNSAFE.search(source), source
+    files = {path.relative_to(shell.ROOT / "jaxnn").as_posix(): path for path in (shell.ROOT / "jaxnn").rglob("*.py")}
+    assert len(files) > 90
+    for name, path in files.items():
+        found = {match[0].strip() for match in UNSAFE.finditer(path.read_text())}
+        assert found <= EXCEPTIONS.get(name, set()), name
+
+
+# Audit events report each name that is unpickled, and each shell.
+WATCHED = """
+import sys
+from pathlib import Path
+import numpy as np
+import jaxnn as jn
+from tests import tiny
+
+seen = []
+sys.addaudithook(lambda event, arguments: seen.append((event, arguments)) if event in EVENTS else None)
+EVENTS = ("pickle.find_class", "os.system", "os.exec", "ctypes.call_function")
+folder = Path(sys.argv[1])
+run = tiny.fit(tiny.experiment(), resume=folder / "run")
+run.best_state()
+jn.load_checkpoint(folder / "state", {"w": np.zeros(3)})
+print(run.summary.status, seen)
+"""
+
+
+@pytest.mark.slow
+def test_loading_a_run_and_a_state_unpickles_nothing(tmp_path: Path) -> None:
+    tiny.fit(tiny.experiment(), tmp_path / "run")
+    jn.save_checkpoint(tmp_path / "state", {"w": np.ones(3)})
+    done = shell.python("-c", WATCHED, tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["finished []"], done.stderr
+
+
+# --- benchmarks of reliability ---
+
+BENCHMARKS = shell.ROOT / "experiments" / "benchmarks"
+
+
+def benchmark(script: str, *words: object) -> str:
+    """The output of a benchmark that succeeded."""
+    command = [sys.executable, BENCHMARKS / script, *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_killed_run_loses_nothing() -> None:
+    output = benchmark("torture.py", "kills", "--num-kills", 4, "--num-steps", 400)
+
+    def figure(name: str) -> int:
+        found = re.search(rf"^{re.escape(name)} +(\d+)", output, re.MULTILINE)
+        assert found is not None, output
+        return int(found[1])
+
+    assert figure("kills") == 4
+    assert figure("… while a checkpoint was written") >= 1
+    assert figure("resumes seen, each from the newest complete checkpoint") >= 2
+    assert figure("runs finished, each bitwise that of an undisturbed one") >= 1
+
+
+@pytest.mark.slow
+def test_run_resumes_from_the_checkpoint_before_a_damaged_one() -> None:
+    assert benchmark("torture.py", "corruption", "--most-files", 1).count("1 of 1") == 4
+
+
+@pytest.mark.slow
+def test_long_run_does_not_grow() -> None:
+    cadences = ("--report-every", 20, "--eval-every", 40, "--checkpoint-every", 20)
+    output = benchmark("soak.py", "--num-steps", 3_000, *cadences)
+    assert "150 reports, 75 evaluations, 150 checkpoints" in output
+
+
+@pytest.mark.slow
+def test_run_on_a_full_disk_ends_and_resumes() -> None:
+    command = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    if shutil.which("unshare") is None or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no file system can be mounted here: `unshare --user --map-root-user --mount` is not permitted")
+    assert benchmark("torture.py", "disk-full").count("No space left on device") == 4

@@ -1,0 +1,242 @@
+"""The run directory: complete files, one writer at a time, and records that are found and read again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jaxnn as jn
+from jaxnn import record
+from jaxnn.record import is_locked, jsonable, open_record, write_json
+from jaxnn.types import RecordError
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+RUN = {
+    "name": "tiny",
+    "status": "finished",
+    "started": "2026-01-02T03:04:05+0000",
+    "config": {"num_steps": 10},
+    "options": {"monitor": "loss", "monitor_mode": "auto"},
+    "steps_per_call": 1,
+    "seconds_per_step_measured": {},
+    "jax_flags": {},
+    "layout": {"strategy": "one device", "mesh": None},
+    "fingerprint": {"program": "p", "data": "d"},
+    "devices": {"devices": [{"kind": "cpu"}], "versions": {"jax": "1"}},
+}
+
+
+def write_run(path: Path, **changes: Any) -> Path:
+    path.mkdir(parents=True)
+    write_json(path / "run.json", {**RUN, **changes})
+    return path
+
+
+def files(path: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+# --- files ---
+
+
+def test_json_has_nan_and_infinities_by_name(tmp_path: Path) -> None:
+    with open_record(tmp_path) as opened:
+        opened.report({"step": 1, "train_loss": math.nan, "test_loss": -math.inf, "rate": np.float32(0.5)})
+    (text,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    # parse_constant is called for NaN and infinities, which are not JSON.
+    found = json.loads(text, parse_constant=pytest.fail)
+    assert found == {"step": 1, "train_loss": "nan", "test_loss": "-inf", "rate": 0.5}
+    (line,) = record.read_metrics(tmp_path)
+    assert math.isnan(line["train_loss"]) and line["test_loss"] == -math.inf
+    plain = jsonable({"a": (1, np.int64(2), np.bool_(True), None, True, Path("x/y")), 3: [np.float32(0.5)]})
+    assert json.dumps(plain) == '{"a": [1, 2, true, null, true, "x/y"], "3": [0.5]}'
+
+
+def test_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    write_json(file, {"status": "running"})
+    with file.open() as reader:
+        write_json(file, {"status": "finished"})
+        assert json.load(reader) == {"status": "running"}
+    assert json.loads(file.read_text()) == {"status": "finished"}
+
+
+def test_torn_last_line_is_dropped_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    assert record.read_metrics(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3, "train_l')
+    assert [line["step"] for line in record.read_metrics(tmp_path)] == [1, 2]
+    for text, words in (
+        ('{"step": 1}\n{"st\n{"step": 3}\n', "line that is not JSON"),
+        ("[1]\n", "line that is not JSON"),
+        ("\xff\n", "line that is not JSON"),
+        ('{"step": 1, "train_loss": true}\n', "'train_loss': True.*no step with its metrics"),
+        ('{"train_loss": 1.0}\n', "no step with its metrics"),
+    ):
+        (tmp_path / "metrics.jsonl").write_bytes(text.encode("latin-1"))
+        with pytest.raises(RecordError, match=rf"metrics\.jsonl holds .*{words}.*: delete that line"):
+            record.read_metrics(tmp_path)
+
+
+# --- one writer ---
+
+BUSY = r"another process is writing the run directory .*: wait for it, or choose another --run-dir\."
+
+
+def test_second_writer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path, points = tmp_path / "run", jn.grid(seed=[0, 1])
+    tiny.fit(short := tiny.experiment(num_steps=5), path)
+    jn.sweep(short, points, run_dir=tmp_path / "sweep", vmap_size=2, devices=1, **tiny.HOW)
+    before = files(tmp_path)
+    with open_record(path), open_record(tmp_path / "sweep"):
+        for call in (
+            lambda: open_record(path).__enter__(),
+            lambda: tiny.fit(short, path),
+            lambda: tiny.fit(short, resume=path),
+            lambda: jn.sweep(short, points, run_dir=path, **tiny.HOW),
+            lambda: jn.sweep(short, points, run_dir=tmp_path / "sweep", **tiny.HOW),
+            lambda: jn.sweep(short, points, resume=tmp_path / "sweep", progress="none"),
+        ):
+            with pytest.raises(RecordError, match=BUSY):
+                call()
+    assert files(tmp_path) == before
+    with pytest.raises(ZeroDivisionError), open_record(path):
+        assert is_locked(path)
+        raise ZeroDivisionError
+    assert not is_locked(path), "the lock was not released after an error"
+
+
+def test_directory_taken_just_before_the_lock_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def late(file: Any, kind: int) -> None:
+        if kind & fcntl.LOCK_EX and not (tmp_path / "run" / "run.json").exists():
+            write_json(tmp_path / "run" / "run.json", RUN)
+        lock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(RecordError, match="is not empty"):
+        tiny.fit(tiny.experiment(), tmp_path / "run")
+    assert tiny.read(tmp_path / "run") == RUN
+
+
+# --- the directory ---
+
+
+def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path: Path) -> None:
+    assert record.create_run_dir(tmp_path) == tmp_path
+    assert record.create_run_dir(tmp_path / "a" / "b").is_dir()
+    paths = {record.new_run_dir("tiny", tmp_path) for _ in range(3)}
+    assert len(paths) == 3 and all(path.parent == tmp_path / "tiny" for path in paths)
+    # A process that was killed at its start leaves these.
+    (path := tmp_path / "killed").mkdir()
+    for name in (".lock", "metrics.jsonl", ".run.json.7", ".sweep.json.7"):
+        (path / name).write_text("")
+    assert record.create_run_dir(path) == path
+    (path / "metrics.jsonl").write_text("{}\n")
+    (tmp_path / "notes.txt").write_text("mine")
+    for taken, words in (
+        (path, f"{path} is not empty"),
+        (tmp_path, f"{tmp_path} is not empty.*--resume {tmp_path}"),
+        (tmp_path / "notes.txt", r"notes\.txt is a file"),
+        (tmp_path / "notes.txt" / "run", "cannot be written .*Not a directory"),
+    ):
+        with pytest.raises(RecordError, match=words):
+            record.create_run_dir(taken)
+
+
+GONE: dict[str, Callable[[Path], Any]] = {
+    "renamed": lambda run: run.rename(run.with_name("new")),
+    "removed": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+def test_run_ends_if_its_directory_disappears(tmp_path: Path, gone: Callable[[Path], Any]) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(RecordError, match="removed or renamed"):
+        for report in jn.iterate(tiny.experiment(), run_dir=path, checkpoint_every=0, **tiny.HOW):
+            if report.step == 10:
+                gone(path)
+    assert not path.exists(), "half a record was left"
+
+
+@pytest.mark.parametrize("option", ["run_dir", "resume"])
+def test_impossible_names_of_directories_are_named(tmp_path: Path, option: str) -> None:
+    for name in ("x" * 256, "x/" * 3000, "\udcff", "\ud800", "nul\0"):
+        with pytest.raises(RecordError, match="cannot be a run directory") as caught:
+            jn.fit(tiny.experiment(), **{option: tmp_path / name})
+        assert len(str(caught.value)) < 300 and str(caught.value).isprintable()
+
+
+# --- reading ---
+
+
+def test_records_are_found_oldest_first_and_a_sweep_stands_for_its_runs(tmp_path: Path) -> None:
+    write_run(tmp_path / "b", started="2026-01-01T00:00:00+0000")
+    write_run(tmp_path / "deep" / "er" / "a", started="2026-01-03T00:00:00+0000")
+    late, early = tmp_path / "late", tmp_path / "c"
+    write_run(early / "members" / "0000")
+    write_run(late / "shards" / "a" / "members" / "0000")
+    write_json(early / "sweep.json", {"status": "finished", "started": "2026-01-02"})
+    write_json(late / "shards" / "a" / "sweep.json", {"status": "finished", "started": "2026-01-04"})
+    found = record.find_records(tmp_path)
+    assert [path.name for path in found] == ["b", "c", "a", "late"]
+    assert record.find_records(early) == [early]
+    assert record.find_records(early / "members") == [early / "members" / "0000"]
+    assert record.find_records(tmp_path / "b") == [tmp_path / "b"]
+    assert record.find_records(tmp_path / "nowhere") == []
+
+
+def test_run_that_was_killed_reads_as_interrupted(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", status="running")
+    with open_record(path):
+        assert record.read_run(path)["status"] == "running"
+    assert record.read_run(path)["status"] == "interrupted"
+
+
+def test_damaged_and_missing_records_are_named_in_one_line(tmp_path: Path) -> None:
+    for missing in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RecordError, match="holds no run"):
+            record.read_run(missing)
+    for text in ("", '{"status": "fini', "[]", "{}", '{"status": "finished"}', "\xff\xfe", "[" * 100_000):
+        (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(RecordError, match=r"run\.json cannot be read .*the record is damaged") as caught:
+            record.read_run(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+# --- curves ---
+
+
+def test_curves_show_every_split_of_every_metric(tmp_path: Path) -> None:
+    lines = [
+        {"step": step, "train_loss": 1.0 / step, "steps_per_second": 100.0, "examples_per_second": 800.0}
+        for step in range(1, 7)
+    ]
+    lines[1] |= {"test_loss": 0.7, "test_accuracy": 0.5}
+    lines[3] |= {"test_loss": math.nan, "test_accuracy": 0.75}
+    lines[5]["train_loss"] = math.nan
+    figure = record.draw_curves(lines, "tiny")
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    assert list(panels) == ["loss", "accuracy", "steps per second"]
+    train, test = panels["loss"].get_lines()
+    np.testing.assert_array_equal(train.get_xdata(), [1, 2, 3, 4, 5, 6])
+    np.testing.assert_array_equal(test.get_ydata(), [0.7, math.nan])
+    np.testing.assert_array_equal(panels["accuracy"].get_lines()[0].get_xydata(), [[2, 0.5], [4, 0.75]])
+    figure.savefig(tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    # Without a finite loss too.
+    for value in (math.nan, math.inf, 0.0, -1.0):
+        record.draw_curves([{"step": 1, "train_loss": value, "steps_per_second": 1.0}]).savefig(tmp_path / "curves.png")

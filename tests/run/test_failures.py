@@ -1,0 +1,221 @@
+"""Runs that diverge, fail or are interrupted: the record names how, and what was good is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxnn as jn
+from jaxnn.record import is_locked, read_metrics
+from jaxnn.run import Interruption, interruptible
+from jaxnn.types import TrainingError
+from tests import shell, tiny
+from tests.acting import acting
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+@pytest.fixture(scope="module")
+def finished() -> jn.Run:
+    """The tiny experiment, trained without a failure."""
+    return tiny.fit(tiny.experiment())
+
+
+# --- a loss that is no longer finite ---
+
+
+def exploding(bad_step: int) -> jn.Experiment[tiny.Config]:
+    """SGD whose gradient at update ``bad_step`` is NaN: the loss of the step after it is the first bad one."""
+
+    def poison() -> optax.GradientTransformation:
+        def update(updates: Any, count: jax.Array, params: Any = None) -> tuple[Any, jax.Array]:
+            factor = jnp.where(count + 1 == bad_step, jnp.nan, 1.0)
+            return jax.tree.map(lambda leaf: leaf * factor, updates), count + 1
+
+        return optax.GradientTransformation(lambda params: jnp.int32(0), update)
+
+    return tiny.experiment(optimizer=lambda config: optax.chain(optax.sgd(0.1), poison()), num_steps=40)
+
+
+def saved(run_dir: Path) -> list[int]:
+    return sorted(int(path.name) for path in (run_dir / "checkpoints").iterdir())
+
+
+def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path: Path) -> None:
+    path, steps = tmp_path / "run", []
+    with pytest.raises(
+        TrainingError, match="loss is no longer finite at step 23 of 40.* checkpoint is that of step 20"
+    ):
+        tiny.fit(exploding(22), path, checkpoint_every=10)
+    assert saved(path) == [10, 20]
+    facts = tiny.read(path)
+    assert facts["status"] == facts["summary"]["status"] == "diverged"
+    lines = read_metrics(path)
+    assert [line["step"] for line in lines] == [5, 10, 15, 20, 25]
+    assert np.isfinite([line["train_loss"] for line in lines]).tolist() == [True] * 4 + [False]
+    assert '"train_loss": "nan"' in (path / "metrics.jsonl").read_text().splitlines()[-1]
+    assert not is_locked(path)
+    with pytest.raises(TrainingError, match="at step 23"):
+        tiny.fit(exploding(22), resume=path)
+    assert tiny.read(path)["resumed"][0]["step"] == 20
+    assert [line["step"] for line in read_metrics(path)] == [5, 10, 15, 20, 25]
+
+    with pytest.raises(TrainingError, match="at step 23"):
+        for report in jn.iterate(exploding(22), run_dir=tmp_path / "iterated", **tiny.HOW):
+            steps.append(report.step)
+    assert steps == [5, 10, 15, 20] and tiny.read(tmp_path / "iterated")["status"] == "diverged"
+
+
+def test_nonfinite_parameters_are_not_saved(tmp_path: Path) -> None:
+    # The update of step 20 is bad and its loss, computed before it, is not.
+    with pytest.raises(TrainingError, match="parameters are no longer finite after step 20: .*that of step 10"):
+        tiny.fit(exploding(20), tmp_path / "run", checkpoint_every=10)
+    assert saved(tmp_path / "run") == [10] and tiny.read(tmp_path / "run")["status"] == "diverged"
+
+
+def test_finite_parameters_of_a_diverged_run_are_not_saved(tmp_path: Path) -> None:
+    task = jn.tasks.classification(tiny.MODEL)
+
+    def init(key: jax.Array, batch: jn.Batch) -> Any:
+        params, state = task.init(key, batch)
+        return {**params, "clock": jnp.zeros(())}, state
+
+    def loss(params: Any, *args: Any) -> Any:
+        value, others = task.loss(params, *args)
+        now = jax.lax.stop_gradient(params["clock"])  # grows by 0.1 a step
+        return value + now - params["clock"] + jnp.where(now > 1.15, jnp.inf, 0.0), others
+
+    experiment = tiny.experiment(task=lambda _: task._replace(init=init, loss=loss), optimizer=lambda _: optax.sgd(0.1))
+    with pytest.raises(TrainingError, match="at step 13 of 20: .* of step 10"):
+        tiny.fit(experiment, tmp_path / "run", checkpoint_every=5)
+    assert saved(tmp_path / "run") == [5, 10]
+
+
+# --- exceptions and signals ---
+
+
+def test_exception_in_user_code_is_recorded_and_raised(finished: jn.Run, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        tiny.fit(acting(15, fail), tmp_path / "run", resident=False, checkpoint_every=5)
+    facts = tiny.read(tmp_path / "run")
+    assert facts["status"] == facts["summary"]["status"] == "failed"
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [5, 10, 15]
+    assert not is_locked(tmp_path / "run")
+    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
+    assert tiny.read(tmp_path / "run")["status"] == "finished"
+    tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_ends_the_window_and_saves(
+    finished: jn.Run, tmp_path: Path, signum: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    run = tiny.fit(acting(7, lambda: os.kill(os.getpid(), signum)), tmp_path / "run", resident=False)
+    assert "stopping after the current window" in capsys.readouterr().err
+    assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "interrupted"
+    assert int(run.state.step) == run.summary.step == 10
+    assert saved(tmp_path / "run") == [10] and f"--resume {run.dir}" in repr(run)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
+    assert resumed.summary.status == "finished"
+    assert resumed.metrics["step"].tolist() == [5, 10, 15, 20]
+    tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
+
+
+def test_second_signal_stops_at_once(tmp_path: Path) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny.fit(acting(15, twice), tmp_path / "run", resident=False)
+    assert tiny.read(tmp_path / "run")["status"] == "interrupted"
+    assert not is_locked(tmp_path / "run")
+
+
+def test_interruption_restores_handlers_and_works_in_threads() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with interruptible() as interruption, interruption.finishing("the window"):
+        assert interruption.signum is None
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.signum == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    with pytest.raises(RuntimeError), interruptible():
+        assert signal.getsignal(signal.SIGINT) != before[0]
+        raise RuntimeError
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    seen: list[Interruption] = []
+
+    def work() -> None:
+        with interruptible() as interruption:
+            seen.append(interruption)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [interruption.signum for interruption in seen] == [None]
+
+
+# --- signals before the first step ---
+
+
+def loading(action: Callable[[], object]) -> jn.Experiment[Any]:
+    """An experiment that calls ``action`` while it loads its data."""
+
+    def data(config: Any) -> jn.Splits:
+        action()
+        return tiny.splits()
+
+    experiment = tiny.experiment()
+    return jn.Experiment(experiment.config, data, experiment.task, experiment.optimizer)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signal_before_the_first_step_leaves_nothing(signum: signal.Signals, tmp_path: Path) -> None:
+    handler, interrupting = signal.getsignal(signum), loading(lambda: signal.raise_signal(signum))
+    with pytest.raises(KeyboardInterrupt):
+        tiny.fit(interrupting, tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        jn.sweep(interrupting, jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **tiny.HOW)
+    assert not list(tmp_path.iterdir()) and signal.getsignal(signum) == handler
+
+
+# SIGTERM is a scheduler's: it may start the run again.
+@pytest.mark.parametrize(
+    ("command", "signum", "status", "words"),
+    [
+        (["--no-record"], signal.SIGINT, 130, "interrupted before"),
+        (["--no-record"], signal.SIGTERM, 75, "interrupted before"),
+        (["sweep", "--seed", "0", "1", "--no-record"], signal.SIGINT, 130, "interrupted before"),
+        (["--resume", "RUN", "--num-steps", "20"], signal.SIGTERM, 75, "--resume RUN"),
+    ],
+)
+def test_script_interrupted_before_its_first_step(
+    command: list[str],
+    signum: signal.Signals,
+    status: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    if "RUN" in command:
+        tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run")
+    arguments = [word.replace("RUN", str(tmp_path / "run")) for word in [*command, "--progress", "none"]]
+    experiment = loading(lambda: signal.raise_signal(signum))
+    printed = shell.fails(capsys, lambda given: jn.main(experiment, given), *arguments, status=status)
+    assert words.replace("RUN", str(tmp_path / "run")) in printed

@@ -1,0 +1,223 @@
+"""Bad input gives one line that names it and the fix, from Python and from the shell, before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import linen
+
+import jaxnn as jn
+from jaxnn.engine import check_config
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+INPUTS, LABELS = tiny.points(37)
+IDS, CLASSES = np.arange(36).reshape(9, 4) % 8, np.arange(9) % 3
+SEQUENCES = np.zeros((9, 4, 3), np.float32)
+NEXT_TOKEN = jn.tasks.next_token((tiny.init, lambda params, x: x @ params["kernel"]))
+FOLDED = jn.models.RecurrentClassifier(3, vocabulary_size=6, features=2, embedding_features=None)
+
+
+class Reader(linen.Module):
+    @linen.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return linen.Embed(6, 3, name="Table")(tokens.T).mean(axis=0)
+
+
+def task(made: Any) -> dict[str, Any]:
+    return {"task": lambda config: made}
+
+
+# The parts of an experiment, and what the message must say.
+EXPERIMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "empty split": (
+        {"data": lambda: jn.data.arrays((INPUTS, LABELS), (np.ones((0, 3)), np.ones(0, int)))},
+        "test.*(empty|no example)|empty.*test",
+    ),
+    "NaN": (
+        {"data": lambda: jn.data.arrays((np.where(np.arange(37)[:, None] == 5, np.nan, INPUTS), LABELS))},
+        "train.*5|5.*train",
+    ),
+    "batch above the set": ({"batch_size": 38}, "batch of 38 is larger than the set of 37"),
+    "negative rate": ({"learning_rate": -0.1}, "learning_rate is -0.1"),
+    "label above the outputs": (
+        {"data": jn.data.arrays((INPUTS, np.arange(37) % 4))},
+        "label 3 of example 3 in train .* model has 3 outputs",
+    ),
+    "label above the outputs in test": (
+        {"data": jn.data.arrays((INPUTS, LABELS), (INPUTS, np.arange(37) % 5))},
+        "label 3 of example 3 in test is out of range",
+    ),
+    "output shape": (
+        {"model": (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, None])},
+        r"logits \[batch, classes\], not \[8, 1, 3\]",
+    ),
+    "data as a pair": ({"data": (INPUTS, LABELS)}, r"experiment's data gave a tuple: .* jn\.data\.arrays"),
+    "model as a task": (task(jn.models.MLP((3,))), r"experiment's task gave a MLP: .* jn\.tasks\.classification"),
+    "number as an optimizer": ({"optimizer": lambda config: 0.1}, "experiment's optimizer gave a float: .* Optax"),
+    "loss shape": (
+        task(jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})),
+        r"a number an example, \[8\], not \[8, 3\]: take its mean over every axis but the first",
+    ),
+    "token above the table in test": (
+        {"data": jn.data.arrays((IDS % 5, CLASSES), (IDS, CLASSES))}
+        | task(jn.tasks.classification(jn.models.FastText(3, vocabulary_size=5, features=2))),
+        r"token id 5 of example 1 in test .* 5 rows",
+    ),
+    "token above an own table": (
+        {"data": jn.data.arrays((IDS, CLASSES))}
+        | task(jn.tasks.supervised(Reader(), lambda outputs, targets: outputs.mean(axis=1), {})),
+        r"token id 6 of example 1 in train .* Table has 6 rows",
+    ),
+    "token above a vocabulary without a table": (
+        {"data": jn.data.arrays((IDS, CLASSES))} | task(jn.tasks.classification(FOLDED)),
+        r"token id 6 of example 1 in train .* 6 rows",
+    ),
+    "binary labels from 1": (
+        {"data": jn.data.arrays((INPUTS, np.arange(37) % 2 + 1))}
+        | task(jn.tasks.binary_classification((tiny.init, lambda p, x: tiny.apply(p, x)[:, :1]))),
+        "label 2 of example 1 in train .* 0 to 1",
+    ),
+    "one-hot labels": (
+        {"data": jn.data.arrays((INPUTS, np.eye(3)[LABELS]))},
+        r"integers \[batch\], not float32 .* argmax",
+    ),
+    "label -2": (
+        {"data": jn.data.arrays((SEQUENCES, np.full((9, 4), -2)))} | task(NEXT_TOKEN),
+        "label -2 of example 0 in train is out of range",
+    ),
+    "token above the outputs": (
+        {"data": jn.data.arrays((SEQUENCES, np.full((9, 4), 7)))} | task(NEXT_TOKEN),
+        "label 7 of example 0 in train is out of range: labels must be 0 to 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXPERIMENTS)
+def test_bad_experiments_from_python_and_the_shell(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, words = EXPERIMENTS[case]
+    experiment = tiny.experiment(**parts)
+    if callable(make := parts.get("data")):
+        experiment = dataclasses.replace(experiment, data=lambda config: make())
+    with pytest.raises((jn.ConfigError, jn.DataError)) as caught:
+        tiny.fit(experiment, tmp_path / "run")
+    assert re.search(words, str(caught.value)) and "\n" not in str(caught.value), str(caught.value)
+    with pytest.raises(SystemExit) as left:
+        jn.main(experiment, ["--run-dir", str(tmp_path / "run"), "--progress", "none"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2 and line.startswith("error: ") and re.search(words, line), line
+    assert not (tmp_path / "run").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Typed(tiny.Config):
+    rate: float = 0.1
+    name: str = "a"
+    widths: tuple[int, ...] = (4,)
+    limit: float | None = None
+    verbose: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NoSeed:
+    batch_size: int = 4
+    num_steps: int = 2
+
+
+TYPED = dataclasses.replace(tiny.experiment(), config=Typed())
+
+
+def replace(**fields: Any) -> Any:
+    return jn.fit(TYPED.replace(**fields), record=False)
+
+
+def fit(experiment: Any = TYPED, **options: Any) -> Any:
+    return jn.fit(experiment, **options)
+
+
+def sweep(**options: Any) -> Any:
+    return jn.sweep(TYPED, jn.grid(seed=[0, 1]), **options)
+
+
+def train(data: Any = (INPUTS, LABELS), model: Any = tiny.MODEL, **given: Any) -> jn.Run:
+    return jn.train(model, optax.sgd(0.1), data, record=False, progress="none", **given)
+
+
+CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (replace, {"batch_size": 0}, "batch_size is 0"),
+    (replace, {"num_steps": -1}, "num_steps is -1"),
+    (replace, {"seed": 0.5}, "seed is 0.5"),
+    (replace, {"seed": 2**32}, r"below 2\*\*32"),
+    (replace, {"sed": 1}, "did you mean 'seed'"),
+    (replace, {"epochs": 1}, "did you mean 'num_steps'"),
+    (replace, {"num_steps": 2**31}, r"num_steps is 2147483648, and must be below 2\*\*31"),
+    (replace, {"batch_size": "4"}, "batch_size is '4', of type str"),
+    (replace, {"rate": "0.1"}, "rate is '0.1', of type str"),
+    (replace, {"rate": True}, "rate is True, of type bool"),
+    (replace, {"name": 3}, "name is 3, of type int"),
+    (replace, {"widths": 3}, "widths is 3, of type int"),
+    (replace, {"limit": "none"}, "limit is 'none', of type str"),
+    (replace, {"verbose": 1}, "verbose is 1, of type int"),
+    (fit, {"epochs": 3}, r"'num_steps' is a field of the config.*experiment\.replace"),
+    (fit, {"out_dir": "x"}, "did you mean 'run_dir'"),
+    (sweep, {"rate": 3}, "'rate' is a field of the config"),
+    (sweep, {"patients": 1}, "did you mean 'patience'"),
+    (fit, {"monitor": "acuracy"}, "monitor is 'acuracy', .* did you mean 'accuracy'"),
+    (fit, {"resume": 3}, "resume is 3, and must be a path"),
+    (fit, {"run_dir": True}, "run_dir is True, and must be a path"),
+    (fit, {"options": {"record": False}}, r"options is \{'record': False\}.*RunOptions"),
+    *((fit, {"stall_after": bad}, "stall_after is .* 0 or more") for bad in (-1.0, float("nan"), "5", None, True)),
+    (fit, {"experiment": tiny.experiment(data=jn.data.arrays((INPUTS, LABELS))), "patience": 2}, "patience needs"),
+    (fit, {"experiment": Typed()}, r"Typed.* is no experiment: give jn\.Experiment"),
+    (jn.iterate, {"experiment": None}, "None is no experiment"),
+    (fit, {"experiment": dataclasses.replace(TYPED, config=NoSeed())}, "no field 'seed'"),
+    (jn.Experiment, {"config": {}, "data": len, "task": len, "optimizer": len}, "must be an instance of a dataclass"),
+    (lambda: jn.iterate(TYPED).run, {}, "iterate first"),
+    (train, {"num_epochs": 1, "num_steps": 5}, "both num_epochs and num_steps"),
+    (train, {"num_epochs": float("nan")}, "num_epochs is nan"),
+    (train, {"num_epochs": float("inf")}, "num_epochs is inf"),
+    (train, {"num_epochs": 0}, "num_epochs is 0"),
+    (train, {"num_steps": 0}, "num_steps is 0"),
+    (train, {"batch_size": "8"}, "batch_size is '8'"),
+    (train, {"batch_size": 38}, "larger than the set of 37"),
+    (train, {"epochs": 3}, "no argument 'epochs': did you mean 'num_epochs'"),
+    (train, {"monitr": "loss"}, "did you mean 'monitor'"),
+    (train, {"data": (INPUTS, np.eye(3)[LABELS])}, r"one-hot .*argmax\(axis=-1\)"),
+    (train, {"data": (INPUTS, np.zeros((37, 2), int))}, r"\[37, 2\] are no labels \[examples\]"),
+]
+
+
+def test_bad_calls() -> None:
+    for call, given, words in CALLS:
+        with pytest.raises((jn.ConfigError, jn.DataError)) as caught:
+            call(**given)
+        assert re.search(words, str(caught.value)) and "\n" not in str(caught.value), str(caught.value)
+
+
+def test_convertible_config_values_are_accepted() -> None:
+    given: list[dict[str, Any]] = [{"rate": 1}, {"rate": np.float32(0.5)}, {"limit": 3}, {"widths": [4, 5]}]
+    for fields in (*given, {"batch_size": np.int64(4)}):
+        check_config(Typed(**fields))
+
+
+def test_one_hot_and_integer_targets_are_regressed_if_asked() -> None:
+    with pytest.raises(jn.DataError, match=r"targets of train are float32 .*argmax\(axis=-1\)"):
+        jn.data.arrays((INPUTS, np.eye(3)[LABELS]), class_names=("a", "b", "c"))
+    assert train((INPUTS, np.eye(3)[LABELS]), jn.tasks.regression(tiny.MODEL), num_steps=1, steps_per_call=1)
+    model = (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, :1])
+    integers = tiny.experiment(
+        data=jn.data.arrays((INPUTS, np.arange(37))), learning_rate=0.01, **task(jn.tasks.regression(model))
+    )
+    losses = tiny.fit(integers).metrics["train_loss"]
+    assert losses[-1] < losses[0]

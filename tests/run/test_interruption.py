@@ -1,0 +1,184 @@
+"""Scripts in processes of their own that are killed, interrupted or cut off from their output, for real."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import shell, tiny
+
+pytestmark = pytest.mark.slow
+
+DEADLINE = 120.0
+# Leaves every array of its last state in final.npz.
+DIGITS = """
+import dataclasses, jax, numpy as np, optax
+import jaxnn as jn
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    batch_size: int = 32
+    num_steps: int = 3_000
+    seed: int = 0
+
+experiment = jn.Experiment(
+    Config(),
+    data=lambda config: jn.data.digits(),
+    task=lambda config: jn.tasks.classification(jn.models.MLP((64, 64, 10), dropout=0.2)),
+    optimizer=lambda config: optax.adamw(jn.schedules.cosine(1e-2, config.num_steps)),
+)
+if __name__ == "__main__":
+    run = jn.main(experiment)
+    state = run.state._replace(key=jax.random.key_data(run.state.key))
+    np.savez(run.dir / "final.npz", *jax.tree.leaves(state))
+"""
+CADENCES = ("--checkpoint-every", "200", "--report-every", "100", "--steps-per-call", "50")
+NUM_REPORTS = 30
+
+
+def start(script: Path, *flags: object, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(script), *map(str, flags), "--progress", "plain"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(shell.ROOT), **variables}
+    return subprocess.Popen(command, env=environment, cwd=script.parent, **pipes)
+
+
+def num_reports(path: Path) -> int:
+    file = path / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def untimed(path: Path) -> list[dict[str, Any]]:
+    timings = ("seconds", "steps_per_second", "examples_per_second")
+    return [{name: value for name, value in line.items() if name not in timings} for line in tiny.lines(path)]
+
+
+def test_killed_and_interrupted_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    (tmp_path / "digits_dropout.py").write_text(DIGITS)
+    path, undisturbed, draw = tmp_path / "run", tmp_path / "undisturbed", random.Random(0)
+
+    def run(path: Path, until: Callable[[], bool] = lambda: False, signum: int = 0) -> tuple[int, str]:
+        """Starts or resumes the run in ``path`` and sends a signal; returns the exit status and what it printed."""
+        where = ("--resume", path) if (path / "run.json").exists() else ("--run-dir", path, *CADENCES)
+        process = start(tmp_path / "digits_dropout.py", *where, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"))
+        deadline = time.monotonic() + DEADLINE
+        while signum and process.poll() is None and not until():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        if signum:
+            process.send_signal(signum)
+        printed, _ = process.communicate(timeout=DEADLINE)
+        return process.returncode, printed
+
+    assert run(undisturbed)[0] == 0
+    # The directory exists, and its record is still empty.
+    assert run(path, (path / ".lock").exists, signal.SIGKILL)[0] == -signal.SIGKILL
+    for target, signum in zip(sorted(draw.sample(range(2, 22), 3)), (9, signal.SIGINT, 9), strict=True):
+        status, printed = run(path, lambda target=target: num_reports(path) >= target, signum)  # type: ignore[misc]
+        if signum == signal.SIGINT:
+            assert status == 75 and f"--resume {path}" in printed
+            assert tiny.read(path)["status"] == "interrupted" and num_reports(path) < NUM_REPORTS
+        else:
+            assert status == -signal.SIGKILL
+    assert run(path)[0] == 0 and tiny.read(path)["status"] == "finished"
+    assert untimed(path) == untimed(undisturbed) and num_reports(path) == NUM_REPORTS
+    resumed = tiny.read(path)["resumed"]
+    assert resumed[-1]["step"] > 0 and all(entry["changed"] == [] for entry in resumed)
+    with np.load(path / "final.npz") as found, np.load(undisturbed / "final.npz") as expected:
+        assert list(found) == list(expected)
+        assert all(found[name].tobytes() == expected[name].tobytes() for name in expected)
+
+
+# XLA compiles it for longer the deeper it is, and computes it for longer the more loops it has.
+SLOW = """
+import jax, jax.numpy as jnp
+import jaxnn as jn
+from tests import tiny
+
+def apply(params, inputs):
+    values = inputs
+    for _ in range({depth}):
+        values = jnp.sort(jnp.sin(values @ params["kernel"]), axis=-1)[:, ::-1]
+    start = jax.lax.stop_gradient(values)
+    again = jax.lax.fori_loop(0, {loops}, lambda _, value: jnp.sort(jnp.sin(value), axis=-1), start)
+    return tiny.apply(params, values + 0.0 * again)
+
+if __name__ == "__main__":
+    jn.main(tiny.experiment(model=(tiny.init, apply), num_steps=1_000_000))
+"""
+
+
+def interrupted(folder: Path, flags: list[str], wait_for: str, *pauses: float, depth: int = 0, loops: int = 0) -> Any:
+    """A script that gets SIGINT after each pause once it prints ``wait_for``: status, seconds to its end, errors."""
+    (folder / "slow.py").write_text(SLOW.format(depth=depth, loops=loops))
+    with start(folder / "slow.py", *flags, JAX_ENABLE_COMPILATION_CACHE="false") as process:
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            assert any(wait_for in line for line in process.stdout)
+            for pause in pauses:
+                time.sleep(pause)
+                process.send_signal(signal.SIGINT)
+            sent = time.monotonic()
+            process.wait(60)
+            return process.returncode, time.monotonic() - sent, process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_signal_during_a_long_compilation_ends_a_script_at_once(tmp_path: Path) -> None:
+    flags = ["--run-dir", str(tmp_path / "run")]
+    status, seconds, errors = interrupted(tmp_path, flags, "compiling the program", 0.5, depth=1_000)
+    assert (status, errors.count("\n")) == (130, 1) and errors.startswith("interrupted before"), errors
+    assert seconds < 10 and not (tmp_path / "run").exists()
+
+
+def test_second_signal_ends_a_script_at_once_while_a_call_is_computed(tmp_path: Path) -> None:
+    flags = ["--no-record", "--steps-per-call", "1000", "--report-every", "1000", "--eval-every", "0"]
+    status, seconds, errors = interrupted(tmp_path, flags, "steps per call", 5.0, 1.0, loops=100_000)
+    assert status == 130 and "Traceback" not in errors and seconds < 10, errors
+    assert "stopping after the current window" in errors and "interrupted at once" in errors
+
+
+# A garbage collection during the import gets the signal: Python drops exceptions that are raised in its callbacks.
+IN_COLLECTION = """
+import gc, os, signal, sys
+sent = []
+def collected(phase, info):
+    if not sent and "jaxnn.run" in sys.modules:
+        sent.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+gc.callbacks.append(collected)
+gc.set_threshold(50)
+import jaxnn
+jaxnn.fit
+print("still here")
+"""
+
+
+def test_signal_during_the_import_of_jaxnn_ends_a_script(tmp_path: Path) -> None:
+    # A stand-in for JAX's modules, which take seconds to import.
+    (tmp_path / "optax.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    done = shell.python("-c", "import jaxnn; jaxnn.fit", PYTHONPATH=f"{tmp_path}{os.pathsep}{shell.ROOT}")
+    assert (done.returncode, done.stderr) == (130, "interrupted while importing jaxnn\n")
+    done = shell.python("-c", IN_COLLECTION)
+    assert (done.returncode, done.stdout) == (130, "") and "interrupted while importing jaxnn" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["", "sweep --seed 0 1"])
+def test_closed_standard_output_stops_a_run_after_its_window(tmp_path: Path, words: str) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.format(depth=0, loops=0))
+    flags = "--no-record --progress plain --steps-per-call 100 --report-every 100"
+    command = f"{sys.executable} slow.py {words} {flags} | sed '/^ *step/q'"
+    variables = {**os.environ, "PYTHONPATH": str(shell.ROOT)}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=120)
+    assert done.stderr == "standard output was closed: stopping after the current window\n"

@@ -1,0 +1,244 @@
+"""Supervised tasks: regression by hand, padding, models in any form, mixed precision."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+from losses import KEY, SCALE, batch_of, gradient_of, loss_of, sums_of
+
+from jaxnn import observe, tasks
+from jaxnn.models import CNN, MLP
+from jaxnn.nn import Policy
+from jaxnn.tasks import as_model
+from jaxnn.types import Batch, ConfigError
+from tests import tiny
+
+LABELS = np.array([2, 0], np.int32)
+
+
+# Regression.
+
+
+@pytest.mark.parametrize(
+    ("batch", "squared", "absolute", "count"),
+    [
+        # Errors 1 and -3, also for outputs with a last axis of one: broadcast to [2, 2] the mean would be 3.
+        (batch_of([3.0, 1.0], [2.0, 4.0]), 5.0, 2.0, 2.0),
+        (batch_of([[3.0], [1.0]], [2.0, 4.0]), 5.0, 2.0, 2.0),
+        # One example with errors 1, 2, 3, 6: squares (1 + 4 + 9 + 36) / 4, absolute 12 / 4.
+        (batch_of([[[1.0, 2.0], [3.0, 6.0]]], np.zeros((1, 2, 2), np.float32)), 12.5, 3.0, 1.0),
+        # Errors 1 and 3 count, 100 does not: (1 + 9) / 2 and (1 + 3) / 2.
+        (batch_of([1.0, 100.0, 3.0], [0.0, 0.0, 0.0], mask=[1, 0, 1]), 5.0, 2.0, 2.0),
+        (batch_of([5.0, 7.0], [0.0, 0.0], mask=[0, 0]), 0.0, 0.0, 0.0),
+    ],
+)
+def test_squared_and_absolute_error_by_hand(batch: Batch, squared: float, absolute: float, count: float) -> None:
+    task, sums = tasks.regression(SCALE), {"loss": squared * count, "mean_absolute_error": absolute * count}
+    assert loss_of(task, batch) == {"loss": squared, "mean_absolute_error": absolute}
+    assert sums_of(task, batch) == {**sums, "count": count}
+    if not count:
+        assert float(gradient_of(task, batch)["scale"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"), [((2, 3), (2,)), ((2,), (2, 1)), ((2, 3), (2, 2)), ((2, 1, 1), (2,)), ((2, 2), (2, 1))]
+)
+def test_outputs_of_another_shape_than_the_targets_are_named(outputs: Any, targets: Any) -> None:
+    words = rf"outputs \{list(outputs)} for targets \{list(targets)}".replace("]", r"\]")
+    with pytest.raises(ConfigError, match=words):
+        loss_of(tasks.regression(SCALE), batch_of(np.zeros(outputs), np.zeros(targets, np.float32)))
+
+
+# Padding.
+
+
+@pytest.mark.parametrize(
+    ("kind", "garbage"), [("classification", np.nan), ("regression", np.nan), ("regression", 1e30)]
+)
+def test_padding_changes_neither_value_nor_gradient(kind: str, garbage: float) -> None:
+    inputs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    if kind == "classification":
+        task, targets, other = tasks.classification(MLP((5, 3)), label_smoothing=0.1), np.array([0, 2, 1]), 99
+    else:
+        task, targets, other = tasks.regression(MLP((5, 1))), np.array([0.5, -1.0, 2.0], np.float32), garbage
+    padded_inputs, padded_targets = np.concatenate([inputs, np.full((2, 4), garbage)]), np.append(targets, [other] * 2)
+    padded = batch_of(padded_inputs, padded_targets.astype(targets.dtype), mask=[1, 1, 1, 0, 0])
+    alone = batch_of(inputs, targets)
+    expected, gradient = (loss_of(task, alone), sums_of(task, alone)), gradient_of(task, alone)
+    for found, wanted in zip((loss_of(task, padded), sums_of(task, padded)), expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-6)
+    jax.tree.map(
+        lambda found, wanted: np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-7),
+        gradient_of(task, padded),
+        gradient,
+    )
+
+
+def test_padding_of_token_inputs_stays_integer() -> None:
+    class Embedded(linen.Module):
+        @linen.compact
+        def __call__(self, tokens: jax.Array) -> jax.Array:
+            return linen.Embed(7, 3)(tokens).mean(axis=1)
+
+    batch = Batch(np.array([[1, 2], [10**6, -5]], np.int32), LABELS, np.array([1.0, 0.0], np.float32))
+    assert math.isfinite(loss_of(tasks.classification(Embedded()), batch)["loss"])
+
+
+# Models in any form.
+
+
+class TakesTrain(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        return 2 * x if train else x
+
+
+class TakesTraining(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array, *, training: bool = True) -> jax.Array:
+        return 2 * x if training else x
+
+
+class TakesDeterministic(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
+        return x if deterministic else 2 * x
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        TakesTrain(),
+        TakesTraining(),
+        TakesDeterministic(),
+        (lambda key, x: {}, lambda params, x, is_training: 2 * x if is_training else x),
+        (lambda key, x: {}, lambda params, x, train=False: 2 * x if train else x),
+    ],
+)
+def test_models_get_a_flag_for_training(model: Any) -> None:
+    # Each doubles its inputs in training.
+    init, apply = as_model(model)
+    inputs = np.float32([[1.0, 2.0]])
+    params, model_state = init(KEY, inputs)
+    assert apply(params, model_state, inputs, KEY)[0].tolist() == [[2.0, 4.0]]
+    assert apply(params, model_state, inputs, None)[0].tolist() == [[1.0, 2.0]]
+
+
+def test_flax_dropout_drops_in_training_alone() -> None:
+    init, apply = as_model(linen.Dropout(0.5))
+    inputs = np.ones((4, 8), np.float32)
+    params, model_state = init(KEY, inputs)
+    dropped = apply(params, model_state, inputs, KEY)[0]
+    assert set(np.unique(dropped)) == {0.0, 2.0}  # kept ones are scaled by 1 / (1 - 0.5)
+    assert np.array_equal(apply(params, model_state, inputs, None)[0], inputs)
+
+
+def test_batch_statistics_change_in_training_alone() -> None:
+    # Of 0 and 4 the mean is 2 and the variance 4; at momentum 0.9 from 0 and 1: 0.2, and 0.9 + 0.4 = 1.3.
+    init, apply = as_model(linen.BatchNorm(momentum=0.9, epsilon=0.0))
+    inputs = np.float32([[0.0], [4.0]])
+    params, before = init(KEY, inputs)
+    assert (before["batch_stats"]["mean"], before["batch_stats"]["var"]) == (0.0, 1.0)
+    outputs, after = apply(params, before, inputs, KEY)
+    np.testing.assert_allclose(outputs, [[-1.0], [1.0]], rtol=1e-6)  # (x - 2) / sqrt(4)
+    np.testing.assert_allclose(after["batch_stats"]["mean"], [0.2], rtol=1e-6)
+    np.testing.assert_allclose(after["batch_stats"]["var"], [1.3], rtol=1e-6)
+    outputs, still = apply(params, after, inputs, None)
+    np.testing.assert_allclose(outputs[0], [-0.2 / math.sqrt(1.3)], rtol=1e-6)
+    assert still is after
+
+
+def test_sown_values_are_no_state() -> None:
+    class Sowing(linen.Module):
+        @linen.compact
+        def __call__(self, x: jax.Array) -> jax.Array:
+            self.sow("intermediates", "seen", x)
+            self.sow("losses", "penalty", x)
+            return linen.Dense(2)(x)
+
+    init, apply = as_model(Sowing())
+    inputs = np.ones((1, 3), np.float32)
+    params, model_state = init(KEY, inputs)
+    assert model_state == {} and params["Dense_0"]["kernel"].shape == (3, 2)
+    outputs, after = apply(params, model_state, inputs, KEY)
+    assert after == {} and np.array_equal(outputs, apply(params, model_state, inputs, None)[0])
+
+
+class Noisy(linen.Module):
+    always: bool = False
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        noisy = train or self.always
+        return linen.Dense(3)(x + jax.random.normal(self.make_rng("noise"), x.shape) if noisy else x)
+
+
+def test_modules_draw_from_any_stream_in_training_alone() -> None:
+    init, apply = as_model(Noisy())
+    inputs = np.zeros((2, 3), np.float32)
+    params, model_state = init(KEY, inputs)
+    first, again, other = (apply(params, model_state, inputs, jax.random.key(seed))[0] for seed in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    task = tasks.classification(Noisy(always=True))
+    with pytest.raises(ConfigError, match='stream "noise" in evaluation.* train'):
+        tiny.fit(tiny.experiment(task=lambda config: task))
+
+
+def test_pairs_get_key_and_inputs() -> None:
+    def apply(params: Any, inputs: jax.Array, key: jax.Array | None) -> jax.Array:
+        return inputs if key is None else jax.random.normal(key, inputs.shape)
+
+    model = as_model((lambda key, inputs: {"w": jax.random.normal(key, inputs.shape)}, apply))
+    params, model_state = model.init(KEY, np.zeros(3))
+    drawn = jax.random.normal(KEY, (3,))
+    assert np.array_equal(params["w"], drawn) and model_state == {}
+    assert np.array_equal(model.apply(params, model_state, np.zeros(3), KEY)[0], drawn)
+    assert np.array_equal(model.apply(params, model_state, np.zeros(3), None)[0], np.zeros(3))
+    assert as_model(model) is model
+
+
+@pytest.mark.parametrize("model", ["mlp", linen.Dense, None, (len,), (len, "apply"), lambda inputs: inputs])
+def test_what_is_no_model_is_named(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"a model must be .*Linen module or a pair \(init, apply\)"):
+        tasks.classification(model)
+
+
+# Mixed precision.
+
+
+def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide() -> None:
+    task = tasks.classification(CNN(3, blocks=((2,),), dense=(), batch_norm=True), policy=Policy(compute="bfloat16"))
+    batch = batch_of(np.random.default_rng(0).normal(size=(4, 4, 4, 1)), [0, 1, 2, 0])
+
+    graded = jax.value_and_grad(task.loss, has_aux=True)
+
+    def compute() -> Any:
+        params, before = task.init(KEY, batch)
+        results = graded(params, before, batch, KEY)
+        return (
+            params,
+            before,
+            results,
+            task.evaluate(params, results[0][1][0], batch),
+            task.evaluate(params, before, batch),
+        )
+
+    params, before, ((loss, (after, _)), gradient), moved, evaluated = jax.jit(compute)()
+    assert set(observe.product_dtypes(graded, params, before, batch, KEY)) == {"bfloat16"}
+    leaves = jax.tree.leaves((params, before, loss, after, gradient))
+    assert {leaf.dtype.name for leaf in leaves} == {"float32"}
+    # Evaluation uses the state that it is given, which training changed.
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    assert not np.array_equal(after["batch_stats"]["BatchNorm_0"]["mean"], [0.0, 0.0])
+    assert float(moved["loss"]) != float(evaluated["loss"])
+
+
+def test_outputs_are_float32_under_a_policy() -> None:
+    task = tasks.regression(SCALE, policy=Policy(compute="bfloat16"))
+    assert task.predict({"scale": jnp.ones(())}, {}, np.ones((2, 3), np.float32)).dtype == jnp.float32
