@@ -35,8 +35,7 @@ def new_figure(**arguments: Any) -> Figure:
                 super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
-            picture = io.BytesIO()
-            self.savefig(picture, format="png")
+            self.savefig(picture := io.BytesIO(), format="png")
             return picture.getvalue()
 
     return StyledFigure(facecolor="white", **arguments)
@@ -71,12 +70,12 @@ def format_value(metric: str, value: float) -> str:
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], run: str = "", data: str = "") -> Figure:
-    """One panel per metric with all splits, and one for throughput, of ``lines`` of ``metrics.jsonl``, oldest first.
+    """Draws ``lines`` of ``metrics.jsonl``: a panel per metric, and one for throughput.
 
     The title is ``run``, and ``data`` unless ``run`` contains it. Save the figure, or return it from a notebook's cell.
     """
-    names = sorted({key.partition("_")[2] for line in lines for key in metrics_of(line)})
-    names.sort(key=lambda name: name != "loss")
+    found = {key.partition("_")[2] for line in lines for key in metrics_of(line)}
+    names = sorted(found, key=lambda name: (name != "loss", name))
     figure, panels = new_panels(len(names) + 1)
     for name, axes in zip(names, panels, strict=False):
         for prefix, colour in COLOURS.items():
@@ -102,6 +101,5 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], run: str = "", data: str = "
         axes.set_xlabel("step")
         if axes.lines:
             axes.legend(fontsize="small")
-    if run or data:
-        figure.suptitle(run if data in run else f"{run} · {data}", fontsize="medium")
+    figure.suptitle(run if data in run else f"{run} · {data}", fontsize="medium")
     return figure

@@ -18,7 +18,7 @@ from matplotlib.ticker import NullLocator
 
 from jaxnn.record import format_value, label_ticks, metrics_of, new_panels
 from jaxnn.search import Axis, scale_of
-from jaxnn.sweeps._members import ENOUGH, SEED, GroupRow, count_by_status, grouped, show, show_field, spread_of
+from jaxnn.sweeps._members import ENOUGH, SEED, count_by_status, grouped, show, show_field, spread_of
 
 if TYPE_CHECKING:
     from jaxnn.sweeps._sweep import Sweep
@@ -86,10 +86,9 @@ def _mark(axis: Axis, drawn: DrawnAxis) -> None:
 
 
 def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
-    """Draws the metric against the step: the mean of each group, with bands if the groups are few.
+    """Draws the mean of each group against the step, with bands if the groups are few.
 
-    The mean is over the complete members, or those that were cut short if none is complete, and ends where the first
-    of them stops: from there on it would jump. The other members that were cut short are thin and grey.
+    It is over complete members, else over those cut short, until the first of them stops; others cut short are grey.
     """
     steps, values = sweep.curves(metric)
     values = np.where(np.isfinite(values), values, np.nan)
@@ -131,15 +130,12 @@ def draw_curves(axes: Axes, sweep: Sweep, metric: str) -> None:
     if sizes and named:
         title += ", with its 95 % interval" if min(sizes) >= ENOUGH else ", with the range of few seeds"
     axes.set_xlabel("step")
-    means = [spread.mean for _, _, spreads in curves for spread in spreads]
-    _finish(axes, sweep, metric, np.array(means), [member.step for member in sweep.lost], title)
+    means = np.array([spread.mean for _, _, spreads in curves for spread in spreads])
+    _finish(axes, sweep, metric, means, [member.step for member in sweep.lost], title)
 
 
 def draw_axis(axes: Axes, sweep: Sweep, metric: str, axis: Axis) -> None:
-    """Draws all members against ``axis``, and the means of the groups that equal the best in all other settings.
-
-    Against the seed it draws the mean of all members and its interval.
-    """
+    """Draws all members against ``axis``, and the means of the groups that equal the best in all other settings."""
     axis, values, scores = _drawable(axis), sweep.values(metric), sweep.scores(metric)
     places = np.array([_position(axis, member.fields.get(axis.name)) for member in sweep.members])
     axes.scatter(places, scores, s=16, alpha=0.5, lw=0)
@@ -177,18 +173,13 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     results = np.array([row.spread.mean for row in groups.rows if row.n] or [0.0, 1.0])
     more = sweep.more_is_better(metric)
     norm = (LogNorm if _is_wide(results, more) else Normalize)(results.min(), results.max())
-    # Better is darker.
-    colours = colormaps["viridis_r" if more else "viridis"]
+    colours = colormaps["viridis_r" if more else "viridis"]  # better is darker
     cells = 2 * len(groups.rows) >= len(x.values) * len(y.values)
     if cells:
         x, y = (dataclasses.replace(axis, scale="nominal") for axis in (x, y))
-
-    def place(row: GroupRow) -> tuple[float, float]:
-        return _position(x, row.point[x.name]), _position(y, row.point[y.name])
-
+    places = [tuple(_position(axis, row.point[axis.name]) for axis in (x, y)) for row in groups.rows]
     means = np.full((len(y.values), len(x.values)), np.nan)
-    for row in groups.rows:
-        column, line = place(row)
+    for row, (column, line) in zip(groups.rows, places, strict=True):
         mean = row.spread.mean
         if row.n and cells:
             means[int(line), int(column)] = mean
@@ -202,7 +193,7 @@ def draw_pair(axes: Axes, sweep: Sweep, metric: str) -> None:
     _mark(x, axes.xaxis)
     _mark(y, axes.yaxis)
     if any(row.n for row in groups.rows):
-        axes.plot(*place(groups.best()), **BEST)
+        axes.plot(*places[groups.rows.index(groups.best())], **BEST)
     bar = axes.figure.colorbar(ScalarMappable(norm, colours), ax=axes, label=metric.replace("_", " "), pad=0.02)
     label_ticks(bar.ax.yaxis, metric)
     axes.set_title("mean over seeds" if any(row.n > 1 for row in groups.rows) else "members", fontsize="medium")
@@ -219,7 +210,6 @@ def _finish(axes: Axes, sweep: Sweep, metric: str, values: np.ndarray, lost: lis
     if _is_wide(values, more):
         axes.set_yscale("log")
     if lost:
-        # They have no value: y is a share of the panel's height.
         style: dict[str, Any] = {"c": LOST_COLOUR, "ms": 5, "clip_on": False, "transform": axes.get_xaxis_transform()}
         axes.plot(lost, [0.03 if more else 0.97] * len(lost), "x", label=count_by_status(sweep.lost), **style)
     axes.set_ylabel(metric.replace("_", " "))
