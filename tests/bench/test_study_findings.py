@@ -21,7 +21,7 @@ from articles.studies.study_training import network, run_time, step_time, traini
 
 from jaxnn import data
 from jaxnn.bench import NotMeasured, Quantity, Row, Rows, findings_table, merge, write_page
-from jaxnn.nn import unboxed
+from jaxnn.nn import unbox
 from jaxnn.types import Splits
 from tests import shell
 from tests.studies import CPU, GPU, cases_of, on_cpu, results_of, row, sized, two_devices
@@ -67,7 +67,7 @@ def test_networks_have_the_published_number_of_parameters(name: str) -> None:
     task, source = network(name).task(network(name).config), random_data(name, 2).train
     batch = source.as_batch(source.read(np.arange(2)))
     params, _ = jax.eval_shape(lambda key: task.init(key, batch), jax.random.key(0))
-    assert sum(leaf.size for leaf in jax.tree.leaves(unboxed(params))) == NETWORKS[name][0]
+    assert sum(leaf.size for leaf in jax.tree.leaves(unbox(params))) == NETWORKS[name][0]
 
 
 def test_bandwidth_counts_bytes_and_relates_to_the_peak() -> None:

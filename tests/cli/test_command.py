@@ -57,7 +57,7 @@ def test_runs_are_listed_with_damaged_ones_and_shown(
     for words in ("finished", "learning_rate 0.25", facts["fingerprint"]["program"], "test_loss", "jax "):
         assert words in text
     seconds = sum(facts["summary"]["seconds"].values())
-    assert re.search(rf"^time +{seconds:.2f} s \(.*train ", text, re.MULTILINE)
+    assert re.search(rf"^time +{seconds:.2f} s \(", text, re.MULTILINE)
 
 
 @pytest.fixture

@@ -388,7 +388,9 @@ def test_missing_devices_of_the_record_are_named(resumed_layout: Any, monkeypatc
                 resumed_layout(recorded, **given)
         assert resumed_layout(recorded, devices=4) == {"devices": 4}
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(jn.ConfigError, match="there used devices=2: give --devices 4 .* 2 processes have 4"):
+    with pytest.raises(
+        jn.ConfigError, match="there used devices=2: give --devices 4 .* 2 processes of this run have 4"
+    ):
         resumed_layout({"devices": 2})
 
 
