@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple, NoReturn
@@ -198,9 +199,9 @@ def interruptible(farewell: Farewell | None = None) -> Iterator[Interruption]:
 def _is_ignored_in(frame: FrameType | None) -> bool:
     """Whether Python would report and drop an exception raised in ``frame``: in a callback of the garbage collector.
 
-    JAX has one, and signals that arrive during a collection are handled in it.
+    JAX has callbacks and finalizers, and signals that arrive during a collection are handled in them.
     """
-    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    callbacks = {getattr(callback, "__code__", None) for callback in (*gc.callbacks, weakref.finalize.__call__)}
     while frame is not None:
         if frame.f_code in callbacks:
             return True

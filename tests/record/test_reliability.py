@@ -83,14 +83,14 @@ def benchmark(script: str, *words: object) -> str:
 
 @pytest.mark.slow
 def test_killed_run_loses_nothing() -> None:
-    output = benchmark("torture.py", "kills", "--num-kills", 4, "--num-steps", 400)
+    output = benchmark("torture.py", "kills", "--num-kills", 6, "--num-steps", 600)
 
     def figure(name: str) -> int:
         found = re.search(rf"^{re.escape(name)} +(\d+)", output, re.MULTILINE)
         assert found is not None, output
         return int(found[1])
 
-    assert figure("kills") == 4
+    assert figure("kills") == 6
     assert figure("… while a checkpoint was written") >= 1
     assert figure("resumes seen, each from the newest complete checkpoint") >= 2
     assert figure("runs finished, each bitwise that of an undisturbed one") >= 1
