@@ -89,10 +89,7 @@ class ArraySource(IndexedSource):
 
 
 def padded_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the batches of an evaluation: every example once, in order; the last is padded with example 0, masked.
-
-    These are ``indices [num_batches, batch]`` int32 and ``mask [num_batches, batch]`` float32.
-    """
+    """Returns indices and mask ``[num_batches, batch]``: every example once, in order, then example 0, masked."""
     check_integer("batch_size", batch_size, 1)
     num_batches = -(-num_examples // batch_size)
     positions = np.arange(num_batches * batch_size, dtype=np.int32).reshape(-1, batch_size)

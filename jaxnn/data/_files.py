@@ -16,8 +16,7 @@ import numpy as np
 from jaxnn.types import DataError
 
 type PathLike = str | os.PathLike[str]
-# The names of files by the split's folder and by class.
-type Listing = dict[str, dict[str, list[str]]]
+type Listing = dict[str, dict[str, list[str]]]  # the names of files by the split's folder and by class
 
 _SPLIT_FOLDERS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _TIMEOUT_SECONDS = 30
@@ -193,10 +192,11 @@ def classified(
     return splits, class_names
 
 
-def check_file(path: Path) -> None:
-    """Raises DataError if ``path`` is not a file: for example, opening a pipe would block forever."""
+def checked_file(path: Path) -> Path:
+    """Returns ``path``; DataError if it is not a file: for example, opening a pipe would block forever."""
     if not path.is_file():
         raise DataError(f"{path} is not a regular file but a broken link, folder or pipe: remove or replace it.")
+    return path
 
 
 class _Limited(gzip.GzipFile):

@@ -1,7 +1,4 @@
-"""The Grain pipeline: worker processes or threads read batches ahead.
-
-A worker process opens no accelerator, ignores SIGINT and SIGTERM, and ends with its parent.
-"""
+"""The Grain pipeline: batches are read ahead in threads, or in processes that open no accelerator."""
 
 from __future__ import annotations
 
@@ -27,31 +24,23 @@ from jaxnn.types import DataError, Examples
 
 _LAST_STEP = 2**31 - 1
 _MOST_THREADS = 16
-# Batches of a worker process that may be in shared memory at once: being read, queued, sent and copied.
-_SHARED_AT_A_TIME = 6
-# Shared memory on Linux. Containers have little of it, and a process that exceeds it is killed.
-_SHARED_MEMORY = "/dev/shm"
-# Set before workers start: the script that a worker imports may import JAX before jaxnn, and JAX reads them then.
+_SHARED_AT_A_TIME = 6  # batches of a worker process in shared memory: being read, queued, sent and copied
+_SHARED_MEMORY = "/dev/shm"  # on Linux; containers have little of it, and a process that exceeds it is killed
+# Set before workers start, since the script that a worker imports may import JAX, which reads them then.
 _WORKER_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _START_SECONDS = 20.0
-# A worker that has not ended this long after the pipeline was closed is killed.
-_CLOSE_TIMEOUT_SECONDS = 10.0
-# Exit status of a worker whose script lacks the `__main__` guard.
-_UNGUARDED = 78
-# The environment is shared by all threads of a process.
-_STARTING = threading.Lock()
+_CLOSE_TIMEOUT_SECONDS = 10.0  # after which a worker that has not ended is killed
+_UNGUARDED = 78  # exit status of a worker whose script lacks the `__main__` guard
+_STARTING = threading.Lock()  # the environment is shared by all threads of a process
 
 
 @dataclasses.dataclass
 class _Guarded:
-    """A function of the step that returns errors as a DataError, since not every exception can be pickled.
-
-    Workers read the function from the file ``path``, by cloudpickle, which also pickles functions of notebooks.
-    """
+    """A function of the step that returns errors as a DataError, since not every exception can be pickled."""
 
     read: Callable[[int], Examples] | None
-    path: str = ""
+    path: str = ""  # a worker's file with the function, by cloudpickle, which also pickles functions of notebooks
 
     def __call__(self, step: int) -> Examples | DataError:
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxnn.data._arrays import arrays
-from jaxnn.data._files import PathLike, check_file, classified, folder_with, list_folder
+from jaxnn.data._files import PathLike, checked_file, classified, folder_with, list_folder
 from jaxnn.data._stream import HostAugmentation
 from jaxnn.data._stream import stream as stream_readers
 from jaxnn.types import ConfigError, DataError, Splits
@@ -113,8 +113,7 @@ class ImageReader:
         """Decodes an image, uint8 ``[height, width, channels]``, and returns it with its label."""
         from PIL import Image
 
-        file = self.folder / self.names[index]
-        check_file(file)
+        file = checked_file(self.folder / self.names[index])
         try:
             with Image.open(file, formats=_FORMATS) as image:
                 width, height = image.size

@@ -19,10 +19,7 @@ _DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E
 _GROWS_TO, _GROWS_BY = 1 << 30, 200
 
 _IDX_PLACES = {
-    "mnist": (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
+    "mnist": ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
     "fashion_mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
 }
 _IDX_SHA256 = {
@@ -45,8 +42,7 @@ _CIFAR_ARCHIVE = "cifar-10-binary.tar.gz"
 _CIFAR_URL = f"https://www.cs.toronto.edu/~kriz/{_CIFAR_ARCHIVE}"
 _CIFAR_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
 _CIFAR_FILES = (*(f"data_batch_{index}.bin" for index in range(1, 6)), "test_batch.bin")
-# A label, then the red, green and blue plane of an image.
-_RECORD_BYTES = 1 + 3 * 32 * 32
+_RECORD_BYTES = 1 + 3 * 32 * 32  # a label, then the red, green and blue plane of an image
 _MOST_CIFAR_BYTES = 1 << 28  # CIFAR takes 184 MB
 
 
@@ -128,10 +124,8 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
             body = bytearray()
             while chunk := file.read(min(num_bytes + 1 - len(body), 1 << 20)):
                 body += chunk
-    except gzip.BadGzipFile as error:
-        raise DataError(f"{path} is not a gzip file: download it again ({error}).") from error
-    except (EOFError, zlib.error) as error:
-        raise DataError(f"{path} is truncated or damaged: download it again ({error}).") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be decompressed ({error}): download it again.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if len(body) != num_bytes:
@@ -187,5 +181,4 @@ def cifar10(data_dir: PathLike | None = None, num_validation: int = 0) -> Splits
         labels.append(records[:, 0])
         images.append(np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)))
     train, validation = split_off_validation((np.concatenate(images[:-1]), np.concatenate(labels[:-1])), num_validation)
-    class_names = tuple(_CIFAR10.split("|"))
-    return arrays(train, (images[-1], labels[-1]), validation, name="cifar10", class_names=class_names)
+    return arrays(train, (images[-1], labels[-1]), validation, name="cifar10", class_names=_CIFAR10.split("|"))

@@ -22,12 +22,9 @@ def permute(positions: Array, num_examples: int, seed: Array | int, epoch: Array
 
     A generalized Feistel network over ``Z_a × Z_b`` with cycle walking: FE2 of Black & Rogaway, "Ciphers with Arbitrary
     Finite Domains" (2002). Its round function is the finalizer of MurmurHash3 (Appleby). It is not cryptographically
-    secure. NumPy in, NumPy out; with a JAX array or tracer among the arguments the result is one, with the same bits.
-    Cost: about 60 integer operations per element, twice that if values walk; no memory of size ``num_examples``.
-
-    ``positions`` are integers of any shape; ``num_examples`` is static and at most 2³¹ - 1. ``seed`` is a scalar;
-    ``epoch`` is one too, or has the rank of ``positions`` and is broadcast against it. Of both integers the low 32 bits
-    are used. Returns int32 of the shape of ``positions``.
+    secure. NumPy in, NumPy out; with a JAX array or tracer among the arguments the result is one, with the same bits:
+    int32 of the shape of ``positions``. ``num_examples`` is static and at most 2³¹ - 1; ``seed`` is a scalar, and
+    ``epoch`` too or broadcast against ``positions``. It takes about 60 integer operations per element, 120 if it walks.
     """
     # A float would make cycle walking endless.
     num_examples = operator.index(num_examples)

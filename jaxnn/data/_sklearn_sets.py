@@ -77,7 +77,20 @@ def linnerud(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
 def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     """Loads a data set of scikit-learn and splits it, stratified by class."""
     check_fractions({"test_fraction": test, "validation_fraction": validation}, seed)
-    inputs, targets, names = _loaded(name)
+    spec = importlib.util.find_spec("sklearn")
+    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz" if spec and spec.origin else Path()
+    names: tuple[str, ...] = tuple("0123456789")
+    # Digits are read from their file: importing scikit-learn takes a second.
+    if name == "digits" and file.is_file():
+        rows = np.loadtxt(file, delimiter=",")
+        inputs, targets = rows[:, :-1], rows[:, -1].astype(np.int64)
+    else:
+        from sklearn import datasets
+
+        bunch = getattr(datasets, f"load_{name}")()
+        inputs, targets, names = bunch.data, bunch.target, tuple(map(str, bunch.get("target_names", ())))
+    if name == "digits":
+        inputs = (inputs.reshape(-1, 8, 8, 1) / 16.0).astype(np.float32)
     has_labels = np.issubdtype(targets.dtype, np.integer)
     fractions = {"test": test, "validation": validation}
     counts = {split: math.ceil(fraction * len(targets)) for split, fraction in fractions.items() if fraction}
@@ -91,22 +104,6 @@ def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
         rest, part = _split_off(rest, targets[rest] if has_labels else None, count, split, seed)
         pairs[split] = inputs[part], targets[part]
     return arrays((inputs[rest], targets[rest]), **pairs, name=name, class_names=names if has_labels else ())
-
-
-def _loaded(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Returns inputs, targets and names. Digits are read from their file: importing scikit-learn takes a second."""
-    spec = importlib.util.find_spec("sklearn")
-    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz" if spec and spec.origin else Path()
-    if name == "digits" and file.is_file():
-        rows = np.loadtxt(file, delimiter=",")
-        inputs, targets, names = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64), tuple("0123456789")
-    else:
-        from sklearn import datasets
-
-        bunch = getattr(datasets, f"load_{name}")()
-        inputs, targets = bunch.images if name == "digits" else bunch.data, bunch.target
-        names = tuple(str(label) for label in bunch.get("target_names", ()))
-    return (inputs[..., None] / 16.0).astype(np.float32) if name == "digits" else inputs, targets, names
 
 
 def _split_off(

@@ -28,10 +28,8 @@ from jaxnn.data._arrays import (
 from jaxnn.data._grain import Batches, cores, exit_if_unguarded, open_batches
 from jaxnn.types import ConfigError, DataError, Examples, Splits
 
-# Each takes about 220 MB of memory, half of it shared.
-_MOST_WORKERS = 8
-# Number of examples in the fingerprint of a reader without a `fingerprint` method.
-_FINGERPRINT_EXAMPLES = 16
+_MOST_WORKERS = 8  # each takes about 220 MB of memory, half of it shared
+_FINGERPRINT_EXAMPLES = 16  # of a reader without a `fingerprint` method
 
 type HostAugmentation = Callable[[np.random.Generator, np.ndarray], Any]
 
@@ -196,10 +194,9 @@ class StreamSource(IndexedSource):
     def batches(self, seed: int, first_step: int, batch_size: int, rows: slice = slice(None)) -> Batches:
         """Iterates over the training batches of ``first_step`` and the steps after it, read and augmented ahead.
 
-        They do not depend on the number of workers. ``rows`` selects a process's local rows of each batch of
-        ``batch_size`` examples. Starting at any step costs the same. ``seed`` decides order and augmentation.
-        ``close()`` the iterator to end its workers. Raises DataError if the batch is larger than the split, or the
-        reader cannot be sent to worker processes; the iterator raises it for an example that cannot be read.
+        ``rows`` selects a process's local rows of each batch of ``batch_size`` examples; ``seed`` decides order and
+        augmentation. ``close()`` the iterator to end its workers. Raises DataError if the batch is larger than the
+        split, or the reader cannot be pickled; the iterator raises it for an example that cannot be read.
         """
         self.order(seed, np.zeros(1, np.int32), batch_size)
         positions = range(batch_size)[rows]

@@ -28,10 +28,7 @@ INSTALL = {
 
 
 def find_devices(platform: str | None = None) -> list[jax.Device]:
-    """All devices of ``platform``, default JAX's default, in all processes; those of one process are neighbours.
-
-    Raises ConfigError, with the reason and what to install, if JAX cannot open it.
-    """
+    """All devices of ``platform``, default JAX's default, by process; ConfigError if JAX cannot open it."""
     try:
         devices = jax.devices(platform or default_platform())
     except UNOPENED as error:
@@ -46,10 +43,7 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
 
 
 def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
-    """The first device of each ``wanted`` kind, default all, in this process: ``{"cpu": …, "gpu": …}``.
-
-    Raises ConfigError if a kind is unknown or not available.
-    """
+    """This process's first device of each ``wanted`` kind, default all; ConfigError if one is not available."""
     found: dict[str, jax.Device] = {}
     for kind in PLATFORMS:
         with contextlib.suppress(*UNOPENED):
@@ -68,10 +62,7 @@ def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
 
 
 def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int | None = None) -> list[jax.Device]:
-    """The first ``wanted`` (default ``default``, default all) of ``devices``.
-
-    Raises ConfigError if there are fewer, or not all devices of several processes take part.
-    """
+    """The first ``wanted`` (default ``default``, default all) of ``devices``; ConfigError if there are fewer."""
     count = len(devices) if wanted == "all" else wanted or default or len(devices)
     if count > len(devices):
         platform, remedy = devices[0].platform, "request no more than these"
@@ -96,10 +87,7 @@ def computing_on(platform: str | None) -> contextlib.AbstractContextManager[obje
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parses ``"data=2,model=2"`` to ``{"data": 2, "model": 2}``; ConfigError for other formats.
-
-    Without an axis ``data`` one of size 1 comes first.
-    """
+    """Parses ``"data=2,model=2"`` to ``{"data": 2, "model": 2}``; without a ``data`` axis one of size 1 comes first."""
     axes: dict[str, int] = {}
     for part in str(text).split(","):
         name, _, size = part.strip().partition("=")

@@ -75,13 +75,11 @@ class Layout(NamedTuple):
         return None if self.mesh is None else self.strategy.axis_name
 
     def resolve(self, shapes: TrainState) -> Layout:
-        """The layout with the strategy that this one chooses for a state of ``shapes``.
-
-        Raises ConfigError if that one shards batches in another way, since they may be placed already.
-        """
+        """The layout with the strategy that this one chooses for a state of ``shapes``."""
         if self.mesh is None or self.strategy.choose is None:
             return self
         chosen = self._replace(strategy=find_strategy(self.strategy.choose(self.mesh, shapes)))
+        # Batches may be placed already.
         if (chosen.axis_name, chosen.batch_spec) != (self.axis_name, self.batch_spec):
             raise ConfigError(
                 f"strategy {self.strategy.name} chose {chosen.strategy.name}, which shards batches in another way: "
@@ -198,11 +196,10 @@ SINGLE_DEVICE = Layout()
 def make_layout(
     strategy: str | Strategy = "auto", devices: Wanted = None, mesh: str | None = None, platform: str | None = None
 ) -> Layout:
-    """Makes the layout of some run options; `SINGLE_DEVICE` by default.
+    """Makes the layout of some run options; `SINGLE_DEVICE` by default. ConfigError if they do not fit together.
 
     ``devices`` None means all for a strategy or several processes, those of the mesh, or else 1; ``mesh`` (see
-    `parse_mesh`) None means all devices along the data axis; ``platform`` None is JAX's default. Raises ConfigError for
-    devices that are not available, an unknown strategy, or a mesh that does not fit the devices or the strategy.
+    `parse_mesh`) None means all devices along the data axis; ``platform`` None is JAX's default.
     """
     axes, how = None if mesh is None else parse_mesh(mesh), find_strategy(strategy)
     # First, since its error message is the clearest if JAX cannot open a device.

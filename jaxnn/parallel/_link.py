@@ -27,23 +27,16 @@ from jaxnn.observe import printable
 from jaxnn.parallel._place import Place, interfaces
 from jaxnn.types import ConfigError, TrainingError
 
-# The environment variable with a secret that all processes of a run share.
-SECRET = "JAXNN_CLUSTER_SECRET"
-# The exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later", as what was saved is kept.
-LOST = 75
-# Time for the main thread to end after another process has: a collective of CPUs fails at once, one of GPUs may wait
-# forever.
+SECRET = "JAXNN_CLUSTER_SECRET"  # the environment variable with a secret that all processes of a run share
+LOST = 75  # the exit status of a process that lost another: sysexits' EX_TEMPFAIL, "try again later"
+# For the main thread to end after another process has: a collective of CPUs fails at once, one of GPUs may wait.
 GRACE_SECONDS = 10.0
-# Process 0 reports who is missing at its timeout; processes that started earlier wait this much longer for that.
-VERDICT_SECONDS = 5.0
-# Time for a connection to prove that it belongs to the run, and the number of connections that may be doing so.
-GREETING_SECONDS = 10.0
-MOST_GREETINGS = 128
-# Limits of a message, of a printed text of another process, and of a forwarded chunk.
-LINE_BYTES = 2**14
-PRINTED_CHARACTERS = 500
-CHUNK_BYTES = 2**16
-RESUME_HINT = "what was saved before is intact: resume with --resume and the directory of the run"
+VERDICT_SECONDS = 5.0  # how much longer than process 0, which reports who is missing, the others wait
+GREETING_SECONDS = 10.0  # for a connection to prove that it belongs to the run
+MOST_GREETINGS = 128  # connections that may be doing so
+LINE_BYTES = 2**14  # of a message
+PRINTED_CHARACTERS = 500  # of a text of another process
+CHUNK_BYTES = 2**16  # forwarded at once
 
 type Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -59,7 +52,8 @@ class Link:
     """The connections of this process to the others, in a thread."""
 
     def __init__(self, place: Place) -> None:
-        self.resume_hint = RESUME_HINT  # the fix in the error message about a lost process
+        # The fix in the error message about a lost process.
+        self.resume_hint = "what was saved before is intact: resume with --resume and the directory of the run"
         self._place = place
         self._greeting = {"--num-processes": place.num_processes, "jax": jax.__version__}
         # In process 0 one for each other process, in the others one of rank 0.
@@ -78,10 +72,7 @@ class Link:
         self._thread.start()
 
     def join(self) -> str:
-        """Waits until all processes have started; returns the local address of JAX's coordination service.
-
-        Raises ConfigError if they do not fit together or the port is in use, TrainingError if some start too late.
-        """
+        """Waits until all processes have started; returns the local address of JAX's coordination service."""
 
         async def beat() -> None:
             while True:

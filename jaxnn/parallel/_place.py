@@ -78,10 +78,8 @@ def detect_place(start_timeout: float = START_TIMEOUT, lost_after: float = LOST_
 
 
 def interfaces(host: str) -> list[str] | None:
-    """The addresses at which process 0 listens, so that others reach it as ``host``; None for all interfaces.
-
-    These are needed behind NAT, and if the machine's name is an address of the loopback interface, as on Debian.
-    """
+    """The addresses at which process 0 listens, so that others reach it as ``host``; None for all interfaces."""
+    # All are needed behind NAT, and if the machine's name is an address of the loopback interface, as on Debian.
     found: list[str] = []
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):

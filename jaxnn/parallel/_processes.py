@@ -22,8 +22,7 @@ from jaxnn.parallel._link import LOST, Link, clean
 from jaxnn.parallel._place import Place, process_count, process_id, set_place
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
-# An error may be the first sign of another process's end, whose connection closes at about the same time.
-NOTICE_SECONDS = 3.0
+NOTICE_SECONDS = 3.0  # for the connection of another process to close, of whose end an error may be the first sign
 FINISH_SECONDS = 600.0  # between the ends of the first and the last process, which may have a record to complete
 # JAX ends a process from C++ if another sends no heartbeat for this multiple of the link's limit, and at least so long.
 HEARTBEAT_FACTOR = 4
@@ -173,8 +172,7 @@ def broadcast_from_primary[Value](function: Callable[[], Value], seconds: float 
 def all_agree(what: str, value: Mapping[str, Any], seconds: float = BARRIER_SECONDS) -> None:
     """Waits for all processes, and checks that ``value``, a mapping of JSON values, is the same in all.
 
-    ``what`` describes it in errors: ConfigError names the first process that differs from process 0, and the names that
-    differ; TrainingError names the processes that did not arrive within ``seconds``.
+    ConfigError lists what differs in ``what``; TrainingError, the processes that did not arrive within ``seconds``.
     """
     if process_count() == 1:
         return
@@ -204,9 +202,8 @@ def all_agree(what: str, value: Mapping[str, Any], seconds: float = BARRIER_SECO
 class StopVote:
     """A vote by which all processes of a run stop at the same window after a request to one of them.
 
-    Collectives keep the processes within one window of each other: a process that polls at window ``w`` has the results
-    of window ``w - 1``, so every other process has started that. A request at ``w``, before ``w + 1`` starts, is known
-    to all at ``w + 2`` at the latest, where they stop.
+    Collectives keep them within one window of each other: a process that polls at window ``w`` has the results of
+    ``w - 1``, which the others have started. All know of a request at ``w`` by ``w + 2``, where they stop.
     """
 
     def __init__(self) -> None:

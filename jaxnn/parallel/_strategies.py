@@ -15,10 +15,8 @@ from jaxnn.parallel._devices import DATA
 from jaxnn.parallel._processes import broadcast_from_primary
 from jaxnn.types import ConfigError, PyTree, TrainState, named_object, suggest
 
-# Smaller arrays are replicated: they take little memory, and gathering one costs as much time as a larger one.
-LEAST_SHARDED = 256
-# The share of a device's free memory that a replicated state may take; a step takes several times as much.
-REPLICATED_SHARE = 0.2
+LEAST_SHARDED = 256  # smaller arrays are replicated: gathering one costs as much time as a larger one
+REPLICATED_SHARE = 0.2  # of a device's free memory, for a replicated state; a step takes several times as much
 
 type Path = tuple[Any, ...]
 
@@ -62,10 +60,7 @@ class Strategy(NamedTuple):
 
 
 def find_strategy(which: str | Strategy) -> Strategy:
-    """Returns a strategy by its name in `STRATEGIES` or as ``package.module:name``, or a strategy itself.
-
-    Raises ConfigError if there is no such strategy, or one of its fields is invalid.
-    """
+    """Returns a strategy by its name in `STRATEGIES` or as ``package.module:name``, or a strategy itself, checked."""
     found: Any = STRATEGIES.get(which, which) if isinstance(which, str) else which
     if isinstance(found, str) and ":" not in found:
         raise ConfigError(
@@ -99,8 +94,7 @@ def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded:
 
     Fully sharded data parallelism keeps a shard of each array, optimizer state included, on each device of the data
     axis (Rajbhandari et al., ZeRO, 2020, stage 3; Zhao et al., PyTorch FSDP, 2023). XLA gathers the parameters of a
-    layer and scatters their gradients. Axes in ``specs``, which has one spec per parameter, that the mesh lacks are
-    ignored. Raises ConfigError if a mesh axis does not divide the axis of a parameter that is sharded along it.
+    layer and scatters their gradients. Axes in ``specs``, one spec per parameter, that the mesh lacks are ignored.
     """
     named = _named_specs(mesh, shapes.params, specs)
 
@@ -156,10 +150,7 @@ def _with_data(mesh: Mesh, spec: PartitionSpec, shape: tuple[int, ...]) -> Parti
 
 
 def _run_on_each(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs ``function`` on each device with the same arguments and results, as ``jax.pmap`` does since JAX 0.8.
-
-    States need no leading axis of devices, as with the other strategies.
-    """
+    """Runs ``function`` on each device with the same arguments and results, without a leading axis of devices."""
     spec = PartitionSpec()
     return jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 

@@ -1,8 +1,8 @@
 """Checkpoints: written in the background, complete or absent, and checked before they are read.
 
 Orbax writes and reads the arrays, one folder per step in the layout of its ``CheckpointManager``, which can read them.
-The folders are renamed and removed here, since that manager writes two files between its last callback and its rename,
-which checksums would miss, and deletes an old checkpoint file by file under its name, so that a kill leaves half of it.
+The folders are renamed and removed here: that manager writes two files after its last callback, which checksums would
+miss, and deletes an old checkpoint file by file, so that a kill leaves half of it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from jaxnn.record._metric_log import LogDigest
 from jaxnn.types import PyTree, RecordError
 
 FOLDER = "checkpoints"  # in a run directory
-# The suffix of a checkpoint's folder while it is removed, and the folder that damaged checkpoints are moved to.
-REMOVED = ".removed"
-DAMAGED = "damaged"
-# An upper bound of a checkpoint's size without its arrays: Orbax's metadata and the checksums.
-OVERHEAD_BYTES = 128 * 1024
+REMOVED = ".removed"  # the suffix of a checkpoint's folder while it is removed
+DAMAGED = "damaged"  # the folder that damaged checkpoints are moved to
+OVERHEAD_BYTES = 128 * 1024  # an upper bound of the size of Orbax's metadata and the checksums
 
 
 class Restored[State](NamedTuple):

@@ -65,10 +65,9 @@ def rewind_metrics(
 ) -> tuple[list[Line], LogDigest, str | None]:
     """Truncates ``metrics.jsonl`` in ``path`` to the lines of a checkpoint; a damaged log, where its damage starts.
 
-    ``noted`` has the ``lines`` and ``sha256`` recorded in the checkpoint ``name``, or None; ``end_of`` maps a
-    line to the last step of the checkpoint. In a sweep the checkpoint is of ``members``, and lines of others stay.
-    Returns the kept lines, their digest, and a message if they differ from the reported ones; the original is then
-    copied to a file beside the log. RecordError if the disk refuses.
+    ``noted`` is the ``log`` of the checkpoint ``name``; ``end_of`` maps a line to the checkpoint's last step. In a
+    sweep the checkpoint is of ``members``, and lines of others stay. Returns the kept lines, their digest, and a
+    message if they differ from the reported ones; the original is then copied to a file beside the log.
     """
     file = path / METRICS_FILE
     content = read_bytes(file)

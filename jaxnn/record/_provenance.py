@@ -29,18 +29,14 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def git_state(folder: Path, *, tracked: bool = False) -> dict[str, Any] | None:
-    """The commit, and whether the work tree around ``folder`` differs from it; None without git or a commit.
-
-    With ``tracked`` the folder must be part of the tree: a package installed into another project's tree is not.
-    """
+    """The commit, and whether the work tree around ``folder`` differs from it; None without git or a commit."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return answer.stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        if tracked:
+        if tracked:  # a package installed into another project's tree is not part of it
             git("ls-files", "--error-unmatch", ".")
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
@@ -81,10 +77,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def config_from_json(content: dict[str, Any], default: Any) -> Any:
-    """The inverse of :func:`config_json`, with the types of ``default``; lists become tuples.
-
-    ConfigError names a recorded field that the config lacks, or that holds a dataclass only in the record.
-    """
+    """The inverse of :func:`config_json`, with the types of ``default``; ConfigError if a field does not fit it."""
     known = {field.name: field.init for field in dataclasses.fields(default)}
     if unknown := sorted(content.keys() - known.keys()):
         raise ConfigError(f"the record's config has {unknown[0]!r}, which this experiment lacks.")
@@ -121,11 +114,8 @@ def data_fingerprint(splits: Splits) -> str:
 
 
 def program_fingerprint(function: Callable[..., Any], *args: Any) -> str:
-    """A digest of the program that ``function`` computes, with its constants; the same in every process.
-
-    The traced program is hashed: tracing again costs nothing if ``function`` is jitted, and lowering would take five
-    times as long. ``args`` may be of ``jax.ShapeDtypeStruct``.
-    """
+    """A digest of the program that ``function`` computes, with its constants; the same in every process."""
+    # Tracing again costs nothing if the function is jitted, and lowering would take five times as long.
     return text_fingerprint("".join(f"{part}\n" for part in _program_parts(jax.make_jaxpr(function)(*args))))
 
 

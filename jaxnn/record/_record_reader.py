@@ -10,10 +10,8 @@ from typing import Any
 from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, check_name, is_locked
 from jaxnn.types import RecordError
 
-# A directory with this file holds a sweep, and so does one with such shards.
-SHARDS = f"shards/*/{SWEEP_FILE}"
-# Metrics are the keys of a line that start with the name of a split.
-METRIC_PREFIXES = ("train_", "validation_", "test_")
+SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
+METRIC_PREFIXES = ("train_", "validation_", "test_")  # of the keys that are metrics: the names of the splits
 # The fields that every run.json has from the start, on which readers rely.
 FACTS = (
     *("name", "status", "started", "config", "options", "steps_per_call", "seconds_per_step_measured"),
@@ -52,24 +50,19 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def read_facts(file: Path, needed: tuple[str, ...]) -> dict[str, Any]:
-    """Reads ``run.json`` or ``sweep.json``; RecordError if it is not JSON or fails `check_facts`.
-
-    The status ``running`` of a directory that no process has locked, since it was killed, reads ``interrupted``.
-    """
+    """Reads ``run.json`` or ``sweep.json``; RecordError if it is not JSON or fails `check_facts`."""
     try:
         facts = check_facts(json.loads(file.read_bytes()), ("status", *needed))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{file} cannot be read ({error}): the record is damaged.") from error
+    # The process was killed.
     if facts["status"] == "running" and not is_locked(file.parent):
         facts["status"] = "interrupted"
     return facts
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads ``metrics.jsonl`` in ``path``, oldest line first; a torn last line, left by a crash, is dropped.
-
-    RecordError if a line is not a mapping of names to numbers with a step.
-    """
+    """Reads ``metrics.jsonl`` in ``path``; a torn last line, left by a crash, is dropped; RecordError for others."""
     lines = [numbers(line) for line in read_lines(path / METRICS_FILE)]
     for line in lines:
         values = [line.get("step"), *metrics_of(line).values()]

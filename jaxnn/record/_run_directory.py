@@ -31,18 +31,14 @@ def new_run_dir(name: str, parent: Path = Path("runs")) -> Path:
 
 
 def create_run_dir(path: Path) -> Path:
-    """Creates ``path`` for a new run; RecordError if it is not vacant, or cannot be created."""
+    """Creates ``path`` for a new run; RecordError if it is not vacant, or cannot be written."""
     check_vacant(path)
-    with refusals(f"{path} cannot be written"):
-        path.mkdir(parents=True, exist_ok=True)
+    make_room(path)
     return path
 
 
 def check_vacant(path: Path, *, held: bool = False) -> None:
-    """Raises RecordError unless ``path`` is free for a new run: absent, or with remnants of a killed start only.
-
-    Another process may not have locked it; with ``held`` this process has.
-    """
+    """Raises RecordError unless ``path`` is free for a new run; ``held``: this process has locked it."""
     check_name(path)
     if not held and is_locked(path):
         raise _busy(path)
@@ -123,8 +119,7 @@ class Record(NamedTuple):
 def open_record(path: Path, *, writes: bool = True) -> Iterator[Record]:
     """Locks the existing run directory ``path`` and opens it; the system unlocks it if the process dies.
 
-    ``writes`` is False for all but one of the processes of a run: they lock and write nothing. RecordError if another
-    process has locked it, or the disk refuses.
+    RecordError if another process has locked it. All but one of the processes of a run set ``writes=False`` instead.
     """
     if not writes:
         yield Record(path, None)

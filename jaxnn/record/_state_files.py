@@ -25,15 +25,13 @@ from jaxnn.parallel import broadcast_from_primary, is_primary
 from jaxnn.types import JaxnnError, PyTree, RecordError
 
 ITEM = "default"  # the folder of the arrays in a run's checkpoint
-# The step of a checkpoint, its metrics, and the number and digest of the lines of metrics.jsonl up to it.
-ABOUT_FILE = "checkpoint.json"
+ABOUT_FILE = "checkpoint.json"  # its step, metrics, and the number and digest of the lines of metrics.jsonl up to it
 UNFINISHED = ".unfinished"  # the suffix of a folder while it is written
 # The errors of Orbax for a checkpoint of another tree, and for one that it cannot write.
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 UNWRITABLE = (OSError, ValueError)
 SUMS_FILE = "SHA256SUMS"
-# The first line, which `sha256sum -c` skips, so that damage to the list is not attributed to a file in it.
-SUMS_HEAD = "# sha256 of the lines below: "
+SUMS_HEAD = "# sha256 of the lines below: "  # `sha256sum -c` skips this line, which shows damage to the list itself
 
 
 def save_checkpoint(path: Path | str, state: PyTree) -> None:
@@ -114,10 +112,9 @@ def orbax_options(folder: Path) -> dict[str, Any]:
 def start_writing(target: Path, state: PyTree, about: Mapping[str, Any] | None = None) -> Callable[[], None]:
     """Starts to write a state, a :func:`host_copy`, with its checksums to the new folder ``target``.
 
-    Arrays of several processes are copied to the host now, in the calling thread. The returned function completes and
-    names the folder, in any thread, without JAX. Both raise UNWRITABLE if the disk refuses, and remove the partial
-    folder to free its space. ``about`` is the content of ``checkpoint.json`` in a run's checkpoint, whose arrays are in
-    a subfolder.
+    Arrays of several processes are copied to the host now. The returned function completes and names the folder, in any
+    thread, without JAX. Both raise UNWRITABLE if the disk refuses, and remove the partial folder. ``about`` is the
+    content of ``checkpoint.json`` in a run's checkpoint, whose arrays are in a subfolder.
     """
     import orbax.checkpoint as ocp
 
@@ -225,10 +222,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def write_sums(folder: Path) -> None:
-    """Writes the SHA-256 of every file below ``folder`` to its ``SHA256SUMS``, in the format of ``sha256sum -c``.
-
-    Every file is synced to the disk, so that it survives a power cut.
-    """
+    """Syncs all files below ``folder`` to the disk, and a list of their SHA-256 for ``sha256sum -c``."""
     names = sorted(files_below(folder))
     lines = "".join(f"{_digest(folder, name)}  {name}\n" for name in names)
     (folder / SUMS_FILE).write_text(f"{SUMS_HEAD}{hashlib.sha256(lines.encode()).hexdigest()}\n{lines}")

@@ -8,19 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from jaxnn.data import _files
 from jaxnn.data._arrays import ArraySource, arrays, check_pair, given_splits, split_by_fraction
-from jaxnn.data._files import (
-    Listing,
-    PathLike,
-    check_file,
-    classified,
-    decoded,
-    fetch,
-    find,
-    list_folder,
-    read_members,
-    read_text,
-)
+from jaxnn.data._files import Listing, PathLike
 from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary, checked_texts
 from jaxnn.types import DataError, Examples, Splits
 
@@ -30,8 +20,7 @@ _IMDB_SHA256 = "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe
 _IMDB_FOLDER = "aclImdb"
 _IMDB_MEMBER = re.compile(r"aclImdb/(train|test)/(neg|pos)/[^./][^/]*\.txt")
 _IMDB_ARCHIVES = ("aclImdb_labeled.tar.gz", "aclImdb_v1.tar.gz")
-# The complete archive also has 50,000 unlabelled reviews in train/unsup.
-_IMDB_CLASSES = ("neg", "pos")
+_IMDB_CLASSES = ("neg", "pos")  # the complete archive also has 50,000 unlabelled reviews in train/unsup
 _MOST_ARCHIVE_BYTES = 1 << 30
 
 
@@ -110,7 +99,7 @@ def text_folder(path: PathLike, tokenizer: Tokenizer | None = None) -> Splits:
     ('good',)
     """
     root = Path(path)
-    pairs, class_names = _read_tree(root, list_folder(root, _SUFFIXES))
+    pairs, class_names = _read_tree(root, _files.list_folder(root, _SUFFIXES))
     return text_arrays(**pairs, tokenizer=tokenizer, name=root.resolve().name, class_names=class_names)
 
 
@@ -134,10 +123,10 @@ def imdb(
     the training reviews, chosen at random by ``seed``, becomes ``validation``. ``data_dir`` is as for `mnist`. Raises
     DataError for files that are damaged, or missing and cannot be downloaded, or a bad fraction.
     """
-    path = find("imdb", (_IMDB_FOLDER, *_IMDB_ARCHIVES), data_dir)
-    path = path or fetch("imdb", _IMDB_ARCHIVES[-1], _IMDB, _IMDB_SHA256, data_dir)
+    path = _files.find("imdb", (_IMDB_FOLDER, *_IMDB_ARCHIVES), data_dir)
+    path = path or _files.fetch("imdb", _IMDB_ARCHIVES[-1], _IMDB, _IMDB_SHA256, data_dir)
     if path.is_dir():
-        pairs, class_names = _read_tree(path, list_folder(path, _SUFFIXES, _IMDB_CLASSES))
+        pairs, class_names = _read_tree(path, _files.list_folder(path, _SUFFIXES, _IMDB_CLASSES))
     else:
         pairs, class_names = _read_tree(path, *_read_archive(path))
     if class_names != _IMDB_CLASSES or "test" not in pairs:
@@ -151,10 +140,10 @@ def _read_archive(path: Path) -> tuple[Listing, dict[str, str]]:
     """Returns the files in IMDb's archive, and the text of each by its path ``<split>/<class>/<file>``."""
     listing: Listing = {}
     contents = {}
-    for name, content in read_members(path, _IMDB_MEMBER.fullmatch, _MOST_ARCHIVE_BYTES):
+    for name, content in _files.read_members(path, _IMDB_MEMBER.fullmatch, _MOST_ARCHIVE_BYTES):
         _, folder, kind, file = name.split("/")
         listing.setdefault(folder, {}).setdefault(kind, []).append(file)
-        contents[f"{folder}/{kind}/{file}"] = decoded(content, f"{name} in {path}")
+        contents[f"{folder}/{kind}/{file}"] = _files.decoded(content, f"{name} in {path}")
     return listing, contents
 
 
@@ -162,13 +151,11 @@ def _read_tree(
     path: Path, listing: Listing, contents: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the texts and labels of each split, and the class names; ``contents``: texts read already, by path."""
-    files, class_names = classified(listing, path, _SUFFIXES)
+    files, class_names = _files.classified(listing, path, _SUFFIXES)
     pairs = {}
     for split, (folder, names, labels) in files.items():
         if contents is None:
-            for name in names:
-                check_file(path / folder / name)
-            lines = [read_text(path / folder / name) for name in names]
+            lines = [_files.read_text(_files.checked_file(path / folder / name)) for name in names]
         else:
             lines = [contents[f"{folder}/{name}"] for name in names]
         if empty := [name for name, text in zip(names, lines, strict=True) if not text.strip()]:

@@ -19,7 +19,6 @@ from jaxnn.types import DataError, Splits, suggest
 
 _AG_NEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/test.csv"
 _AG_NEWS_SHA256 = "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"
-
 _SMS_SPAM = "SMSSpamCollection.tsv"
 
 type Column = int | str

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -93,8 +93,7 @@ class Vocabulary:
     """
 
     tokenizer: Tokenizer
-    # The token of each id: "" for 0, padding, and U+FFFD for 1, unknown.
-    tokens: tuple[str, ...] = dataclasses.field(repr=False)
+    tokens: tuple[str, ...] = dataclasses.field(repr=False)  # of each id: "" for 0, padding, U+FFFD for 1, unknown
     # The id of each n-gram, a tuple of token ids, that has one.
     ngrams: Mapping[tuple[int, ...], int] = dataclasses.field(default=MappingProxyType({}), repr=False)
 
@@ -139,15 +138,14 @@ class Vocabulary:
         return [between.join(self.tokens[i] for i in row[keep]) for row, keep in zip(rows, shown, strict=True)]
 
 
-def checked_texts(where: str, texts: Any) -> Sequence[str]:
+def checked_texts(where: str, texts: Sequence[str]) -> Sequence[str]:
     """Returns ``texts`` if it is a sequence of strings, else raises DataError; ``where`` is for the message."""
     if isinstance(texts, str | bytes) or not hasattr(texts, "__len__"):
         raise DataError(f"{where} must be a list of texts, not one {type(texts).__name__}: put it into a list.")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise DataError(f"text {index} of {where} is a {type(text).__name__}, not a str: decode or convert it.")
-    checked: Sequence[str] = texts
-    return checked
+    return texts
 
 
 def _runs(ids: list[int], longest: int) -> Iterator[tuple[int, ...]]:
