@@ -18,14 +18,15 @@ from jaxnn.types import Array, Batch, Metrics, Params, PyTree, Task, TrainState
 __all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_train_step"]
 
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-type EvaluateStep = Callable[[TrainState, Batch], Metrics]
 
 
 def init_train_state(task: Task, optimizer: optax.GradientTransformation, key: jax.Array, batch: Batch) -> TrainState:
     """Returns the state before the first step; pure, so it may be compiled, mapped over keys, or created sharded.
 
-    ``key`` is a typed PRNG key, and ``batch`` any batch of the right shapes and dtypes. The state holds plain arrays,
-    also if the model names the axes of its parameters (`nn.partitioned`).
+    ``optimizer`` is any Optax optimizer, ``key`` a typed PRNG key ``[]``, such as ``jax.random.key(seed)``, and
+    ``batch`` one batch, whose shapes and dtypes decide those of the parameters. The state holds plain arrays, also if
+    the model names the axes of its parameters (`nn.partitioned`). ConfigError if the task's ``init`` does not return
+    what `Task.init` must.
 
     >>> task, optimizer = jn.tasks.classification(jn.models.MLP((8, 10))), optax.adam(1e-3)
     >>> state = jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch)
@@ -79,7 +80,7 @@ def make_train_step(
     return step
 
 
-def make_evaluate_step(task: Task) -> EvaluateStep:
+def make_evaluate_step(task: Task) -> Callable[[TrainState, Batch], Metrics]:
     """Returns a pure ``evaluate(state, batch) -> sums``; it uses averaged parameters if the optimizer keeps them.
 
     Raises:

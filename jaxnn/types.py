@@ -198,11 +198,8 @@ class Splits(NamedTuple):
 
     def __repr__(self) -> str:
         parts = [f"{source.num_examples:,} {name}" for name, source in self.named().items()]
-        if self.train.examples is None:
-            parts.append("streamed")
-        else:
-            inputs = self.train.examples.inputs
-            parts.append(f"inputs {inputs.dtype} {list(inputs.shape[1:])}")
+        inputs = self.train.examples and self.train.examples.inputs
+        parts.append("streamed" if inputs is None else f"inputs {inputs.dtype} {list(inputs.shape[1:])}")
         parts += [f"{len(self.class_names):,} classes"] if self.class_names else []
         return f"Splits({self.name}: {', '.join(parts)})"
 

@@ -2,7 +2,6 @@
 
 from jaxnn.engine._checks import check_data, check_parts
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._feed import make_feed
 from jaxnn.engine._loop import WindowReport, train
 from jaxnn.engine._options import (
     RunOptions,
@@ -17,8 +16,8 @@ from jaxnn.engine._options import (
     with_changes,
 )
 from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of
-from jaxnn.engine._pure import GroupSpec, make_init, make_step
-from jaxnn.engine._states import MEMBERS, HostStates, Population, Shape, arrange, host_shapes, member_state
+from jaxnn.engine._pure import make_init, make_step
+from jaxnn.engine._states import MEMBERS, Population, Shape, arrange, host_shapes, member_state
 from jaxnn.engine._trainer import RUNNING, MemberLog, Trainer, evaluations_since_best
 from jaxnn.engine._tuning import (
     CALL_SECONDS,

@@ -70,10 +70,8 @@ def check_sums(programs: Programs, source: Source, make_state: Callable[[], Trai
     masks = layout.place(np.repeat(np.array([[1, 0], [1, 1]], np.float32), half, axis=1))
     state, jit = make_state(), for_one_call()
     if programs.shardings is not None:
-        jit |= {
-            "in_shardings": (programs.shardings, layout.replicated, layout.replicated),
-            "out_shardings": layout.replicated,
-        }
+        same = layout.replicated
+        jit |= {"in_shardings": (programs.shardings, same, same), "out_shardings": same}
     program = programs.compile(evaluate, "evaluate twice", "to check sums", state, examples, masks, **jit)
     short, both = jax.device_get(program(state, examples, masks))
     padded, twice = ({name: sums[row] for name, sums in both.items()} for row in (0, 1))
@@ -81,17 +79,14 @@ def check_sums(programs: Programs, source: Source, make_state: Callable[[], Trai
         return
     for once in filter(None, (padded, short)):
         for name in sorted(once, key=lambda name: name != "count"):
-            if _stays(once[name], twice[name]):
+            known = np.isfinite(once[name]) & np.isfinite(twice[name])
+            first, second = once[name][known], twice[name][known]
+            if np.any(first) and np.allclose(first, second, rtol=1e-3, atol=0.0):
                 fix = "the mask, batch.mask.sum()" if name == "count" else "values * batch.mask, and return no mean"
                 raise ConfigError(
                     f"{name!r} of the task's evaluate is {np.max(once[name]):.3g} for {half} examples, and the same if "
                     f"each is twice in the batch: sum {fix}."
                 )
-
-
-def _stays(once: np.ndarray, twice: np.ndarray) -> bool:
-    known = np.isfinite(once) & np.isfinite(twice)
-    return bool(np.any(once[known]) and np.allclose(once[known], twice[known], rtol=1e-3, atol=0.0))
 
 
 class _Outcome(NamedTuple):
@@ -107,9 +102,8 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
     """Confirms that a task computes the same under `pmap`, where each device has its rows alone, as from all rows.
 
     Compares loss and evaluation of the first batches, and searches the traced program for random numbers that would
-    repeat: means over many of them hardly show it. Costs a compilation of the forward pass; nothing under other
-    strategies. ConfigError if the task draws random numbers itself, as Flax's Dropout does, or couples the examples of
-    a batch, as Flax's BatchNorm, a contrastive loss or a mean over some of the examples do.
+    repeat: means over many of them hardly show it. Costs a compilation of the forward pass. ConfigError if the task
+    draws random numbers itself, as Flax's Dropout does, or couples examples, as Flax's BatchNorm does.
     """
     layout, source, feed = programs.layout, programs.source, programs.spec.feed
     if layout.axis_name is None or layout.data_size == 1:
@@ -119,7 +113,12 @@ def check_equal_on_devices(programs: Programs, splits: Splits) -> None:
     examples = feed.sample(COMPARED_BATCHES)
 
     def compare(state: TrainState, examples: Examples) -> Any:
-        state = _moved(state)
+        def moved(leaf: jax.Array) -> jax.Array:
+            floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return leaf + jax.random.uniform(state.key, leaf.shape, leaf.dtype, -0.05, 0.05) if floats else leaf
+
+        # A layer of zeros would hide what comes before it.
+        state = state._replace(params=jax.tree.map(moved, state.params))
 
         def differences(row: Any) -> Any:
             batch = source.transform(feed.batch(examples, row), state.key)
@@ -171,16 +170,6 @@ def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tup
     specs = PartitionSpec(), PartitionSpec(DATA)
     parts = jax.shard_map(part, mesh=layout.mesh, in_specs=specs, out_specs=PartitionSpec(DATA), check_vma=False)
     return jax.jit(functools.partial(outcome, None)), jax.jit(parts)
-
-
-def _moved(state: TrainState) -> TrainState:
-    """``state`` with some noise on its parameters: a layer of zeros would hide what comes before it."""
-
-    def moved(leaf: jax.Array) -> jax.Array:
-        floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf + jax.random.uniform(state.key, leaf.shape, leaf.dtype, -0.05, 0.05) if floats else leaf
-
-    return state._replace(params=jax.tree.map(moved, state.params))
 
 
 def _difference(whole: jax.Array, parts: jax.Array) -> jax.Array:

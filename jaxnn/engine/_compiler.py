@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxnn import observe
 from jaxnn.engine import _pure
-from jaxnn.engine._feed import Piece, evaluation_pieces, mean_metrics
+from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
@@ -36,10 +36,7 @@ def _of_step(measure: Callable[..., Any]) -> functools.cached_property[Any]:
 
 @dataclasses.dataclass
 class Programs:
-    """What has been compiled so far for a population.
-
-    A shape of None means one member alone, without the axes of a population.
-    """
+    """What has been compiled so far; a shape of None means one member alone, without the axes of a population."""
 
     spec: _pure.GroupSpec  # what is compiled
     splits: Splits  # the data
@@ -88,8 +85,7 @@ class Programs:
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
         keys += [("evaluate", shape, split)] if split is not None else []
         missing = [key for key in keys if key not in self._compiled]
-        what = "programs" if shape is None else f"programs of {shape.chunks} × {shape.lanes} members"
-        with self.clock.span("compile", f"compiling the {what}"):
+        with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
             lowered = [self._lower(key, cause) for key in missing]
             with concurrent.futures.ThreadPoolExecutor(max(1, len(lowered))) as pool:
@@ -100,8 +96,7 @@ class Programs:
 
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
-        state: TrainState = self._program(("initialise", True), "start")(self.first_examples)
-        return state
+        return self._program(("initialise", True), "start")(self.first_examples)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def initial(self) -> HostStates:
@@ -132,12 +127,16 @@ class Programs:
         return observe.temporary_bytes(self._compiled["train", shape, num_steps])
 
     def evaluate(self, shape: Shape | None, split: str, state: Any) -> dict[str, np.ndarray]:
-        """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``."""
+        """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``, loss first."""
         pieces, program = self._pieces_of(split), self._program(("evaluate", shape, split), "start")
         sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
+        batches = 0 if shape is None else len(shape)
+        totals = {name: np.sum([one[name].sum(batches, np.float64) for one in sums], axis=0) for name in sums[0]}
+        count = totals.pop("count")
         # Chunks without a living member are not computed: zero of zero examples.
         with np.errstate(invalid="ignore"):
-            return mean_metrics(sums, axis=0 if shape is None else 2)
+            # A metric that is an array has more axes than its count.
+            return {name: (totals[name].T / count.T).T for name in sorted(totals, key=lambda name: name != "loss")}
 
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
@@ -203,10 +202,7 @@ class Programs:
         return observe.nbytes(self.shapes)
 
     def fingerprint(self) -> dict[str, str | None]:
-        """Digests of the data, and by `record.PARTS` of what is computed with them, independent of how it is run.
-
-        They describe the first member; the evaluation's is None without an eval split.
-        """
+        """Digests of the data, and by `record.PARTS` of what the first member computes, however it is run."""
         source, step = self.source, np.arange(1, dtype=np.int32)
         size = self.spec.experiment.config.batch_size
 
@@ -250,8 +246,7 @@ class Programs:
     @functools.cached_property
     def batch(self) -> Batch:
         """The shapes of a batch of the training split."""
-        batch: Batch = jax.eval_shape(self.source.as_batch, self._like)
-        return batch
+        return jax.eval_shape(self.source.as_batch, self._like)  # type: ignore[no-any-return]
 
     def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
         """Compiles ``function`` as `lower_ahead` does, on the clock and in the ledger."""
@@ -334,8 +329,7 @@ class Programs:
 def for_one_call() -> dict[str, Any]:
     """Options of `jax.jit` for a program that is called once: compiling it well takes longer than it runs.
 
-    On a CPU, LLVM works 77 seconds on the initial state of a ResNet-56, and 6 with few of its passes; the bits are the
-    same.
+    On a CPU, LLVM works 77 seconds on the initial state of a ResNet-56, and 6 with few passes; the bits are the same.
     """
     return {"compiler_options": {"xla_backend_optimization_level": 1}} if platform() == "cpu" else {}
 

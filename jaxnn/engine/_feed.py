@@ -11,7 +11,7 @@ import numpy as np
 from jaxnn.data import padded_indices
 from jaxnn.observe import available_bytes, nbytes
 from jaxnn.parallel import SINGLE_DEVICE, Layout, broadcast_from_primary
-from jaxnn.types import Array, Batch, Examples, Metrics, PyTree, Source, Splits
+from jaxnn.types import Array, Batch, Examples, PyTree, Source, Splits
 
 # The share of a device's free memory that resident data may take: the step needs the rest.
 RESIDENT_SHARE = 0.5
@@ -129,21 +129,7 @@ def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: L
     def pieces() -> Iterator[Piece]:
         for start in range(0, len(indices), size):
             block = slice(start, start + size)
-            rows = source.read(indices[block, own].reshape(-1))
-            examples = Examples(*(array.reshape(size, -1, *array.shape[1:]) for array in rows))
-            placed, counts = layout.place_batch((examples, mask[block, own]), batch_size)
-            yield placed, None, counts
+            examples = _send(source.read(indices[block, own].reshape(-1)), size, batch_size, layout)
+            yield examples, None, layout.place_batch(mask[block, own], batch_size)
 
     return pieces
-
-
-def mean_metrics(sums: list[Metrics], axis: int) -> dict[str, np.ndarray]:
-    """The exact mean of each metric over the batches of all pieces, the loss first, in float64.
-
-    ``sums`` of each piece are ``[..., batches, *metric]``, with ``axis`` axes before that of the batches.
-    """
-    totals = {key: np.sum([np.sum(part[key], axis, np.float64) for part in sums], axis=0) for key in sums[0]}
-    count = totals.pop("count")
-    ordered = sorted(totals, key=lambda key: key != "loss")
-    # A metric that is an array has more axes than its count.
-    return {key: (totals[key].T / count.T).T for key in ordered}

@@ -69,11 +69,10 @@ def train(
 ) -> Generator[WindowReport]:
     """Trains the members that are not over to the step ``until``, in blocks that fit in memory.
 
-    Each window is yielded once its numbers are on the host, recorded and, if due, saved; the trainer's
-    ``state`` is replaced at each evaluation, checkpoint and at the end. Members that diverge or stop early are taken
-    out at the next evaluation, and the others are arranged again. ``wants_stop`` is called at the end of each window;
-    all processes stop at the same window. All members are evaluated at ``until``, by default their last step. With
-    ``step_by_step`` the device is idle at the end of every window, so that the caller may use the state.
+    Each window is yielded once its numbers are on the host, recorded and, if due, saved; the trainer's ``state`` is
+    replaced at each evaluation, checkpoint and at the end. Members that end early are taken out at the next evaluation.
+    ``wants_stop`` is called at the end of each window; all processes stop at the same one. All members are evaluated at
+    ``until``, by default their last step. With ``step_by_step`` the caller may use the state after every window.
     """
     until = trainer.plan.num_steps if until is None else until
     steps = trainer.steps()
@@ -120,23 +119,18 @@ def _train_block(
         ):
             step = result.step
             report = _process(block, result, evaluates=plan.evaluates(step))
-            living = block.living()
-            if result.state is not None:
-                ending = stops or not living or step == until
-                if saves := trainer.save_due(step, ending=ending):
-                    block.bring_back()
-                    trainer.save(step)
-                    living = block.living()
-                elif ending or len(living) < len(block.rows) or block.shape is None:
-                    block.bring_back()
-                yield report._replace(saved=saves)
-                if ending:
-                    return
-            else:
-                yield report
-            if not living and block.shape is None:
+            living, synced = block.living(), result.state is not None
+            ending = synced and (stops or not living or step == until)
+            saves = synced and trainer.save_due(step, ending=ending)
+            if saves or ending or (synced and (len(living) < len(block.rows) or block.shape is None)):
+                block.bring_back()
+            if saves:
+                trainer.save(step)
+                living = block.living()
+            yield report._replace(saved=saves)
+            if ending or (not living and block.shape is None):
                 return
-            if result.state is not None and len(living) < len(block.rows):
+            if synced and len(living) < len(block.rows):
                 # The rest are arranged again: chunks without a member are not computed.
                 break
         block.place(step)
@@ -151,12 +145,8 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
         if evaluates and split is not None:
             with trainer.clock.span("evaluation"):
                 means = trainer.programs.evaluate(block.shape, split, block.state)
-    rate = result.num_steps / result.seconds
-    speed = {
-        "seconds": result.seconds,
-        "steps_per_second": rate,
-        "examples_per_second": rate * trainer.experiment.config.batch_size,
-    }
+    rate, batch_size = result.num_steps / result.seconds, trainer.experiment.config.batch_size
+    speed = {"seconds": result.seconds, "steps_per_second": rate, "examples_per_second": rate * batch_size}
     lines: dict[int, dict[str, Any]] = {}
     for place, row in block.members():
         line: dict[str, Any] = {"step": result.step}

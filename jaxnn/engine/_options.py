@@ -37,21 +37,15 @@ else:  # what a command line can give
 NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
 # Options that are counts, and their minimum.
-LEAST = {
-    "steps_per_call": 1,
-    "report_every": 1,
-    "eval_every": 0,
-    "eval_batch_size": 1,
-    "checkpoint_every": 0,
-    "keep_last": 1,
-    "keep_best": 0,
-    "patience": 1,
-}
+LEAST = dict.fromkeys(("steps_per_call", "report_every", "eval_batch_size", "keep_last", "patience"), 1)
+LEAST |= dict.fromkeys(("eval_every", "checkpoint_every", "keep_best"), 0)
 # Options with a fixed set of values.
 CHOICES = {
     "monitor_mode": ("auto", "min", "max"),
     "device": (None, "cpu", "gpu", "tpu"),
     "progress": ("auto", "bar", "plain", "none"),
+    "record": (True, False),
+    "resident": (None, True, False),
 }
 # Accepted values of a field of a simple type; NumPy's numbers are among them.
 SIMPLE: dict[Any, type | tuple[type, ...]] = {
@@ -143,9 +137,6 @@ class RunOptions:
         for writer in self.writers:
             metric_writer(writer)
         stopping_rule(self.stop)
-        for name in ("record", "resident"):
-            if getattr(self, name) not in (None, True, False):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}, and must be True or False.")
         if self.mesh is not None:
             parse_mesh(self.mesh)
         if self.resume is not None and self.run_dir is not None:
@@ -161,9 +152,7 @@ class RunOptions:
     @property
     def higher_is_better(self) -> bool:
         """Whether more of the monitored metric is better."""
-        if self.monitor_mode != "auto":
-            return self.monitor_mode == "max"
-        return more_is_better(self.monitor)
+        return more_is_better(self.monitor) if self.monitor_mode == "auto" else self.monitor_mode == "max"
 
 
 def more_is_better(metric: str) -> bool:
@@ -177,17 +166,14 @@ def check_count(name: str, value: Any, least: int) -> None:
         raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Raises ConfigError unless ``value`` is one of ``choices``."""
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}, and must be one of {', '.join(map(str, choices))}.")
 
 
 def with_changes[Options](options: Options, changes: Mapping[str, Any], config: Any = None) -> Options:
-    """The options, of a run or of a sweep, with ``changes``: values by name.
-
-    ConfigError if there is no such option; the message suggests one, or the field of ``config`` meant.
-    """
+    """The options with ``changes`` by name; ConfigError suggests a known one, or the field of ``config`` meant."""
     if not dataclasses.is_dataclass(options) or isinstance(options, type):
         raise ConfigError(f"options is {options!r:.60}, and must be RunOptions(…): pass single options by name.")
     known = [field.name for field in dataclasses.fields(options)]
@@ -208,15 +194,14 @@ def with_changes[Options](options: Options, changes: Mapping[str, Any], config: 
 def check_config(config: Any) -> None:
     """Raises ConfigError for a field of a wrong type, a missing one that the loop reads, a negative learning rate."""
     _check_fields(config)
-    for name, least in (("batch_size", 1), ("num_steps", 1), ("seed", 0)):
+    for name, least, bits in (("batch_size", 1, 31), ("num_steps", 1, 31), ("seed", 0, 32)):
         if not hasattr(config, name):
             raise ConfigError(
                 f"the config {type(config).__name__} has no field {name!r}: the loop needs batch_size, num_steps "
                 "and seed."
             )
-        check_count(name, getattr(config, name), least)
-    for name, bits in (("seed", 32), ("num_steps", 31)):
-        if (value := getattr(config, name)) >= 2**bits:
+        check_count(name, value := getattr(config, name), least)
+        if value >= 2**bits:
             raise ConfigError(f"{name} is {value}, and must be below 2**{bits}.")
 
 

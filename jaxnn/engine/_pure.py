@@ -61,10 +61,7 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples
 def make_train(
     spec: GroupSpec, num_steps: int, values: Mapping[str, Any] | None = None
 ) -> Callable[[TrainState, Totals, Examples], tuple[TrainState, Totals]]:
-    """Returns a pure ``(state, totals, examples) -> (state, totals)`` that trains one member ``num_steps`` steps.
-
-    ``values`` are those of the member's traced fields, if it has any.
-    """
+    """Returns a pure function that trains one member, with ``values`` of its traced fields, ``num_steps`` steps."""
     experiment, layout, feed = spec.member(values or {}), spec.layout, spec.feed
     config = experiment.config
 
@@ -86,8 +83,7 @@ def make_train(
 def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Metrics]:
     """Returns a pure function that evaluates batches under ``mask [batches, batch]``: sums ``[batches]`` each.
 
-    They are ``indices [batches, batch]`` into the examples, or if these are None the examples themselves,
-    ``[batches, batch, ...]``.
+    ``indices [batches, batch]`` choose examples; if None, the examples are ``[batches, batch, ...]``.
     """
     experiment, layout = spec.member(values or {}), spec.layout
 
@@ -111,11 +107,9 @@ def make_population_init(spec: GroupSpec, num_members: int) -> Callable[[Mapping
     """
 
     def init(values: Mapping[str, Array], examples: Examples) -> TrainState:
-        def one(row: tuple[Array, Mapping[str, Array]]) -> TrainState:
-            return make_init(spec.member(row[1]), spec.source)(examples)
-
         # The indices serve members that have no traced values.
-        states: TrainState = jax.lax.map(one, (jnp.arange(num_members), values))
+        rows = jnp.arange(num_members), values
+        states: TrainState = jax.lax.map(lambda row: make_init(spec.member(row[1]), spec.source)(examples), rows)
         return states
 
     return init
@@ -163,8 +157,7 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
         trained, totals = _over_chunks(population, chunk, (population, totals))
         return trained._replace(step=population.step + num_steps), totals
 
-    lanes = PartitionSpec(None, MEMBERS)
-    specs = population_specs(), lanes
+    specs = population_specs(), PartitionSpec(None, MEMBERS)
     return _on_members(spec.layout.mesh, train, (*specs, PartitionSpec()), specs)
 
 
@@ -185,8 +178,7 @@ def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., M
         zeros = {name: jnp.zeros((population.alive.shape[0], *sums.shape), sums.dtype) for name, sums in shapes.items()}
         return _over_chunks(population, chunk, zeros)
 
-    replicated = PartitionSpec()
-    specs = population_specs(), replicated, replicated, replicated
+    specs = population_specs(), *[PartitionSpec()] * 3
     return _on_members(spec.layout.mesh, evaluate, specs, PartitionSpec(None, MEMBERS))
 
 
@@ -208,22 +200,16 @@ def _vmap_or_squeeze(one: Callable[..., Any], lanes: int) -> Callable[..., Any]:
 
 
 def _over_chunks[Carry](population: Population, chunk: Callable[[Array, Carry], Carry], carry: Carry) -> Carry:
-    """``jax.lax.map`` over the chunks that hold a living member.
-
-    Written as a loop, because their number is known only when it runs: members that stop free their chunk without a
-    compilation.
-    """
+    """Loops over the chunks that hold a living member; their number is known only when it runs."""
     if population.alive.shape[0] == 1:
         return chunk(0, carry)  # type: ignore[arg-type]
-    looped: Carry = jax.lax.fori_loop(0, population.num_chunks, chunk, carry)
-    return looped
+    return jax.lax.fori_loop(0, population.num_chunks, chunk, carry)  # type: ignore[no-any-return]
 
 
 def _take_chunk(population: Population, index: Array | int) -> Population:
     """One chunk of it, ``[lanes, ...]``."""
-    rest = (population.members, population.values, population.alive, population.bad_step)
-    members, values, alive, bad_step = _take(rest, index)
-    return Population(population.step, members, values, alive, bad_step, population.num_chunks)
+    step, *stacked, num_chunks = population
+    return Population._make((step, *_take(stacked, index), num_chunks))
 
 
 def _take(tree: PyTree, index: Array | int) -> PyTree:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn import record as records
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._options import RunOptions, metric_writer, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
@@ -20,17 +21,6 @@ from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
 from jaxnn.observe import Clock, Placement, Window, observe_placement
 from jaxnn.parallel import broadcast_from_primary, is_primary
-from jaxnn.record import (
-    METRICS_FILE,
-    Checkpoints,
-    LogDigest,
-    Record,
-    Restored,
-    final_metrics,
-    metrics_of,
-    rewind_metrics,
-    without_member,
-)
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, Splits, TrainState
 
@@ -60,7 +50,7 @@ class MemberLog:
     @property
     def final(self) -> dict[str, float]:
         """The last value of each metric."""
-        return final_metrics(self.lines)
+        return records.final_metrics(self.lines)
 
     def values(self, metric: str) -> list[float]:
         """A metric at every line that has it, oldest first."""
@@ -83,11 +73,11 @@ class Trainer:
     seconds_per_step: Mapping[int, float] = dataclasses.field(default_factory=dict)  # of a run, by steps per call
     # The newest state that is not in flight: of a run on the devices, of a population on the host; None until made.
     state: Any = None
-    record: Record | None = None  # the open directory that metrics go to, or None
-    checkpoints: Checkpoints | None = None  # of this run or population in it, or None
+    record: records.Record | None = None  # the open directory that metrics go to, or None
+    checkpoints: records.Checkpoints | None = None  # of this run or population in it, or None
     flight: Flight = dataclasses.field(default_factory=Flight)  # the calls in flight, and the stalls noticed
     windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
-    _reported: LogDigest = dataclasses.field(init=False)  # of the lines in the record
+    _reported: records.LogDigest = dataclasses.field(init=False)  # of the lines in the record
     _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
 
     @property
@@ -142,22 +132,17 @@ class Trainer:
 
     def placement(self) -> list[Placement]:
         """The devices that hold the parts of a run."""
-        trees: dict[str, Any] = {"parameters": self.state.params}
-        if self.state.model_state:
-            trees["model_state"] = self.state.model_state
-        trees["optimizer_state"] = self.state.opt_state
-        if self.programs.spec.feed.resident:
-            trees["data"] = self.programs.spec.feed.prepare(0, 1)
-        return observe_placement(**trees)
+        state, feed = self.state, self.programs.spec.feed
+        trees = {"model_state": state.model_state} if state.model_state else {}
+        data = {"data": feed.prepare(0, 1)} if feed.resident else {}
+        return observe_placement(parameters=state.params, **trees, optimizer_state=state.opt_state, **data)
 
-    def open_store(self, record: Record, folder: Path) -> None:
+    def open_store(self, record: records.Record, folder: Path) -> None:
         """Keeps metrics in ``record`` and checkpoints in ``folder`` from now on."""
         self.record, self._saved_at = record, time.perf_counter()
-        self._reported = LogDigest(record.path / METRICS_FILE)
-        options = self.options
-        self.checkpoints = Checkpoints(
-            folder, options.keep_last, options.keep_best, self.monitored, options.higher_is_better
-        )
+        self._reported = records.LogDigest(record.path / records.METRICS_FILE)
+        keep = self.options.keep_last, self.options.keep_best
+        self.checkpoints = records.Checkpoints(folder, *keep, self.monitored, self.options.higher_is_better)
 
     def report(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
         """Writes what members reported, by row, to the record and to further metric writers."""
@@ -182,7 +167,7 @@ class Trainer:
         assert self.checkpoints is not None
         plain = self.vmapped is None
         like: Any = self.state if plain else host_shapes(self.programs.shapes, len(self.logs))
-        restored: Restored[Any] | None = self.checkpoints.restore_newest(like)
+        restored: records.Restored[Any] | None = self.checkpoints.restore_newest(like)
         check(restored and restored.step)
         damaged, steps, diverged = [], [0] * len(self.logs), [False] * len(self.logs)
         if restored is not None:
@@ -213,7 +198,7 @@ class Trainer:
 
         def rewound() -> tuple[list[dict[str, Any]], str | None]:
             # The digest stays in the process that writes.
-            lines, self._reported, damage = rewind_metrics(
+            lines, self._reported, damage = records.rewind_metrics(
                 path, lambda line: ends[row_of(line)], noted, where, self.numbers
             )
             return lines, damage
@@ -222,7 +207,7 @@ class Trainer:
         for log in self.logs:
             log.lines = []
         for line in lines:
-            self.logs[row_of(line)].lines.append(without_member(line))
+            self.logs[row_of(line)].lines.append(records.without_member(line))
         return [damage] if damage is not None else []
 
     def settle(self, row: int, step: int, *, diverged: bool) -> None:
@@ -291,7 +276,7 @@ class Trainer:
                 self.logs[0].error = f"the parameters are no longer finite after step {step}"
                 return
             elif self.logs[0].lines and self.logs[0].step == step:
-                metrics = metrics_of(self.logs[0].lines[-1])
+                metrics = records.metrics_of(self.logs[0].lines[-1])
             self.checkpoints.save(step, self.state, metrics, self._reported)
             self._saved_at = time.perf_counter()
 

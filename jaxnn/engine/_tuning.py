@@ -183,11 +183,9 @@ def plan_vmap_size(
 
     One size is compiled, a second only if the training that it may shorten takes ten times as long: on a CPU members
     one by one, whose small matrices stay in its cache, then a few together, but many at once if their steps are short;
-    on an accelerator many, then all.
-
-    A size or steps per call that are given are not measured. ``apart``: some members may be stopped before others. If
-    ``thorough``, sizes are tried until they are slower, for their throughput curve. TrainingError if not even one
-    member fits.
+    on an accelerator many, then all. A size or steps per call that are given are not measured. ``apart``: some members
+    may be stopped before others. If ``thorough``, sizes are tried until they are slower, for their throughput curve.
+    TrainingError if not even one member fits.
     """
     num_devices, device = programs.spec.num_devices, programs.layout.device
     num_members, window = -(-programs.num_members // num_devices), min(typical_window(plan), plan.num_steps)
@@ -214,7 +212,9 @@ def plan_vmap_size(
 
         return try_size(size, steps, call, programs.temporary_bytes(shape, steps))
 
-    sizes = [*_candidates(block)]
+    # 1, 4, 16 and so on up to all, each so large that the last chunk is full too, or nearly.
+    powers = (min(FACTOR**power, block) for power in range(block.bit_length()))
+    sizes = sorted({-(-block // -(-block // size)) for size in powers})
     if given is not None:
         sizes = [min(given, block)]
     elif not thorough and on_cpu and programs.operations < SHORT_STEP:
@@ -236,18 +236,6 @@ def plan_vmap_size(
         if call_seconds < SHORT_CALL:
             steps = near_divisor(window, min(MOST_STEPS, round(steps * CALL_SECONDS / call_seconds)))
     return VmapPlan(best.size, steps, block, tuple(trials), note)
-
-
-def _candidates(num_members: int) -> Iterable[int]:
-    """1, 4, 16 and so on up to ``num_members``, each so large that the last chunk is full too, or nearly."""
-    size, last = 1, 0
-    while True:
-        balanced = -(-num_members // -(-num_members // size))
-        if balanced != last:
-            yield balanced
-        if size >= num_members:
-            return
-        last, size = balanced, size * FACTOR
 
 
 def _fitting_block(member_bytes: int, free_bytes: int | None, num_members: int) -> tuple[int, str | None]:

@@ -118,15 +118,12 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
     >>> params = jn.optim.evaluation_params(run.state.params, run.state.opt_state)
     """
 
-    def is_masked(node: Any) -> bool:
-        return isinstance(node, optax.MaskedNode)
-
     def pick(average: Any, param: Any) -> Any:
-        return param if is_masked(average) else average.astype(jnp.result_type(param))
+        return param if isinstance(average, optax.MaskedNode) else average.astype(jnp.result_type(param))
 
     for state in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AveragedState)):
         if isinstance(state, AveragedState):
-            params = jax.tree.map(pick, state.average, params, is_leaf=is_masked)
+            params = jax.tree.map(pick, state.average, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     return params
 
 

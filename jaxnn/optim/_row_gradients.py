@@ -75,12 +75,11 @@ def value_and_row_gradient(
 ) -> Callable[..., tuple[Any, Params]]:
     """As ``jax.value_and_grad(loss, has_aux=has_aux)``, with ``SparseRows`` for the gradients of tables.
 
-    ``loss`` is traced to a program first, in which each lookup of rows (``table[ids]``, ``jnp.take(table, ids,
-    axis=0)``, any ``Embed``) is differentiated by its result instead of by the table. If a function with a custom
-    derivative takes a table, its own rule is not used. ``is_table(path)`` is true for tables in ``params``, the first
-    argument. Over ``axis_name``, a mapped axis that batches are split over, the rows of all devices are
-    gathered, their values divided by the number of devices. Raises `ConfigError` for a table that is used otherwise, or
-    inside a loop, a branch or ``jax.checkpoint``.
+    In the program of ``loss``, each lookup of rows (``table[ids]``, ``jnp.take(table, ids, axis=0)``, any ``Embed``)
+    is differentiated by its result instead of by the table. If a function with a custom derivative takes a table, its
+    own rule is not used. ``is_table(path)`` is true for tables in ``params``, the first argument. The rows of all
+    devices on the mapped axis ``axis_name`` are gathered, their values divided by the number of devices. `ConfigError`
+    for a table that is used otherwise, or inside a loop, a branch or ``jax.checkpoint``.
     """
 
     def value_and_gradient(params: Params, *args: Any) -> tuple[Any, Params]:

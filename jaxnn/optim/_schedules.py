@@ -40,9 +40,7 @@ def linear(
     >>> [round(float(schedule(step)), 3) for step in (0, 5, 10, 55, 100)]
     [0.0, 0.05, 0.1, 0.05, 0.0]
     """
-    _check_decay("linear", peak, num_steps, warmup_steps, final_fraction)
-    decay = optax.linear_schedule(1.0, final_fraction, max(num_steps - warmup_steps, 1))
-    return _scaled(peak, _warmed_up(decay, warmup_steps))
+    return _decay("linear", peak, num_steps, warmup_steps, final_fraction)
 
 
 def cosine(
@@ -54,9 +52,7 @@ def cosine(
 
     >>> optimizer = optax.adam(jn.schedules.cosine(1e-3, num_steps=1000, warmup_steps=100))
     """
-    _check_decay("cosine", peak, num_steps, warmup_steps, final_fraction)
-    decay = optax.cosine_decay_schedule(1.0, max(num_steps - warmup_steps, 1), alpha=final_fraction)
-    return _scaled(peak, _warmed_up(decay, warmup_steps))
+    return _decay("cosine", peak, num_steps, warmup_steps, final_fraction)
 
 
 def one_cycle(
@@ -129,7 +125,8 @@ def inverse_time(peak: ArrayLike, rate: ArrayLike) -> optax.Schedule:
     return _scaled(peak, lambda step: 1.0 / (1.0 + rate * step))
 
 
-def _check_decay(where: str, peak: ArrayLike, num_steps: int, warmup_steps: int, final_fraction: ArrayLike) -> None:
+def _decay(where: str, peak: ArrayLike, num_steps: int, warmup_steps: int, final_fraction: ArrayLike) -> optax.Schedule:
+    """The warm-up of `linear` or `cosine`, then their decay."""
     check_count(where, "num_steps", num_steps, 1)
     check_count(where, "warmup_steps", warmup_steps, 0)
     check_range(where, "peak", peak)
@@ -139,13 +136,14 @@ def _check_decay(where: str, peak: ArrayLike, num_steps: int, warmup_steps: int,
             f"{where}: warmup_steps={warmup_steps} is more than num_steps={num_steps}, which "
             "includes it: shorten the warm-up or train for longer."
         )
-
-
-def _warmed_up(decay: optax.Schedule, warmup_steps: int) -> optax.Schedule:
-    if warmup_steps == 0:
-        return decay
-    warmup = optax.linear_schedule(0.0, 1.0, warmup_steps)
-    return optax.join_schedules([warmup, decay], [warmup_steps])
+    decay_steps = max(num_steps - warmup_steps, 1)
+    if where == "linear":
+        decay = optax.linear_schedule(1.0, final_fraction, decay_steps)
+    else:
+        decay = optax.cosine_decay_schedule(1.0, decay_steps, alpha=final_fraction)
+    if warmup_steps > 0:
+        decay = optax.join_schedules([optax.linear_schedule(0.0, 1.0, warmup_steps), decay], [warmup_steps])
+    return _scaled(peak, decay)
 
 
 def _scaled(peak: ArrayLike, unit: optax.Schedule) -> optax.Schedule:

@@ -2,6 +2,6 @@
 
 from jaxnn.tasks._classification import binary_classification, classification, next_token
 from jaxnn.tasks._contract import averaged_over, checked, checked_batch, derived_metrics
-from jaxnn.tasks._supervised import Model, as_model, regression, supervised
+from jaxnn.tasks._supervised import as_model, regression, supervised
 
 __all__ = ["averaged_over", "binary_classification", "classification", "next_token", "regression", "supervised"]

@@ -53,22 +53,22 @@ def classification(
     if not isinstance(auxiliary_weight, jax.core.Tracer | None) and not auxiliary_weight >= 0:
         raise ConfigError(f"auxiliary_weight is {auxiliary_weight}, and must be at least 0, or None.")
 
-    def nats(logits: Array, labels: Array) -> jax.Array:
-        return cross_entropy(*_checked_logits(logits, labels), label_smoothing)
+    def nats(logits: Any, labels: Array, smoothing: float | jax.Array = 0.0) -> jax.Array:
+        return cross_entropy(*_checked_logits(logits, labels), smoothing)
 
     def objective(outputs: Any, labels: Array) -> jax.Array:
         if auxiliary_weight is None:
-            return nats(outputs, labels)
+            return nats(outputs, labels, label_smoothing)
         if not isinstance(outputs, tuple) or len(outputs) < 2:
             raise ConfigError(
                 "classification with auxiliary_weight needs a model that in training returns a tuple, the logits and "
                 "the auxiliary logits: let it return them, or leave auxiliary_weight out."
             )
-        main, *auxiliary = (nats(logits, labels) for logits in outputs)
+        main, *auxiliary = (nats(logits, labels, label_smoothing) for logits in outputs)
         return main + auxiliary_weight * sum(auxiliary)
 
     def loss(outputs: Any, labels: Array) -> jax.Array:
-        return cross_entropy(*_checked_logits(_main(outputs), labels))
+        return nats(_main(outputs), labels)
 
     def accuracy(outputs: Any, labels: Array) -> jax.Array:
         logits, labels = _checked_logits(_main(outputs), labels)

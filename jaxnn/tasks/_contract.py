@@ -41,8 +41,7 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
         # `jax.shard_map` sums gradients of what all devices share, unless ``check_vma=False``.
         manual = axis_name in jax.sharding.get_abstract_mesh().manual_axes
         shared = manual and axis_name not in jax.typeof(leaf).mat.varying
-        copied: jax.Array = jax.lax.pcast(leaf, axis_name, to="varying") if shared else leaf
-        return copied
+        return jax.lax.pcast(leaf, axis_name, to="varying") if shared else leaf
 
     def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
         with use_batch_axis(axis_name):
@@ -52,8 +51,7 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
         return _with_gradient(mean, own, value), (model_state, mean(metrics))
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-        sums: Metrics = jax.lax.psum(task.evaluate(params, model_state, batch), axis_name)
-        return sums
+        return jax.lax.psum(task.evaluate(params, model_state, batch), axis_name)  # type: ignore[no-any-return]
 
     return task._replace(loss=loss, evaluate=evaluate)
 
@@ -61,8 +59,7 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
 def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any], x: jax.Array) -> jax.Array:
     function = jax.custom_vjp(forward)
     function.defvjp(lambda x: (forward(x), None), lambda _, gradient: (backward(gradient),))
-    made: jax.Array = function(x)
-    return made
+    return function(x)  # type: ignore[no-any-return]
 
 
 def checked_batch(batch: Batch) -> None:
@@ -74,7 +71,6 @@ def checked_batch(batch: Batch) -> None:
 
 def checked(task: Task) -> Task:
     """Returns ``task`` with its results checked while it is traced; wrong ones would fail far from their cause."""
-    of_loss, of_evaluate = "of the task's loss", "of the task's evaluate"
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
         made: Any = task.init(key, batch)
@@ -103,12 +99,12 @@ def checked(task: Task) -> Task:
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ConfigError(f"the task's loss returned {_described(value)}: return one float, the batch's mean.")
         _check_state(model_state, new_state)
-        numbers = _arrays("metric", of_loss, metrics)
+        numbers = _arrays("metric", "loss", metrics)
         if "loss" in numbers:
             raise ConfigError("a metric of the task's loss is named 'loss', as the loss itself is reported: rename it.")
         for name, number in numbers.items():
             if number.shape != ():
-                wrong = f"the metric {name!r} {of_loss} is {_described(number)}"
+                wrong = f"the metric {name!r} of the task's loss is {_described(number)}"
                 raise ConfigError(f"{wrong}: return its mean over the batch.")
         return value, (new_state, numbers)
 
@@ -120,9 +116,10 @@ def checked(task: Task) -> Task:
                 "the task's evaluate must return a dict of sums with their count, {..., 'count': batch.mask.sum()}: "
                 f"it returned {given}."
             )
-        arrays = _arrays("sum", of_evaluate, sums)
+        arrays = _arrays("sum", "evaluate", sums)
         if arrays["count"].shape != ():
-            raise ConfigError(f"the count {of_evaluate} is {_described(arrays['count'])}: return one number.")
+            count = _described(arrays["count"])
+            raise ConfigError(f"the count of the task's evaluate is {count}: return one number.")
         return arrays
 
     return task._replace(init=init, loss=loss, evaluate=evaluate)
@@ -180,8 +177,8 @@ def _check_state(before: ModelState, after: Any) -> None:
 def _arrays(kind: str, of: str, values: Mapping[Any, Any]) -> dict[str, jax.Array]:
     for name in values:
         if not isinstance(name, str):
-            raise ConfigError(f"the {kind}s {of} have the name {name!r}: names are strings.")
-    return {name: _array(f"the {kind} {name!r} {of}", value) for name, value in values.items()}
+            raise ConfigError(f"the {kind}s of the task's {of} have the name {name!r}: names are strings.")
+    return {name: _array(f"the {kind} {name!r} of the task's {of}", value) for name, value in values.items()}
 
 
 def _array(what: str, value: Any) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -25,49 +25,44 @@ _TRAIN_FLAGS |= {"deterministic": False, "use_running_average": False}
 _TRANSIENT_COLLECTIONS = ("params", "intermediates", "losses", "perturbations")
 
 
-class Model(NamedTuple):
-    """A network as pure functions."""
-
-    # (key, inputs) -> (params, model_state)
-    init: Callable[[jax.Array, Array], tuple[Params, ModelState]]
-    # (params, model_state, inputs, key) -> (outputs, model_state); a key means training (dropout draws from it, batch
-    # statistics move), None means evaluation.
-    apply: Callable[[Params, ModelState, Array, jax.Array | None], tuple[Any, ModelState]]
+# (key, inputs) -> (params, model_state)
+type Init = Callable[[jax.Array, Array], tuple[Params, ModelState]]
+# (params, model_state, inputs, key) -> (outputs, model_state); a key means training (dropout draws from it, batch
+# statistics move), None means evaluation.
+type Apply = Callable[[Params, ModelState, Array, jax.Array | None], tuple[Any, ModelState]]
 
 
-def as_model(model: Any, policy: Policy | None = None) -> Model:
-    """Returns ``model`` as a `Model`, which computes in the precision of ``policy`` if one is given.
+def as_model(model: Any, policy: Policy | None = None) -> tuple[Init, Apply]:
+    """Returns ``model`` as pure functions that compute in the precision of ``policy`` if one is given.
 
-    ``model`` is a `Model`, a Flax Linen module, or a pair ``(init, apply)`` with ``init(key, inputs) -> params`` and
+    ``model`` is a Flax Linen module, or a pair ``(init, apply)`` with ``init(key, inputs) -> params`` and
     ``apply(params, inputs) -> outputs``, where ``apply`` may also take ``key`` and ``train``; anything else raises
     ConfigError. Parameters are kept in ``policy.params`` and cast to ``policy.compute`` for every call.
     """
-    if isinstance(model, Model):
-        plain = model
-    elif isinstance(model, nn.Module):
-        plain = _from_linen(model)
+    if isinstance(model, nn.Module):
+        plain_init, plain_apply = _from_linen(model)
     elif isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
-        plain = _from_pair(*model)
+        plain_init, plain_apply = _from_pair(*model)
     else:
         raise ConfigError(f"a model must be a Flax Linen module or a pair (init, apply) of functions, not {model!r}.")
     if policy is None:
-        return plain
+        return plain_init, plain_apply
 
     def init(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
-        params, model_state = plain.init(key, inputs)
+        params, model_state = plain_init(key, inputs)
         return policy.cast_to_params(params), model_state
 
     def apply(params: Params, model_state: ModelState, inputs: Array, key: jax.Array | None) -> tuple[Any, ModelState]:
         params, inputs = policy.cast_to_compute((params, inputs))
-        outputs, updated = plain.apply(params, model_state, inputs, key)
+        outputs, updated = plain_apply(params, model_state, inputs, key)
         # Statistics keep their dtype, also if they were computed in another precision.
         updated = jax.tree.map(lambda new, old: new.astype(old.dtype), updated, model_state)
         return policy.cast_to_outputs(outputs), updated
 
-    return Model(init, apply)
+    return init, apply
 
 
-def _from_linen(module: nn.Module) -> Model:
+def _from_linen(module: nn.Module) -> tuple[Init, Apply]:
     flags = _train_flags(type(module).__call__)
 
     def init(key: jax.Array, inputs: Array) -> tuple[Params, ModelState]:
@@ -93,10 +88,10 @@ def _from_linen(module: nn.Module) -> Model:
         outputs, updated = module.apply(variables, inputs, **flags(True), rngs=keys, mutable=list(model_state))
         return outputs, updated
 
-    return Model(init, apply)
+    return init, apply
 
 
-def _from_pair(initialize: Callable[..., Any], function: Callable[..., Any]) -> Model:
+def _from_pair(initialize: Callable[..., Any], function: Callable[..., Any]) -> tuple[Init, Apply]:
     flags = _train_flags(function)
     takes_key = "key" in inspect.signature(function).parameters
 
@@ -104,7 +99,7 @@ def _from_pair(initialize: Callable[..., Any], function: Callable[..., Any]) -> 
         keys = {"key": key} if takes_key else {}
         return function(params, inputs, **flags(key is not None), **keys), model_state
 
-    return Model(lambda key, inputs: (initialize(key, inputs), {}), apply)
+    return lambda key, inputs: (initialize(key, inputs), {}), apply
 
 
 def _train_flags(function: Callable[..., Any]) -> Callable[[bool], dict[str, Any]]:
@@ -130,7 +125,7 @@ def supervised(
             called ``loss`` are the metrics of a training step.
         policy: the precision to compute in.
     """
-    network = as_model(model, policy)
+    init, apply = as_model(model, policy)
 
     def sums_of(
         functions: Mapping[str, PerExample], params: Params, state: ModelState, batch: Batch, key: jax.Array | None
@@ -140,7 +135,7 @@ def supervised(
             inputs, targets = (_where(batch.mask, rows) for rows in batch[:2])
             batch = Batch(inputs, targets, batch.mask)
         with use_batch_mask(batch.mask):
-            outputs, updated = network.apply(params, state, batch.inputs, key)
+            outputs, updated = apply(params, state, batch.inputs, key)
         values = {name: function(outputs, batch.targets) for name, function in functions.items()}
         for shape in map(jnp.shape, values.values()):
             # Broadcast, they would be counted more than once.
@@ -169,9 +164,9 @@ def supervised(
         return {**sums, "count": jnp.sum(batch.mask)}
 
     def predict(params: Params, model_state: ModelState, inputs: Array) -> Any:
-        return network.apply(params, model_state, inputs, None)[0]
+        return apply(params, model_state, inputs, None)[0]
 
-    return Task(lambda key, batch: network.init(key, batch.inputs), loss, evaluate, predict, check=check_data(predict))
+    return Task(lambda key, batch: init(key, batch.inputs), loss, evaluate, predict, check=check_data(predict))
 
 
 def _where(mask: Array, rows: Array) -> jax.Array:
