@@ -16,10 +16,8 @@ from jaxnn.types import ConfigError
 
 __all__ = ["Halving", "Points", "choice", "grid", "halving", "integers", "log_uniform", "random", "uniform", "zip"]
 
-# From this ratio of the largest to the smallest value on, evenly spaced powers get a logarithmic axis.
-LOG_RATIO = 8.0
-# Points that are joined share the later of their scales.
-SCALES = ("linear", "log", "nominal")
+LOG_RATIO = 8.0  # of the largest to the smallest value, from which evenly spaced powers get a logarithmic axis
+SCALES = ("linear", "log", "nominal")  # points that are joined share the later of theirs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +252,6 @@ def scale_of(name: str, values: Iterable[Any]) -> str:
     ordered = np.unique(np.asarray(values, np.float64))
     if ordered[0] <= 0 or ordered[-1] < LOG_RATIO * ordered[0]:
         return "linear"
-
     # Evenly spaced values have gaps that differ little.
     uneven, log_uneven = (gaps.std() / gaps.mean() for gaps in (np.diff(ordered), np.diff(np.log(ordered))))
     return "log" if log_uneven <= uneven else "linear"

@@ -2,14 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxnn.cli._process import (
-    MOST_DEVICES,
-    ClusterOptions,
-    enable_compile_cache,
-    exit_on_user_error,
-    processes,
-    use_all_cores,
-)
+from jaxnn.cli._process import ClusterOptions, enable_compile_cache, exit_on_user_error, processes, use_all_cores
 from jaxnn.cli._script import COMMANDS, main, parse_run, parse_sweep
 
 

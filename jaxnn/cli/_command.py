@@ -11,15 +11,12 @@ from typing import Any
 
 import tyro
 
-from jaxnn.bench import bench as measure
-from jaxnn.bench import find_studies, findings_table, load_study
-from jaxnn.bench import merge as merge_pages
+from jaxnn import bench as harness
+from jaxnn import sweeps
 from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.run import format_split
-from jaxnn.sweeps import compare as compare_sides
-from jaxnn.sweeps import count_by_status, open_sweep
 from jaxnn.types import ConfigError, JaxnnError, RecordError
 
 _OUT = Path("runs/bench")
@@ -72,8 +69,8 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
     for path in paths:
         try:
             if is_sweep(path):
-                sweep = open_sweep(path)
-                status = f"{sweep.status}, sweep of {len(sweep.members)}: {count_by_status(sweep.members)}"
+                sweep = sweeps.open_sweep(path)
+                status = f"{sweep.status}, sweep of {len(sweep.members)}: {sweeps.count_by_status(sweep.members)}"
                 step = str(max((member.step for member in sweep.members), default=0))
                 rate, shown = sweep.summary.get("member_steps_per_second"), ""
                 with contextlib.suppress(ConfigError):  # no member is best
@@ -98,7 +95,7 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
         run: the directory of a run or a sweep.
     """
     if is_sweep(run):
-        sweep = open_sweep(run)
+        sweep = sweeps.open_sweep(run)
         groups = sweep.group()
         # Without repeats a group is a member: show the best of them.
         alone = all(len(row.members) == 1 for row in groups.rows)
@@ -126,7 +123,7 @@ def plot(run: tyro.conf.Positional[Path], /, *, out: Path | None = None) -> None
         out: the picture; default: curves.png or sweep.png in that directory.
     """
     if is_sweep(run):
-        figure, name = open_sweep(run).plot(), "sweep.png"
+        figure, name = sweeps.open_sweep(run).plot(), "sweep.png"
     else:
         facts = read_run(run)
         figure, name = draw_curves(read_metrics(run), facts["name"], facts.get("data") or ""), "curves.png"
@@ -148,8 +145,8 @@ def compare(
         b: the directory of the run or the sweep to compare with it.
         metric: such as test_accuracy; default: the monitored metric of A.
     """
-    left, right = (open_sweep(path) if is_sweep(path) else path for path in (a, b))
-    print(printable(compare_sides(left, right, metric)))
+    left, right = (sweeps.open_sweep(path) if is_sweep(path) else path for path in (a, b))
+    print(printable(sweeps.compare(left, right, metric)))
 
 
 def bench(
@@ -169,7 +166,7 @@ def bench(
         quick: small sizes and few rounds, minutes for all studies.
         out: the folder that gets results.json, results.md and pictures; other figures there are kept.
     """
-    known = find_studies()
+    known = harness.find_studies()
     if not names:
         if not known:
             raise ConfigError("no studies here: run in a checkout of jaxnn, or give the path of a file with a STUDY.")
@@ -179,19 +176,19 @@ def bench(
     if names[0] == "merge":
         if out == _OUT:
             raise ConfigError("merge needs another folder for the page: give --out DIR.")
-        results = merge_pages(names[1:], out)
+        results = harness.merge(names[1:], out)
     else:
-        studies = list(known.values()) if names == ("all",) else [load_study(name, known) for name in names]
+        studies = list(known.values()) if names == ("all",) else [harness.load_study(name, known) for name in names]
         kinds = None if devices is None else [kind.strip() for kind in devices.split(",") if kind.strip()]
         try:
             say = functools.partial(print, file=sys.stderr, flush=True)
-            results = measure(*studies, devices=kinds, quick=quick, out=out, say=say)
+            results = harness.bench(*studies, devices=kinds, quick=quick, out=out, say=say)
         except KeyboardInterrupt:
             print(f"interrupted; the figures of the studies before are in {out}", file=sys.stderr)
             raise SystemExit(INTERRUPTED) from None
         known |= {study.name: study for study in studies}
     for name in filter(known.__contains__, results):
-        table = text_table(*findings_table(known[name], results))
+        table = text_table(*harness.findings_table(known[name], results))
         print(printable("\n".join([name, table, *known[name].conclude(results[name].rows)])))
     print(f"page: {out / 'results.md'}")
 

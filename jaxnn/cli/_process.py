@@ -19,8 +19,7 @@ import jax
 from jaxnn.engine import check_count
 from jaxnn.observe import cpu_count, printable
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
-from jaxnn.run import RESUMABLE as RESUMABLE
-from jaxnn.run import Farewell, drop_output, interruptible, leave
+from jaxnn.run import RESUMABLE, Farewell, drop_output, interruptible, leave
 from jaxnn.types import ConfigError, JaxnnError, TrainingError
 
 FAILED = 1
@@ -29,7 +28,7 @@ INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 # Errors of the system about a path that a user gave; a missing file may be a defect.
 _UNUSABLE = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 # Each device has a copy of the data: more copies than this would cost more memory than cores are worth.
-MOST_DEVICES = 16
+_MOST_DEVICES = 16
 # Bytes: thousands of small networks' programs. JAX's own limit reads the whole cache for each program that it adds,
 # which takes 0.3 s with 5,000.
 _CACHE_LIMIT = 2 << 30
@@ -42,7 +41,7 @@ def use_all_cores() -> None:
     """
     if jax.config.jax_num_cpu_devices <= 0 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # a backend runs already
-            jax.config.update("jax_num_cpu_devices", min(cpu_count() or 1, MOST_DEVICES))
+            jax.config.update("jax_num_cpu_devices", min(cpu_count() or 1, _MOST_DEVICES))
 
 
 def enable_compile_cache(limit: int = _CACHE_LIMIT) -> None:
@@ -131,11 +130,8 @@ class ClusterOptions:
 
 @contextlib.contextmanager
 def processes(options: ClusterOptions, device: str | None = None) -> Iterator[None]:
-    """Joins this process to the others within the block, if there are any; see `jaxnn.parallel.joined`.
-
-    A run that asks for the ``device`` ``"cpu"`` opens no accelerator, which others could use.
-    """
-    if device == "cpu":
+    """Joins this process to the others within the block, if there are any; see `jaxnn.parallel.joined`."""
+    if device == "cpu":  # no accelerator is opened, which others could use
         jax.config.update("jax_platforms", "cpu")
     if options.cpu_devices is not None:
         try:
@@ -179,8 +175,7 @@ def one_line_errors() -> Iterator[None]:
 
 def check_alone(arguments: Sequence[str], command: str) -> None:
     """Raises ConfigError if a flag of several processes is among the arguments of a command that is for one."""
-    names = {field.name for field in dataclasses.fields(ClusterOptions)} - {"cpu_devices"}
-    flags = {f"--{name.replace('_', '-')}" for name in names}
+    flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(ClusterOptions)} - {"--cpu-devices"}
     for word in arguments:
         if (flag := word.partition("=")[0].replace("_", "-")) in flags:
             others = "split its members over machines with --shard I/N" if command == "sweep" else "leave it out"
@@ -210,7 +205,9 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
     at_once = "interrupted at once; what was saved before is kept, see `jaxnn runs`"
     farewell = Farewell(*early, INTERRUPTED, at_once)
     if owns_process:
-        atexit.register(_ignore_signals)
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            # Keeps the status of a finished command while JAX cleans up, which takes most of a second.
+            atexit.register(signal.signal, signum, signal.SIG_IGN)
     with interruptible(farewell if owns_process else None) as interruption:
         try:
             yield
@@ -238,9 +235,3 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
                 raise
             print(printable(f"error: {reason}", lines=False), file=sys.stderr)
             raise SystemExit(BAD_INPUT if unusable else status_of(error)) from None
-
-
-def _ignore_signals() -> None:
-    """Keeps the status of a finished command while JAX cleans up, which takes most of a second."""
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)

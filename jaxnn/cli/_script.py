@@ -14,20 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxnn.cli._process import (
-    INTERRUPTED,
-    RESUMABLE,
-    ClusterOptions,
-    check_alone,
-    enable_compile_cache,
-    exit_on_user_error,
-    one_line_errors,
-    processes,
-    use_all_cores,
-)
+from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.record import config_from_json, is_sweep, read_run
-from jaxnn.run import Run, fit
+from jaxnn.run import RESUMABLE, Run, fit
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 if TYPE_CHECKING:
@@ -44,10 +34,7 @@ _ABOUT_ADVISE = "Measures one step, batch sizes and sweeps per kind of device an
 
 
 def main(
-    experiment: Experiment[Any],
-    argv: Sequence[str] | None = None,
-    *,
-    points: Points | Halving | None = None,
+    experiment: Experiment[Any], argv: Sequence[str] | None = None, *, points: Points | Halving | None = None
 ) -> Run | Sweep | BatchSizePlan | Advice:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
@@ -77,7 +64,7 @@ def main(
         gc.freeze()
     arguments = list(sys.argv[1:] if argv is None else argv)
     resumed = None if (directory := given(arguments, "--resume")) is None else Path(directory)
-    with exit_on_user_error(resumed, owns_process=argv is None):
+    with _process.exit_on_user_error(resumed, owns_process=argv is None):
         for word in arguments:
             if any("\ud800" <= character <= "\udfff" for character in word):  # bytes that Python could not decode
                 raise ConfigError(f"{word} is not UTF-8: use another name.")
@@ -86,8 +73,8 @@ def main(
         else:  # the directory of a sweep is resumed as one without the word
             command = "sweep" if points is not None or (resumed is not None and is_sweep(resumed)) else "run"
         if command != "run":
-            check_alone(arguments, command)
-        enable_compile_cache()
+            _process.check_alone(arguments, command)
+        _process.enable_compile_cache()
         if command == "sweep":
             return _sweep(experiment, arguments, points)
         if command == "plan":
@@ -96,15 +83,15 @@ def main(
             from jaxnn.advice import AdviseOptions, advise
 
             config, options, cluster = parse_run(experiment, arguments, AdviseOptions(), _ABOUT_ADVISE)
-            with processes(cluster):
+            with _process.processes(cluster):
                 advice = advise(dataclasses.replace(experiment, config=config), options)
             print(advice)
             return advice
         config, options, cluster = parse_run(experiment, arguments, about=_ABOUT_RUN)
-        with processes(cluster, options.device):
+        with _process.processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
-        raise SystemExit(RESUMABLE if run.resumable else INTERRUPTED)
+        raise SystemExit(RESUMABLE if run.resumable else _process.INTERRUPTED)
     return run
 
 
@@ -123,16 +110,15 @@ def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePla
 
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points | Halving | None) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
-    from jaxnn.search import Halving, grid, halving, override
-    from jaxnn.search import zip as zip_points
+    from jaxnn import search
     from jaxnn.sweeps import recorded_points, sweep
 
-    use_all_cores()
-    with processes(ClusterOptions(), given(arguments, "--device")):
+    _process.use_all_cores()
+    with _process.processes(_process.ClusterOptions(), given(arguments, "--device")):
         values, design, options = parse_sweep(experiment, arguments)
         # A field with one value is set, not swept.
         many = {name: words for name, words in values.items() if len(words) > 1}
-        points, eta = (script.points, script.eta) if isinstance(script, Halving) else (script, None)
+        points, eta = (script.points, script.eta) if isinstance(script, search.Halving) else (script, None)
         # A shard that was not started is started with the flags or the points that are given.
         recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
         if recorded and not values:
@@ -144,14 +130,14 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points
                 raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
             experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
             if points is None:
-                points = (grid if design.combine == "grid" else zip_points)(**many)
+                points = (search.grid if design.combine == "grid" else search.zip)(**many)
             elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
-                points = override(points, axes)
+                points = search.override(points, axes)
             eta = eta if design.halving is None else design.halving
-            swept = points if eta is None else halving(points, eta)
+            swept = points if eta is None else search.halving(points, eta)
         found = sweep(experiment, swept, options)
     if found.status == "interrupted":
-        raise SystemExit(RESUMABLE if found.dir is not None else INTERRUPTED)
+        raise SystemExit(RESUMABLE if found.dir is not None else _process.INTERRUPTED)
     return found
 
 
@@ -175,17 +161,17 @@ class Design:
 
 def parse_run(
     experiment: Experiment[Any], arguments: Sequence[str], options: Any = None, about: str = ""
-) -> tuple[Any, Any, ClusterOptions]:
+) -> tuple[Any, Any, _process.ClusterOptions]:
     """Returns the config, the options and which process of several this is, with one value per flag.
 
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
     command (None: those of a run). Raises ConfigError as `parse_values`.
     """
     config, options = experiment.config, options or RunOptions()
-    _flag_fields(arguments, config, type(options), ClusterOptions)
+    _flag_fields(arguments, config, type(options), _process.ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
         config = config_from_json(read_run(Path(directory))["config"], config)
-    form = _parse({"config": config, "run": options, "cluster": ClusterOptions()}, arguments, about)
+    form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
     return form.config, _with_given(form.run, arguments), form.cluster
 
 
@@ -266,7 +252,7 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
         return form(*parts.values())
     import tyro
 
-    with one_line_errors():
+    with _process.one_line_errors():
         return tyro.cli(
             form,
             args=list(arguments),

@@ -28,8 +28,7 @@ MOST_NAMED = 4
 MOST_SEEDS = 1_000_000
 # Equal differences of fewer pairs are no evidence: five have one sign by chance in 6 % of all cases (2 · 0.5⁵).
 ENOUGH_EQUAL = 6
-# Deviations below this share of the values are rounding.
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # deviations below this share of the values are rounding
 
 
 def mean_difference(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float, float]:
@@ -82,9 +81,7 @@ class Comparison:
     difference: float  # of the means, B - A
     interval: tuple[float, float]  # its 95 % interval; NaN for too few seeds, or if all differences of a few are equal
     verdict: Literal["better", "worse", "not separable"]  # what B is
-    # How many seeds would show a difference of this size in 80 % of all cases; None if it is shown, if there is no
-    # interval, or if it would be more than a million.
-    seeds_needed: int | None
+    seeds_needed: int | None  # to show it in 80 % of all cases; None if it is shown, without interval, above a million
     left_out: tuple[str, ...]  # the members that do not count, and why
 
     def __repr__(self) -> str:

@@ -175,10 +175,7 @@ class Loader:
 
 
 def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Group], tuple[str, ...]]:
-    """Returns the groups of all members that can run, in order of their first members, and the fields nothing reads.
-
-    Members whose data do not load or whose program does not trace have failed.
-    """
+    """Returns the groups of members whose data load and whose program traces, others fail; and fields nothing reads."""
     runnable = [member for member in members if member.log.unfinished]
     names = list(dict.fromkeys(name for member in runnable for name in member.point))
     varying = [name for name in names if _varies(runnable, name)]
@@ -209,7 +206,10 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
             splits, by_data = load(member)
             check_batch_size(splits.train, member.experiment.config.batch_size)
             config, by_program = watched(member.experiment.config)
-            _trace(dataclasses.replace(member.experiment, config=config), splits.train, ())
+            if (
+                failure := _failure(dataclasses.replace(member.experiment, config=config), splits.train, ())
+            ) is not None:
+                raise failure
             read.update(by_program | by_data)
         except Exception as error:
             member.fail(error)
@@ -248,16 +248,7 @@ def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_
 
 
 def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> Exception | None:
-    try:
-        _trace(experiment, source, names)
-    # The error depends on the code that meets a tracer: an if, a format, a library's check.
-    except Exception as error:
-        return error
-    return None
-
-
-def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> None:
-    """Traces init, a training step and an evaluation step with tracers for the fields ``names``."""
+    """The error of tracing init, a training and an evaluation step with tracers for the fields ``names``, or None."""
 
     def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
         member = with_values(experiment, values)
@@ -266,14 +257,18 @@ def _trace(experiment: Experiment[Any], source: Source, names: Iterable[str]) ->
         state, metrics = make_step(member)(state, batch)
         return make_evaluate_step(member.task(member.config))(state, batch), metrics
 
-    values = {name: _traceable(experiment.config, name) for name in names}
-    jax.eval_shape(everything, values, source.read(np.arange(experiment.config.batch_size)))
+    try:
+        values = {name: _traceable(experiment.config, name) for name in names}
+        jax.eval_shape(everything, values, source.read(np.arange(experiment.config.batch_size)))
+    # The error depends on the code that meets a tracer: an if, a format, a library's check.
+    except Exception as error:
+        return error
+    return None
 
 
 def _explain(name: str, error: Exception) -> str:
     """The message for a field that cannot be a tracer, with the innermost of the user's lines in the traceback."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if not (frame.filename.startswith("<") or any(part in LIBRARIES for part in path.parts[:-1])):
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,10 +25,8 @@ LOST = ("diverged", "failed")
 COMPLETE = ("finished", "stopped early")
 # Selection tolerance: a float32, or a number printed with six digits, selects the value it stands for.
 TOLERANCE = 1e-5
-# From this many values on the interval is an interval, and not their range.
-ENOUGH = 5
-# Numbers that would need more decimals are printed with four digits.
-MOST_DECIMALS = 6
+ENOUGH = 5  # from this many values on the interval is an interval, and not their range
+MOST_DECIMALS = 6  # numbers that would need more are printed with four digits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +126,8 @@ def show(value: Any, digits: int = 4) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-def show_field(value: Any) -> str:
-    """Returns a config field's value as text: floats with six digits, enough to select by."""
-    return show(value, digits=6)
+# A config field's value as text: enough digits to select by.
+show_field = functools.partial(show, digits=6)
 
 
 def show_point(point: Mapping[str, Any]) -> str:

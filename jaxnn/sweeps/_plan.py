@@ -125,14 +125,12 @@ class SweepPlan:
             first, options = group.members[0].experiment, self.options
             with self.clock.span("load", "loading the data"):
                 splits, _ = self.load(group.members[0])
-            shared_seed = None
-            if options.order == "shared":
-                shared_seed = int(self.points.points[0].get("seed", self.experiment.config.seed))
+            seed = self.points.points[0].get("seed", self.experiment.config.seed)
             members = engine.Members(
                 numbers=tuple(member.number for member in group.members),
                 values=traced_values([member.experiment for member in group.members], group.traced),
                 member=functools.partial(with_values, first),
-                shared_seed=shared_seed,
+                shared_seed=int(seed) if options.order == "shared" else None,
                 vmap_size=options.vmap_size,
                 apart=self.halving is not None or options.patience is not None or options.stop is not None,
                 thorough=options.plan_only,
@@ -162,7 +160,20 @@ def plan_sweep(
     if not groups:
         raise ConfigError(f"no member of the sweep can be run; the first, {'; '.join(map(str, members[:1]))}")
     if options.shard is not None:
-        groups, members = _shard(groups, members, options.shard)
+        part, num_shards = parse_shard(options.shard)
+        runnable = [member.number for group in groups for member in group.members]
+        if num_shards > len(runnable):
+            # An error in all of them: success without any training would be misread.
+            raise ConfigError(
+                f"shard is {options.shard!r}, and the sweep has {len(runnable)} members that can be run: ask for at "
+                "most as many shards."
+            )
+        # A part of as few groups as possible; the first also has the members that cannot be run.
+        first, last = (len(runnable) * end // num_shards for end in (part - 1, part))
+        chosen = set(runnable[first:last])
+        kept = [group._replace(members=tuple(m for m in group.members if m.number in chosen)) for group in groups]
+        groups = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
+        members = [m for m in members if m.number in chosen or (part == 1 and not m.log.unfinished)]
     return SweepPlan(experiment, points, halving, options, members, groups, unread, load, clock)
 
 
@@ -205,23 +216,6 @@ def members_layout(options: SweepOptions, batch_size: int, num_members: int) -> 
     return layout._replace(strategy=parallel.STRATEGIES["data"]) if layout.data_size == 1 else layout
 
 
-def _shard(groups: list[Group], members: list[PlannedMember], shard: str) -> tuple[list[Group], list[PlannedMember]]:
-    """The part of one job, of as few groups as possible; the first also has the members that cannot be run."""
-    part, num_shards = parse_shard(shard)
-    runnable = [member.number for group in groups for member in group.members]
-    if num_shards > len(runnable):
-        # An error in all of them: success without any training would be misread.
-        raise ConfigError(
-            f"shard is {shard!r}, and the sweep has {len(runnable)} members that can be run: ask for at most as many "
-            "shards."
-        )
-    first, last = (len(runnable) * end // num_shards for end in (part - 1, part))
-    chosen = set(runnable[first:last])
-    kept = [group._replace(members=tuple(m for m in group.members if m.number in chosen)) for group in groups]
-    renumbered = [group._replace(number=n) for n, group in enumerate(group for group in kept if group.members)]
-    return renumbered, [m for m in members if m.number in chosen or (part == 1 and not m.log.unfinished)]
-
-
 def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     """Rows of name and value for the sweep, before its first group."""
     num_groups, failed = len(plan.groups), [member for member in plan.members if member.log.error is not None]
@@ -236,9 +230,11 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     if plan.halving is not None:
         # Rungs that would end in one window are one.
         ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
-        halving = "none: too few members or reports per run"
-        if ends:
-            halving = f"one of {plan.halving.eta} continues after step {ends}"
+        halving = (
+            f"one of {plan.halving.eta} continues after step {ends}"
+            if ends
+            else "none: too few members or reports per run"
+        )
     # XLA computes small operations on one core.
     hint, cores = None, cpu_count() or 1
     if cores > 1 and len(devices) == 1 and devices[0].platform == "cpu":

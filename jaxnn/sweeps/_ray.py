@@ -9,9 +9,9 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -23,32 +23,20 @@ from jaxnn.sweeps._members import count_by_status
 from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
 from jaxnn.sweeps._stored import open_sweep, shard_folders
 from jaxnn.sweeps._sweep import Sweep
-from jaxnn.sweeps._sweep_record import new_sweep_dir, shard_folder, with_shard_dir
+from jaxnn.sweeps._sweep_record import new_sweep_dir, origin_of, shard_folder, with_shard_dir
 from jaxnn.types import ConfigError, Experiment, RecordError
 
-# A worker that is lost this often was not lost by accident.
-MAX_RETRIES = 3
+MAX_RETRIES = 3  # a worker that is lost this often was not lost by accident
 SECONDS_BETWEEN_LINES = 10.0
-# A driver that was killed leaves workers, which Ray ends within seconds.
-SECONDS_TO_WAIT = 60.0
+SECONDS_TO_WAIT = 60.0  # a driver that was killed leaves workers, which Ray ends within seconds
 # Settings of JAX that workers share, besides those that change numbers: what one compiled is there for all.
 CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 
-
-class _Job(NamedTuple):
-    """What every worker gets: a sweep, and the settings of JAX in the process that started it."""
-
-    experiment: Experiment[Any]
-    points: Points | Halving
-    options: SweepOptions
-    settings: Mapping[str, Any]
-    train: Callable[..., Sweep]
+type Swept = tuple[Experiment[Any], Points | Halving, SweepOptions]
 
 
-def sweep_on_ray(
-    experiment: Experiment[Any], points: Points | Halving, options: SweepOptions, train: Callable[..., Sweep]
-) -> Sweep:
-    """Trains the shards of a sweep as Ray tasks, each with ``train``; SIGINT and SIGTERM end it, ready to resume."""
+def sweep_on_ray(experiment: Experiment[Any], points: Points | Halving, options: SweepOptions) -> Sweep:
+    """Trains the shards of a sweep as Ray tasks; SIGINT and SIGTERM end it, ready to resume."""
     if not options.record or options.plan_only or options.shard is not None or options.devices not in (None, 1):
         raise ConfigError(
             "executor='ray' gathers the records of shards with a device each: leave record, plan_only, shard and "
@@ -62,7 +50,7 @@ def sweep_on_ray(
         names = (*jax_flags(), *CACHE_SETTINGS)
         settings = {name: getattr(jax.config, name) for name in names if hasattr(jax.config, name)}
         try:
-            job = ray.put(_Job(experiment, points, options, settings, train))
+            given = ray.put((experiment, points, options))
         except TypeError as error:
             raise ConfigError(
                 f"the experiment cannot be sent to Ray's workers ({reason(error)}): make what cannot be pickled, such "
@@ -71,7 +59,7 @@ def sweep_on_ray(
         # Ray counts cores but keeps no process from using more: XLA starts NPROC threads, and no GPU is opened.
         one_core = {"num_cpus": 1, "runtime_env": {"env_vars": {"JAX_PLATFORMS": "cpu", "NPROC": "1"}}}
         try:
-            count = ray.get(ray.remote(_count_members).options(**one_core).remote(job))
+            count = ray.get(ray.remote(_count_members).options(**one_core).remote(given, settings))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         path = options.resume or create_run_dir(options.run_dir or new_sweep_dir(file_name_of(experiment) or "sweep"))
@@ -84,7 +72,8 @@ def sweep_on_ray(
             workers = f"{num_workers} workers with {'a GPU' if gpus else 'a core'} each"
             display.rows([("ray", workers), ("shards", str(num_shards))])
             shards = (f"{part}/{num_shards}" for part in range(1, num_shards + 1))
-            tasks = {train_remotely.remote(job, str(path.resolve()), shard): shard for shard in shards}
+            origin = origin_of(experiment)
+            tasks = {train_remotely.remote(given, settings, origin, path.resolve(), shard): shard for shard in shards}
             with interruption.finishing("the current windows"):
                 for line in _wait(ray, tasks, path, interruption):
                     display.say(f"  {line}")
@@ -126,33 +115,33 @@ def _wait(ray: Any, tasks: dict[Any, str], path: Path, interruption: Interruptio
             ray.cancel(task)
 
 
-def _count_members(job: _Job) -> int:
+def _count_members(given: Swept, settings: Mapping[str, Any]) -> int:
     """The number of members that can be run, found on a CPU, so that the driver need not open a device."""
-    _set_up(job)
-    plan = plan_sweep(job.experiment, job.points, dataclasses.replace(job.options, device="cpu", devices=1))
+    _set_up(settings)
+    experiment, points, options = given
+    plan = plan_sweep(experiment, points, dataclasses.replace(options, device="cpu", devices=1))
     return sum(len(group.members) for group in plan.groups)
 
 
-def _train_shard(job: _Job, path: str, shard: str) -> None:
+def _train_shard(given: Swept, settings: Mapping[str, Any], origin: Mapping[str, Any], path: Path, shard: str) -> None:
     """Trains a shard on the one device of this worker; continues what a lost worker left."""
-    folder = shard_folder(Path(path), shard)
+    from jaxnn.sweeps._train_sweep import sweep_here
+
     until = time.monotonic() + SECONDS_TO_WAIT
-    while is_locked(folder) and time.monotonic() < until:
+    while is_locked(shard_folder(path, shard)) and time.monotonic() < until:
         time.sleep(0.2)
-    _set_up(job)
-    options = dataclasses.replace(job.options, executor="local", num_workers=None, devices=1, progress="none")
-    job.train(
-        job.experiment,
-        job.points,
-        with_shard_dir(dataclasses.replace(options, shard=shard, run_dir=None, resume=Path(path))),
-    )
+    _set_up(settings)
+    experiment, points, options = given
+    options = dataclasses.replace(options, executor="local", num_workers=None, devices=1, progress="none")
+    options = dataclasses.replace(options, shard=shard, run_dir=None, resume=path)
+    sweep_here(experiment, points, with_shard_dir(options), origin)
 
 
-def _set_up(job: _Job) -> None:
+def _set_up(settings: Mapping[str, Any]) -> None:
     """Sets JAX as in the process that started the sweep."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, value in job.settings.items():
+        for name, value in settings.items():
             jax.config.update(name, value)
 
 

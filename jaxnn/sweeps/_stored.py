@@ -12,18 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn import record
-from jaxnn.engine import (
-    MemberLog,
-    RunOptions,
-    Trainer,
-    host_shapes,
-    make_init,
-    make_plan,
-    member_state,
-    programs_of,
-    resolve_cadences,
-)
+from jaxnn import engine, record
+from jaxnn.engine import MemberLog, RunOptions, Trainer, make_plan, programs_of, resolve_cadences
 from jaxnn.observe import Clock
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.run import Run, Session, run_of
@@ -36,8 +26,7 @@ MEMBERS_FILE, MEMBER_FOLDER, GROUPS = "members.jsonl", "members", "groups"
 # What every sweep.json holds from the start, and every line of members.jsonl.
 FACTS = ("status", "started", "config", "axes", "points", "groups", "options", "monitor", "higher_is_better")
 MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
-# Members with these statuses need nothing more.
-ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")
+ENDED = ("finished", "stopped early", "diverged", "pruned", "failed")  # the statuses of members that need nothing more
 
 
 def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> Sweep:
@@ -54,7 +43,10 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     path = Path(path)
     folders = sweep_folders(path)
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
-    facts, members, lines = parts[0], {} if folders == [path] else _waiting(parts[0]), []
+    facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
+    for index, point in enumerate(facts["points"] if folders != [path] else ()):
+        config = {name: _tuples(point.get(name, value)) for name, value in facts["config"].items()}
+        members[index] = Member(index, read_point(point, facts), config, "waiting", 0, {}, {})
     for folder, part in zip(folders, parts, strict=True):
         found, reports = _read_part(folder, part)
         members |= found
@@ -63,6 +55,11 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         status = "finished"
     else:
         status = "running" if any(part["status"] == "running" for part in parts) else "interrupted"
+    summary: dict[str, Any] = {}
+    if ended := [part["summary"] for part in parts if part.get("summary")]:
+        summary = {name: sum(one[name] for one in ended) for name in ("seconds", "member_steps", "num_compilations")}
+        training = sum(one["spent"].get("train", 0.0) for one in ended)
+        summary["member_steps_per_second"] = summary["member_steps"] / training if training else None
     return Sweep(
         members=tuple(members[index] for index in sorted(members)),
         axes=tuple(
@@ -74,16 +71,13 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         higher_is_better=facts["higher_is_better"],
         status=status,
         dir=path,
-        summary=_merged_summary(parts),
+        summary=summary,
         experiment=experiment,
     )
 
 
 def sweep_folders(path: Path) -> list[Path]:
-    """``path`` if it holds the record of a sweep in one process, else those of the shards that started.
-
-    Raises RecordError if there are neither.
-    """
+    """``path`` if it is the record of a sweep in one process, else its shards that started; RecordError for neither."""
     if (path / record.RUN_FILE).is_file():
         raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
     if not record.is_sweep(path):
@@ -138,26 +132,6 @@ def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Me
     )
 
 
-def _waiting(facts: Mapping[str, Any]) -> dict[int, Member]:
-    """All members of a sweep before any shard starts."""
-    members = {}
-    for index, point in enumerate(facts.get("points", ())):
-        config = {name: point.get(name, value) for name, value in facts["config"].items()}
-        line = {"member": index, "point": point, "config": config, "status": "waiting", "step": 0}
-        members[index] = _member({**line, "final": {}, "best": {}}, Path(), facts)
-    return members
-
-
-def _merged_summary(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of the sweep, or those of the shards that ended, added up."""
-    summaries = [part["summary"] for part in parts if part.get("summary")]
-    if not summaries:
-        return {}
-    total = {name: sum(one[name] for one in summaries) for name in ("seconds", "member_steps", "num_compilations")}
-    training = sum(one["spent"].get("train", 0.0) for one in summaries)
-    return {**total, "member_steps_per_second": total["member_steps"] / training if training else None}
-
-
 def read_point(point: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a point of ``sweep.json``, whose content is ``facts``, with its values as they were given."""
     values = {axis["name"]: axis["values"] for axis in facts["axes"]}
@@ -207,17 +181,18 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
                 continue
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             config = record.config_from_json(dict(found[0].config), sweep.experiment.config)
-            source = sweep.experiment.data(config).train
+            experiment = dataclasses.replace(sweep.experiment, config=config)
+            source = experiment.data(config).train
             examples = source.read(np.arange(config.batch_size))
-            like = jax.eval_shape(make_init(dataclasses.replace(sweep.experiment, config=config), source), examples)
+            like = jax.eval_shape(engine.make_init(experiment, source), examples)
             folder = part / GROUPS / f"{index}"
-            restored = record.Checkpoints(folder).restore_newest(host_shapes(like, len(group["members"])))
+            restored = record.Checkpoints(folder).restore_newest(engine.host_shapes(like, len(group["members"])))
             if restored is None:
                 raise RecordError(
                     f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
                 )
             for member in found:
-                state = member_state(restored.state, like, group["members"].index(member.index))
+                state = engine.member_state(restored.state, like, group["members"].index(member.index))
                 path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
                 _export(path, _run_facts(facts, group, member), member, state, sweep)
     for member in members:

@@ -16,30 +16,16 @@ from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
 from jaxnn.run import Run, format_rate, format_split
 from jaxnn.search import Axis
-from jaxnn.sweeps._members import (
-    LOST,
-    SEED,
-    GroupRow,
-    Groups,
-    Member,
-    count_by_status,
-    grouped,
-    selection,
-    show,
-    show_field,
-    show_point,
-    spread_of,
-)
+from jaxnn.sweeps import _members
+from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
 from jaxnn.types import ConfigError, Experiment, RecordError, suggest
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
     from matplotlib.figure import Figure
 
-# An axis with more values is described by its ends.
-FEW_VALUES = 6
-# The most frequent errors are shown; the table shows all.
-MOST_ERRORS = 3
+FEW_VALUES = 6  # an axis with more values is described by its ends
+MOST_ERRORS = 3  # the most frequent ones are shown; the table shows all
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
@@ -173,7 +159,7 @@ class Sweep:
             known = members[0].fields if members else {}
             if name not in known:
                 raise ConfigError(f"the config has no field {name!r} to select by: {suggest(name, known)}.")
-            test = selection(wanted)
+            test = _members.selection(wanted)
             left = tuple(member for member in members if test(member.fields[name]))
             if not left:
                 present = ", ".join(dict.fromkeys(repr(member.fields[name]) for member in members))
@@ -212,10 +198,10 @@ class Sweep:
         metrics = [self.check_metric(metric)] if metric else self.metric_names()
         scores = {name: self.scores(name) for name in metrics}
         rows = []
-        for point, positions in grouped(self.members, names):
+        for point, positions in _members.grouped(self.members, names):
             members = [self.members[position] for position in positions]
             left_out = Counter(member.status for member in members if not member.complete)
-            spreads = {name: spread_of(values[positions]) for name, values in scores.items()}
+            spreads = {name: _members.spread_of(values[positions]) for name, values in scores.items()}
             rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads))
         return Groups(tuple(rows), names, {name: self.more_is_better(name) for name in metrics})
 
@@ -231,9 +217,8 @@ class Sweep:
             raise ConfigError("a data frame needs pandas, which is not installed: pip install pandas") from error
         if curves:
             points = {member.index: {"member": member.index, **member.point} for member in self.members}
-            return pandas.DataFrame(
-                [points[line["member"]] | dict(line) for line in self.lines if line["member"] in points]
-            )
+            reports = [line for line in self.lines if line["member"] in points]
+            return pandas.DataFrame([points[line["member"]] | dict(line) for line in reports])
         rows = []
         for member in self.members:
             row = {"member": member.index, **member.fields, "status": member.status, "step": member.step}

@@ -88,14 +88,25 @@ class SweepRecord:
         )
 
     def open_group(self, number: int, trainer: Trainer) -> list[str]:
-        """Opens the store of a group, restores its newest undamaged checkpoint, and records how it is trained.
-
-        Returns notes on what changed since that checkpoint and what is damaged.
-        """
+        """Opens a group's store, restores its newest undamaged checkpoint; returns notes on changes and damage."""
         if self.directory is None:
             return []
         trainer.open_store(self.directory, self.directory.path / _stored.GROUPS / f"{number}")
-        notes = [] if trainer.options.resume is None else self._restore_group(number, trainer)
+        notes, facts = list[str](), self.facts["groups"][number]
+        before = None if trainer.options.resume is None else facts.get("fingerprint")
+        if before is not None:  # it was started
+            if before["data"] != trainer.fingerprint["data"]:
+                raise RecordError(
+                    f"the data are not those that the sweep in {trainer.options.resume} was started with: restore the "
+                    "data, or start a new sweep."
+                )
+            if changed := record.changed_parts(before, trainer.fingerprint):
+                facts["changed"] = [*facts.get("changed", []), *changed]
+                notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
+            _, damaged = trainer.restore(f"group {number + 1}")
+            if damaged:
+                self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
+            notes += damaged
         assert trainer.vmapped is not None
         self.describe_group(
             number,
@@ -106,24 +117,6 @@ class SweepRecord:
             fingerprint=trainer.fingerprint,
         )
         return notes
-
-    def _restore_group(self, number: int, trainer: Trainer) -> list[str]:
-        facts = self.facts["groups"][number]
-        before, notes = facts.get("fingerprint"), []
-        if before is None:  # it was not started
-            return []
-        if before["data"] != trainer.fingerprint["data"]:
-            raise RecordError(
-                f"the data are not those that the sweep in {trainer.options.resume} was started with: restore the "
-                "data, or start a new sweep."
-            )
-        if changed := record.changed_parts(before, trainer.fingerprint):
-            facts["changed"] = [*facts.get("changed", []), *changed]
-            notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")
-        _, damaged = trainer.restore(f"group {number + 1}")
-        if damaged:
-            self.describe(damaged=[*self.facts.get("damaged", []), *damaged])
-        return notes + damaged
 
 
 def new_sweep_dir(name: str) -> Path:
@@ -164,11 +157,8 @@ def sweep_facts(plan: SweepPlan, first: Trainer, origin: Mapping[str, Any]) -> d
 
 def design_facts(plan: SweepPlan) -> dict[str, Any]:
     """What identifies a sweep besides its config."""
-    halving = plan.halving
-    return {
-        "points": [dict(point) for point in plan.points],
-        "halving": None if halving is None else {"eta": halving.eta, "min_fraction": halving.min_fraction},
-    }
+    halving = plan.halving and {"eta": plan.halving.eta, "min_fraction": plan.halving.min_fraction}
+    return {"points": [dict(point) for point in plan.points], "halving": halving}
 
 
 def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[str, float]:
@@ -226,10 +216,7 @@ def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> Sweep
 
 
 def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
-    """Restores the members of ``plan`` that ended, and the vmap sizes of their groups, from the record ``before``.
-
-    ConfigError if the plan is not that of the record, or of the shards beside a new one.
-    """
+    """Restores members that ended, and vmap sizes, from the record ``before``; ConfigError if it is another sweep's."""
     run_dir, path = plan.options.run_dir, plan.options.resume
     if before is None or path is None:
         if plan.options.shard is not None and run_dir is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import operator
 import sys
@@ -63,8 +62,7 @@ def sweep(
             raise ConfigError("a sweep needs points, such as jn.grid(seed=range(4)).")
         _, points = _sweep_record.recorded_points(options.resume, experiment)
     if options.executor == "ray":
-        train_shard = functools.partial(sweep_here, origin=origin_of(experiment))
-        return sweep_on_ray(experiment, points, options, train_shard)
+        return sweep_on_ray(experiment, points, options)
     if callable(options.executor):
         return options.executor(experiment, points, options)  # type: ignore[no-any-return]
     return sweep_here(experiment, points, _sweep_record.with_shard_dir(options))
@@ -178,7 +176,13 @@ class SweepRun:
         plan, until = self.plan, self.plan.rung_end(group, share)
         try:
             with self.interruption.finishing("the current compilation", breaks_off=True):
-                trainer = self._ready(group)
+                trainer = plan.trainer(group)
+                trainer.flight = self.flight
+                if group.number not in self._shown:
+                    self._shown.add(group.number)
+                    self.display.rows(group_rows(plan, group))
+                    for note in self.record.open_group(group.number, trainer):
+                        self.display.say(f"  {note}")
                 shape = trainer.shape(trainer.block)
                 if any(log.unfinished and log.step < until for log in trainer.logs):
                     trainer.programs.train(shape, trainer.plan.steps_per_call, "start")
@@ -207,18 +211,6 @@ class SweepRun:
             self._close(group.number)
             self.record.describe_group(group.number, closed=True)
             self.record.write_members(plan)
-
-    def _ready(self, group: Group) -> Trainer:
-        """The trainer of a group, printed and restored from its checkpoint."""
-        plan, number = self.plan, group.number
-        trainer = plan.trainer(group)
-        trainer.flight = self.flight
-        if number not in self._shown:
-            self._shown.add(number)
-            self.display.rows(group_rows(plan, group))
-            for note in self.record.open_group(number, trainer):
-                self.display.say(f"  {note}")
-        return trainer
 
     def _close(self, number: int) -> None:
         """Drops a group and its programs, keeps their ledger, and waits for its checkpoints."""
