@@ -83,8 +83,8 @@ def plan_batch_size(
             programs = engine.programs_of(experiment.replace(batch_size=size), splits)
             make_call = engine.make_calls(programs, "to plan the batch size")
             for num_steps in (engine.ENOUGH_STEPS, MANY_STEPS):
-                temporary_bytes = programs.temporary_bytes(None, num_steps)
-                trial = engine.try_size(size, num_steps, make_call(num_steps), temporary_bytes)
+                call = make_call(num_steps)  # compiles, so that the memory is known
+                trial = engine.try_size(size, num_steps, call, programs.temporary_bytes(None, num_steps))
                 if trial.seconds * num_steps > engine.PROBE_SECONDS:
                     break
             return trial
