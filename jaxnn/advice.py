@@ -10,38 +10,19 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from jaxnn import engine
 from jaxnn.data import check_batch_size
-from jaxnn.engine import (
-    ENOUGH_STEPS,
-    MEMORY_SHARE,
-    PROBE_SECONDS,
-    Trial,
-    check_choice,
-    check_config,
-    check_count,
-    check_data,
-    check_parts,
-    make_calls,
-    make_step,
-    programs_of,
-    try_size,
-    widen,
-    with_changes,
-)
 from jaxnn.observe import Table, available_bytes, device_name, format_bytes, missing_gpu
 from jaxnn.parallel import computing_on, find_devices, first_devices
 from jaxnn.search import grid
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from jaxnn.types import Batch, ConfigError, Experiment, Splits
 
-# `advise` tries the config's batch size times these factors.
-FACTORS = tuple(4.0**power for power in range(-2, 6))
+FACTORS = tuple(4.0**power for power in range(-2, 6))  # `advise` tries the config's batch size times these
 # The smallest size with this share of the best throughput is recommended: it gives more updates per example.
 SATURATED = 0.9
-# `plan_batch_size` tries up to this many times the config's batch size.
-MAX_FACTOR = 64
-# Fast steps are timed in calls of this many, so that the overhead of a call does not count.
-MANY_STEPS = 256
+MAX_FACTOR = 64  # `plan_batch_size` tries up to this many times the config's batch size
+MANY_STEPS = 256  # fast steps are timed in calls of this many, so that the overhead of a call does not count
 
 
 class BatchSizePlan(NamedTuple):
@@ -53,7 +34,7 @@ class BatchSizePlan(NamedTuple):
         note: why larger sizes were not tried, if they exceed the memory.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[engine.Trial, ...]
     smallest: int
     note: str | None
 
@@ -88,7 +69,7 @@ def plan_batch_size(
     with computing_on(device):
         config, splits = experiment.config, _checked_data(experiment)
         for size in batch_sizes or ():
-            check_count("batch_size", size, 1)
+            engine.check_count("batch_size", size, 1)
         doubled = (max(1, config.batch_size // 4) * 2**power for power in range(9))
         tried = batch_sizes or [size for size in doubled if size <= MAX_FACTOR * config.batch_size]
         sizes = [size for size in sorted(set(tried)) if size <= splits.train.num_examples]
@@ -98,19 +79,20 @@ def plan_batch_size(
             )
         free = available_bytes(find_devices(device)[0])
 
-        def attempt(size: int) -> Trial:
-            programs = programs_of(experiment.replace(batch_size=size), splits)
-            make_call = make_calls(programs, "to plan the batch size")
-            for num_steps in (ENOUGH_STEPS, MANY_STEPS):
-                trial = try_size(size, num_steps, make_call(num_steps), programs.temporary_bytes(None, num_steps))
-                if trial.seconds * num_steps > PROBE_SECONDS:
+        def attempt(size: int) -> engine.Trial:
+            programs = engine.programs_of(experiment.replace(batch_size=size), splits)
+            make_call = engine.make_calls(programs, "to plan the batch size")
+            for num_steps in (engine.ENOUGH_STEPS, MANY_STEPS):
+                call = make_call(num_steps)  # compiles, so that the memory is known
+                trial = engine.try_size(size, num_steps, call, programs.temporary_bytes(None, num_steps))
+                if trial.seconds * num_steps > engine.PROBE_SECONDS:
                     break
             return trial
 
         trials = [attempt(sizes[0])]
         # Sizes up to the config's own are measured even if throughput stops growing.
-        memory = None if free is None else MEMORY_SHARE * free
-        note = widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
+        memory = None if free is None else engine.MEMORY_SHARE * free
+        note = engine.widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
     best = max(trial.per_second for trial in trials)
     smallest = next(trial.size for trial in trials if trial.per_second >= SATURATED * best)
     return BatchSizePlan(tuple(trials), smallest, note)
@@ -118,10 +100,10 @@ def plan_batch_size(
 
 def _checked_data(experiment: Experiment[Any]) -> Splits:
     """Returns the data of the experiment, after checking that it can be run."""
-    check_config(experiment.config)
+    engine.check_config(experiment.config)
     splits = experiment.data(experiment.config)
-    check_data(splits)
-    check_parts(experiment)
+    engine.check_data(splits)
+    engine.check_parts(experiment)
     return splits
 
 
@@ -137,8 +119,8 @@ class AdviseOptions:
     """Whether to print progress."""
 
     def __post_init__(self) -> None:
-        check_count("members", self.members, 1)
-        check_choice("progress", self.progress, ("auto", "none"))
+        engine.check_count("members", self.members, 1)
+        engine.check_choice("progress", self.progress, ("auto", "none"))
 
 
 class DeviceFigures(NamedTuple):
@@ -155,9 +137,9 @@ class DeviceFigures(NamedTuple):
     name: str
     batch_sizes: BatchSizePlan
     parts: Mapping[str, float]
-    members: tuple[Trial, ...]
+    members: tuple[engine.Trial, ...]
 
-    def at(self, batch_size: int) -> Trial:
+    def at(self, batch_size: int) -> engine.Trial:
         """Returns the trial of ``batch_size``, or of the largest smaller size if that does not fit."""
         return [trial for trial in self.batch_sizes.trials if trial.size <= batch_size][-1]
 
@@ -239,7 +221,7 @@ def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **
     digits, batch size 1024 ...
     Train on the CPU: the only device measured. A batch size of ... fills it.
     """
-    options = with_changes(options or AdviseOptions(), changes)
+    options = engine.with_changes(options or AdviseOptions(), changes)
     devices = first_devices(options.devices)
     config, splits = experiment.config, _checked_data(experiment)
     check_batch_size(splits.train, config.batch_size)
@@ -258,9 +240,10 @@ def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **
     return Advice(splits.name, config.batch_size, found, absent)
 
 
-def _measure_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[Trial, ...]:
+def _measure_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[engine.Trial, ...]:
     """Measures up to ``num_members`` seeds under one vmap; none if the experiment cannot be swept."""
-    options = with_changes(SweepOptions(devices=1, record=False, progress="none", plan_only=True), {"device": kind})
+    options = SweepOptions(devices=1, record=False, progress="none", plan_only=True)
+    options = engine.with_changes(options, {"device": kind})
     # Streamed data, among others, cannot be swept.
     with computing_on(kind), contextlib.suppress(ConfigError):
         if num_members > 1:
@@ -281,16 +264,16 @@ def _measure_parts(experiment: Experiment[Any], splits: Splits, kind: str) -> di
         "call": lambda state, batch: state.step + 1,
         "forward": lambda state, batch: loss(state.params, state, batch),
         "backward": lambda state, batch: jax.value_and_grad(loss, has_aux=True)(state.params, state, batch),
-        "update": make_step(experiment),
+        "update": engine.make_step(experiment),
     }
     with computing_on(kind):
-        programs = programs_of(experiment, splits, resident=False)
+        programs = engine.programs_of(experiment, splits, resident=False)
         state, batch = programs.init(), splits.train.as_batch(programs.first_examples)
 
         def seconds(part: Callable[[Any, Any], Any]) -> float:
             # The mask is a constant, as in a run's step: the program can use that the batch is full.
             program = jax.jit(lambda state, inputs, targets: part(state, Batch(inputs, targets, batch.mask)))
-            return try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
+            return engine.try_size(1, 1, lambda: program(state, batch.inputs, batch.targets), 0).seconds
 
         times = np.maximum.accumulate([seconds(part) for part in parts.values()])
     return dict(zip(parts, np.diff(times, prepend=0.0).tolist(), strict=True))

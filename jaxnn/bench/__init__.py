@@ -7,7 +7,6 @@ from jaxnn.bench._results import (
     bench,
     describe_machine,
     findings_table,
-    make_page,
     merge,
     read_results,
     write_page,

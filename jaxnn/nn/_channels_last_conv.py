@@ -214,11 +214,10 @@ def _batch(operands: Any, dims: Any, *, missing: str, geometry: Geometry) -> tup
 
 
 def _one_by_one(apply: Callable[..., jax.Array], operands: Any, dims: Any) -> tuple[jax.Array, int]:
-    members = [jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True) if dim is not None]
+    members = [None if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)]
 
-    def one(member: list[jax.Array]) -> jax.Array:
-        arrays = iter(member)
-        return apply(*(x if dim is None else next(arrays) for x, dim in zip(operands, dims, strict=True)))
+    def one(member: list[Any]) -> jax.Array:
+        return apply(*(x if own is None else own for x, own in zip(operands, member, strict=True)))
 
     return lax.map(one, members), 0
 

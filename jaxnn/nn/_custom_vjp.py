@@ -117,9 +117,7 @@ class _Linear(NamedTuple):
         """The tangents of one member's outputs, from those of the operands."""
         if self.forward is None:
             like = [out.update(shape=out.shape[len(self.batch_axes) :]) for out in self.outputs]
-            pushed: list[Any]
-            (pushed,) = jax.linear_transpose(functools.partial(self.pull, residuals), like)(tangents)
-            return pushed
+            return list(jax.linear_transpose(functools.partial(self.pull, residuals), like)(tangents)[0])
         operands = iter(tangents)
         leaves = [next(operands) if zero is None else ad.zeros_like_aval(zero) for zero in self.zeros]
         of_operands = tuple(self.tangents.unflatten(leaves))

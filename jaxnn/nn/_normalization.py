@@ -36,9 +36,8 @@ class LayerNorm(linen.LayerNorm):
         plain = last and mask is None and self.axis_name is None and self.force_float32_reductions
         if not plain or self.use_fast_variance or jax.typeof(x).sharding.mesh.explicit_axes:
             return cast(jax.Array, super().__call__(x, mask=mask))
-        wide = _wide_dtype(self, x)
-        mean, variance = _moments((x.ndim - 1,), wide, x, None)
-        gain, bias, dtype = _gain_and_bias(self, x, wide)
+        gain, bias, dtype = _gain_and_bias(self, x)
+        mean, variance = _moments((x.ndim - 1,), gain.dtype, x, None)
         return _scale_rows(x, mean, jax.lax.rsqrt(variance + self.epsilon), gain, bias).astype(dtype)
 
 
@@ -112,27 +111,23 @@ def _normalized(module: BatchNorm, x: jax.Array, rows: jax.Array | None) -> jax.
     running_mean = module.variable("batch_stats", "mean", lambda: jnp.zeros(channels, jnp.float32))
     running_variance = module.variable("batch_stats", "var", lambda: jnp.ones(channels, jnp.float32))
     x, rows = vary_together(x, rows)
-    wide = _wide_dtype(module, x)
-    mean, variance = _moments(tuple(range(x.ndim - 1)), wide, x, rows)
+    gain, bias, dtype = _gain_and_bias(module, x)
+    mean, variance = _moments(tuple(range(x.ndim - 1)), gain.dtype, x, rows)
     if batch_axis() is not None:
         # A device's weight is its share of the rows that are not padding: 1 on average.
-        weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=wide)), 1e-9)
+        weight = 1 if rows is None else rows.sum() / jnp.maximum(mean_over_batch_axis(rows.sum(dtype=gain.dtype)), 1e-9)
         local_mean, mean = mean, mean_over_batch_axis(weight * mean)
         variance = mean_over_batch_axis(weight * (variance + jnp.square(local_mean - mean)))
     if not module.is_initializing():
         for running, batch in ((running_mean, mean), (running_variance, variance)):
             running.value = module.momentum * running.value + (1 - module.momentum) * batch.reshape(channels)
-    gain, bias, dtype = _gain_and_bias(module, x, wide)
     factor = jax.lax.rsqrt(variance + module.epsilon) * gain
     return _scale_channels(x, mean, factor, bias).astype(dtype)
 
 
-def _wide_dtype(module: Any, x: jax.Array) -> DTypeLike:
-    return jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
-
-
-def _gain_and_bias(module: Any, x: jax.Array, wide: DTypeLike) -> tuple[jax.Array, jax.Array, DTypeLike]:
-    """Gain and bias ``[1, ..., features]`` of dtype ``wide``, 1 and 0 if unused, and the dtype of Flax's result."""
+def _gain_and_bias(module: Any, x: jax.Array) -> tuple[jax.Array, jax.Array, DTypeLike]:
+    """Gain and bias ``[1, ..., features]``, float32 or wider, 1 and 0 if unused; and the dtype of Flax's result."""
+    wide = jnp.promote_types(x.dtype if module.dtype is None else module.dtype, jnp.float32)
     shape = x.shape[-1:]
     gain = module.param("scale", module.scale_init, shape, module.param_dtype) if module.use_scale else None
     bias = module.param("bias", module.bias_init, shape, module.param_dtype) if module.use_bias else None
