@@ -12,21 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxnn import engine, parallel
+from jaxnn import record as records
 from jaxnn.engine import RunOptions
 from jaxnn.observe import Clock, describe_devices, peak_memory_bytes, steady_throughput
-from jaxnn.record import (
-    FOLDER,
-    check_vacant,
-    config_json,
-    create_run_dir,
-    jax_flags,
-    jsonable,
-    new_run_dir,
-    open_record,
-    preload_orbax,
-    read_run,
-    script,
-)
 from jaxnn.run._display import Display
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
@@ -65,21 +53,21 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine.closing_writers(options))
         before = record = None
-        parallel.all_agree("config", config_json(experiment.config))
+        parallel.all_agree("config", records.config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
-        parallel.all_agree("options", jsonable(engine.recorded_options(options) | shared))
+        parallel.all_agree("options", records.jsonable(engine.recorded_options(options) | shared))
         if (resume := options.resume) is not None:
-            parallel.broadcast_from_primary(lambda: read_run(resume))  # before a lock file is written
-            record = stack.enter_context(open_record(resume, writes=parallel.is_primary()))
-            before = parallel.broadcast_from_primary(lambda: read_run(resume))
+            parallel.broadcast_from_primary(lambda: records.read_run(resume))  # before a lock file is written
+            record = stack.enter_context(records.open_record(resume, writes=parallel.is_primary()))
+            before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
             given, options = options.writers, continued_options(experiment, options, before)
             if not given:
                 stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
-            parallel.broadcast_from_primary(lambda: check_vacant(run_dir))
+            parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))
         engine.check_config(experiment.config)
         if options.record and options.checkpoint_every != 0:
-            preload_orbax()
+            records.preload_orbax()
         layout = parallel.make_layout(options.strategy, options.devices, options.mesh, options.device)
         parallel.check_divides(experiment.config.batch_size, layout.data_size)
         if options.eval_batch_size is not None:
@@ -97,10 +85,10 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
             if record is None:
-                wanted = options.run_dir or new_run_dir(session.name)
-                path = parallel.broadcast_from_primary(lambda: str(create_run_dir(wanted)))
-                record = stack.enter_context(open_record(Path(path), writes=parallel.is_primary()))
-            trainer.open_store(record, record.path / FOLDER)
+                wanted = options.run_dir or records.new_run_dir(session.name)
+                path = parallel.broadcast_from_primary(lambda: str(records.create_run_dir(wanted)))
+                record = stack.enter_context(records.open_record(Path(path), writes=parallel.is_primary()))
+            trainer.open_store(record, record.path / records.FOLDER)
             parallel.set_resume_hint(f"resume with --resume {record.path}")
             if before is not None:
                 facts, session.resumed = restored_facts(trainer, before, facts)
@@ -117,7 +105,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "name": session.name,
         "status": engine.RUNNING,
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "config": config_json(trainer.experiment.config),
+        "config": records.config_json(trainer.experiment.config),
         "options": engine.recorded_options(trainer.options),
         "steps_per_call": trainer.plan.steps_per_call,
         "seconds_per_step_measured": trainer.seconds_per_step,
@@ -127,8 +115,8 @@ def _facts(session: Session) -> dict[str, Any]:
         "implementations": programs.implementations,
         "layout": programs.layout.as_json(),
         "devices": describe_devices(),
-        "jax_flags": jax_flags(),
-        **script(),
+        "jax_flags": records.jax_flags(),
+        **records.script(),
     }
 
 
@@ -140,7 +128,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
     assert record is not None and checkpoints is not None
     if session.resumed is None and record.writes:
         # Another run may have used the directory between the first check and the lock.
-        check_vacant(record.path, held=True)
+        records.check_vacant(record.path, held=True)
     record.write("run.json", facts)
     record.write("placement.json", {tree.name: dataclasses.asdict(tree) for tree in trainer.placement()})
 

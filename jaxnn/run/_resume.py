@@ -101,7 +101,6 @@ def _changes(before: dict[str, Any], facts: dict[str, Any]) -> list[str]:
 
 
 def _describe(layout: dict[str, Any]) -> str:
-    """Returns the strategy and the mesh as text."""
     return f"{layout['strategy']} {format_mesh(layout['mesh'])}" if layout["mesh"] else str(layout["strategy"])
 
 
@@ -177,10 +176,8 @@ def _without_clashes(recorded: Mapping[str, Any], given: Mapping[str, Any], num_
 
 
 def _size(mesh: str) -> int:
-    """Returns the number of devices of a mesh."""
     return math.prod(parse_mesh(mesh).values())
 
 
 def _fits(strategy: Any, mesh: str) -> bool:
-    """Whether a strategy can use a mesh."""
     return find_strategy(strategy).fits(parse_mesh(mesh))

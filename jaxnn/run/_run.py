@@ -213,26 +213,20 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
         raise RecordError(f"run.json in {path} holds other facts than a run's ({error!r}): it is damaged.") from error
     if experiment is not None:
         config = record.config_from_json(config, experiment.config)
-        trainer = _restored(dataclasses.replace(experiment, config=config), options, path)
+        experiment = dataclasses.replace(experiment, config=config)
+        splits = experiment.data(config)
+        engine.check_data(splits)
+        engine.check_parts(experiment)
+        if record.data_fingerprint(splits) != facts["fingerprint"]["data"]:
+            raise RecordError(f"the data are not those that the run in {path} was trained on: restore the data.")
+        # Nothing of its training is compiled.
+        programs, options = engine.programs_of(experiment, splits), engine.resolve_cadences(options, config.num_steps)
+        plan = engine.make_plan(options, config.num_steps)
+        trainer = engine.Trainer(options, splits, programs, plan, [engine.MemberLog()], Clock())
+        trainer.state = record.load_checkpoint(path, programs.shapes)
+        return _run(config, trainer, lines, ending, path, (trainer.monitored, options.higher_is_better))
     split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
     return _run(config, trainer, lines, ending, path, (f"{split}_{options.monitor}", options.higher_is_better))
-
-
-def _restored(experiment: Experiment[Any], options: engine.RunOptions, path: Path) -> engine.Trainer:
-    """Returns a trainer with the state of the newest complete checkpoint; nothing of its training is compiled."""
-    splits = experiment.data(experiment.config)
-    engine.check_data(splits)
-    engine.check_parts(experiment)
-    programs, num_steps = engine.programs_of(experiment, splits), experiment.config.num_steps
-    options = engine.resolve_cadences(options, num_steps)
-    trainer = engine.Trainer(
-        options, splits, programs, engine.make_plan(options, num_steps), [engine.MemberLog()], Clock()
-    )
-    restored = record.Checkpoints(path / record.FOLDER).restore_newest(programs.init())
-    if restored is None:
-        raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
-    trainer.state = restored.state
-    return trainer
 
 
 def _run(

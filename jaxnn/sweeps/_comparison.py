@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxnn import record
-from jaxnn.engine import RunOptions
-from jaxnn.run import Run
+from jaxnn.run import Run, open_run
 from jaxnn.sweeps._members import SEED, Member, count_by_status, grouped, show, show_point
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
@@ -221,19 +220,12 @@ def _as_sweep(name: str, source: Any) -> Sweep:
         return Sweep(members, (), (), parts[0].monitor, parts[0].higher_is_better)
     if isinstance(source, Sweep):
         return source
-    if isinstance(source, Run):
-        config, status, final = record.config_json(source.experiment.config), source.summary.status, source.final
-        monitor, higher_is_better = source.monitor, source.higher_is_better
-    elif isinstance(source, str | Path):
-        path = Path(source)
-        if record.is_sweep(path):
-            return open_sweep(path)
-        facts, lines = record.read_run(path), record.read_metrics(path)
-        config, status, final = facts["config"], facts["status"], record.final_metrics(lines)
-        options = RunOptions(monitor=facts["options"]["monitor"], monitor_mode=facts["options"]["monitor_mode"])
-        split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
-        monitor = f"{split}_{options.monitor}"
-        higher_is_better = options.higher_is_better
-    else:
+    if isinstance(source, str | Path):
+        if record.is_sweep(Path(source)):
+            return open_sweep(source)
+        source = open_run(source)
+    if not isinstance(source, Run):
         raise ConfigError(f"side {name} is {source!r}: give a sweep, a run, the path of either, or a list of these.")
-    return Sweep((Member(0, {}, config, status, 0, final, {}),), (), (), monitor, higher_is_better)
+    config = source.config if source.experiment is None else record.config_json(source.config)
+    member = Member(0, {}, config, source.summary.status, 0, source.final, {})
+    return Sweep((member,), (), (), source.monitor, source.higher_is_better)

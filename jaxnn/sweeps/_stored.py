@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
-from jaxnn.engine import MemberLog, RunOptions, Trainer, make_plan, programs_of, resolve_cadences
-from jaxnn.observe import Clock
+from jaxnn.engine import RunOptions
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.run import Run, Session, run_of
+from jaxnn.run import Run, open_run
 from jaxnn.search import Axis
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._sweep import Sweep
@@ -155,18 +154,7 @@ def open_member(sweep: Sweep, member: Member) -> Run:
     """Loads a member as a run, from its run directory, which is exported first if there is none; compiles nothing."""
     assert sweep.experiment is not None
     path = member.dir if member.dir is not None and member.dir.is_dir() else export_members(sweep, [member])[0]
-    facts = record.read_run(path)
-    config = record.config_from_json(facts["config"], sweep.experiment.config)
-    experiment = dataclasses.replace(sweep.experiment, config=config)
-    splits = experiment.data(config)
-    if record.data_fingerprint(splits) != facts["fingerprint"]["data"]:
-        raise RecordError(f"the data are not those that the run in {path} was trained on: restore the data.")
-    chosen = {name: facts["options"][name] for name in ("monitor", "monitor_mode")}
-    options = resolve_cadences(RunOptions(**chosen), config.num_steps)
-    programs, log = programs_of(experiment, splits), MemberLog(facts["status"], record.read_metrics(path))
-    trainer = Trainer(options, splits, programs, make_plan(options, config.num_steps), [log], Clock())
-    trainer.state = record.load_checkpoint(path, programs.shapes)
-    return dataclasses.replace(run_of(Session(trainer, 0.0)), dir=path)
+    return open_run(path, sweep.experiment)
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
