@@ -42,16 +42,24 @@ def data_dir(real_data: pathlib.Path | None) -> pathlib.Path:
     return real_data
 
 
+CACHE_SETTINGS = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def uncached() -> Iterator[None]:
+    """Turns the cache of compiled programs off again after a module that turned it on, as `jn.main` does."""
+    before = {name: getattr(jax.config, name) for name in CACHE_SETTINGS}
+    yield
+    if before != {name: getattr(jax.config, name) for name in CACHE_SETTINGS}:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
 @pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def compiled_once(uncached: None, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Caches compiled programs, for modules that train one network many times or call `jn.main`, which turns it on."""
     # JAX writes cache entries in place, so processes must not share a folder; each worker has its own base.
     folder = str(tmp_path_factory.getbasetemp() / "compiled")
-    settings = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0.0}
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
+    for name, value in zip(CACHE_SETTINGS, (folder, 0.0), strict=True):
         jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()

@@ -223,6 +223,8 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
         programs, options = engine.programs_of(experiment, splits), engine.resolve_cadences(options, config.num_steps)
         plan = engine.make_plan(options, config.num_steps)
         trainer = engine.Trainer(options, splits, programs, plan, [engine.MemberLog()], Clock())
+        if not (path / record.FOLDER).is_dir():
+            raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
         trainer.state = record.load_checkpoint(path, programs.shapes)
         return _run(config, trainer, lines, ending, path, (trainer.monitored, options.higher_is_better))
     split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
