@@ -107,3 +107,4 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         test.globs = NAMES | {shared: make() for shared, make in SHARED.items() if shared in source}
         doctest.DocTestRunner(optionflags=flags).run(test, out=report.append)
     assert not report, "".join(report)
+    assert tests, f"{name} has no example in its docstring"
