@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
 import functools
 import importlib
@@ -19,6 +18,7 @@ import pytest
 from flax import linen
 
 import jaxnn as jn
+from tests import tiny
 
 MODULES = {
     name: importlib.import_module(name)
@@ -39,21 +39,11 @@ for module_name, module in MODULES.items():
                 PUBLIC[f"{module_name}.{name}"] = value
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """The config of the examples' experiment."""
-
-    learning_rate: float = 0.1
-    batch_size: int = 32
-    num_steps: int = 20
-    seed: int = 0
-
-
 @functools.cache
-def experiment() -> jn.Experiment[Config]:
+def experiment() -> jn.Experiment[tiny.Config]:
     """A small network on scikit-learn's digits: ``experiment`` in the examples."""
     return jn.Experiment(
-        Config(),
+        tiny.Config(batch_size=32),
         data=lambda config: jn.data.digits(),
         task=lambda config: jn.tasks.classification(jn.models.MLP((8, 10))),
         optimizer=lambda config: optax.sgd(config.learning_rate),
