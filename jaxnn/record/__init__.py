@@ -6,6 +6,7 @@ from jaxnn.record._plots import draw_curves, format_value, label_ticks, new_figu
 from jaxnn.record._provenance import (
     PARTS,
     changed_parts,
+    check_same_data,
     config_from_json,
     config_json,
     data_fingerprint,

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jaxnn.types import ConfigError, Splits
+from jaxnn.types import ConfigError, RecordError, Splits
 
 PARTS = {
     "program": "the program of a step",
@@ -97,6 +97,14 @@ def _shaped(value: Any, default: Any, name: str) -> Any:
         return tuple(_shaped(item, (), name) if isinstance(item, list) else item for item in value)
     # JSON has no NaN and no infinities: the record holds their names.
     return float(value) if value in ("nan", "inf", "-inf") and not isinstance(default, str) else value
+
+
+def check_same_data(path: Path | str, before: Mapping[str, Any], data: str | None, what: str = "run") -> None:
+    """Raises RecordError unless ``data`` is the data's fingerprint in ``before``, of the run or sweep in ``path``."""
+    if before["data"] != data:
+        raise RecordError(
+            f"the data are not those that the {what} in {path} was trained on: restore the data, or start a new {what}."
+        )
 
 
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer
 from jaxnn.parallel import choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
-from jaxnn.record import FOLDER, changed_parts, config_from_json, config_json, jsonable
+from jaxnn.record import FOLDER, changed_parts, check_same_data, config_from_json, config_json, jsonable
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
@@ -53,10 +53,7 @@ def restored_facts(
     """
     assert trainer.record is not None
     path = trainer.record.path
-    if facts["fingerprint"]["data"] != before["fingerprint"]["data"]:
-        raise RecordError(
-            f"the data are not those that the run in {path} was trained on: restore the data, or start a new run."
-        )
+    check_same_data(path, before["fingerprint"], facts["fingerprint"]["data"])
 
     def check(step: int | None) -> None:
         if step is None and before["options"]["checkpoint_every"] == 0:

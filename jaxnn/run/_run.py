@@ -217,8 +217,7 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
         splits = experiment.data(config)
         engine.check_data(splits)
         engine.check_parts(experiment)
-        if record.data_fingerprint(splits) != facts["fingerprint"]["data"]:
-            raise RecordError(f"the data are not those that the run in {path} was trained on: restore the data.")
+        record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
         # Nothing of its training is compiled.
         programs, options = engine.programs_of(experiment, splits), engine.resolve_cadences(options, config.num_steps)
         plan = engine.make_plan(options, config.num_steps)

@@ -95,11 +95,7 @@ class SweepRecord:
         notes, facts = list[str](), self.facts["groups"][number]
         before = None if trainer.options.resume is None else facts.get("fingerprint")
         if before is not None:  # it was started
-            if before["data"] != trainer.fingerprint["data"]:
-                raise RecordError(
-                    f"the data are not those that the sweep in {trainer.options.resume} was started with: restore the "
-                    "data, or start a new sweep."
-                )
+            record.check_same_data(self.directory.path, before, trainer.fingerprint["data"], "sweep")
             if changed := record.changed_parts(before, trainer.fingerprint):
                 facts["changed"] = [*facts.get("changed", []), *changed]
                 notes.append(f"continues, not bit for bit, since these changed: {'; '.join(changed)}")

@@ -18,7 +18,7 @@ from jaxnn.types import Array, Batch, ConfigError, Metrics, ModelState, Params, 
 
 type PerExample = Callable[[Array, Array], jax.Array]
 
-# The arguments by which Linen modules are told that they train, and their values in training.
+# Arguments of Linen modules that switch between training and evaluation, with their values in training.
 _TRAIN_FLAGS = dict.fromkeys(("train", "training", "is_training"), True)
 _TRAIN_FLAGS |= {"deterministic": False, "use_running_average": False}
 # Collections that a module fills for its caller; they are no state.
