@@ -16,7 +16,7 @@ from jaxnn.observe import Table, available_bytes, device_name, format_bytes, mis
 from jaxnn.parallel import computing_on, find_devices, first_devices
 from jaxnn.search import grid
 from jaxnn.sweeps import SweepOptions, plan_sweep
-from jaxnn.types import Batch, ConfigError, Experiment, Splits
+from jaxnn.types import Batch, ConfigError, Experiment, Splits, check_int
 
 FACTORS = tuple(4.0**power for power in range(-2, 6))  # `advise` tries the config's batch size times these
 # The smallest size with this share of the best throughput is recommended: it gives more updates per example.
@@ -69,7 +69,7 @@ def plan_batch_size(
     with computing_on(device):
         config, splits = experiment.config, _checked_data(experiment)
         for size in batch_sizes or ():
-            engine.check_count("batch_size", size, 1)
+            check_int("batch_size", size)
         doubled = (max(1, config.batch_size // 4) * 2**power for power in range(9))
         tried = batch_sizes or [size for size in doubled if size <= MAX_FACTOR * config.batch_size]
         sizes = [size for size in sorted(set(tried)) if size <= splits.train.num_examples]
@@ -119,7 +119,7 @@ class AdviseOptions:
     """Whether to print progress."""
 
     def __post_init__(self) -> None:
-        engine.check_count("members", self.members, 1)
+        check_int("members", self.members)
         engine.check_choice("progress", self.progress, ("auto", "none"))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, check_int
 
 __all__ = ["Halving", "Points", "choice", "grid", "halving", "integers", "log_uniform", "random", "uniform", "zip"]
 
@@ -122,8 +122,7 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
     Raises:
         ConfigError: ``num`` or ``key`` is not as above, or an axis is empty or no list of values.
     """
-    if not isinstance(num, int | np.integer) or num < 1:
-        raise ConfigError(f"random needs a whole number of draws of at least 1, not {num!r}.")
+    check_int("random: num", num)
     drawn = {name: axis for name, axis in axes.items() if isinstance(axis, Distribution)}
     if not drawn:
         raise ConfigError("random needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid.")
@@ -237,8 +236,7 @@ def halving(points: Points, eta: int = 3, *, min_fraction: float = 0.01) -> Halv
     """
     if not isinstance(points, Points):
         raise ConfigError(f"halving needs points, as jn.grid and jn.search.random make, not a {type(points).__name__}.")
-    if not isinstance(eta, int) or eta < 2:
-        raise ConfigError(f"halving's eta is {eta!r}, and must be a whole number of at least 2.")
+    check_int("halving: eta", eta, 2)
     if not 0 < min_fraction <= 1:
         raise ConfigError(f"halving's min_fraction is {min_fraction!r}, and must be above 0 and at most 1.")
     return Halving(points, eta, min_fraction)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import numbers
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -275,6 +276,13 @@ def named_object(name: str, option: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{option} is {name!r}, which cannot be imported ({error}).") from error
+
+
+def check_int(name: str, value: Any, least: int = 1) -> int:
+    """Returns ``value`` as an ``int``; raises ConfigError unless it is an integer of at least ``least``, no boolean."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise ConfigError(f"{name} must be an integer >= {least}, not {value!r}.")
+    return int(value)
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

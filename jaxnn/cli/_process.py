@@ -16,11 +16,10 @@ from pathlib import Path
 
 import jax
 
-from jaxnn.engine import check_count
 from jaxnn.observe import cpu_count, printable
 from jaxnn.parallel import EXPLICIT, LOST_AFTER, START_TIMEOUT, Place, detect_place, joined
 from jaxnn.run import RESUMABLE, Farewell, drop_output, interruptible, leave
-from jaxnn.types import ConfigError, JaxnnError, TrainingError
+from jaxnn.types import ConfigError, JaxnnError, TrainingError, check_int
 
 FAILED = 1
 BAD_INPUT = 2
@@ -111,7 +110,7 @@ class ClusterOptions:
 
     def __post_init__(self) -> None:
         if self.cpu_devices is not None:
-            check_count("cpu_devices", self.cpu_devices, 1)
+            check_int("cpu_devices", self.cpu_devices)
 
     def place(self) -> Place | None:
         """Which process this is, None: the only one; raises ConfigError if flags are incomplete or contradictory."""

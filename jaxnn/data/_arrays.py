@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
-from jaxnn.types import Array, Batch, DataError, Examples, JaxnnError, Source, Splits
+from jaxnn.types import Array, Batch, DataError, Examples, Source, Splits, check_int
 
 _INT32 = np.iinfo(np.int32)
 
@@ -90,7 +90,7 @@ class ArraySource(IndexedSource):
 
 def padded_indices(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns indices and mask ``[num_batches, batch]``: every example once, in order, then example 0, masked."""
-    check_integer("batch_size", batch_size, 1)
+    check_int("batch_size", batch_size)
     num_batches = -(-num_examples // batch_size)
     positions = np.arange(num_batches * batch_size, dtype=np.int32).reshape(-1, batch_size)
     inside = positions < num_examples
@@ -152,7 +152,7 @@ def resolve_num_classes(class_names: Sequence[str], num_classes: int | None) -> 
     """Returns the number of classes, or None if neither argument gives it; DataError if they differ."""
     if num_classes is None:
         return len(class_names) or None
-    check_integer("num_classes", num_classes, 1)
+    check_int("num_classes", num_classes)
     if class_names and len(class_names) != num_classes:
         raise DataError(f"{len(class_names)} class_names but num_classes is {num_classes}: give one name per class.")
     return num_classes
@@ -170,7 +170,7 @@ def split_off_validation(
     Splits(arrays: 7 train, 3 validation, inputs float32 [10])
     """
     inputs, targets = pair
-    check_integer("num_validation, a number of examples,", num_validation, 0)
+    check_int("num_validation, a number of examples,", num_validation, 0)
     num_train = len(inputs) - num_validation
     if num_train < 1:
         raise DataError(f"num_validation = {num_validation} of {len(inputs)} examples: give 0 to {len(inputs) - 1}.")
@@ -184,7 +184,7 @@ def check_fractions(fractions: Mapping[str, Any], seed: Any) -> None:
     for name, fraction in fractions.items():
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
             raise DataError(f"{name} must be a fraction of the examples, at least 0 and below 1, not {fraction!r}.")
-    check_integer("seed", seed, 0)
+    check_int("seed", seed, 0)
 
 
 def split_by_fraction(
@@ -314,12 +314,6 @@ def check_pair(where: str, pair: Any, form: str, fix: str) -> None:
     if not is_sequence or len(pair) != 2:
         found = type(pair).__name__ + (f" of {len(pair)}" if is_sequence else "")
         raise DataError(f"{where} must be a pair {form}, not a {found}: {fix}.")
-
-
-def check_integer(name: str, value: Any, least: int, error: type[JaxnnError] = DataError) -> None:
-    """Raises ``error`` unless ``value`` is a Python or NumPy integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise error(f"{name} must be an integer of at least {least}, not {value!r}.")
 
 
 def check_like(what: str, array: Any, other: str, model: Any) -> None:

@@ -11,8 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxnn.data._arrays import Augmentation, array_source, check_integer
-from jaxnn.types import ConfigError, DataError, Splits
+from jaxnn.data._arrays import Augmentation, array_source
+from jaxnn.types import DataError, Splits, check_int
 
 
 def with_augmentation(splits: Splits, *augmentations: Augmentation) -> Splits:
@@ -50,7 +50,7 @@ def random_shift(pixels: int) -> Augmentation:
 
     >>> augment = jn.data.compose(jn.data.random_flip(), jn.data.random_shift(4))
     """
-    check_integer("random_shift(pixels)", pixels, 1, ConfigError)
+    check_int("random_shift(pixels)", pixels)
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
         _check_images("random_shift", inputs, larger_than=pixels)
@@ -74,7 +74,7 @@ def cutout(size: int) -> Augmentation:
 
     >>> splits = jn.data.with_augmentation(jn.data.digits(), jn.data.cutout(3))
     """
-    check_integer("cutout(size)", size, 1, ConfigError)
+    check_int("cutout(size)", size)
 
     def apply(key: jax.Array, inputs: jax.Array) -> jax.Array:
         _check_images("cutout", inputs, larger_than=size)

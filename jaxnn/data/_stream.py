@@ -17,7 +17,6 @@ import numpy as np
 from jaxnn.data._arrays import (
     IndexedSource,
     as_examples,
-    check_integer,
     check_label_range,
     check_like,
     check_pair,
@@ -26,7 +25,7 @@ from jaxnn.data._arrays import (
     resolve_num_classes,
 )
 from jaxnn.data._grain import Batches, cores, exit_if_unguarded, open_batches
-from jaxnn.types import ConfigError, DataError, Examples, Splits
+from jaxnn.types import ConfigError, DataError, Examples, Splits, check_int
 
 _MOST_WORKERS = 8  # each takes about 220 MB of memory, half of it shared
 _FINGERPRINT_EXAMPLES = 16  # of a reader without a `fingerprint` method
@@ -74,7 +73,7 @@ def stream(
         raise ConfigError('streaming needs Grain, which is not installed: pip install "jaxnn[stream]".')
     if num_workers is None:
         num_workers = min(max(cores() - 1, 1), _MOST_WORKERS)
-    check_integer("num_workers", num_workers, 0, ConfigError)
+    check_int("num_workers", num_workers, 0)
     known = resolve_num_classes(class_names, num_classes)
     sources: dict[str, Any] = {}
     for split, reader in given_splits(train, test, validation).items():

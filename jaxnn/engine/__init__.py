@@ -7,7 +7,6 @@ from jaxnn.engine._options import (
     RunOptions,
     check_choice,
     check_config,
-    check_count,
     closing_writers,
     make_plan,
     more_is_better,

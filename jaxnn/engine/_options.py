@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
-from jaxnn.types import ConfigError, named_object, nearest, suggest
+from jaxnn.types import ConfigError, check_int, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
 """Whether a run or member stops, from its reported lines, oldest first; the last one has an evaluation.
@@ -122,14 +122,14 @@ class RunOptions:
         for name, least in LEAST.items():
             value, default = getattr(self, name), getattr(RunOptions, name)
             if value is not None or default is not None:
-                check_count(name, value, least)
+                check_int(name, value, least)
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         seconds = self.stall_after
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
             raise ConfigError(f"stall_after is {seconds!r}, and must be a number of seconds, 0 or more.")
         if self.devices not in (None, "all"):
-            check_count("devices", self.devices, 1)
+            check_int("devices", self.devices)
         find_strategy(self.strategy)
         if not isinstance(self.writers, tuple | list):
             raise ConfigError(f"writers is {self.writers!r}, and must be a tuple, of writers or of MODULE:NAME.")
@@ -158,12 +158,6 @@ class RunOptions:
 def more_is_better(metric: str) -> bool:
     """Whether more of ``metric`` is better, by its name: less of a loss or an error is, more of anything else."""
     return not any(word in metric for word in ("loss", "error", "perplexity", "bits"))
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """Raises ConfigError unless ``value`` is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ConfigError(f"{name} is {value!r}, and must be a whole number of at least {least}.")
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -200,7 +194,7 @@ def check_config(config: Any) -> None:
                 f"the config {type(config).__name__} has no field {name!r}: the loop needs batch_size, num_steps "
                 "and seed."
             )
-        check_count(name, value := getattr(config, name), least)
+        check_int(name, value := getattr(config, name), least)
         if value >= 2**bits:
             raise ConfigError(f"{name} is {value}, and must be below 2**{bits}.")
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen
 
-from jaxnn.nn import at_least_int32, check_rate, positive_int
-from jaxnn.types import DataError
+from jaxnn.nn import at_least_int32, check_rate
+from jaxnn.types import DataError, check_int
 
 
 def num_parameters(model: linen.Module, inputs: Any, **options: Any) -> int:
@@ -31,7 +31,7 @@ def num_parameters(model: linen.Module, inputs: Any, **options: Any) -> int:
 def check_fields(model: linen.Module, *names: str) -> None:
     """Converts fields to ``int``; raises ConfigError unless they are positive and a ``dropout`` is a probability."""
     for name in names:
-        setattr(model, name, positive_int(f"{type(model).__name__}: {name}", getattr(model, name)))
+        setattr(model, name, check_int(f"{type(model).__name__}: {name}", getattr(model, name)))
     check_rate(getattr(model, "dropout", 0.0))
 
 

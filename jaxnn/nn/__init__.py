@@ -16,7 +16,6 @@ from jaxnn.nn._layer_arguments import (
     partition_specs,
     partitioned,
     platform,
-    positive_int,
     positive_ints,
     unbox,
     use_batch_axis,

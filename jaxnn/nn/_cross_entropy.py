@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
 from jaxnn.nn._layer_arguments import at_least_int32
-from jaxnn.types import ConfigError
+from jaxnn.types import ConfigError, check_int
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, label_smoothing: ArrayLike = 0.0) -> jax.Array:
@@ -142,9 +142,7 @@ def linear_cross_entropy(
             "linear_cross_entropy needs hidden [..., features], a kernel [features, classes] and a bias [classes] or "
             f"None, not hidden {hidden.shape}, kernel {kernel.shape}, bias {None if bias is None else bias.shape}."
         )
-    if not isinstance(chunk, numbers.Integral) or chunk < 1:
-        raise ConfigError(f"linear_cross_entropy: chunk must be an integer >= 1, not {chunk!r}.")
-    num_chunks = -(-kernel.shape[1] // int(chunk))
+    num_chunks = -(-kernel.shape[1] // check_int("linear_cross_entropy: chunk", chunk))
     width = -(-kernel.shape[1] // num_chunks)  # equal for all, and as small as this many chunks allow
     loss = _linear_cross_entropy(width, hidden.reshape(-1, features), kernel, bias, labels.reshape(-1))
     return loss.reshape(labels.shape)

@@ -64,15 +64,8 @@ def scope(operation: str, chosen: str | Callable[..., Any]) -> Any:
     return jax.named_scope(f"jaxnn.{operation}.{name}")
 
 
-def positive_int(name: str, value: Any) -> int:
-    """Returns ``value`` as an ``int``; raises ConfigError unless it is an integer >= 1."""
-    if not _is_count(value):
-        raise ConfigError(f"{name} must be an integer >= 1, not {value!r}.")
-    return int(value)
-
-
 def positive_ints(name: str, values: Any, example: str, *, nonempty: bool = False) -> tuple[int, ...]:
-    """Like `positive_int`, for a sequence, which may be empty unless ``nonempty``; ``example`` is a valid value."""
+    """Returns a sequence of integers >= 1, empty unless ``nonempty``, as a tuple; ``example`` is a valid value."""
     if not isinstance(values, Sequence) or not all(map(_is_count, values)):
         raise ConfigError(f"{name} must be a tuple of integers >= 1, as {example}, not {values!r}.")
     if nonempty and not values:

@@ -13,9 +13,9 @@ from jax.nn.initializers import Initializer
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn.nn._dense import Dropout
-from jaxnn.nn._layer_arguments import check_rate, choose, positive_int, scope, unbox
+from jaxnn.nn._layer_arguments import check_rate, choose, scope, unbox
 from jaxnn.nn._rnn_kernels import Weights, cudnn_obstacle, flip, run_cudnn, run_fused_inputs
-from jaxnn.types import ConfigError, DataError
+from jaxnn.types import ConfigError, DataError, check_int
 
 
 class Recurrent(linen.Module):
@@ -50,7 +50,7 @@ class Recurrent(linen.Module):
     gates: ClassVar[str]
 
     def __post_init__(self) -> None:
-        self.features = positive_int(f"{type(self).__name__}: features", self.features)
+        self.features = check_int(f"{type(self).__name__}: features", self.features)
         super().__post_init__()
 
     def setup(self) -> None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.types import ConfigError, Params
+from jaxnn.types import ConfigError, Params, check_int
 
 
 def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
@@ -29,7 +29,7 @@ def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -
 
     >>> optimizer = jn.optim.with_accumulation(optax.adam(1e-3), num_steps=4)
     """
-    check_count("with_accumulation", "num_steps", num_steps, 1)
+    check_int("with_accumulation: num_steps", num_steps)
     if num_steps == 1:
         return optimizer
     multi_steps = optax.MultiSteps(optimizer, int(num_steps))
@@ -125,12 +125,6 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
         if isinstance(state, AveragedState):
             params = jax.tree.map(pick, state.average, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     return params
-
-
-def check_count(where: str, name: str, value: Any, minimum: int) -> None:
-    """Raises ConfigError unless ``value`` is an integer of at least ``minimum``; counts are never traced."""
-    if not isinstance(value, numbers.Integral) or int(value) < minimum:
-        raise ConfigError(f"{where}: {name} must be an integer >= {minimum}, not {value!r}.")
 
 
 def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:

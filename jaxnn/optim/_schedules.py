@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.optim._combinators import check_count, check_range
-from jaxnn.types import ConfigError
+from jaxnn.optim._combinators import check_range
+from jaxnn.types import ConfigError, check_int
 
 __all__ = ["constant", "cosine", "inverse_sqrt", "inverse_time", "linear", "one_cycle"]
 
@@ -74,7 +74,7 @@ def one_cycle(
 
     >>> optimizer = optax.sgd(jn.schedules.one_cycle(0.1, num_steps=1000), momentum=0.9)
     """
-    check_count("one_cycle", "num_steps", num_steps, 1)
+    check_int("one_cycle: num_steps", num_steps)
     check_range("one_cycle", "peak", peak)
     check_range("one_cycle", "warmup_fraction", warmup_fraction, 1.0)
     check_range("one_cycle", "initial_divisor", initial_divisor, positive=True)
@@ -101,7 +101,7 @@ def inverse_sqrt(peak: ArrayLike, *, warmup_steps: int) -> optax.Schedule:
     >>> [round(float(jn.schedules.inverse_sqrt(1.0, warmup_steps=4)(step)), 2) for step in (2, 4, 16)]
     [0.5, 1.0, 0.5]
     """
-    check_count("inverse_sqrt", "warmup_steps", warmup_steps, 1)
+    check_int("inverse_sqrt: warmup_steps", warmup_steps)
     check_range("inverse_sqrt", "peak", peak)
 
     def unit(step: ArrayLike) -> ArrayLike:
@@ -127,8 +127,8 @@ def inverse_time(peak: ArrayLike, rate: ArrayLike) -> optax.Schedule:
 
 def _decay(where: str, peak: ArrayLike, num_steps: int, warmup_steps: int, final_fraction: ArrayLike) -> optax.Schedule:
     """The warm-up of `linear` or `cosine`, then their decay."""
-    check_count(where, "num_steps", num_steps, 1)
-    check_count(where, "warmup_steps", warmup_steps, 0)
+    check_int(f"{where}: num_steps", num_steps)
+    check_int(f"{where}: warmup_steps", warmup_steps, 0)
     check_range(where, "peak", peak)
     check_range(where, "final_fraction", final_fraction, 1.0)
     if warmup_steps > num_steps:

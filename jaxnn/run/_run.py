@@ -14,7 +14,7 @@ from jaxnn import engine, record
 from jaxnn.observe import Clock, Throughput, html_table, text_table
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
-from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState
+from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState, check_int
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +86,7 @@ class Run:
                 f"predict needs inputs [examples, ...], and {list(inputs.shape)} is the shape of one example: add the "
                 "axis, inputs[None]."
             )
-        engine.check_count("predict's batch_size", batch_size, 1)
+        check_int("predict's batch_size", batch_size)
         batch_size = min(batch_size, len(inputs))
         predict = programs.predict
         try:

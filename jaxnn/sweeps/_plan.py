@@ -13,7 +13,7 @@ from jaxnn import engine, parallel
 from jaxnn.observe import Clock, cpu_count, format_bytes
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps._groups import Group, Loader, PlannedMember, plan_groups, plan_members, traced_values, with_values
-from jaxnn.types import ConfigError, Experiment
+from jaxnn.types import ConfigError, Experiment, check_int
 
 if TYPE_CHECKING:
     type ExecutorOption = str | Callable[..., Any]
@@ -48,7 +48,7 @@ class SweepOptions(engine.RunOptions):
         super().__post_init__()
         for name in ("vmap_size", "num_workers"):
             if getattr(self, name) is not None:
-                engine.check_count(name, getattr(self, name), 1)
+                check_int(name, getattr(self, name))
         engine.check_choice("order", self.order, ("member", "shared"))
         if not callable(self.executor):
             engine.check_choice("executor", self.executor, ("local", "ray"))

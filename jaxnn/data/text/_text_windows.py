@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxnn.data._arrays import arrays, check_integer
+from jaxnn.data._arrays import arrays
 from jaxnn.data._files import PathLike, fetch, folder_with, read_text
-from jaxnn.types import DataError, Splits, suggest
+from jaxnn.types import DataError, Splits, check_int, suggest
 
 _TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -98,7 +98,7 @@ def word_corpus(
     ``{"train": …, "validation": …, "test": …}``. ``vocabulary_size`` is the largest number of ids, including ``<eos>``
     and ``<unk>``. Other arguments and errors as for `char_corpus`.
     """
-    check_integer("word_corpus: vocabulary_size", vocabulary_size, 2)
+    check_int("word_corpus: vocabulary_size", vocabulary_size, 2)
     stride = _checked_stride("word_corpus", length, stride)
     paths = path if isinstance(path, Mapping) else {"train": path}
     for split in paths:
@@ -138,8 +138,8 @@ def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
 
 def _checked_stride(unit: str, length: int, stride: int | None) -> int:
     """Returns the stride, by default the length, if both are positive integers, else raises DataError."""
-    check_integer(f"{unit}: length", length, 1)
-    check_integer(f"{unit}: stride", stride := length if stride is None else stride, 1)
+    check_int(f"{unit}: length", length)
+    check_int(f"{unit}: stride", stride := length if stride is None else stride)
     return stride
 
 

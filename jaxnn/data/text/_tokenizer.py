@@ -11,8 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxnn.data._arrays import check_integer
-from jaxnn.types import Array, ConfigError, DataError, suggest
+from jaxnn.types import Array, ConfigError, DataError, check_int, suggest
 
 _PADDING, _UNKNOWN = 0, 1
 _SPECIAL = ("", "\N{REPLACEMENT CHARACTER}")
@@ -58,7 +57,7 @@ class Tokenizer:
         for name, least in (("ngrams", 1), ("vocabulary_size", len(_SPECIAL) + 1), ("length", 1), ("max_ngrams", 0)):
             value = getattr(self, name)
             if name != "max_ngrams" or value is not None:
-                check_integer(f"Tokenizer: {name}", value, least, ConfigError)
+                check_int(f"Tokenizer: {name}", value, least)
 
     def tokens(self, text: str) -> Sequence[str]:
         """Returns the tokens of a text, in order."""
