@@ -78,10 +78,15 @@ REAL = {
     for name in ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms_spam")
 }
 REAL |= {"jn.data.ag_news(": "ag_news_test"}
+pytestmark = pytest.mark.usefixtures("compiled_once")
 NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+# `advise` measures for seconds.
+EXAMPLES = [pytest.param(name, marks=pytest.mark.slow) if name == "jaxnn.advise" else name for name in PUBLIC]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_data: Path | None) -> None:
     monkeypatch.chdir(tmp_path)
     finder = doctest.DocTestFinder(exclude_empty=True)
