@@ -22,4 +22,4 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Rewrites links from ``docs/`` to what is outside."""
     markdown = markdown.replace("](../experiments/results/", "](results/")
-    return re.sub(r"\[([^\]]*)\]\((?:\.\./)+(?:jaxnn|notebooks|experiments)/[^)]*\)", r"\1", markdown)
+    return re.sub(r"\[([^\]]*)\]\((?:\.\./)+(?:jaxnn|notebooks|experiments)(?:/[^)]*)?\)", r"\1", markdown)
