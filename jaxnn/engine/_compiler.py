@@ -60,8 +60,9 @@ class Programs:
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
                 # Parameters as the task makes them still name their mesh axes.
-                init, key = self.task.init, jax.random.key(0)
-                named = jax.eval_shape(lambda rows: init(key, self.source.as_batch(rows))[0], self.first_examples)
+                named = jax.eval_shape(
+                    lambda rows: self.task.init(jax.random.key(0), self.source.as_batch(rows))[0], self.first_examples
+                )
                 self.shardings = self.layout.state_shardings(self.shapes, partition_specs(named))
             self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._like)[1])
 

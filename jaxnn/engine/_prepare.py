@@ -90,11 +90,13 @@ def open_trainer(
     return trainer
 
 
-def programs_of(experiment: Experiment[Any], splits: Splits, *, resident: bool | None = None) -> Programs:
-    """The programs of a run on one device, to be measured or inspected; nothing is compiled yet."""
+def programs_of(
+    experiment: Experiment[Any], splits: Splits, *, resident: bool | None = None, layout: Layout = SINGLE_DEVICE
+) -> Programs:
+    """The programs of a run, to be measured or inspected; nothing is compiled yet."""
     config = experiment.config
-    feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=SINGLE_DEVICE)
-    spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, SINGLE_DEVICE)
+    feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=layout)
+    spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, layout)
     return Programs(spec, splits, 2 * config.batch_size)
 
 

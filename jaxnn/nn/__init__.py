@@ -20,6 +20,7 @@ from jaxnn.nn._layer_arguments import (
     unbox,
     use_batch_axis,
     use_batch_mask,
+    use_batch_sharding,
 )
 from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
 from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent, Stacked

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import choose, platform, scope
+from jaxnn.nn._layer_arguments import choose, compute_capability, scope, shard_batch
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.types import ConfigError
 
@@ -69,10 +69,14 @@ def attention(
     if not callable(implementation):
         implementation = choose("attention", implementation, _obstacles(args, implementation))
     with scope("attention", implementation):
+        # Sharded along other axes, cuDNN's kernels cannot be compiled.
+        query, key, value = shard_batch(args[:3])
+        args = args._replace(query=query, key=key, value=value)
         if callable(implementation):
             out = _by_function(args, implementation)
         else:
             out = _IMPLEMENTATIONS[implementation](args)
+        out = shard_batch(out)
         if args.query_lengths is not None:
             out = jnp.where(_positions_below(args.query_lengths, out.shape[1])[:, :, None, None], out, 0)
     return out.reshape(query.shape)
@@ -244,7 +248,7 @@ def _obstacles(args: _Arguments, given: str | None) -> dict[str, str | None]:
 
 def _cudnn_obstacle(args: _Arguments) -> str | None:
     """The reason why `jax.nn.dot_product_attention` would raise; its checks are in jax/_src/cudnn."""
-    if _compute_capability() < 8:
+    if compute_capability() < 8:
         return "it needs an NVIDIA GPU of compute capability 8.0 or above"
     num_queries, num_keys, head_dim = args.query.shape[1], args.key.shape[1], args.query.shape[3]
     masked, odd = not (args.mask is args.bias is None), num_queries % 2 or num_keys % 2
@@ -255,11 +259,3 @@ def _cudnn_obstacle(args: _Arguments) -> str | None:
         f"with a mask or bias it takes even lengths, not {num_queries} and {num_keys}": masked and odd,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _compute_capability() -> float:
-    """The compute capability of the default NVIDIA GPU; 0 without one."""
-    if platform() != "gpu":
-        return 0.0
-    device = jax.local_devices(backend="gpu")[0]
-    return float(device.compute_capability) if "cuda" in device.client.platform_version else 0.0

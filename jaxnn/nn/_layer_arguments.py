@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
-from flax.linen import with_partitioning
+from flax.linen import intercept_methods, with_partitioning
 from jax.typing import ArrayLike
 
 from jaxnn.types import Array, ConfigError, PyTree, suggest
@@ -28,14 +28,26 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
+_shard: ContextVar[Callable[[Any], Any]] = ContextVar("shard_batch", default=lambda tree: tree)
+
+
+def default_device() -> jax.Device:
+    """The device on which JAX computes here, also within ``jax.default_device``."""
+    device = jax.config.jax_default_device
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
 def platform() -> str:
     """The platform of the default device: ``cpu``, ``gpu`` or ``tpu``."""
-    device = jax.config.jax_default_device
-    if device is None:
-        return jax.default_backend()
-    return device if isinstance(device, str) else str(device.platform)
+    return str(default_device().platform)
+
+
+def compute_capability() -> float:
+    """The compute capability of the default device if it is an NVIDIA GPU; otherwise 0."""
+    try:
+        return float(default_device().compute_capability)
+    except (AttributeError, ValueError):  # AMD's are named gfx942, for example
+        return 0.0
 
 
 def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
@@ -168,6 +180,37 @@ def use_batch_axis(axis_name: str | None) -> Iterator[None]:
 def batch_axis() -> str | None:
     """The mapped axis over which batches are sharded here; None if a layer sees the full batch."""
     return _axis.get()
+
+
+@contextlib.contextmanager
+def use_batch_sharding(shard: Callable[[jax.Array], jax.Array], batch_size: int) -> Iterator[None]:
+    """Context in which the output of each Flax module, and what attention computes on, is kept sharded by ``shard``.
+
+    Without it XLA may shard activations as parameters are, by features, and exchange them before every layer. Arrays
+    are taken to have a batch axis if their first axis has ``batch_size`` rows.
+    """
+
+    def shard_all(tree: Any) -> Any:
+        def one(leaf: Any) -> Any:
+            return shard(leaf) if isinstance(leaf, jax.Array) and leaf.shape[:1] == (batch_size,) else leaf
+
+        return jax.tree.map(one, tree)
+
+    def interceptor(method: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        out = method(*args, **kwargs)
+        return shard_all(out) if context.method_name == "__call__" else out
+
+    token = _shard.set(shard_all)
+    try:
+        with intercept_methods(interceptor):
+            yield
+    finally:
+        _shard.reset(token)
+
+
+def shard_batch(tree: PyTree) -> PyTree:
+    """Shards the arrays ``[batch, ...]`` of ``tree`` as `use_batch_sharding` says; otherwise returns it as it is."""
+    return _shard.get()(tree)
 
 
 def is_full(mask: Array) -> bool:

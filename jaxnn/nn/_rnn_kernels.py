@@ -20,7 +20,7 @@ from jax.experimental import rnn
 from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import platform
+from jaxnn.nn._layer_arguments import compute_capability
 
 type _Pair = tuple[jax.Array, jax.Array]
 
@@ -214,7 +214,7 @@ _gru.defvjp(_gru_forward, _gru_backward)
 
 def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
     """The reason why cuDNN cannot run an LSTM of these dtypes here, or None."""
-    if platform() != "gpu" or "rocm" in jax.local_devices(backend="gpu")[0].client.platform_version.lower():
+    if not compute_capability():
         return "cuDNN runs on NVIDIA GPUs"
     if any(dtype != jnp.float32 for dtype in dtypes):
         return f"its LSTM computes in float32, not in {', '.join(sorted({jnp.dtype(d).name for d in dtypes}))}"
