@@ -52,7 +52,7 @@ def _distributed(experiment: Experiment[Any], layout: Layout) -> Task:
     task = experiment.task(experiment.config)
     if layout.axis_name is not None:
         return averaged_over(task, layout.axis_name)
-    return sharded(task, layout.constrain) if layout.data_size > 1 else task
+    return sharded(task, layout.constrain, layout.map_rows) if layout.data_size > 1 else task
 
 
 def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:

@@ -7,6 +7,7 @@ from jaxnn.nn._attention import attention
 from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
 from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
 from jaxnn.nn._layer_arguments import (
+    BatchSharding,
     Policy,
     at_least_int32,
     batch_mask,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import choose, compute_capability, scope, shard_batch
+from jaxnn.nn._layer_arguments import choose, compute_capability, scope, shard_rows
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.types import ConfigError
 
@@ -70,13 +70,13 @@ def attention(
         implementation = choose("attention", implementation, _obstacles(args, implementation))
     with scope("attention", implementation):
         # Sharded along other axes, cuDNN's kernels cannot be compiled.
-        query, key, value = shard_batch(args[:3])
+        query, key, value = shard_rows(args[:3])
         args = args._replace(query=query, key=key, value=value)
         if callable(implementation):
             out = _by_function(args, implementation)
         else:
             out = _IMPLEMENTATIONS[implementation](args)
-        out = shard_batch(out)
+        out = shard_rows(out)
         if args.query_lengths is not None:
             out = jnp.where(_positions_below(args.query_lengths, out.shape[1])[:, :, None, None], out, 0)
     return out.reshape(query.shape)

@@ -7,7 +7,7 @@ import dataclasses
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
-_shard: ContextVar[Callable[[Any], Any]] = ContextVar("shard_batch", default=lambda tree: tree)
+_sharding: ContextVar[BatchSharding | None] = ContextVar("batch_sharding", default=None)
 
 
 def default_device() -> jax.Device:
@@ -182,35 +182,51 @@ def batch_axis() -> str | None:
     return _axis.get()
 
 
+class BatchSharding(NamedTuple):
+    """How the batch that a model computes on is sharded over devices, in a program that XLA partitions."""
+
+    size: int  # examples; arrays with as many rows are taken to have a batch axis
+    constrain: Callable[[jax.Array], jax.Array]  # shards an array ``[batch, ...]`` by rows
+    # ``(function, in_axes, out_axes)`` to the function that each device runs on its rows: the batch axis of each
+    # argument and result, None for one that all devices share.
+    map_rows: Callable[[Callable[..., Any], Sequence[int | None], Sequence[int | None]], Callable[..., Any]]
+
+
 @contextlib.contextmanager
-def use_batch_sharding(shard: Callable[[jax.Array], jax.Array], batch_size: int) -> Iterator[None]:
-    """Context in which the output of each Flax module, and what attention computes on, is kept sharded by ``shard``.
+def use_batch_sharding(sharding: BatchSharding) -> Iterator[None]:
+    """Context in which the output of each Flax module stays sharded by rows.
 
-    Without it XLA may shard activations as parameters are, by features, and exchange them before every layer. Arrays
-    are taken to have a batch axis if their first axis has ``batch_size`` rows.
+    Without it XLA may shard activations as parameters are, by features, and exchange them before every layer.
     """
-
-    def shard_all(tree: Any) -> Any:
-        def one(leaf: Any) -> Any:
-            return shard(leaf) if isinstance(leaf, jax.Array) and leaf.shape[:1] == (batch_size,) else leaf
-
-        return jax.tree.map(one, tree)
 
     def interceptor(method: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         out = method(*args, **kwargs)
-        return shard_all(out) if context.method_name == "__call__" else out
+        return shard_rows(out) if context.method_name == "__call__" else out
 
-    token = _shard.set(shard_all)
+    token = _sharding.set(sharding)
     try:
         with intercept_methods(interceptor):
             yield
     finally:
-        _shard.reset(token)
+        _sharding.reset(token)
 
 
-def shard_batch(tree: PyTree) -> PyTree:
-    """Shards the arrays ``[batch, ...]`` of ``tree`` as `use_batch_sharding` says; otherwise returns it as it is."""
-    return _shard.get()(tree)
+def batch_sharding() -> BatchSharding | None:
+    """How batches are sharded here; None if they are not, or if each device traces its own rows."""
+    return _sharding.get()
+
+
+def shard_rows(tree: PyTree) -> PyTree:
+    """Shards the arrays ``[batch, ...]`` of ``tree`` by rows if batches are sharded here."""
+    sharding = batch_sharding()
+    if sharding is None:
+        return tree
+
+    def shard(leaf: Any) -> Any:
+        has_rows = isinstance(leaf, jax.Array) and leaf.shape[:1] == (sharding.size,)
+        return sharding.constrain(leaf) if has_rows else leaf
+
+    return jax.tree.map(shard, tree)
 
 
 def is_full(mask: Array) -> bool:

@@ -20,7 +20,7 @@ from jax.experimental import rnn
 from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import compute_capability
+from jaxnn.nn._layer_arguments import batch_sharding, compute_capability
 
 type _Pair = tuple[jax.Array, jax.Array]
 
@@ -236,7 +236,10 @@ def run_cudnn(
     each = [weights for weights, _ in directions]
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
     weights = jnp.concatenate(matrices + [part for one in each for part in (jnp.zeros_like(one.bias), one.bias)])
-    outputs, last_h, last_c = _cudnn(options, inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32))
+    run: Any = partial(_cudnn, options)
+    if (sharding := batch_sharding()) is not None:  # XLA would gather the batch and compute all of it on every device
+        run = sharding.map_rows(run, (0, 1, 1, None, 0), (0, 1, 1))
+    outputs, last_h, last_c = run(inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32))
     by_direction = jnp.split(outputs.swapaxes(0, 1), len(directions), axis=-1)
     return [((last_c[k], last_h[k]), y) for k, y in enumerate(by_direction)]
 

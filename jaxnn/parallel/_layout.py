@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -130,9 +130,7 @@ class Layout(NamedTuple):
         """Shards ``tree`` within a program by ``spec``; None: by rows ``[batch, ...]``, and as XLA likes otherwise."""
         if self.mesh is None or self.data_size == 1 or self.axis_name is not None:
             return tree
-        # Within `jax.shard_map` over other axes the mesh of the trace applies.
-        around = jax.sharding.get_abstract_mesh()
-        mesh = self.mesh if around.empty else around
+        mesh = self._mesh_here
 
         def constrain(leaf: Any) -> Any:
             if isinstance(leaf, np.ndarray):  # such as a mask of ones: it stays known while tracing
@@ -142,6 +140,32 @@ class Layout(NamedTuple):
             return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, rows))
 
         return jax.tree.map(constrain, tree)
+
+    def map_rows(
+        self, function: Callable[..., Any], in_axes: Sequence[int | None], out_axes: Sequence[int | None]
+    ) -> Callable[..., Any]:
+        """Within a program, the function that each device runs on its rows; None for what all devices share."""
+
+        def specs(axes: Sequence[int | None]) -> tuple[PartitionSpec, ...]:
+            return tuple(
+                PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, *self.batch_spec) for axis in axes
+            )
+
+        axes = frozenset(spec_axes(self.batch_spec))
+        return jax.shard_map(
+            function,
+            mesh=self._mesh_here,
+            in_specs=specs(in_axes),
+            out_specs=specs(out_axes),
+            axis_names=axes,
+            check_vma=False,
+        )
+
+    @property
+    def _mesh_here(self) -> Any:
+        """The mesh; within `jax.shard_map` over other axes, that of the trace."""
+        around = jax.sharding.get_abstract_mesh()
+        return self.mesh if around.empty else around
 
     def local_shard(self, batch: PyTree) -> PyTree:
         """Within a program with an `axis_name`, this device's rows of ``batch``; otherwise the batch."""
