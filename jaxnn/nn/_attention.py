@@ -201,10 +201,10 @@ def _xla(args: _Arguments) -> jax.Array:
 
 
 def _cudnn(args: _Arguments) -> jax.Array:
-    scores = (args.query.shape[1], args.key.shape[1])
-    mask, bias = (
-        None if array is None else jnp.broadcast_to(array, array.shape[:2] + scores) for array in (args.mask, args.bias)
-    )
+    batch, num_queries, heads, _ = args.query.shape
+    scores = (batch, heads, num_queries, args.key.shape[1])
+    # Of all heads and rows, which JAX needs under vmap; XLA's implementation has scores of this size too.
+    mask, bias = (None if array is None else jnp.broadcast_to(array, scores) for array in (args.mask, args.bias))
     # cuDNN does not document the case of no keys: it gets one, and the result is set to 0 afterwards.
     lengths = None if args.lengths is None else jnp.maximum(args.lengths, 1)
     compute = partial(jax.nn.dot_product_attention, implementation="cudnn", key_value_seq_lengths=lengths)
@@ -251,11 +251,10 @@ def _cudnn_obstacle(args: _Arguments) -> str | None:
     if compute_capability() < 8:
         return "it needs an NVIDIA GPU of compute capability 8.0 or above"
     num_queries, num_keys, head_dim = args.query.shape[1], args.key.shape[1], args.query.shape[3]
-    masked, odd = not (args.mask is args.bias is None), num_queries % 2 or num_keys % 2
     reasons = {
         f"it takes bfloat16 and float16, not {args.query.dtype}": args.query.dtype.itemsize != 2,
         f"head_dim must be a multiple of 8 up to 128, not {head_dim}": head_dim > 128 or head_dim % 8,
         "scale must be a plain number, not an array": not isinstance(args.scale, numbers.Real),
-        f"with a mask or bias it takes even lengths, not {num_queries} and {num_keys}": masked and odd,
+        f"its gradient takes even lengths, not {num_queries} and {num_keys}": num_queries % 2 or num_keys % 2,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
