@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.observe import available_bytes, device_name
 from jaxnn.types import ConfigError, suggest
 
 GB, KIB, MIB, TERA = 10**9, 2**10, 2**20, 10**12
@@ -38,7 +45,8 @@ class Card(NamedTuple):
 
     def target(self) -> str:
         """The card as XLA's ``GpuTargetConfigProto``, in text form; no GPU is needed to compile for it."""
-        major, minor = self.capability.split(".")
+        # CUDA 13 compiles for capability 7.5 and above.
+        major, minor = max(self.capability, "7.5", key=float).split(".")
         features = "ACCELERATED_FEATURES" if int(major) >= 9 else "NONE"
         per_block = self.shared_memory - KIB if int(major) >= 8 else self.shared_memory
         fields = {
@@ -113,3 +121,36 @@ def find_card(name: str) -> Card:
     if name.lower() not in CARDS:
         raise ConfigError(f"the card {name!r} is unknown: {suggest(name.lower(), CARDS)}; or describe it in a .toml.")
     return CARDS[name.lower()]
+
+
+def measured_card(device: jax.Device) -> Card:
+    """The device at hand as a card: the speeds of large products and sums measured, in about a second."""
+    size, width = 2**11, 2**25
+
+    def seconds(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str]) -> float:
+        arrays = [jax.device_put(np.ones(shape, dtype), device) for shape, dtype in shapes]
+        call = jax.jit(function).lower(*arrays).compile()
+        jax.block_until_ready(call(*arrays))
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            jax.block_until_ready(call(*arrays))
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    speeds = [2 * size**3 / seconds(jnp.matmul, *[((size, size), dtype)] * 2) for dtype in ("float32", "bfloat16")]
+    bandwidth = 12 * width / seconds(jnp.add, *[((width,), "float32")] * 2)
+    memory = available_bytes(device) or 0
+    unknown = dict.fromkeys(("cores", "l2", "shared_memory", "fpus", "threads"), 0)
+    return Card(
+        name=device_name(device),
+        capability="",
+        clock_ghz=0.0,
+        memory=memory,
+        bandwidth=bandwidth,
+        link=bandwidth,
+        float32=speeds[0],
+        tf32=speeds[0],
+        half=speeds[1],
+        **unknown,
+    )

@@ -38,7 +38,7 @@ class Work(NamedTuple):
     calls: dict[str, float]  # to libraries, by target
     collectives: dict[str, tuple[float, float]]  # number and bytes of results, by kind
 
-    def __add__(self, other: object) -> Work:  # type: ignore[override]
+    def __add__(self, other: object) -> Work:
         assert isinstance(other, Work)
         return self.plus(other, 1)
 
@@ -116,12 +116,8 @@ def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]])
                 total = total + _work(inner, computations)
         else:
             operands = sum(size_of(shapes.get(name, "")) for name in one.operands)
-            if one.opcode == "fusion" and called:
-                moved = _fused_bytes(one, called[0], shapes)
-            elif one.opcode == "custom-call" or kind in COLLECTIVES:
-                moved = operands + size_of(one.shape)
-            else:
-                moved = operands + size_of(one.shape)
+            fused = one.opcode == "fusion" and called
+            moved = _fused_bytes(one, called[0], shapes) if fused else operands + size_of(one.shape)
             target = re.search(r'custom_call_target="([^"]+)"', one.rest)
             inner_kind = next((k for part in called for i in part for k in COLLECTIVES if i.opcode == k), None)
             reached = kind if kind in COLLECTIVES else inner_kind

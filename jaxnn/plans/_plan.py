@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -15,8 +16,19 @@ from jax.experimental import topologies
 from jaxnn import engine
 from jaxnn._compat import tracing_for
 from jaxnn.observe import Table, format_bytes, nbytes
-from jaxnn.parallel import DATA, STRATEGIES, Layout, Strategy, check_divides, find_strategy, make_mesh, parse_mesh
-from jaxnn.plans._cards import Card, find_card
+from jaxnn.parallel import (
+    DATA,
+    STRATEGIES,
+    Layout,
+    Strategy,
+    check_divides,
+    choose_devices,
+    find_devices,
+    find_strategy,
+    make_mesh,
+    parse_mesh,
+)
+from jaxnn.plans._cards import Card, find_card, measured_card
 from jaxnn.plans._hlo import Work, work_of
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
 
@@ -127,46 +139,64 @@ class Plan(NamedTuple):
         return Table(("training step", what), rows, [note])
 
 
-def plan(
-    experiment: Experiment[Any],
-    device: str | Card,
-    *,
-    devices: int = 1,
-    strategy: str | Strategy = "auto",
-    mesh: str | None = None,
-    members: int = 1,
-    largest: bool = False,
-) -> Plan:
-    """Compiles a training step of ``experiment`` for a graphics card, which need not be here, and reports what it needs.
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """Options of `plan`; flags of every script's ``plan`` command."""
+
+    device: str | None = None
+    """Card to compile for, such as h100 or my_card.toml; default: the machine at hand, whose peaks are measured."""
+    devices: int = 1
+    """Number of cards."""
+    strategy: Strategy | str = "auto"
+    """How training is distributed over them, as in a run."""
+    mesh: str | None = None
+    """Devices along named axes, such as data=4,model=2; default: all along data."""
+    members: int = 1
+    """Seeds of a sweep that are one program, on one card."""
+    largest: bool = False
+    """Look for the largest batch size that fits, by some more compilations."""
+
+    def __post_init__(self) -> None:
+        check_int("devices", self.devices)
+        check_int("members", self.members)
+
+
+def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **changes: Any) -> Plan:
+    """Compiles a training step of ``experiment`` for a graphics card that need not be here; trains nothing.
 
     Args:
-        experiment: what would be trained.
-        device: a card, by its name in `CARDS` (``"h100"``), as a `Card`, or as a TOML file with its fields.
-        devices: the number of cards.
-        strategy: as for `fit`.
-        mesh: as for `fit`, such as ``"data=4,model=2"``; default: all cards along ``data``.
-        members: plan a sweep of this many seeds as one program, on one card.
-        largest: whether to look for the largest batch size that fits, with up to four more compilations.
+        experiment: what would be trained; its data are loaded, for their shapes.
+        options: what to compile for, see `PlanOptions`.
+        **changes: single options, such as ``device="h100"``.
 
-    Raises:
-        ConfigError: the card is unknown, the batch does not divide among the cards, or the compiler is not installed.
+    Raises ConfigError for an unknown card, a batch that its cards cannot share, or if the compiler is not installed.
+
+    >>> print(jn.plan(experiment))  # the machine at hand; jn.plan(experiment, device="h100") for one that is not
+    training step ...
     """
-    card = device if isinstance(device, Card) else find_card(device)
-    check_int("devices", devices)
-    check_int("members", members)
+    options = engine.with_changes(options or PlanOptions(), changes)
     engine.check_config(experiment.config)
+    axes = parse_mesh(options.mesh) if options.mesh else {DATA: options.devices}
+    if options.members > 1:
+        axes = {engine.MEMBERS: 1, **axes}
+    count = math.prod(axes.values())
+    if options.members > 1 and count > 1:
+        raise ConfigError("members are planned on one card: leave devices and mesh out.")
+    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if options.device is None:
+        found = choose_devices(find_devices(), count)
+        card = measured_card(found[0])
+    else:
+        card = find_card(options.device)
+        found = list(topology(card, count))
+        context = tracing_for(found[0])
+    layout = Layout(_strategy(options.strategy, card), make_mesh(found, axes), abstract=True)
+    check_divides(experiment.config.batch_size, layout.data_size)
     splits = experiment.data(experiment.config)
     engine.check_data(splits)
-    axes = parse_mesh(mesh) if mesh else {DATA: devices}
-    cards = topology(card, math.prod(axes.values()))
-    layout = Layout(_strategy(strategy, card), make_mesh(cards, axes), abstract=True)
-    if members > 1 and len(cards) > 1:
-        raise ConfigError("members are planned on one card: leave devices and mesh out, and multiply.")
-    check_divides(experiment.config.batch_size, layout.data_size)
-    found = _plan(experiment, splits, card, layout, members)
-    if largest:
-        found = found._replace(largest=_largest(found, experiment, splits))
-    return found
+    with context:
+        planned = _plan(experiment, splits, card, layout, options.members)
+        return planned._replace(largest=_largest(planned, experiment, splits)) if options.largest else planned
 
 
 @functools.cache
@@ -201,12 +231,11 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layou
     room = MEMORY_SHARE * RESIDENT_SHARE * card.memory
     sizes = [nbytes(one.examples) for one in splits.named().values() if one.examples is not None]
     resident = splits.train.examples is not None and sum(sizes) <= room
-    with tracing_for(layout.device):
-        num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
-        programs = engine.programs_of(experiment, splits, resident=resident, layout=layout, num_seeds=num_seeds)
-        compiled = programs.train(shape, 1, "plan")
-        dtypes, used = programs.product_dtypes, programs.implementations
-        flops = members * programs.product_flops / layout.num_devices
+    num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
+    programs = engine.programs_of(experiment, splits, resident=resident, layout=layout, num_seeds=num_seeds)
+    compiled: Any = programs.train(shape, 1, "plan")
+    dtypes, used = programs.product_dtypes, programs.implementations
+    flops = members * programs.product_flops / layout.num_devices
     stats, state = compiled.memory_analysis(), programs.shapes
     memory = {
         name: members * _shard_bytes(tree, where)
