@@ -26,7 +26,7 @@ LEVELS = (
     {"engine"},
     {"run"},
     {"sweeps"},
-    {"bench", "advice"},
+    {"bench", "advice", "plans"},
     {"cli"},
     {"__init__"},
     {"__main__"},

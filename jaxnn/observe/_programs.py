@@ -201,7 +201,7 @@ def _product_flops(equation: Any) -> float:
     if name not in {*_PRODUCTS, *_CUDNN}:
         return 0.0
     left, right = (value.aval.shape for value in equation.invars[:2])
-    size = math.prod(equation.outvars[0].aval.shape)
+    size = int(math.prod(equation.outvars[0].aval.shape))
     if name in ("dense_product", "channels_last_convolution", "ragged_dot_general"):
         # [m, k] and [k, n] to [m, n]: the root of the three sizes' product is m * k * n.
         products = math.sqrt(math.prod(left) * math.prod(right) * size)
@@ -209,12 +209,12 @@ def _product_flops(equation: Any) -> float:
             sizes = (math.prod(axes) for axes in (geometry.kernel_size, geometry.output_size, geometry.input_size))
             kernel, outputs, inputs = sizes
             products *= math.sqrt(kernel * outputs / inputs)
-        return 2 * products
+        return float(2 * products)
     if name == "dot_general":
         return 2.0 * size * math.prod(int(left[axis]) for axis in params["dimension_numbers"][0][0])
     if name == "conv_general_dilated":
         out_features = right[params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * size * math.prod(right) / int(out_features)
+        return float(2 * size * math.prod(right) / out_features)
     if name.startswith("rnn"):  # inputs [batch, time, features], state [directions, batch, hidden]
         products = 8.0 * math.prod(left[:2]) * right[0] * right[2] * (left[2] + right[2])
     else:  # query [batch, time, heads, size], key [batch, time, heads, size]: scores and weighted sums
