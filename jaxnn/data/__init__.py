@@ -12,7 +12,7 @@ from jaxnn.data._arrays import (
 )
 from jaxnn.data._augmentation import compose, cutout, random_flip, random_shift, with_augmentation
 from jaxnn.data._files import data_dir, fetch
-from jaxnn.data._image_folder import cats_vs_dogs, image_folder
+from jaxnn.data._image_folder import cats_vs_dogs, image_folder, read_image
 from jaxnn.data._image_sets import cifar10, fashion_mnist, mnist, read_idx
 from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
 from jaxnn.data._sklearn_sets import breast_cancer, diabetes, digits, iris, linnerud, wine
@@ -50,6 +50,7 @@ __all__ = [
     "random_shift",
     "read_csv",
     "read_idx",
+    "read_image",
     "read_tsv",
     "sms_spam",
     "split_off_validation",

@@ -18,7 +18,8 @@ from jaxnn.types import DataError
 type PathLike = str | os.PathLike[str]
 type Listing = dict[str, dict[str, list[str]]]  # the names of files by the split's folder and by class
 
-_SPLIT_FOLDERS = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+FLAT = "."  # the folder of the training split if there is no train/
+_SPLIT_FOLDERS = {FLAT: "train", "train": "train", "val": "validation", "validation": "validation", "test": "test"}
 _TIMEOUT_SECONDS = 30
 
 
@@ -142,21 +143,23 @@ def decoded(data: bytes, where: str) -> str:
 
 @os_errors_named()
 def list_folder(root: Path, suffixes: tuple[str, ...], classes: Collection[str] = ()) -> Listing:
-    """Lists the files ``root/{train,val,validation,test}/<class>/*`` with ``suffixes``, of all or some ``classes``."""
+    """Lists the files ``root/{train,val,validation,test}/<class>/*`` with ``suffixes``, of all or some ``classes``.
+
+    Without these folders ``root/<class>/*``, as those of `FLAT`.
+    """
     if not root.is_dir():
-        raise DataError(f"{root} is not a folder: give the folder that contains train/.")
+        raise DataError(f"{root.absolute()} is not a folder: give the folder that contains train/ or class folders.")
 
     def visible(folder: Path) -> list[Path]:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
     listing: Listing = {}
-    for split in _SPLIT_FOLDERS:
-        if (root / split).is_dir():
-            listing[split] = {}
-            for kind in visible(root / split):
-                if kind.is_dir() and (not classes or kind.name in classes):
-                    files = [file.name for file in visible(kind) if file.name.lower().endswith(suffixes)]
-                    listing[split][kind.name] = files
+    for split in [split for split in _SPLIT_FOLDERS if split != FLAT and (root / split).is_dir()] or [FLAT]:
+        listing[split] = {}
+        for kind in visible(root / split):
+            if kind.is_dir() and (not classes or kind.name in classes):
+                files = [file.name for file in visible(kind) if file.name.lower().endswith(suffixes)]
+                listing[split][kind.name] = files
     return listing
 
 
@@ -164,27 +167,26 @@ def classified(
     listing: Listing, where: Path, suffixes: tuple[str, ...]
 ) -> tuple[dict[str, tuple[str, list[str], np.ndarray]], tuple[str, ...]]:
     """Returns the folder, files ``<class>/<file>`` and labels of each split, sorted, and the sorted class names."""
-    if "train" not in listing:
-        found = ", ".join(sorted(listing)) or "none of them"
+    if not {"train", FLAT} & listing.keys():
         raise DataError(
-            f"{where} has no train/ (of train, val and test it has {found}): arrange the files as "
+            f"{where} has no train/ (of train, val and test it has {', '.join(sorted(listing))}): arrange the files as "
             f"train/<class>/*{suffixes[0]}, and likewise for val/ and test/."
         )
     if {"val", "validation"} <= listing.keys():
         raise DataError(f"{where} has both val and validation: keep one of them.")
-    class_names = tuple(sorted(listing["train"]))
+    class_names = tuple(sorted(next(iter(listing.values()))))
     splits = {}
     for folder, kinds in listing.items():
         if not kinds:
-            raise DataError(f"{where}/{folder} has no class folders: put the files into {folder}/<class>/.")
+            raise DataError(f"{where / folder} has no class folders: put the files into {folder}/<class>/.")
         if odd := sorted(set(kinds) ^ set(class_names)):
             raise DataError(
-                f"{where}/{folder} does not have the classes of train (they differ in {', '.join(odd)}): give all "
+                f"{where / folder} does not have the classes of train (they differ in {', '.join(odd)}): give all "
                 "splits the same class folders."
             )
         for name in class_names:
             if not kinds[name]:
-                raise DataError(f"{where}/{folder}/{name} has no {' or '.join(suffixes)}: add files or remove it.")
+                raise DataError(f"{where / folder / name} has no {' or '.join(suffixes)}: add files or remove it.")
         names = [f"{name}/{file}" for name in class_names for file in sorted(kinds[name])]
         counts = [len(kinds[name]) for name in class_names]
         labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxnn.data._arrays import arrays
-from jaxnn.data._files import PathLike, checked_file, classified, folder_with, list_folder
+from jaxnn.data._arrays import arrays, split_by_fraction
+from jaxnn.data._files import FLAT, PathLike, checked_file, classified, folder_with, list_folder
 from jaxnn.data._stream import HostAugmentation
 from jaxnn.data._stream import stream as stream_readers
 from jaxnn.types import ConfigError, DataError, Splits
@@ -24,24 +24,28 @@ def image_folder(
     path: PathLike,
     image_size: tuple[int, int],
     *,
+    validation: float = 0.0,
+    test: float = 0.0,
+    seed: int = 0,
     grayscale: bool = False,
     stream: bool = False,
     num_workers: int | None = None,
     augment: HostAugmentation | None = None,
 ) -> Splits:
-    """Reads images in ``path/{train,val,test}/<class>/*.{jpg,jpeg,png}``, resized to one size.
+    """Reads images in ``path/{train,val,test}/<class>/*.{jpg,jpeg,png}``, or in ``path/<class>/*``, of one size.
 
-    ``val/`` may also be called ``validation/``; it and ``test/`` may be missing. Labels number the classes in the order
-    of their names; examples are ordered by class, then by file name. Images are decoded by Pillow and resized
-    bilinearly to ``image_size``, ignoring their aspect ratio. By default all are decoded once, in threads, and kept in
-    memory, ``height * width * channels`` bytes each. With ``stream=True`` they are decoded when a step needs them, see
-    `stream`. The numbers are the same.
+    ``val/`` may also be called ``validation/``; it and ``test/`` may be missing. Without ``train/``, fractions
+    ``validation`` and ``test`` of all images are split off at random by ``seed``. Labels number the classes in the
+    order of their names; examples are ordered by class, then by file name. Each image is decoded as by `read_image`. By
+    default all are decoded once, in threads, and kept in memory, ``height * width * channels`` bytes each. With
+    ``stream=True`` they are decoded when a step needs them, see `stream`. The numbers are the same.
 
     >>> import PIL.Image
-    >>> Path("pets/train/cats").mkdir(parents=True)
-    >>> PIL.Image.new("RGB", (20, 30)).save("pets/train/cats/tom.png")
-    >>> jn.data.image_folder("pets", image_size=(32, 24)).train.examples.inputs.shape
-    (1, 32, 24, 3)
+    >>> for name in ("cats", "dogs"):
+    ...     Path("pets", name).mkdir(parents=True)
+    ...     PIL.Image.new("RGB", (20, 30)).save(f"pets/{name}/1.png")
+    >>> jn.data.image_folder("pets", image_size=(32, 24), validation=0.5)
+    Splits(pets: 1 train, 1 validation, inputs uint8 [32, 24, 3], 2 classes)
 
     ``image_size`` is ``(height, width)`` in pixels. Inputs are uint8 ``[height, width, channels]``, with 1 channel if
     ``grayscale``, else red, green and blue; labels are int32. For a stream, ``num_workers`` processes decode, or
@@ -52,15 +56,19 @@ def image_folder(
     message, that is not an image or too large. A stream checks the first files here, the others when it reads them.
     """
     root = Path(path)
-    sides = image_size if isinstance(image_size, tuple | list) else ()
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-        raise DataError(f"image_size must be (height, width) in pixels, not {image_size!r}.")
+    _check_size(image_size)
     if not stream and (num_workers is not None or augment is not None):
         raise ConfigError(
             "num_workers and augment are for images decoded during training: set stream=True, or augment images in "
             "memory by jn.data.with_augmentation."
         )
-    files, class_names = classified(list_folder(root, _SUFFIXES), root, _SUFFIXES)
+    listing = list_folder(root, _SUFFIXES)
+    files, class_names = classified(listing, root, _SUFFIXES)
+    if fractions := {name: part for name, part in (("validation", validation), ("test", test)) if part}:
+        if FLAT not in listing:
+            raise DataError(f"{root} has train/: give validation and test as folders, or as fractions without train/.")
+        _, names, labels = files["train"]
+        files = {split: (FLAT, *pair) for split, pair in split_by_fraction(names, labels, fractions, seed).items()}
     readers: dict[str, Any] = {
         split: ImageReader(root / folder, names, labels, image_size, grayscale)
         for split, (folder, names, labels) in files.items()
@@ -70,6 +78,50 @@ def image_folder(
         return stream_readers(**readers, name=name, class_names=class_names, augment=augment, num_workers=num_workers)
     pairs: dict[str, Any] = {split: (reader.decode(), reader.targets) for split, reader in readers.items()}
     return arrays(**pairs, name=name, class_names=class_names)
+
+
+def read_image(path: PathLike, image_size: tuple[int, int], *, grayscale: bool = False) -> np.ndarray:
+    """Returns an image file as an example of `image_folder`: uint8 ``[height, width, channels]``.
+
+    It is turned upright as its EXIF data say, and resized bilinearly to ``image_size``, ``(height, width)`` in pixels,
+    ignoring its aspect ratio. Transparency is dropped, and the upper 8 of 16 bits are kept. Raises DataError for a file
+    that is not an image, or too large.
+
+    >>> import PIL.Image
+    >>> PIL.Image.new("RGB", (20, 30)).save("new.png")
+    >>> jn.data.read_image("new.png", (8, 8)).shape  # run.predict(image[None]) classifies it
+    (8, 8, 3)
+    """
+    from PIL import Image, ImageOps
+
+    _check_size(image_size)
+    file = checked_file(Path(path))
+    try:
+        with Image.open(file, formats=_FORMATS) as image:
+            width, height = image.size
+            # Before decoding; Pillow itself only warns about images up to twice as large.
+            if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(f"{width:,}×{height:,} pixels")
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I"):  # Pillow would clip 16 bits to 255
+                upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
+            converted = upright.convert("L" if grayscale else "RGB")
+        resized = converted.resize(image_size[::-1], Image.Resampling.BILINEAR)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"{file} has more pixels than Pillow considers safe ({error}): make it smaller, or set "
+            "PIL.Image.MAX_IMAGE_PIXELS at the top of the script."
+        ) from error
+    # For damaged files Pillow raises OSError, SyntaxError, ValueError, ...
+    except Exception as error:
+        raise DataError(f"{file} cannot be decoded as an image ({error}): replace it.") from error
+    return np.asarray(resized).reshape(*image_size, -1)
+
+
+def _check_size(image_size: Any) -> None:
+    sides = image_size if isinstance(image_size, tuple | list) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise DataError(f"image_size must be (height, width) in pixels, not {image_size!r}.")
 
 
 def cats_vs_dogs(
@@ -111,26 +163,7 @@ class ImageReader:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Decodes an image, uint8 ``[height, width, channels]``, and returns it with its label."""
-        from PIL import Image
-
-        file = checked_file(self.folder / self.names[index])
-        try:
-            with Image.open(file, formats=_FORMATS) as image:
-                width, height = image.size
-                # Before decoding; Pillow itself only warns about images up to twice as large.
-                if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-                    raise Image.DecompressionBombError(f"{width:,}×{height:,} pixels")
-                converted = image.convert("L" if self.grayscale else "RGB")
-            resized = converted.resize(self.size[::-1], Image.Resampling.BILINEAR)
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise DataError(
-                f"{file} has more pixels than Pillow considers safe ({error}): make it smaller, or set "
-                "PIL.Image.MAX_IMAGE_PIXELS at the top of the script."
-            ) from error
-        # For damaged files Pillow raises OSError, SyntaxError, ValueError, ...
-        except Exception as error:
-            raise DataError(f"{file} cannot be decoded as an image ({error}): replace it.") from error
-        return np.asarray(resized).reshape(*self.size, -1), self.targets[index]
+        return read_image(self.folder / self.names[index], self.size, grayscale=self.grayscale), self.targets[index]
 
     def fingerprint(self, digest: Any) -> None:
         """Updates ``digest`` with each file's name, size in bytes and label; the content is not read."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxnn.data import cats_vs_dogs, image_folder
+from jaxnn.data import cats_vs_dogs, image_folder, read_image
 from jaxnn.types import ConfigError, DataError
 from tests.data.test_stream import take
 
@@ -154,3 +154,32 @@ def test_real_photographs(data_dir):
     assert repr(splits) == "Splits(cats_vs_dogs: 2,000 train, 1,000 validation, streamed, 2 classes)"
     assert np.bincount(splits.train.targets).tolist() == [1000, 1000]
     assert 50 < splits.train.read(np.arange(32)).inputs.mean() < 200
+
+
+def test_fractions_of_class_folders_are_split_off_at_random(tmp_path):
+    for index in range(10):
+        save(tmp_path / "shapes" / ("cats" if index < 4 else "dogs") / f"{index}.png", (10 * index, 0, 0))
+    flat = image_folder(tmp_path / "shapes", (2, 2), validation=0.3, test=0.2, seed=1)
+    parts = [split.examples for split in (flat.train, flat.validation, flat.test)]
+    assert [len(part.targets) for part in parts] == [5, 3, 2]
+    reds = np.concatenate([part.inputs[:, 0, 0, 0] for part in parts])
+    labels = np.concatenate([part.targets for part in parts])
+    assert sorted(reds) == list(range(0, 100, 10)) and np.array_equal(labels, reds >= 40)
+    other = image_folder(tmp_path / "shapes", (2, 2), validation=0.3, test=0.2, seed=2)
+    assert not np.array_equal(other.test.examples.inputs, flat.test.examples.inputs)
+    assert image_folder(tmp_path / "shapes", (2, 2)).train.num_examples == 10
+
+
+def test_fractions_are_for_folders_without_train(root):
+    with pytest.raises(DataError, match="has train/: give validation and test as folders"):
+        image_folder(root, (5, 7), test=0.5)
+
+
+def test_an_image_is_turned_upright_and_keeps_the_upper_bits(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    image = Image.fromarray(np.array([[0, 255]], np.uint8))
+    image.save(tmp_path / "turned.png", exif=exif)
+    np.testing.assert_array_equal(read_image(tmp_path / "turned.png", (1, 2), grayscale=True)[..., 0], [[255, 0]])
+    Image.fromarray(np.array([[256 * 7, 256 * 200 + 9]], np.uint16)).save(tmp_path / "deep.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "deep.png", (1, 2))[..., 1], [[7, 200]])
