@@ -10,11 +10,13 @@ replaced after each part; another call measures what is missing. ``--small --dev
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +34,6 @@ import numpy as np
 import jaxnn as jn
 from jaxnn.bench import (
     Case,
-    NotMeasured,
     Row,
     bench,
     describe_machine,
@@ -49,7 +50,7 @@ from jaxnn.types import JaxnnError
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "contenders"))
-from gpu_cases import layer_cases, networks  # noqa: E402
+from gpu_cases import attempted, layer_cases, networks  # noqa: E402
 from sweep_contenders import opened, population  # noqa: E402
 from sweep_networks import NETWORKS  # noqa: E402
 
@@ -72,22 +73,21 @@ class Day(NamedTuple):
 
 def case(day: Day, measure: Callable[..., dict[str, Any]], **what: Any) -> Case:
     """Returns a case that observes ``measure(**what)``."""
-    return Case(day.kind, what, observe=functools.partial(measure, **what))
+    return Case(day.kind, what, observe=attempted(functools.partial(measure, **what)))
 
 
 def matrix(day: Day) -> list[Case]:
     """Trains each network a few steps, two also as populations and under each strategy."""
     found, count = networks(small=day.small), len(jax.devices(day.kind))
-    layouts: dict[str, dict[str, Any]] = {
-        each: {"devices": "all", "strategy": each} for each in ("data", "fsdp", "pmap")
-    }
+    strategies = "data", "fsdp", "pmap"
+    layouts: dict[str, dict[str, Any]] = {name: {"devices": "all", "strategy": name} for name in strategies}
     layouts |= {"data x model": {"mesh": f"data={count // 2},model=2"}} if count % 2 == 0 else {}
 
     def train(network: str, layout: str, members: int) -> dict[str, Any]:
         started, experiment = time.perf_counter(), found[network]().replace(num_steps=8)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run"
-            options = {"run_dir": path, "steps_per_call": 4, "report_every": 4, "device": day.kind} | QUIET
+            options = QUIET | {"run_dir": path, "steps_per_call": 4, "report_every": 4, "device": day.kind}
             if members > 1:
                 swept = jn.sweep(experiment, jn.grid(seed=range(members)), vmap_size=members, devices=1, **options)
                 facts = json.loads((path / SWEEP_FILE).read_text())["groups"][0]
@@ -99,9 +99,10 @@ def matrix(day: Day) -> list[Case]:
         outcome = {"ok": bool(np.isfinite(losses).all()), "seconds": time.perf_counter() - started}
         return {"first loss": losses[0], "last loss": losses[-1], **outcome, "implementations": used}
 
-    names = [name for name in found if name not in ("gpt2_124m", "resnet50")]
-    runs = [(name, "one device", 1) for name in names] + [(name, "one device", 4) for name in ("mlp", "gpt")]
-    runs += [("mlp", "data", 1)] if day.small else [(name, each, 1) for name in ("gpt", "lstm") for each in layouts]
+    runs = [(name, "one device", 1) for name in found if name not in ("gpt2_124m", "resnet50")]
+    runs += [(name, "one device", 4) for name in ("mlp", "gpt")]
+    runs += [(name, layout, 1) for name in ("gpt", "lstm") for layout in layouts]
+    runs = runs[::4] if day.small else runs
     return [case(day, train, network=name, layout=layout, members=members) for name, layout, members in runs]
 
 
@@ -114,31 +115,30 @@ def plans(day: Day) -> list[Case]:
             rate = population(opened(experiment, members, members))
             times = [members / rate(seconds).rate for _ in range(3)]
         else:
-            cadence = {"steps_per_call": 8, "report_every": 16, "record": False, "device": day.kind}
-            reports = iter(jn.iterate(experiment, **QUIET, **cadence))
+            cadence = QUIET | {"steps_per_call": 8, "report_every": 16, "record": False, "device": day.kind}
+            reports = iter(jn.iterate(experiment, **cadence))
             for _ in range(4):
                 next(reports)  # compiles, and fills the device's queue
-            (times,) = interleaved({0: per_call(lambda: next(reports), seconds)}, rounds=3).values()
-            times = [each / 16 for each in times]
-        peak, where = peak_memory_bytes()
-        facts: dict[str, Any] = {"measured ms": 1e3 * median(times), "measured MB": peak / 1e6}
+            found = interleaved({0: per_call(lambda: next(reports), seconds)}, rounds=3)
+            times = [each / 16 for each in found[0]]
+        (peak, where), step = peak_memory_bytes(), median(times)
+        used = peak / 1e6 if where.startswith("in use") else None  # a CPU does not count it
+        facts: dict[str, Any] = {"measured ms": 1e3 * step, "measured MB": used}
         words = re.split(r"[\s-]+", day.device.device_kind.lower().replace("rtx ", "rtx"))
         for card in (*(name for name in CARDS if name in words), None):
             try:
                 plan = jn.plan(experiment, device=card, members=members)
-            except (JaxnnError, RuntimeError) as error:  # no compiler for the card: planned for the device at hand
-                facts["no plan for the card"] = str(error).splitlines()[0]
+            except Exception as error:  # no compiler for the card: planned for the device at hand
+                facts["no plan"] = f"{card}: {(str(error).splitlines() or [type(error).__name__])[0]}"
                 continue
-            bound = max(plan.bounds, key=lambda name: plan.bounds[name])
+            planned, bound = plan.peak_bytes / 1e6, max(plan.bounds, key=lambda name: plan.bounds[name])
             facts |= {"card": card or "as measured", "bound ms": 1e3 * plan.seconds, "bound by": bound}
-            facts |= {"time ratio": median(times) / plan.seconds, "planned MB": plan.peak_bytes / 1e6}
-            return facts | {"memory ratio": peak / plan.peak_bytes if where.startswith("in use") else None}
+            facts |= {"time ratio": step / plan.seconds, "planned MB": planned}
+            return facts | {"memory ratio": used and used / planned}
         return facts
 
-    names = (
-        [("mlp", 1), ("mlp", 4)] if day.small else [("gpt2_124m", 1), ("mlp", 1), ("mlp", 32), ("cnn", 1), ("lstm", 1)]
-    )
-    names += [] if day.small else [("resnet50", 1)]
+    names = [("gpt2_124m", 1), ("mlp", 1), ("mlp", 32), ("cnn", 1), ("lstm", 1), ("resnet50", 1)]
+    names = [("mlp", 1), ("mlp", 4)] if day.small else names
     return [case(day, measure, network=name, members=members) for name, members in names]
 
 
@@ -150,13 +150,13 @@ def peers(day: Day) -> list[Case]:
 
     def compare(network: str, dtype: str) -> dict[str, float]:
         options = {"--networks": network, "--device": device, "--dtype": dtype, "--out": folder / network}
-        options |= {"--rounds": 1 if day.small else 3, "--check-steps": 2 if day.small else 10, "--torch-python": torch}
+        options |= {"--rounds": 2 if day.small else 3, "--check-steps": 2 if day.small else 10, "--torch-python": torch}
         command = [sys.executable, HERE / "peers.py", *(word for pair in options.items() for word in pair)]
         command += ["--contenders", "jaxnn", "jax", *(["torch", "torch_compile"] if torch and not day.small else [])]
         shared = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # the card, by several processes
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=shared)
         if done.returncode:
-            raise NotMeasured((done.stderr.strip() or "no reason given").splitlines()[-1])
+            raise RuntimeError((done.stderr.strip() or "no reason given").splitlines()[-1])
         found = json.loads((folder / network / f"peers_{device}_{dtype}.json").read_text())["networks"][network]
         return {f"{name}, steps/s": median(one["steps_per_second"]) for name, one in found.items()}
 
@@ -209,10 +209,10 @@ def advice(day: Day) -> list[Case]:
 
 # What each part runs, and the seconds that it may take.
 PARTS: dict[str, tuple[Callable[[Day], list[Case]], float]] = {
-    "matrix": (matrix, 110),
-    "kernels": (lambda day: layer_cases(day.device, small=day.small), 110),
-    "plans": (plans, 130),
-    "peers": (peers, 110),
+    "matrix": (matrix, 100),
+    "kernels": (lambda day: layer_cases(day.device, small=day.small), 140),
+    "plans": (plans, 120),
+    "peers": (peers, 100),
     "widths": (widths, 50),
     "bench": (studies, 50),
     "advise": (advice, 35),
@@ -223,7 +223,7 @@ def read(day: Day, name: str) -> dict[str, Any]:
     """Returns what a part has so far."""
     path = day.out / "parts" / f"{name}.json"
     empty: dict[str, Any] = {"rows": [], "running": None, "complete": False, "seconds": 0.0, "stopped": ""}
-    return json.loads(path.read_text()) if path.exists() else {**empty, "small": day.small, "machine": {}}
+    return json.loads(path.read_text()) if path.exists() else {**empty, "run": [day.kind, day.small], "machine": {}}
 
 
 def write(day: Day, name: str, **changes: Any) -> None:
@@ -232,23 +232,24 @@ def write(day: Day, name: str, **changes: Any) -> None:
 
 def work(day: Day, name: str) -> None:
     """Measures the cases of a part that have no row, and writes each; a child of `run_part`."""
-    parent, rows, interrupted = os.getppid(), read(day, name)["rows"], read(day, name)["running"]
+    with contextlib.suppress(AttributeError):  # on Linux it ends with the process that started it
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    rows, interrupted = read(day, name)["rows"], read(day, name)["running"]
     if name != "peers":
-        driver = "/proc/driver/nvidia/version"
         facts = describe_machine(day.device)._asdict() | {"platform": day.device.client.platform_version}
-        facts |= {"driver": Path(driver).read_text().splitlines()[0] if Path(driver).exists() else None}
+        if shutil.which("nvidia-smi"):
+            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            facts["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
         write(day, name, machine=facts)
-    left = [case for case in PARTS[name][0](day) if case.what not in [row["what"] for row in rows]]
-    left.sort(key=lambda case: case.what == interrupted)  # it may hang, and comes last
-    for case in left[: 1 if name == "plans" else None]:
-        if os.getppid() != parent:
-            raise SystemExit("the process that started this part is gone.")
-        write(day, name, running=case.what)
+    left = [one for one in PARTS[name][0](day) if one.what not in [row["what"] for row in rows]]
+    left.sort(key=lambda one: one.what == interrupted)  # it may hang, and comes last
+    for one in left[: 1 if name == "plans" else None]:
+        write(day, name, running=one.what)
         started = time.perf_counter()
-        rows += [row._asdict() for row in measure_group([case], SimpleNamespace(rounds=3, seconds=0.02))]
+        rows += [row._asdict() for row in measure_group([one], SimpleNamespace(rounds=3, seconds=0.02))]
         write(day, name, rows=rows, running=None)
-        seen = rows[-1]["missing"] or ", ".join(f"{key} {shown(value)}" for key, value in rows[-1]["observed"].items())
-        what = ", ".join(map(str, case.what.values()))
+        seen = [f"{key} {shown(value)}" for key, value in rows[-1]["observed"].items() if value not in (None, "")]
+        what, seen = ", ".join(map(str, one.what.values())), rows[-1]["missing"] or ", ".join(seen)
         print(f"{name}: {what}: {seen} ({time.perf_counter() - started:.1f} s)", flush=True)
     write(day, name, complete=len(left) <= 1 or name != "plans")
 
@@ -257,12 +258,11 @@ def run_part(day: Day, name: str) -> None:
     """Runs a part in another process until it is complete or its time is up; a case that ends the process failed."""
     started, stopped, before = time.monotonic(), "", read(day, name)["seconds"]
     command = [sys.executable, __file__, "--work", name, "--out", str(day.out), "--device", day.kind]
+    command += ["--small"] * day.small
     environment = os.environ | ({"JAX_PLATFORMS": "cpu"} if day.kind == "cpu" else {})
     while not stopped and not read(day, name)["complete"]:
         with (day.out / "parts" / f"{name}.log").open("w+") as log:
-            child = subprocess.Popen(
-                [*command, *["--small"] * day.small], stderr=log, env=environment, start_new_session=True
-            )
+            child = subprocess.Popen(command, stderr=log, env=environment, start_new_session=True)
             try:
                 status = child.wait(max(0.0, started + PARTS[name][1] - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -273,9 +273,9 @@ def run_part(day: Day, name: str) -> None:
                 child.wait()
             log.seek(0)
             last = (log.read().strip().splitlines() or ["no message"])[-1]
-        reason, case = f"the process ended with status {status}: {last}", read(day, name)["running"]
-        if status and case is not None:
-            failed = Row(case, observed={"ok": False}, missing=reason)._asdict()
+        reason, running = f"the process ended with status {status}: {last}", read(day, name)["running"]
+        if status and running is not None:
+            failed = Row(running, observed={"ok": False}, missing=reason)._asdict()
             write(day, name, rows=[*read(day, name)["rows"], failed], running=None)
         elif status:
             stopped = reason
@@ -333,9 +333,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the child too
     make_room(day.out / "parts")
     for name in chosen:
-        (day.out / "parts" / f"{name}.json").unlink(missing_ok=True) if given.again else None
-        if read(day, name)["small"] != day.small:
-            parser.error(f"{day.out} has results of other sizes: give another --out, or --again.")
+        if given.again:
+            (day.out / "parts" / f"{name}.json").unlink(missing_ok=True)
+        if read(day, name)["run"] != [day.kind, day.small]:
+            parser.error(f"{day.out} has results of another device or size: give another --out, or --again.")
         if read(day, name)["complete"]:
             print(f"{name}: complete, skipped")
             continue
