@@ -279,6 +279,7 @@ def run_part(day: Day, name: str) -> None:
             write(day, name, rows=[*read(day, name)["rows"], failed], running=None)
         elif status:
             stopped = reason
+    print(f"{name}: {stopped or 'complete'}", flush=True)
     write(day, name, seconds=before + time.monotonic() - started, stopped=stopped)
 
 
@@ -294,7 +295,7 @@ def report(day: Day) -> bool:
     for name, part in parts.items():
         rows, machine = [Row(**row) for row in part["rows"]], part["machine"]
         failed = sum(row.observed.get("ok") is False for row in rows)
-        counts = len(rows), failed, sum(bool(row.missing) for row in rows)
+        counts = len(rows), failed, sum(bool(row.missing and row.observed.get("ok", True)) for row in rows)
         state = part["stopped"] or ("complete" if part["complete"] else "incomplete")
         where = [machine.get(key) or "" for key in ("label", "commit", "date", "driver")]
         overview.append((name, *map(str, counts), f"{part['seconds']:.0f}", state, *where))
@@ -304,7 +305,7 @@ def report(day: Day) -> bool:
         for row in rows:
             values = [*(row.what.get(key) for key in what), *(row.observed.get(key) for key in observed)]
             table.append((*map(shown, values), str(row.time or ""), row.missing))
-        tables += [f"## {name}", markdown_table(table, (*what, *observed, "time", "not measured"))]
+        tables += [f"## {name}", markdown_table(table, (*what, *observed, "time", "not measured"))] if rows else []
     header = "part", "cases", "failed", "not measured", "seconds", "state", "device", "commit", "date", "driver"
     title = "# The first minutes on a GPU" + (": a trial with small sizes" if day.small else "")
     write_bytes(day.out / "gpu_day.md", "\n\n".join([title, markdown_table(overview, header), *tables, ""]).encode())
