@@ -133,6 +133,19 @@ def test_first_signal_ends_the_window_and_saves(
     tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
 
 
+def test_interrupted_script_exits_with_75_if_it_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = functools.partial(jn.main, acting(7, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    flags = "--steps-per-call 5 --report-every 5 --eval-every 10 --resident False --progress none".split()
+    for checkpoint_every, status in (("None", 75), ("0", 130)):
+        path = tmp_path / checkpoint_every
+        how = "--run-dir", path, "--checkpoint-every", checkpoint_every
+        assert "stopping after" in shell.fails(capsys, main, *flags, *how, status=status)
+        assert tiny.read(path)["status"] == "interrupted"
+        assert (path / "checkpoints" / "10").is_dir() == (status == 75)
+
+
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -140,8 +153,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tiny.fit(acting(15, twice), tmp_path / "run", resident=False)
-    assert tiny.read(tmp_path / "run")["status"] == "interrupted"
-    assert not is_locked(tmp_path / "run")
+    assert tiny.read(tmp_path / "run")["status"] == "interrupted" and not is_locked(tmp_path / "run")
 
 
 def test_interruption_restores_handlers_and_works_in_threads() -> None:

@@ -199,38 +199,28 @@ def test_slow_device_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_watchdog_is_quiet_in_a_healthy_run_and_absent_at_0(capfd: pytest.CaptureFixture[str]) -> None:
     seen: list[int] = []
-    data = acting(5, lambda: seen.append(len(watchdogs())))
-    run = tiny.fit(data, resident=False, stall_after=30.0, progress="plain")
-    assert run.summary.stalls == () and "stalled" not in dict(run.summary.rows())
-    assert capfd.readouterr().err == ""
-    tiny.fit(data, resident=False, stall_after=0)
-    assert seen == [1, 0]
+    for stall_after in (30.0, 0):
+        data = acting(5, lambda: seen.append(len(watchdogs())))
+        run = tiny.fit(data, resident=False, stall_after=stall_after, progress="plain")
+        assert run.summary.stalls == () and "stalled" not in dict(run.summary.rows())
+    assert seen == [1, 0] and capfd.readouterr().err == ""
 
 
-def test_iteration_is_watched_in_silence_without_the_callers_time(capfd: pytest.CaptureFixture[str]) -> None:
-    options = {**tiny.HOW, "progress": "plain", "record": False, "resident": False}
-    iteration = jn.iterate(slow_data(), stall_after=BOUND, **options)
-    for report in iteration:
-        assert len(watchdogs()) == 1
-        if report.step == 5:
-            time.sleep(2 * BOUND)
-        if report.step == 15:
-            break
-    assert stalls_at(iteration.run, "data") == [10]
-    assert "caller" not in {stall.where for stall in iteration.run.summary.stalls}
-    assert capfd.readouterr() == ("", "")
-
-
-def test_stall_of_a_resumed_run_that_fails_is_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_iteration_is_watched_in_silence_without_the_callers_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
         raise ZeroDivisionError("mine")
 
-    tiny.fit(tiny.experiment(num_steps=10), tmp_path / "run")
+    path, options = tmp_path / "run", {**tiny.HOW, "progress": "plain", "resident": False, "stall_after": BOUND}
     with pytest.raises(ZeroDivisionError, match="mine"):
-        tiny.fit(slow_data(fail), resume=tmp_path / "run", resident=False, stall_after=BOUND)
-    stalls = tiny.read(tmp_path / "run")["summary"]["stalls"]
-    assert ("data", 10) in {(stall["where"], stall["step"]) for stall in stalls}
-    assert capfd.readouterr().err == "", "progress is none"
+        for report in jn.iterate(slow_data(fail), run_dir=path, **options):
+            assert len(watchdogs()) == 1
+            if report.step == 5:
+                time.sleep(2 * BOUND)
+    stalls = tiny.read(path)["summary"]["stalls"]
+    assert ("data", 10) in {(stall["where"], stall["step"]) for stall in stalls}, "a run that fails records it too"
+    assert "caller" not in {stall["where"] for stall in stalls} and capfd.readouterr() == ("", "")
 
 
 def test_each_process_of_several_reports_for_itself_and_then_its_stacks(
