@@ -41,9 +41,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
     return script("--learning-rate", "0.25", "--run-dir", folder, "--keep-last", 1)
 
 
-# --- flags ---
-
-
 def test_flags_change_the_config_and_how_it_is_run(finished: jn.Run) -> None:
     assert parse_run(tiny.experiment(seed=4), []) == (tiny.Config(seed=4), jn.RunOptions(), ClusterOptions())
     assert finished.experiment.config == tiny.Config(learning_rate=0.25)
@@ -133,9 +130,6 @@ def test_diverged_run_exits_with_status_1(tmp_path: Path, capsys: pytest.Capture
     assert tiny.read(tmp_path / "run")["status"] == "diverged"
 
 
-# --- resuming ---
-
-
 def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
     finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,9 +145,6 @@ def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
     longer = script("--resume", shutil.copytree(path, tmp_path / "run"), "--num-steps", 30)
     expected = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
     tiny.assert_bitwise_equal(longer.state.params, expected.state.params)
-
-
-# --- scripts as processes ---
 
 
 @pytest.mark.slow

@@ -32,9 +32,6 @@ def finished() -> jn.Run:
     return tiny.fit(tiny.experiment())
 
 
-# --- a loss that is no longer finite ---
-
-
 def exploding(bad_step: int) -> jn.Experiment[tiny.Config]:
     """SGD whose gradient at update ``bad_step`` is NaN: the loss of the step after it is the first bad one."""
 
@@ -97,9 +94,6 @@ def test_finite_parameters_of_a_diverged_run_are_not_saved(tmp_path: Path) -> No
     with pytest.raises(TrainingError, match="at step 13 of 20: .* of step 10"):
         tiny.fit(experiment, tmp_path / "run", checkpoint_every=5)
     assert saved(tmp_path / "run") == [5, 10]
-
-
-# --- exceptions and signals ---
 
 
 def test_exception_in_user_code_is_recorded_and_raised(finished: jn.Run, tmp_path: Path) -> None:
@@ -178,9 +172,6 @@ def test_interruption_restores_handlers_and_works_in_threads() -> None:
     thread.start()
     thread.join()
     assert seen == [None]
-
-
-# --- signals before the first step ---
 
 
 def loading(signum: int) -> jn.Experiment[Any]:

@@ -54,9 +54,6 @@ def contents(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-# --- equality ---
-
-
 class Normalized(linen.Module):
     """A classifier with dropout and batch statistics."""
 
@@ -114,9 +111,6 @@ def test_patience_saves_the_best_state_and_a_run_that_stopped_early_is_loaded(tm
     assert contents(stopped.dir) == before
     # Without patience it trains on.
     assert tiny.fit(experiment, resume=stopped.dir, patience=None).summary.status == "finished"
-
-
-# --- config and options ---
 
 
 def test_record_gets_facts_of_the_resume(half: Path, whole: jn.Run) -> None:
@@ -231,9 +225,6 @@ def test_fingerprints_show_which_programs_changed(whole: jn.Run, change: str) ->
     assert changed_parts(tiny.read(whole.dir)["fingerprint"], fingerprint) == expected
 
 
-# --- damage ---
-
-
 def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -296,8 +287,6 @@ def test_sweep_resumes_from_the_checkpoint_before(tmp_path: Path, capsys: pytest
     assert damage in " ".join(capsys.readouterr().out.split())
     assert [member.final for member in rest.members] == [member.final for member in expected.members]
 
-
-# --- other devices ---
 
 GRID = "data=2,model=2"
 

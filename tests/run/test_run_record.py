@@ -29,9 +29,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> jn.Run:
     return tiny.fit(experiment, folder, eval_every=5, checkpoint_every=5, keep_last=2, keep_best=1)
 
 
-# --- in memory ---
-
-
 def test_predict_equals_the_model_for_any_batch_size(run: jn.Run) -> None:
     inputs, _ = tiny.points(7, seed=5)
     params = jax.device_get(run.state.params)
@@ -104,9 +101,6 @@ def test_run_displays_itself(run: jn.Run) -> None:
     assert "finished" in repr(run) and len(repr(run)) < 2000
 
 
-# --- its directory ---
-
-
 def test_record_is_complete(run: jn.Run) -> None:
     facts = tiny.read(run.dir)
     assert facts["status"] == "finished"
@@ -135,9 +129,6 @@ def test_fingerprint_does_not_depend_on_how_a_run_is_computed(run: jn.Run, tmp_p
     how = {"steps_per_call": 1, "resident": False, "devices": 4, "strategy": "data", "checkpoint_every": 0}
     same = tiny.fit(run.experiment.replace(num_steps=1), tmp_path / "run", **how)
     assert tiny.read(same.dir)["fingerprint"] == tiny.read(run.dir)["fingerprint"]
-
-
-# --- opened again ---
 
 
 def test_open_run_without_the_experiment(run: jn.Run) -> None:

@@ -31,9 +31,6 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 BOUND, HANG = 0.2, 0.7
 
 
-# --- with a clock of its own ---
-
-
 class Scene:
     """A run whose time is set by hand, checked by a watch."""
 
@@ -124,9 +121,6 @@ def test_no_stall_in_the_callers_time_or_while_calls_complete() -> None:
     assert scene.flight.stalls == []
     scene.flight.start(3)  # a sweep's next block
     assert (scene.flight.started, scene.flight.done) == (3, 3)
-
-
-# --- in runs ---
 
 
 def watchdogs() -> list[threading.Thread]:
