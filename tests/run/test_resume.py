@@ -344,12 +344,12 @@ def test_missing_devices_of_the_record_are_named(monkeypatch: pytest.MonkeyPatch
 
 def test_run_resumes_on_fewer_devices_and_reports_it(whole: jn.Run, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    tiny.fit(tiny.experiment(), path, devices=4, checkpoint_every=10)
+    tiny.fit(tiny.experiment(), path, devices=2, checkpoint_every=10)
     shutil.rmtree(path / "checkpoints" / "20")
-    last = tiny.fit(tiny.experiment(), resume=path, devices=2)
+    last = tiny.fit(tiny.experiment(), resume=path, devices=1)
     assert last.summary.metrics == pytest.approx(whole.summary.metrics, rel=1e-4)
     (entry,) = tiny.read(path)["resumed"]
-    assert (entry["step"], entry["changed"]) == (10, ["the layout data data=4 → data data=2"])
+    assert (entry["step"], entry["changed"]) == (10, ["the layout data data=2 → single"])
 
 
 def test_another_kind_of_device_is_reported(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
