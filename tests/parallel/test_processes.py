@@ -32,9 +32,12 @@ def output(done: list[processes.Done]) -> list[list[str]]:
     return [processes.words(process.out) for process in done]
 
 
-def clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def set_environment(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
+    """Sets ``variables`` and no other variable of a cluster."""
     for name in [name for name in os.environ if name.startswith(processes.FOREIGN)]:
         monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 # --- decisions ---
@@ -238,7 +241,7 @@ FLAGS = ["--coordinator", "node:1", "--num-processes", "2", "--process-id", "0"]
 def test_wrong_flags_are_named(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clear_environment(monkeypatch)
+    set_environment(monkeypatch)
     message = shell.fails(capsys, lambda words: jn.main(tiny.experiment(), words), *arguments)
     assert re.search(f"^error: .*{words}", message), message
 
@@ -254,33 +257,21 @@ def cluster(kind: str, port: int, rank: int, count: int) -> dict[str, str]:
     return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in names.items()} | {"OMPI_MCA_orte_hnp_uri": uri}
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
+def test_clusters_give_their_tasks_a_place_or_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("slurm", "open mpi"):
+        set_environment(monkeypatch, **cluster(kind, 62000, 1, 3))
+        place = ClusterOptions(distributed=True).place()
+        assert place is not None and place.detected
+        assert (place.port, place.num_processes, place.process_id) == (62000, 3, 1)
+    for variables, words in (
         (cluster("slurm", 62000, 0, 1), "num_processes is 1, and a run of several has at least 2"),
         (cluster("slurm", 62000, 0, 2) | {"SLURM_NTASKS": "2(x3)"}, "--distributed: invalid literal .*'2.x3.'"),
         (cluster("open mpi", 62000, 0, 2) | {"OMPI_VERSION": "5.0.1"}, "--distributed: Open MPI 5 .* requires mpi4py"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--distributed: Kubernetes environment detected, but the `kubern"),
-    ],
-)
-def test_cluster_that_cannot_be_asked_is_named(
-    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clear_environment(monkeypatch)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(jn.ConfigError, match=words):
-        ClusterOptions(distributed=True).place()
-
-
-def test_clusters_give_their_tasks_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("slurm", "open mpi"):
-        clear_environment(monkeypatch)
-        for name, value in cluster(kind, 62000, 1, 3).items():
-            monkeypatch.setenv(name, value)
-        place = ClusterOptions(distributed=True).place()
-        assert place is not None and place.detected
-        assert (place.port, place.num_processes, place.process_id) == (62000, 3, 1)
+    ):
+        set_environment(monkeypatch, **variables)
+        with pytest.raises(jn.ConfigError, match=words):
+            ClusterOptions(distributed=True).place()
 
 
 # --- the scripts of the documentation ---
