@@ -11,7 +11,7 @@ from jaxnn.data import compose, cutout, random_flip, random_shift
 from jaxnn.types import ConfigError, DataError
 
 KEYS = jax.random.split(jax.random.key(7), 3)
-FACTORIES = {"flip": random_flip(), "shift": random_shift(1), "cutout": cutout(3)}
+FACTORIES = {"flip": random_flip(), "shift": random_shift(1), "cutout": cutout(4)}
 # 300 images of 6×5 pixels without zeros, all pixels different.
 IMAGES = (1.0 + np.arange(300 * 6 * 5 * 2, dtype=np.float32)).reshape(300, 6, 5, 2)
 
@@ -44,7 +44,7 @@ def test_shift_draws_all_shifts_equally():
 
 
 def test_cutout_blanks_a_square_around_any_pixel():
-    sizes = set()
+    seen = set(), set()
     for image, output in zip(IMAGES, augmented()["cutout"][0], strict=True):
         blank = (output == 0).all(axis=-1)
         rows, columns = np.flatnonzero(blank.any(axis=1)), np.flatnonzero(blank.any(axis=0))
@@ -52,9 +52,11 @@ def test_cutout_blanks_a_square_around_any_pixel():
         expected = image.copy()
         expected[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = 0
         np.testing.assert_array_equal(output, expected)
-        sizes.add((len(rows), len(columns)))
-    # A side is 3 pixels, or 2 with the centre on the border.
-    assert sizes == {(3, 3), (3, 2), (2, 3), (2, 2)}
+        for found, places in zip(seen, (rows, columns), strict=True):
+            found.add((places[0], places[-1]))
+    # From two pixels before any centre to one after it, inside the image.
+    for found, length in zip(seen, (6, 5), strict=True):
+        assert found == {(max(0, centre - 2), min(length - 1, centre + 1)) for centre in range(length)}
     # Rows and columns are drawn apart: about one centre in five is on the diagonal.
     square = augmented()["square"][0, ..., 0] == 0
     assert 0.1 < (square == square.swapaxes(1, 2)).all(axis=(1, 2)).mean() < 0.4
