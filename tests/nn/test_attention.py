@@ -40,7 +40,7 @@ def by_hand(
         seen &= np.arange(num_keys)[None] <= np.arange(num_queries)[:, None]
     if lengths is not None:
         seen &= np.arange(num_keys) < np.asarray(lengths)[:, None, None, None]
-    scores = np.einsum("bthd,bshd->bhts", query, key) * scale + bias
+    scores = np.where(seen, np.einsum("bthd,bshd->bhts", query, key) * scale + bias, -1e300)
     weights = np.exp(scores - scores.max(-1, keepdims=True)) * seen
     weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
     return np.einsum("bhts,bshd->bthd", weights, value)
