@@ -169,10 +169,8 @@ def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind: type) -> None
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), {"params": params, "x": X, "carry": carry_of(kind)})
     cases = [({"dtype": jnp.bfloat16}, params, X), ({}, narrow["params"], narrow["x"]), ({}, params, narrow["x"])]
     for options, *given in cases:
-        ours, flaxs = (
-            jax.eval_shape(lambda layer=layer, given=given: with_gradients(layer, *given))
-            for layer in (kind(FEATURES, **options), flax_layer(kind, **options))
-        )
+        pair = kind(FEATURES, **options), flax_layer(kind, **options)
+        ours, flaxs = (jax.eval_shape(functools.partial(with_gradients, layer), *given) for layer in pair)
         assert jax.tree.map(lambda leaf: leaf.dtype, ours) == jax.tree.map(lambda leaf: leaf.dtype, flaxs)
     call = {"initial_carry": narrow["carry"], "return_carry": True}
     state = jax.eval_shape(lambda: kind(FEATURES).apply(narrow["params"], narrow["x"], **call))
@@ -338,13 +336,10 @@ def shapes_of(layer: linen.Module, inputs: Any = X, **call: Any) -> Any:
 
 BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"inputs": np.ones((2, 3), np.int32)}, r"floats \[\*batch, time, features\], not int32 \[2, 3\]: embed"),
-    ({"inputs": np.ones(3, np.float32)}, r"not float32 \[3\]"),
     ({"inputs": np.ones(3, np.float32), "time_major": True}, r"floats \[time, \*batch, features\], not"),
-    ({"seq_lengths": np.ones(2, int)}, r"seq_lengths .* \[3\], not int32 \[2\]"),
-    ({"seq_lengths": np.ones((3, 1), int)}, r"\[3\], not int32 \[3, 1\]"),
+    ({"seq_lengths": np.ones((3, 1), int)}, r"seq_lengths .* \[3\], not int32 \[3, 1\]"),
     ({"seq_lengths": np.ones(3, np.float32)}, r"\[3\], not float32 \[3\]"),
     ({"initial_carry": np.ones((3, 4))}, r"initial_carry \(c, h\) of \[3, 4\] each, not \(3, 4\)"),
-    ({"initial_carry": (np.ones((3, 4)),) * 3}, r"\(c, h\) of \[3, 4\] each, not"),
     ({"initial_carry": (np.ones((3, 4)), np.ones((3, 5)))}, r"not \(\(3, 4\), \(3, 5\)\)"),
 ]
 BAD_LAYERS: list[tuple[type[Exception], Callable[[], Any], str]] = [
