@@ -69,20 +69,14 @@ def test_gradients_are_summed_over_devices_without_a_transpose() -> None:
     assert_close(step(X, KERNEL), jax.jit(gradients(lax.dot_general))(X, KERNEL))
 
 
-@pytest.mark.parametrize(
-    ("x", "numbers", "options"),
-    [
-        (X[:5], (((0,), (0,)), ((), ())), {}),
-        (X, DENSE, {"precision": lax.Precision.HIGHEST}),
-        (X, DENSE, {"preferred_element_type": jnp.bfloat16}),
-        (X.astype(jnp.bfloat16), DENSE, {}),
-    ],
-)
-def test_other_products_are_left_to_lax(x: jax.Array, numbers: Any, options: dict[str, Any]) -> None:
-    def traced(dot: Any) -> str:
+def test_other_products_are_left_to_lax() -> None:
+    def traced(dot: Any, x: jax.Array, numbers: Any, options: Any) -> str:
         return str(jax.make_jaxpr(lambda *arrays: dot(*arrays, numbers, **options))(x, KERNEL))
 
-    assert traced(nn.dot_general) == traced(lax.dot_general)
+    cases = [(X[:5], (((0,), (0,)), ((), ())), {}), (X.astype(jnp.bfloat16), DENSE, {})]
+    cases += [(X, DENSE, {"precision": lax.Precision.HIGHEST}), (X, DENSE, {"preferred_element_type": jnp.bfloat16})]
+    for case in cases:
+        assert traced(nn.dot_general, *case) == traced(lax.dot_general, *case)
 
 
 def test_dense_layer_equals_flax() -> None:

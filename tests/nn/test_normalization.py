@@ -174,15 +174,6 @@ def test_nested_vmap_equals_separate_runs() -> None:
         assert_close(jax.tree.map(lambda leaf, k=outer, j=inner: leaf[k, j], nested), expected, 1e-4)
 
 
-def test_epsilon_has_a_gradient() -> None:
-    x = inputs((9, 4))
-
-    def loss(epsilon: Any, flax: bool) -> Any:
-        return jnp.sum(jnp.sin(norm(flax, epsilon=epsilon).init_with_output(KEY, x)[0]))
-
-    np.testing.assert_allclose(*jax.jit(lambda e: [jax.grad(loss)(e, flax) for flax in (False, True)])(0.1), rtol=1e-4)
-
-
 OBSTACLES = [
     (norm(axis_name="devices"), (2, 3), "float32", "does not average over a named axis"),
     (norm(force_float32_reductions=False), (2, 3), "float32", "float32 or wider"),
