@@ -172,22 +172,6 @@ def test_vmap_equals_separate_runs_without_grouped_convolutions(axes: tuple[int 
             assert_exact(FORMS[name], *map(np.asarray, pair), [result[member] for result in results], 1e-5, name)
 
 
-def test_nested_vmap_equals_separate_runs() -> None:
-    # Outer members have their own x, inner ones their own kernel, of an inner axis each.
-    cases = {"dense": DENSE, "thin": CHUNKS}
-    arrays = {name: case.arrays() for name, case in cases.items()}
-
-    def nested(case: Case, x: jax.Array, kernel: jax.Array) -> Any:
-        run = jax.vmap(with_gradients(case.function()), (None, 1), 1)
-        return jax.vmap(run, (-1, None))(jnp.stack([x, -2 * x], -1), jnp.stack([kernel, 3 * kernel], 1))
-
-    results = jax.jit(lambda arrays: {name: nested(case, *arrays[name]) for name, case in cases.items()})(arrays)
-    for name, (x, kernel) in arrays.items():
-        for outer, inner in np.ndindex(2, 2):
-            member = [np.asarray(result)[outer, :, inner] for result in results[name]]
-            assert_exact(cases[name], (1, -2)[outer] * x, (1, 3)[inner] * kernel, member, 1e-5, name)
-
-
 def test_programs_have_channels_last_and_convolve_thin_inputs_once() -> None:
     x, kernel = DENSE.arrays()
 

@@ -115,9 +115,8 @@ def test_a_common_offset_of_the_logits_changes_nothing() -> None:
 def test_smoothing_traced_as_0_with_an_excluded_class_is_none() -> None:
     logits, labels = jnp.array([1.0, 0.5, -jnp.inf]), jnp.array([0, 2])
     graded = jax.vmap(jax.value_and_grad(cross_entropy), (None, 0, None))
-    expected, none, smoothed = jax.jit(lambda rates: [graded(logits, labels, rate) for rate in (0.0, *rates)])(
-        (0.0, 0.1)
-    )
+    run = jax.jit(lambda rates: [graded(logits, labels, rate) for rate in (0.0, *rates)])
+    expected, none, smoothed = run((0.0, 0.1))
     assert_close(none, expected, 1e-6)
     # Of a class that cannot be, a share of the target costs infinitely much.
     assert not np.isfinite(smoothed[0]).any()

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn import nn
 from tests import draws
+from tests.draws import assert_close
 
 BATCH, TIME, FEATURES = 2, 3, 4
 SEQUENCES = draws.normal(0, BATCH, TIME, FEATURES)
@@ -108,7 +109,7 @@ FORWARD = {
     *("memory_efficient attention", "linear_cross_entropy", "LSTM", "both directions of several lengths"),
 }
 SECOND_ORDER = {"Dense", "Conv", "memory_efficient attention"}
-MAPPED = {"Dense", "LayerNorm", "memory_efficient attention", "LSTM"}
+MAPPED = {"Dense", "Conv", "Conv of thin inputs", "LayerNorm", "BatchNorm", "memory_efficient attention", "LSTM"}
 SHARDED = {"Dense", "Conv", "LayerNorm"}
 
 
@@ -134,11 +135,6 @@ def gradient(name: str) -> Any:
 
 def tangents_of(arrays: Any) -> Any:
     return jax.tree.map(lambda leaf: draws.normal(leaf.size, *leaf.shape, dtype=leaf.dtype), arrays)
-
-
-def assert_close(found: Any, expected: Any, tolerance: float) -> None:
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
 def test_every_layer_has_a_row() -> None:
@@ -177,12 +173,16 @@ def test_second_derivatives_of_either_order_agree(row: Row) -> None:
 
 
 @rows(lambda row: row.name in MAPPED)
-def test_vmap_of_gradients_equals_separate_runs(row: Row) -> None:
-    each = [jax.tree.map(lambda leaf, sign=sign: sign * leaf, (row.params, row.inputs)) for sign in (1, -1)]
-    members = jax.tree.map(lambda *leaves: np.stack(leaves, -1), *each)
-    found = jax.jit(jax.vmap(gradient(row.name), -1))(*members)
-    expected = [gradient(row.name)(*arrays) for arrays in each]
-    assert_close(found, jax.tree.map(lambda *leaves: np.stack(leaves), *expected), 1e-4)
+def test_nested_vmap_of_gradients_equals_separate_runs(row: Row) -> None:
+    # Outer members have their own parameters, inner ones their own inputs, along the last axis.
+    members = [jax.tree.map(lambda leaf: np.stack([leaf, -2 * leaf], -1), tree) for tree in (row.params, row.inputs)]
+    nested = jax.jit(jax.vmap(jax.vmap(gradient(row.name), (None, -1)), (-1, None)))(*members)
+    for outer, inner in ((0, 1), (1, 0)):
+        arrays = [
+            jax.tree.map(lambda leaf, k=k: leaf[..., k], tree) for k, tree in zip((outer, inner), members, strict=True)
+        ]
+        found = jax.tree.map(lambda leaf, at=(outer, inner): leaf[at], nested)
+        assert_close(found, gradient(row.name)(*arrays), 1e-4)
 
 
 @rows()
