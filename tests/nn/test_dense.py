@@ -118,6 +118,9 @@ def test_embed_attends_takes_a_table_of_one_row_and_refuses_floats() -> None:
     params, query = draws.variables(linen.Embed(7, 3), IDS[0]), np.ones((2, 3), np.float32)
     ours, theirs = (layer(7, 3).apply(params, query, method="attend") for layer in (nn.Embed, linen.Embed))
     np.testing.assert_array_equal(ours, theirs)
+    negative, table = np.array([-1, 5], np.int8), np.arange(600.0, dtype=np.float32).reshape(300, 2)
+    rows = jax.jit(nn.Embed(300, 2).apply)({"params": {"embedding": table}}, negative)
+    np.testing.assert_array_equal(rows, table[negative])  # -1 + 300 is no int8
     row = {"params": {"embedding": np.ones((1, 3), np.float32)}}
     assert jax.eval_shape(nn.Embed(1, 3).apply, row, IDS[0]).shape == (2, 3, 4, 3)
     with pytest.raises(ConfigError, match="integer ids, not float32: cast"):

@@ -222,4 +222,4 @@ def test_gradients_under_shard_map_equal_the_full_batch(row: Row) -> None:
     if row.name in SHARDED:
         assert_close(parts(*arrays), gradient(row.name)(*arrays), 1e-4)
     else:
-        assert jax.eval_shape(parts, *arrays) == jax.eval_shape(gradient(row.name), *arrays)
+        assert parts.lower(*arrays).out_info == gradient(row.name).lower(*arrays).out_info
