@@ -41,10 +41,6 @@ WITHOUT_ALL = ["cli"]
 PRIVATE_IMPORTS = [
     "engine/test_tuning.py",
     "engine/test_windows.py",
-    "nn/test_attention.py",
-    "nn/test_convolution.py",
-    "nn/test_dropout.py",
-    "nn/test_recurrent.py",
     "optim/test_sparse_rows.py",
     "sweeps/test_sweep_statistics.py",
     "sweeps/test_sweep_tracing.py",
