@@ -45,7 +45,6 @@ PRIVATE_IMPORTS = [
     "nn/test_convolution.py",
     "nn/test_dropout.py",
     "nn/test_recurrent.py",
-    "optim/test_sparse_rows.py",
     "run/test_startup_report.py",
     "run/test_watchdog.py",
     "sweeps/test_sweep_statistics.py",
