@@ -1,11 +1,10 @@
-"""GPT: its formula, causality by gradient, initialization, dropout."""
+"""GPT: its formula and initialization."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
@@ -49,53 +48,29 @@ def gelu(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def test_names_formula_causality_and_dropout() -> None:
+def test_names_and_causal_formula() -> None:
     assert set(PARAMS) == {"Embed_0", "Embed_1", "Block_0", "Block_1", "LayerNorm_0", "Dense_0"}
     assert set(PARAMS["Block_0"]) == {"LayerNorm_0", "LayerNorm_1", *(f"Dense_{index}" for index in range(4))}
     assert PARAMS["Embed_0"]["embedding"].shape == (11, 8) and PARAMS["Embed_1"]["embedding"].shape == (7, 8)
 
-    def first(added: jax.Array) -> jax.Array:
-        # Each position's own embedding, [7, 8]: what is added there is what a token there would add.
-        table = PARAMS["Embed_1"]["embedding"] + added
-        return SMALL.apply({"params": {**PARAMS, "Embed_1": {"embedding": table}}}, TOKENS[:1])[0]
-
-    def train(rate: float, key: jax.Array) -> jax.Array:
-        return SMALL.clone(dropout=rate).apply(VARIABLES, TOKENS, train=True, rngs={"dropout": key})
-
-    keys = jax.random.split(KEY)
-    plain, evaluated, slopes, dropped, others = jax.jit(
-        lambda: (
-            SMALL.apply(VARIABLES, TOKENS),
-            SMALL.clone(dropout=0.5).apply(VARIABLES, TOKENS),
-            jax.jacrev(first)(jnp.zeros((7, 8))),
-            train(1.0, keys[0]),
-            jax.vmap(lambda key: train(0.5, key))(keys),
-        )
-    )()
+    logits = jax.jit(lambda: SMALL.apply(VARIABLES, TOKENS[1:2]))()
     x = PARAMS["Embed_0"]["embedding"][np.asarray(TOKENS[1])] + PARAMS["Embed_1"]["embedding"][:6]
     for block in (PARAMS["Block_0"], PARAMS["Block_1"]):
         x = x + dense(block["Dense_1"], attended(dense(block["Dense_0"], norm(block["LayerNorm_0"], x))))
         x = x + dense(block["Dense_3"], gelu(dense(block["Dense_2"], norm(block["LayerNorm_1"], x))))
     expected = dense(PARAMS["Dense_0"], norm(PARAMS["LayerNorm_0"], x))
-    np.testing.assert_allclose(plain[1], expected, rtol=1e-3, atol=1e-4)
-    reads = np.abs(slopes).sum(axis=(1, 3))[:, :6] > 0  # [time of logits, time]
-    np.testing.assert_array_equal(reads, np.tri(6, dtype=bool))
-    np.testing.assert_array_equal(evaluated, plain)
-    assert not np.array_equal(*others)
-    # At rate 1 only zeros reach the last norm, which makes them its bias.
-    bias = dense(PARAMS["Dense_0"], PARAMS["LayerNorm_0"]["bias"])
-    np.testing.assert_allclose(dropped, np.broadcast_to(bias, (3, 6, 11)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logits[0], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_initialization_is_gpt_2s() -> None:
-    # Projections onto the residual stream are narrower by sqrt(2 * 2 layers).
-    params = linen.unbox(jax.jit(GPT(65, num_layers=2).init)(KEY, TOKENS))["params"]
-    block = params["Block_1"]
+    # Projections onto the residual stream are narrower by sqrt(2 * 1 layer).
+    params = linen.unbox(jax.jit(GPT(65, num_layers=1).init)(KEY, TOKENS))["params"]
+    block = params["Block_0"]
     wide = [params["Embed_0"]["embedding"], params["Embed_1"]["embedding"], params["Dense_0"]["kernel"]]
     wide += [block["Dense_0"]["kernel"], block["Dense_2"]["kernel"]]
     assert [np.std(leaf) for leaf in wide] == pytest.approx([0.02] * 5, rel=0.05)
     narrow = [np.std(block[name]["kernel"]) for name in ("Dense_1", "Dense_3")]
-    assert narrow == pytest.approx([0.01] * 2, rel=0.05)
+    assert narrow == pytest.approx([0.02 / 2**0.5] * 2, rel=0.05)
     assert not np.any(block["Dense_1"]["bias"])
 
 
