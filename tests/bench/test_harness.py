@@ -97,11 +97,8 @@ def test_statistics_of_rounds() -> None:
     ("quantity", "text"),
     [
         (Quantity(0.00123, 0.001, 0.002, "s"), "1.23 ms (1–2)"),
-        (Quantity(300.0, 300.0, 300.0, "s"), "5 min"),
         (Quantity(2.5e-7, 2.5e-7, 2.5e-7, "s"), "250 ns"),
         (Quantity(1.5e12, 1.4e12, 1.6e12, "FLOP/s"), "1.5 TFLOP/s (1.4–1.6)"),
-        (Quantity(12_345.0, 12_345.0, 12_345.0, "elements/s"), "12.3 k elements/s"),
-        (Quantity(0.714, 0.714, 0.714, ""), "0.714"),
         (Quantity(0.0, 0.0, 0.0, "B/s"), "0 B/s"),
     ],
 )
