@@ -78,23 +78,21 @@ def row(batch: str, devices: int, work: float, seconds: tuple[float, ...], alone
     return Row(what, seconds, work, "examples", observed)
 
 
-def measured(**observed: Any) -> Rows:
+def measured() -> Rows:
     """A batch of 48 on 1, 2 and 4 devices: a step takes 8 ms and 1 ms per example; 8 MB are reduced at 1 GB/s."""
-    sums = {"all-reduce runs": 1.0, "all-reduce num_bytes": 8e6, "loss": 2.0, **observed}
+    sums = {"all-reduce runs": 1.0, "all-reduce num_bytes": 8e6, "loss": 2.0}
 
     def reduction(devices: int, size: float) -> Row:
-        turns = max(1.0, devices / observed.get("shared_cores", devices))
-        seconds = scaling.REDUCTIONS * Reduction(devices, int(size), 1.0, turns).predicted(Link(1e-3, 1e-9))
-        return Row({"message": int(size), "devices": devices}, (seconds,), scaling.REDUCTIONS * size, "B", observed)
+        seconds = scaling.REDUCTIONS * Reduction(devices, int(size), 1.0).predicted(Link(1e-3, 1e-9))
+        return Row({"message": int(size), "devices": devices}, (seconds,), scaling.REDUCTIONS * size, "B")
 
-    one = {"loss": 2.0, **observed}
     return Rows(
         [
-            row("shared", 1, 48, (0.056,), **one),
+            row("shared", 1, 48, (0.056,), loss=2.0),
             row("shared", 2, 48, (0.040,), **sums),
-            row("shared", 2, 48, (0.032,), alone=True, **one),
+            row("shared", 2, 48, (0.032,), alone=True, loss=2.0),
             row("shared", 4, 48, (0.036,), **sums | {"loss": 2.002}),
-            *(row("one", 1, rows, (1e-3 * (8 + rows),), **one) for rows in (48, 24, 12, 6)),
+            *(row("one", 1, rows, (1e-3 * (8 + rows),), loss=2.0) for rows in (48, 24, 12, 6)),
             *(reduction(devices, size) for devices in (2, 4) for size in (4e3, 8e6)),
         ]
     )
@@ -104,10 +102,6 @@ def test_a_prediction_is_the_step_of_one_device_and_the_collectives() -> None:
     # 8 devices: 6 examples each, 14 ms; 14 messages of 1 ms; 7/4 of 8 MB at 1 GB/s, 14 ms.
     assert scaling.predict(measured(), 8) == pytest.approx(0.014 + 0.014 + 0.014)
     assert scaling.predict(measured(), 8, Link(0.0, 2e-9)) == pytest.approx(0.014 + 0.028)
-    # Devices that share cores compute and move bytes one after another.
-    shared = measured(shared_cores=2, busy_cores=1.0)
-    assert scaling.predict(shared, 8) == pytest.approx(0.056 + 0.014 + 4 * 0.014)
-    assert scaling.predict(shared, 8, Link(0.0, 2e-9)) == pytest.approx(0.014 + 0.028)
     assert scaling.predict(measured(), 5) is scaling.predict(Rows(measured()[:4]), 8) is None
 
 
@@ -115,6 +109,4 @@ def test_scaling_conclusions() -> None:
     losses, collectives, link, ahead = STUDY.conclude({"GPU, H100": measured()})
     assert "at most 1.0e-03" in losses and "1 all-reduce of 7.63 MiB" in collectives
     assert "median error 0%" in link and "8: 1.33" in ahead  # 56 / 42
-    *_, simulated = STUDY.conclude({"CPU, Chip": measured(shared_cores=2, busy_cores=1.9)})
-    assert "simulated on 2 shared cores" in simulated and "1.9" in simulated
     assert STUDY.conclude({"GPU, H100": Rows(measured()[:1])}) == []
