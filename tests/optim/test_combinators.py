@@ -38,18 +38,15 @@ def test_clipping_by_hand() -> None:
         optimizer = optim.with_clipping(SGD, max_norm)
         return optimizer.update(gradient, optimizer.init(gradient), gradient)[0]
 
+    # In float16 the squares overflow, but the norm, 500, is computed in float32.
+    large = [np.array([300.0, 400.0], dtype) for dtype in ("float32", jnp.bfloat16, "float16")]
     small, norms = [np.float32([0.3, -0.1234567]), np.zeros(2, np.float32)], (1.0, 5.0, np.inf)
     tree, within, nan, traced = jax.jit(
         lambda: (
             clipped(1.0, {"a": jnp.array([3.0, 0.0]), "b": jnp.float32(4.0)}),
             [[clipped(max_norm, gradient) for gradient in small] for max_norm in norms],
             [clipped(max_norm, jnp.array([np.nan, 1.0])) for max_norm in norms],
-            [
-                jax.vmap(lambda max_norm, dtype=dtype: clipped(max_norm, jnp.array([3.0, 4.0], dtype)))(
-                    jnp.array([2.5, 10.0])
-                )
-                for dtype in ("float32", "bfloat16")
-            ],
+            [jax.vmap(clipped, (0, None))(jnp.array([250.0, 1000.0]), gradient) for gradient in large],
         )
     )()
     # The norm over all leaves, of (3, 0) and 4, is 5: each is divided by it, then subtracted.
@@ -58,9 +55,9 @@ def test_clipping_by_hand() -> None:
     # Gradients within the norm are unchanged, and a NaN is not hidden.
     assert all(np.array_equal(each, [-gradient for gradient in small]) for each in within)
     assert np.isnan([each[0] for each in nan]).all()
-    assert [each.dtype for each in traced] == ["float32", "bfloat16"]
-    for each in traced:
-        np.testing.assert_array_equal(np.asarray(each, np.float32), [[-1.5, -2.0], [-3.0, -4.0]])
+    for each, gradient in zip(traced, large, strict=True):
+        assert each.dtype == gradient.dtype
+        np.testing.assert_array_equal(np.asarray(each, np.float32), [[-150.0, -200.0], [-300.0, -400.0]])
 
 
 def test_accumulation_updates_once_in_num_steps_calls() -> None:

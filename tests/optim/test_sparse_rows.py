@@ -217,39 +217,26 @@ def test_other_uses_of_a_table_are_named(misuse: str) -> None:
         gradient({"layer": {"table": jnp.ones((5, 2))}})
 
 
-@pytest.mark.parametrize("has_aux", [True, False])
-def test_value_and_grad_of_an_optimizer(has_aux: bool) -> None:
-    def loss(params: Any, scale: float) -> Any:
-        value = scale * jnp.sum(params["table"][IDS] ** 2) + params["factor"]
-        return (value, {"scale": scale}) if has_aux else value
-
+def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a_batch() -> None:
     plain, optimizer = optax.sgd(0.1), sparse_rows(optax.sgd(0.1), "table")
     assert value_and_grad_of(plain) is jax.value_and_grad
     # A combinator around it takes dense gradients.
     assert value_and_grad_of(optim.with_ema(optimizer, 0.9)) is jax.value_and_grad
+    params = {"table": jnp.arange(10.0)[:, None]}
 
-    def updated(optimizer: optax.GradientTransformation, params: Any) -> Any:
-        given, gradient = value_and_grad_of(optimizer)(loss, has_aux=has_aux)(params, 2.0)
-        assert isinstance(gradient["table"], SparseRows) == (optimizer is not plain)
-        updates, _ = optimizer.update(gradient, optimizer.init(params), params)
-        return given, optim.apply_updates(params, updates)
-
-    params = {"table": np.arange(10, dtype=np.float32).reshape(5, 2), "factor": np.float32(1.5)}
-    assert_close(*jax.jit(lambda params: (updated(optimizer, params), updated(plain, params)))(params))
-
-
-def test_rows_of_devices_that_share_a_batch_are_gathered() -> None:
-    optimizer, params = sparse_rows(optax.sgd(0.1), "table"), {"table": jnp.arange(10.0)[:, None]}
-
-    def updated(ids: jax.Array, axis_name: str | None = None) -> Any:
+    def updated(ids: jax.Array, optimizer: Any = optimizer, axis_name: str | None = None) -> Any:
         loss = lambda params: jnp.mean(params["table"][ids] ** 2)  # noqa: E731
-        _, gradient = value_and_grad_of(optimizer, axis_name)(loss)(params)
-        return optim.apply_updates(params, optimizer.update(gradient, optimizer.init(params), params)[0])
+        value, gradient = value_and_grad_of(optimizer, axis_name)(loss)(params)
+        assert isinstance(gradient["table"], SparseRows) == (optimizer is not plain)
+        return value, optim.apply_updates(params, optimizer.update(gradient, optimizer.init(params), params)[0])
 
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    specs = {"in_specs": jax.P("data"), "out_specs": jax.P()}
-    shared = jax.shard_map(lambda ids: updated(ids, "data"), mesh=mesh, **specs, check_vma=False)
-    assert_close(*jax.jit(lambda ids: (shared(ids), updated(ids)))(np.array([1, 3, 3, 0])))
+    specs = {"mesh": mesh, "in_specs": jax.P("data"), "out_specs": jax.P(), "check_vma": False}
+    by_device = jax.shard_map(lambda ids: updated(ids, axis_name="data")[1], **specs)
+    run = jax.jit(lambda ids: (by_device(ids), updated(ids), updated(ids, plain)))
+    shared, alone, dense = run(np.array([1, 3, 3, 0]))
+    assert_close(alone, dense)
+    assert_close(shared, dense[1])
 
 
 # Training.
