@@ -78,7 +78,7 @@ def test_rows_that_count_move_as_under_adam_and_others_not_at_all() -> None:
     adam = optax.adam(0.1, eps=0.0)
     by_rows = [SparseRows(np.array(ids), np.full((len(ids), 2), -3.0, np.float32)) for ids in ([0], [1, 1])]
     dense = [np.float32([[-3, -3], [0, 0], [0, 0]]), np.float32([[0, 0], [-6, 0], [0, 0]])]
-    everywhere = [np.float32([[1, 0], [0, 2], [3, 3]]), np.float32([[3, 0], [0, -1], [2, 2]])]
+    everywhere = [np.float32([[1, 0], [0, 2], [3, 3]]), np.float32([[0, 3], [-1, 0], [2, 2]])]
 
     def updated(optimizer: optax.GradientTransformation, gradients: list[Any]) -> Any:
         params = {"words": jnp.ones((3, 2))}
@@ -194,7 +194,9 @@ def gradients() -> dict[str, Any]:
 
 @pytest.mark.parametrize("lookup", LOOKUPS)
 def test_gradient_by_rows_equals_the_gradient(lookup: str) -> None:
-    assert_close(*gradients()[lookup], **({"rtol": 0.02, "atol": 0.02} if "cast" in lookup else {}))
+    (given, found), (expected_given, expected) = gradients()[lookup]
+    assert_close(given, expected_given)
+    assert_close(found, expected, **({"rtol": 0.02, "atol": 0.02} if "cast" in lookup else {}))
 
 
 MISUSES: dict[str, tuple[Callable[[jax.Array], Any], str]] = {
