@@ -48,8 +48,6 @@ PRIVATE_IMPORTS = [
     "optim/test_sparse_rows.py",
     "run/test_startup_report.py",
     "run/test_watchdog.py",
-    "sweeps/test_sweep_statistics.py",
-    "sweeps/test_sweep_tracing.py",
 ]
 
 

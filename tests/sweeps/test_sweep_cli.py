@@ -63,16 +63,16 @@ def test_every_field_takes_several_values() -> None:
     assert (design.combine, design.halving, options.vmap_size) == ("zip", 3, 7)
 
 
-def test_several_values_are_swept_one_is_set_and_points_of_the_script_are_overridden() -> None:
+def test_points_are_those_of_the_flags_or_of_the_script_overridden() -> None:
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
-    assert len(sweep("--no-record", "--num-steps", 10, points=points).members) == 4
-    found = sweep("sweep", "--learning-rate", 0.1, 0.2, "--seed", 0, 1, "--num-steps", 10, "--no-record")
+    short = ("--num-steps", 10, "--no-record")
+    assert [member.point for member in sweep(*short, points=points).members] == list(points)
+    found = sweep("sweep", "--learning-rate", 0.1, 0.2, "--seed", 0, 1, *short)
     assert [member.point for member in found.members] == list(points)
     assert [axis.name for axis in found.axes] == ["learning_rate", "seed"] and found.members[0].step == 10
-    words = ["--no-record", "--seed", 3, "--batch-size", 4, 8, "--halving", 2]
-    halved = sweep(*words, points=points)
-    assert [tuple(m.point.values()) for m in halved.members] == [(r, b, 3) for r in (0.1, 0.2) for b in (4, 8)]
-    assert {m.status for m in halved.members} == {"finished", "pruned"}
+    halved = sweep(*short, "--learning-rate", 0.3, "--seed", 3, 4, 5, "--halving", 2, points=points)
+    assert [tuple(member.point.values()) for member in halved.members] == [(0.3, 3), (0.3, 4), (0.3, 5)]
+    assert {member.status for member in halved.members} == {"finished", "pruned"}
     run = jn.main(tiny.experiment(), ["run", "--no-record", "--progress", "none"], points=points)
     assert isinstance(run, jn.Run) and run.summary.step == 20
 
@@ -85,12 +85,12 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(
         "        if self.left == 0:\n            signal.raise_signal(signal.SIGINT)\nwriter = Writer()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    words = ("sweep", "--seed", 0, 1, 2, "--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
-    shell.fails(capsys, lambda given: sweep(*given), *words, status=75)
+    words = ("sweep", "--learning-rate", 0.01, 0.1, 0.2, 0.3)
+    ending = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
+    shell.fails(capsys, lambda given: sweep(*given), *words, *ending, status=75)
     # The word is not needed: the directory shows what it holds.
     found = sweep("--resume", tmp_path / "sweep")
-    expected = sweep("sweep", "--seed", 0, 1, 2, "--no-record")
-    assert [m.final for m in found.members] == [m.final for m in expected.members]
+    assert [m.final for m in found.members] == [m.final for m in sweep(*words, "--no-record").members]
 
 
 @pytest.mark.slow
@@ -104,9 +104,7 @@ def test_plan_measures_each_batch_size(capsys: pytest.CaptureFixture[str]) -> No
     [
         ("sweep", "nothing to sweep: give a field several values, as in --seed 0 1 2 3.", tiny.Config()),
         ("sweep --seed 3", "nothing to sweep", tiny.Config()),
-        ("sweep --seed 0 0", "the axis 'seed' of grid holds 0 twice", tiny.Config()),
         ("sweep --seed 0 1 --combine zip --batch-size 4 8 9", "zip needs axes of one length", tiny.Config()),
-        ("sweep --seed 0 1 --halving 1", "halving's eta is 1", tiny.Config()),
         ("sweep --batch-size 64 99 --progress none", "no member of the sweep can be run", tiny.Config()),
         ("sweep --resume nowhere", "holds no sweep", tiny.Config()),
         ("sweep --seed 0 x", "Error parsing --seed", tiny.Config()),
@@ -114,8 +112,6 @@ def test_plan_measures_each_batch_size(capsys: pytest.CaptureFixture[str]) -> No
         ("sweep --clip much 1", "--clip 'much' is no value of", Config()),
         ("sweep --seed 0 1", "Clashing has a field 'vmap_size', which is an option's name", Clashing()),
         ("sweep --seed 0 1 --device gpu", "device is 'gpu', which JAX cannot open here", tiny.Config()),
-        ("sweep --seed 0 1 --devices 9", "requested 9 devices, but only 4 CPU devices are available", tiny.Config()),
-        ("sweep --seed 0 1 --mesh data=3", "batch_size is 8, which 3 devices cannot share evenly", tiny.Config()),
         ("plan --seed 0 1", "plan takes several values for --batch-size alone, not for --seed", tiny.Config()),
     ],
 )
