@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +35,11 @@ def indices(sweep: jn.Sweep) -> list[int]:
     return [member.index for member in sweep.members]
 
 
-def planned(shard: str) -> list[tuple[int, ...]]:
-    """The numbers of the members of each group of a shard of twelve members in two groups."""
-    points = jn.grid(learning_rate=[0.1, 0.05, 0.01], batch_size=[8, 4], seed=range(2))
-    plan = plan_sweep(tiny.experiment(), points, SweepOptions(shard=shard))
-    return [tuple(member.number for member in group.members) for group in plan.groups]
+def planned(shard: str, **axes: Any) -> tuple[list[int], list[list[int]]]:
+    """The numbers of the members of a shard, and of those of each of its groups."""
+    plan = plan_sweep(tiny.experiment(), jn.grid(**axes), SweepOptions(shard=shard))
+    groups = [[member.number for member in group.members] for group in plan.groups]
+    return [member.number for member in plan.members], groups
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +53,18 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> tuple[jn.Sweep, jn.Sweep
 
 
 def test_shards_are_disjoint_and_cover_the_sweep() -> None:
-    # Parts of as few groups as possible: only a cut within a group makes one piece more.
-    assert [planned(f"{part}/2") for part in (1, 2)] == [[(0, 1, 4, 5, 8, 9)], [(2, 3, 6, 7, 10, 11)]]
-    assert [planned(f"{part}/5") for part in range(1, 6)] == [
-        [(0, 1)],
-        [(4, 5)],
-        [(8, 9), (2,)],
-        [(3, 6)],
-        [(7, 10, 11)],
-    ]
-    assert [planned(f"{part}/12") for part in (1, 12)] == [[(0,)], [(11,)]]
+    # Members of two groups, of which a part has as few as possible: only a cut within a group makes a piece more.
+    expected = {
+        "1/2": [[0, 1, 4, 5, 8, 9]],
+        "2/2": [[2, 3, 6, 7, 10, 11]],
+        **{"1/5": [[0, 1]], "2/5": [[4, 5]], "3/5": [[8, 9], [2]], "4/5": [[3, 6]], "5/5": [[7, 10, 11]]},
+        **{"1/12": [[0]], "12/12": [[11]]},
+    }
+    axes = {"learning_rate": [0.1, 0.05, 0.01], "batch_size": [8, 4], "seed": range(2)}
+    for shard, groups in expected.items():
+        assert planned(shard, **axes) == (sorted(sum(groups, [])), groups)
+    # The first has the members that cannot be run.
+    assert [planned(f"{part}/2", batch_size=[0, 8, 4])[0] for part in (1, 2)] == [[0, 1], [2]]
 
 
 def test_shards_read_as_the_sweep_in_one_process(
@@ -105,32 +106,6 @@ def test_shard_is_started_or_resumed_by_the_same_call(merged: tuple[jn.Sweep, jn
             sweep(resume=tmp_path / "shared", shard="2/2")
     found = jn.open_sweep(tmp_path / "shared")
     assert found.status == "finished" and [m.final for m in found.members] == [m.final for m in merged[1].members]
-
-
-@pytest.mark.slow
-def test_interrupted_shard_resumes(tmp_path: Path) -> None:
-    how = {**HOW, "shard": "1/2", "report_every": 2, "steps_per_call": 2}
-    expected = jn.sweep(tiny.experiment(), POINTS, run_dir=tmp_path / "expected", **how)
-
-    class Stopper:
-        def write(self, lines: Any) -> None:
-            signal.raise_signal(signal.SIGTERM)
-
-    stopped = jn.sweep(tiny.experiment(), POINTS, run_dir=tmp_path / "shared", writers=(Stopper(),), **how)
-    assert stopped.status == "interrupted" and 0 < stopped.members[0].step < 20
-    resumed = jn.sweep(tiny.experiment(), POINTS, resume=tmp_path / "shared", **how)
-    assert resumed.status == "finished"
-    assert [member.final for member in resumed.members] == [member.final for member in expected.members]
-
-
-@pytest.mark.slow
-def test_failed_members_are_reported_by_the_first_shard(tmp_path: Path) -> None:
-    points = jn.grid(learning_rate=[0.1], batch_size=[0, 8, 4])
-    parts = [sweep(points, run_dir=tmp_path, shard=f"{part}/2") for part in (1, 2)]
-    assert [indices(part) for part in parts] == [[0, 1], [2]]
-    found = jn.open_sweep(tmp_path)
-    assert [member.status for member in found.members] == ["failed", "finished", "finished"]
-    assert found.status == "finished" and "batch_size is 0" in str(found.members[0].error)
 
 
 def test_shard_of_another_sweep_or_place_is_refused(merged: tuple[jn.Sweep, jn.Sweep, Path]) -> None:

@@ -102,16 +102,10 @@ def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
     assert len(loads) == 1
 
 
-def seeded(config: Config) -> jn.Splits:
-    return jn.data.arrays(train=tiny.points(37, config.seed), test=tiny.points(23, 1))
-
-
-def scaled(config: Config) -> jn.Splits:
-    return jn.data.with_augmentation(tiny.splits(), lambda key, inputs: inputs * (1 + config.share))
-
-
-def scaled_by_steps(config: Config) -> jn.Splits:
-    return jn.data.with_augmentation(tiny.splits(), lambda key, inputs: inputs * (1 + config.num_steps))
+def drawn_and_scaled(config: Config) -> jn.Splits:
+    splits = jn.data.arrays(train=tiny.points(37, config.seed), test=tiny.points(23, 1))
+    # Augmentation reads its fields when it is traced.
+    return jn.data.with_augmentation(splits, lambda key, inputs: inputs * (config.num_steps + config.share))
 
 
 @pytest.mark.slow
@@ -120,9 +114,8 @@ def scaled_by_steps(config: Config) -> jn.Splits:
     ("parts", "points"),
     [
         ({"optimizer": if_decayed}, jn.grid(decay=[0.0, 0.3], learning_rate=[0.1, 0.2])),
-        ({"data": seeded}, jn.grid(seed=[3, 4], learning_rate=[0.1, 0.2])),
-        ({"data": scaled}, jn.grid(share=[0.0, 50.0])),  # augmentation reads its fields when it is traced
-        ({"data": scaled_by_steps}, jn.grid(num_steps=[19, 20])),
+        ({"data": drawn_and_scaled}, jn.search.zip(seed=[3, 4], share=[0.0, 50.0])),
+        ({"data": drawn_and_scaled}, jn.grid(num_steps=[19, 20])),
     ],
 )
 def test_members_grouped_by_untraceable_fields_equal_their_solo_runs(parts: Any, points: jn.search.Points) -> None:
@@ -146,6 +139,6 @@ def test_fields_that_data_read_are_grouped_by() -> None:
         return cached(dataclasses.replace(config, seed=3))
 
     assert groups_of(experiment(data=cached), jn.grid(decay=[0.1, 0.2])) == [(("decay",), [0, 1])]
-    for data in (cached, by_dict, by_copy):
+    for data in (cached, by_dict, by_copy, drawn_and_scaled):
         with pytest.warns(UserWarning, match="data.config. reads 'share'"):
             assert groups_of(experiment(data=data), jn.grid(share=[0.0, 1.0])) == [((), [0]), ((), [1])]
