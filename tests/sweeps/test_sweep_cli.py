@@ -32,9 +32,7 @@ class Config(tiny.Config):
     norm: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Clashing(tiny.Config):
-    vmap_size: int = 3
+CLASHING = dataclasses.make_dataclass("Clashing", [("vmap_size", int, 3)], bases=(tiny.Config,), frozen=True)
 
 
 def with_config(config: Any) -> jn.Experiment[Any]:
@@ -110,7 +108,7 @@ def test_plan_measures_each_batch_size(capsys: pytest.CaptureFixture[str]) -> No
         ("sweep --seed 0 x", "Error parsing --seed", tiny.Config()),
         ("sweep --features 8,x 16", "--model.features '8,x' is no value of tuple[int, ...].", Config()),
         ("sweep --clip much 1", "--clip 'much' is no value of", Config()),
-        ("sweep --seed 0 1", "Clashing has a field 'vmap_size', which is an option's name", Clashing()),
+        ("sweep --seed 0 1", "Clashing has a field 'vmap_size', which is an option's name", CLASHING()),
         ("sweep --seed 0 1 --device gpu", "device is 'gpu', which JAX cannot open here", tiny.Config()),
         ("plan --seed 0 1", "plan takes several values for --batch-size alone, not for --seed", tiny.Config()),
     ],

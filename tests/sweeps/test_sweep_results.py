@@ -41,9 +41,6 @@ def numbers(sweep: Sweep) -> list[int]:
     return [member.index for member in sweep.members]
 
 
-# --- reading ---
-
-
 def test_record_is_read_with_its_values_as_they_were(grid: Sweep, tmp_path: Path) -> None:
     axes = [dataclasses.astuple(axis) for axis in grid.axes]
     assert axes == [("learning_rate", (0.01, 0.1), "log"), ("seed", (0, 1, 2), "nominal")]
@@ -111,9 +108,6 @@ def test_damaged_records_of_finished_sweeps_are_refused(grid: Sweep, file: str, 
     assert "\n" not in str(caught.value)
 
 
-# --- shards ---
-
-
 def shards(path: Path) -> Path:
     """Four seeds, of which two shards ran two each; one member of the second diverged."""
     members = [swept.member(seed, {"seed": seed}, 1.0 + seed, step=10) for seed in range(4)]
@@ -149,9 +143,6 @@ def test_shards_are_merged_and_status_is_that_of_all(tmp_path: Path) -> None:
     (shard / "sweep.json").unlink()
     sweep = open_sweep(path)
     assert sweep.status == "interrupted" and [m.status for m in sweep.members].count("waiting") == 2
-
-
-# --- the best ---
 
 
 def test_best_is_the_best_complete_member_by_the_monitored_metric(grid: Sweep) -> None:
@@ -204,9 +195,6 @@ def test_errors_name_the_value_and_the_fix(grid: Sweep, words: str) -> None:
         ERRORS[words](grid)
 
 
-# --- selections and numbers ---
-
-
 def test_members_are_selected_by_their_fields(grid: Sweep) -> None:
     selections: list[tuple[dict[str, Any], list[int]]] = [
         ({"learning_rate": np.float32(0.1)}, [3, 4, 5]),
@@ -237,9 +225,6 @@ def test_selection_is_a_sweep_with_values_and_curves(grid: Sweep, tmp_path: Path
     assert numbers(sweep.select(nesterov=True)) == [0]
     with pytest.raises(ConfigError, match="no member has nesterov = 1: there are True, False"):
         sweep.select(nesterov=1)
-
-
-# --- groups ---
 
 
 def test_groups_have_mean_deviation_and_interval(grid: Sweep, tmp_path: Path) -> None:
@@ -292,9 +277,6 @@ def test_members_without_a_result_are_counted_and_not_averaged(grid: Sweep) -> N
     assert diverged.group().rows[1].metrics["test_accuracy"].mean == pytest.approx(0.94)
     failed = edited(grid, 5, status="failed").group()
     assert failed.rows[1].left_out["failed"] == 1 and "failed" in repr(failed) and "diverged" not in repr(failed)
-
-
-# --- tables ---
 
 
 def test_summary_has_axes_throughput_best_and_errors(grid: Sweep) -> None:

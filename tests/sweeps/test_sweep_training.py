@@ -70,9 +70,6 @@ def resume(path: Path | None, experiment: jn.Experiment[Any] = LONG, points: Any
     return jn.sweep(experiment, points, resume=path, **{"progress": "none", **options})
 
 
-# --- members that diverge, stop early or are pruned ---
-
-
 def test_diverged_members_keep_their_state_and_leave_the_others_alone(tmp_path: Path) -> None:
     # The second member sees a NaN gradient at update 7, so that the loss of step 8 is not finite; the last at once.
     points = jn.search.zip(learning_rate=[0.1, 0.2, 0.1, 0.4], bad_step=[0.0, 7.0, 70.0, 1.0])
@@ -146,9 +143,6 @@ def test_halving_trains_the_best_of_each_rung_on(tmp_path: Path) -> None:
     assert pruned.dir is not None and "the program of a step" in tiny.read(pruned.dir)["resumed"][0]["changed"]
 
 
-# --- the record ---
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> jn.Sweep:
     """Two groups of four members in two chunks each."""
@@ -185,9 +179,6 @@ def test_member_is_exported_as_a_run_when_it_is_opened(finished: jn.Sweep, tmp_p
     dirs = [member.dir for member in exported.members]
     assert [folder.name for folder in dirs if folder] == [f"{index:04d}" for index in range(8)]
     assert outcome(exported) == outcome(finished) and [m.dir for m in jn.open_sweep(path).members] == dirs
-
-
-# --- interruptions ---
 
 
 class Ending:
@@ -307,9 +298,6 @@ def test_resuming_another_sweep_is_refused(finished: jn.Sweep, tmp_path: Path) -
     assert before == files(finished)
 
 
-# --- wrong options and points ---
-
-
 DEVICES = jn.grid(batch_size=[8, 6, 9, 0, "x"])
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (jn.grid(learning_rat=[1.0]), {}, "no field 'learning_rat' to sweep: did you mean 'learning_rate'"),
@@ -394,9 +382,6 @@ def test_group_that_fails_while_it_trains_leaves_the_others(tmp_path: Path) -> N
     assert statuses(jn.open_sweep(tmp_path / "sweep")) == statuses(sweep)
     # A sweep that is resumed tries them again.
     assert statuses(resume(tmp_path / "sweep")) == ["finished"] * 8
-
-
-# --- how members are trained ---
 
 
 def test_report_shows_how_many_devices_are_used(
