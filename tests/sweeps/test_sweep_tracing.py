@@ -63,6 +63,28 @@ def test_floats_and_the_seed_are_traced_and_other_fields_form_groups() -> None:
     assert groups_of(experiment(), points) == [(("decay",), [0, 1]), ((), [2])]
 
 
+def test_nested_fields_are_set_by_their_dotted_names() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Model:
+        features: tuple[int, ...] = (4,)
+        dropout: float = 0.1
+
+    @dataclasses.dataclass(frozen=True)
+    class Nested(tiny.Config):
+        model: Model = Model()
+
+    def task(config: Nested) -> jn.Task:
+        return jn.tasks.classification(jn.models.MLP((*config.model.features, 3), dropout=config.model.dropout))
+
+    nested = dataclasses.replace(tiny.experiment(task=task), config=Nested())
+    points = jn.grid(**{"model.features": [(4,), [5, 6]], "model.dropout": [0, 0.5]}, batch_size=[4])
+    # Two widths of network are two programs; the rates of dropout share each.
+    assert groups_of(nested, points) == [(("model.dropout",), [0, 1]), (("model.dropout",), [2, 3])]
+    members = [member.experiment.config for member in plan_sweep(nested, points, SweepOptions()).members]
+    models = [Model((4,), 0.0), Model((4,), 0.5), Model((5, 6), 0.0), Model((5, 6), 0.5)]
+    assert members == [Nested(batch_size=4, model=model) for model in models]
+
+
 @pytest.mark.parametrize("optimizer", [if_decayed, by_optax, formatted])
 def test_float_that_python_needs_is_reported_with_its_line(optimizer: Callable[[Any], Any]) -> None:
     points = jn.grid(decay=[0.1, 0.2], learning_rate=[0.1, 0.2])
@@ -88,6 +110,16 @@ def test_flaxs_own_dropout_is_found_too() -> None:
     plain = experiment(task=lambda config: jn.tasks.classification(Network(config.share)))
     with pytest.warns(UserWarning, match="the field 'share' decides what Python does"):
         assert len(groups_of(plain, jn.grid(share=[0.1, 0.2], seed=[0, 1]))) == 2
+
+
+def test_floats_that_cannot_be_tracers_together_are_grouped_by() -> None:
+    def optimizer(config: Config) -> optax.GradientTransformation:
+        assert not (isinstance(config.decay, jax.core.Tracer) and isinstance(config.share, jax.core.Tracer))
+        return decayed(config)
+
+    with pytest.warns(UserWarning, match="the field 'share' decides what Python does"):
+        found = groups_of(experiment(optimizer=optimizer), jn.grid(decay=[0.1, 0.2], share=[0.1, 0.2]))
+    assert found == [((), [index]) for index in range(4)]
 
 
 def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
