@@ -117,7 +117,7 @@ def test_floats_that_cannot_be_tracers_together_are_grouped_by() -> None:
         assert not (isinstance(config.decay, jax.core.Tracer) and isinstance(config.share, jax.core.Tracer))
         return decayed(config)
 
-    with pytest.warns(UserWarning, match="the field 'share' decides what Python does"):
+    with pytest.warns(UserWarning):
         found = groups_of(experiment(optimizer=optimizer), jn.grid(decay=[0.1, 0.2], share=[0.1, 0.2]))
     assert found == [((), [index]) for index in range(4)]
 
