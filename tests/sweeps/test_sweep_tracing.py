@@ -112,6 +112,15 @@ def test_flaxs_own_dropout_is_found_too() -> None:
         assert len(groups_of(plain, jn.grid(share=[0.1, 0.2], seed=[0, 1]))) == 2
 
 
+def test_members_with_values_that_the_model_refuses_fail_alone() -> None:
+    dropped = experiment(task=lambda config: jn.tasks.classification(jn.models.MLP((4, 3), dropout=config.share)))
+    # Beside the first, the least and the greatest value are tried, and all if one of these is refused.
+    for wrong in (-0.5, 1.5):
+        plan = plan_sweep(dropped, jn.grid(share=[0.1, 0.2, wrong, 0.3]), SweepOptions())
+        assert [member.log.status == "failed" for member in plan.members] == [False, False, True, False]
+        assert [(group.traced, len(group.members)) for group in plan.groups] == [(("share",), 3)]
+
+
 def test_floats_that_cannot_be_tracers_together_are_grouped_by() -> None:
     def optimizer(config: Config) -> optax.GradientTransformation:
         assert not (isinstance(config.decay, jax.core.Tracer) and isinstance(config.share, jax.core.Tracer))
