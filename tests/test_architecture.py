@@ -41,8 +41,6 @@ WITHOUT_ALL = ["cli"]
 PRIVATE_IMPORTS = [
     "engine/test_tuning.py",
     "engine/test_windows.py",
-    "sweeps/test_sweep_statistics.py",
-    "sweeps/test_sweep_tracing.py",
 ]
 
 
