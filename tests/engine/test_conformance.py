@@ -15,18 +15,7 @@ import pytest
 from flax import linen
 
 from jaxnn import models, observe, tasks
-from jaxnn.models import (
-    CNN,
-    GPT,
-    MLP,
-    Bottleneck,
-    FastText,
-    MobileNetV2,
-    RecurrentClassifier,
-    RecurrentLanguageModel,
-    ResNet,
-    TextGenRNN,
-)
+from jaxnn.models import CNN, GPT, MLP, RecurrentClassifier
 from jaxnn.nn import GRU, Policy
 from jaxnn.parallel import make_layout
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
@@ -90,90 +79,72 @@ def successors(seed: int) -> Batch:
 
 
 class Row(NamedTuple):
-    """One model trained for one task.
+    """One model trained for one task."""
 
-    Attributes:
-        name: its name in the tests.
-        task: a factory of ``jaxnn.tasks``.
-        model: its model.
-        batch: from a seed to a batch of ``BATCH_SIZE``.
-        options: keyword arguments of the factory.
-        tolerance: the absolute and relative difference allowed between two ways to compute the same.
-        products: the dtypes of the matrix products and convolutions in a step.
-    """
-
-    name: str
-    task: Callable[..., Task]
+    task: Callable[..., Task]  # a factory of ``jaxnn.tasks``
     model: Any
-    batch: Callable[[int], Batch]
-    options: dict[str, Any] = {}
-    tolerance: float = 1e-5
-    products: tuple[str, ...] = ("float32",)
+    batch: Callable[[int], Batch]  # from a seed to a batch of ``BATCH_SIZE``
+    options: dict[str, Any] = {}  # keyword arguments of the factory
+    tolerance: float = 1e-5  # the absolute and relative difference allowed between two ways to compute the same
+    products: tuple[str, ...] = ("float32",)  # the dtypes of the matrix products and convolutions in a step
 
 
 SMOOTHED, HALF, NARROW = {"label_smoothing": 0.1}, {"policy": Policy(compute="bfloat16")}, ("bfloat16",)
 CONVOLUTIONS = {"blocks": ((3,),), "dense": ()}
 RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
 GRUS = {"layer": GRU, "bidirectional": True}
-LANGUAGE_MODEL = RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
+LANGUAGE_MODEL = models.RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
 GENERATOR = {"embedding_features": 4, "features": 3, "hidden": (5,)}
-BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": Bottleneck, "stem": "imagenet"}
+BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": models.Bottleneck, "stem": "imagenet"}
 STAGES = {"stages": ((2, 4, 1, 1),), "features": 4, "last_features": 6}
 TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIME + 1}
-FAST = [
-    Row("MLP", classification, MLP((16, 3), dropout=0.25), images, SMOOTHED),
-    Row("CNN with batch norm", classification, CNN(3, **CONVOLUTIONS, batch_norm=True), images, SMOOTHED),
-    Row("FastText", binary_classification, FastText(1, vocabulary_size=7, features=4, pad_id=0), two_classes, SMOOTHED),
-    Row("RecurrentClassifier", classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
-    Row("GPT", next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors),
-    Row("a user's module", regression, Normed(), numbers),
-    Row("a plain pair", regression, (init_pair, apply_pair), numbers),
-    Row("MLP in bfloat16", classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),
-]
+BAG = models.FastText(1, vocabulary_size=7, features=4, pad_id=0)
+FAST = {
+    "MLP": Row(classification, MLP((16, 3), dropout=0.25), images, SMOOTHED),
+    "CNN with batch norm": Row(classification, CNN(3, **CONVOLUTIONS, batch_norm=True), images, SMOOTHED),
+    "FastText": Row(binary_classification, BAG, two_classes, SMOOTHED),
+    "RecurrentClassifier": Row(classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
+    "GPT": Row(next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors),
+    "a user's module": Row(regression, Normed(), numbers),
+    "a plain pair": Row(regression, (init_pair, apply_pair), numbers),
+    "MLP in bfloat16": Row(classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),
+}
 # They take long to compile, and a fast row has each of their parts too.
-SLOW = [
-    Row("CNN", classification, CNN(3, **CONVOLUTIONS, dropout=0.25), images),
-    Row("CNN in bfloat16", regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, NARROW),
-    Row("ResNet", classification, ResNet(3, num_blocks=(1, 1), features=2), images),
-    Row("ResNet of bottlenecks", classification, ResNet(3, **BOTTLENECKS), images),
-    Row("MobileNetV2", classification, MobileNetV2(3, **STAGES, dropout=0.25), images),
-    Row("GRUs in bfloat16", classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, NARROW),
-    Row("TextGenRNN", classification, TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
-    Row("RecurrentLanguageModel", next_token, LANGUAGE_MODEL, successors),
+SLOW = {
+    "CNN": Row(classification, CNN(3, **CONVOLUTIONS, dropout=0.25), images),
+    "CNN in bfloat16": Row(regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, NARROW),
+    "ResNet": Row(classification, models.ResNet(3, num_blocks=(1, 1), features=2), images),
+    "ResNet of bottlenecks": Row(classification, models.ResNet(3, **BOTTLENECKS), images),
+    "MobileNetV2": Row(classification, models.MobileNetV2(3, **STAGES, dropout=0.25), images),
+    "GRUs in bfloat16": Row(classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, NARROW),
+    "TextGenRNN": Row(classification, models.TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
+    "RecurrentLanguageModel": Row(next_token, LANGUAGE_MODEL, successors),
     # On a CPU, scores of attention and sums over rows in normalisation are float32.
-    Row("GPT in bfloat16", next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, (*NARROW, "float32")),
-]
-TABLE = {row.name: row for row in FAST + SLOW}
-marked = [*(row.name for row in FAST), *(pytest.param(row.name, marks=pytest.mark.slow) for row in SLOW)]
-rows = pytest.mark.parametrize("name", marked)
+    "GPT in bfloat16": Row(next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, (*NARROW, "float32")),
+}
+TABLE = FAST | SLOW
+rows = pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 NUM_STEPS = 3
 
 
-class Prepared(NamedTuple):
-    """What the tests of a row share, as NumPy arrays, random keys too: each program is compiled once.
+type Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
-    Attributes:
-        task: of the row.
-        step: the training step.
-        compiled: from a state and a batch to the results of a step and of an evaluation.
-        traces: gets an entry whenever ``compiled`` is traced.
-        batches: ``NUM_STEPS`` batches.
-        starts: the first states of two members.
-        states: those of a loop over ``batches`` from the first of them, which is included.
-    """
+
+class Prepared(NamedTuple):
+    """What the tests of a row share, as NumPy arrays, random keys too: each program is compiled once."""
 
     task: Task
-    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-    compiled: Callable[[TrainState, Batch], tuple[tuple[TrainState, Metrics], Metrics]]
-    traces: list[str]
+    step: Step
+    compiled: Callable[[TrainState, Batch], tuple[Any, Metrics]]  # returns the results of a step and of an evaluation
+    traces: list[str]  # gets an entry whenever ``compiled`` is traced
     batches: list[Batch]
-    starts: list[TrainState]
-    states: list[TrainState]
+    starts: list[TrainState]  # the first states of two members
+    states: list[TrainState]  # those of a loop over ``batches`` from the first of them, which is included
 
 
-def step_of(task: Task) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+def step_of(task: Task) -> Step:
     """The training step, with the key of a state as the numbers in it."""
     step = make_train_step(task, OPTIMIZER)
 
@@ -224,6 +195,10 @@ def stacked(*trees: Any) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
+def at(tree: Any, *place: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[place], tree)
+
+
 def masked(batch: Batch, counts: np.ndarray) -> Batch:
     return batch._replace(mask=counts.astype(np.float32))
 
@@ -237,29 +212,12 @@ def assert_close(got: Any, expected: Any, tolerance: float) -> None:
     jax.tree.map_with_path(check, got, expected)
 
 
-def test_every_model_has_a_row() -> None:
+def test_every_model_and_task_has_a_row() -> None:
     modules = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, linen.Module)}
-    public = modules - {models.Bottleneck, models.ResNetBlock}  # blocks of ResNet
-    assert {MLP, CNN, GPT} <= public
-    assert public <= {type(row.model) for row in TABLE.values()}
-
-
-def test_every_task_has_a_row() -> None:
-    # A factory makes a task of a model alone; `supervised` needs a loss besides.
-    functions = filter(inspect.isfunction, vars(tasks).values())
-    factories = {function for function in functions if _makes_task(function)}
-    assert {classification, regression, next_token} <= factories
-    assert factories <= {row.task for row in TABLE.values()}
-
-
-def _makes_task(function: Callable[..., Any]) -> bool:
-    model, *others = inspect.signature(function).parameters.values()
-    returned = inspect.signature(function).return_annotation
-    return (
-        returned == "Task"
-        and model.name == "model"
-        and all(other.default is not inspect.Parameter.empty for other in others)
-    )
+    blocks = {models.Bottleneck, models.ResNetBlock}
+    assert modules - blocks == {type(row.model) for row in TABLE.values()} - {Normed, tuple}
+    factories = {getattr(tasks, name) for name in tasks.__all__} - {averaged_over, tasks.supervised}
+    assert factories == {row.task for row in TABLE.values()}
 
 
 @rows
@@ -270,8 +228,8 @@ def test_vmapped_scan_equals_a_loop_that_is_traced_once(name: str) -> None:
     for index, state in enumerate(prepared.starts):
         for number, batch in enumerate(prepared.batches):
             (state, values), _ = prepared.compiled(state, batch)
-            assert_close(values, jax.tree.map(lambda leaf: leaf[index, number], metrics), row.tolerance)
-        assert_close(state, jax.tree.map(lambda leaf: leaf[index], ends), row.tolerance)
+            assert_close(values, at(metrics, index, number), row.tolerance)
+        assert_close(state, at(ends, index), row.tolerance)
     assert prepared.traces == [name]
 
 

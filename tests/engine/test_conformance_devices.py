@@ -42,19 +42,12 @@ def table() -> Iterator[Any]:
 
 
 class Trained(NamedTuple):
-    """Two calls of a training program and an evaluation.
+    """Two calls of a training program and an evaluation."""
 
-    Attributes:
-        state: at the end, on the devices.
-        losses: the mean over each call.
-        evaluation: on the eval split.
-        compiled: the names of all programs.
-    """
-
-    state: TrainState
-    losses: list[float]
-    evaluation: dict[str, float]
-    compiled: list[str]
+    state: TrainState  # at the end, on the devices
+    losses: list[float]  # the mean over each call
+    evaluation: dict[str, float]  # on the eval split
+    compiled: list[str]  # the names of all programs
 
 
 def with_full_batches(task: jn.Task) -> jn.Task:

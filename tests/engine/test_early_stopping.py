@@ -50,9 +50,6 @@ def settled(lines: list[dict[str, float]], **options: object) -> str:
         ([1.0, 2.0], 2, False, False),
         ([1.0, 2.0, 3.0], 2, False, True),
         ([1.0, 2.0, 3.0], 2, True, False),
-        ([1.0, NAN, NAN], 2, False, True),
-        ([NAN], 1, False, True),
-        ([2.0, 3.0, 1.0], 2, False, False),
     ],
 )
 def test_patience(values: list[float], patience: int | None, higher: bool, expected: bool) -> None:
@@ -73,9 +70,5 @@ def test_training_metrics_stop_at_evaluations_without_an_eval_split() -> None:
     def rule(lines: Any) -> bool:
         return lines[-1]["train_loss"] < 100
 
-    experiment = tiny.experiment(data=jn.data.arrays(tiny.points(37)))
-    run = tiny.fit(experiment, stop=rule)
+    run = tiny.fit(tiny.experiment(data=jn.data.arrays(tiny.points(37))), stop=rule)
     assert run.summary.status == "stopped early" and run.summary.step == int(run.state.step) == 10
-    how = {**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1}
-    sweep = jn.sweep(experiment, jn.grid(seed=[0, 1]), stop=rule, **how)
-    assert [(member.status, member.step) for member in sweep.members] == [("stopped early", 10)] * 2

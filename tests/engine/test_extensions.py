@@ -110,21 +110,21 @@ def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) 
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule).summary.step == 10
 
 
+RATES = {"vmap_size": 2, "devices": 1, "progress": "none"}
+
+
 def test_resumed_sweep_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
     def fail(lines: Any) -> None:
         raise ZeroDivisionError("mine")
 
     parts.table.write = fail
-    how = {**HOW, "writers": (parts.table,), "vmap_size": 2, "devices": 1}
-    for number, rule in enumerate(("my_parts:rule", parts.rule)):
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / str(number), stop=rule, **how)
-    again = {"progress": "none", "devices": 1}
-    sweep = jn.sweep(tiny.experiment(), resume=tmp_path / "0", **again)
-    assert [member.step for member in sweep.members] == [10, 10]
+    how = {**HOW, **RATES, "run_dir": tmp_path / "sweep", "writers": (parts.table,)}
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        jn.sweep(tiny.experiment(), jn.grid(learning_rate=[0.1, 0.2]), stop=parts.rule, **how)
+    again = {"resume": tmp_path / "sweep", "progress": "none", "devices": 1}
     with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
-        jn.sweep(tiny.experiment(), resume=tmp_path / "1", **again)
-    sweep = jn.sweep(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule, **again)
+        jn.sweep(tiny.experiment(), **again)
+    sweep = jn.sweep(tiny.experiment(), stop=parts.rule, **again)
     assert [member.step for member in sweep.members] == [10, 10]
 
 
@@ -132,8 +132,8 @@ def test_writer_gets_no_empty_reports(parts: ModuleType) -> None:
     # All members diverge in the first window, and the device is asked for its state at the end only.
     writes: list[int] = []
     parts.table.write = lambda lines: writes.append(len(lines))
-    how = {**HOW, "eval_every": 0, "record": False, "vmap_size": 2, "devices": 1}
-    jn.sweep(tiny.experiment(), jn.grid(learning_rate=[1e38, 2e38]), writers=(parts.table,), **how)
+    how = {**HOW, **RATES, "eval_every": 0, "record": False, "writers": (parts.table,)}
+    jn.sweep(tiny.experiment(), jn.grid(learning_rate=[1e38, 2e38]), **how)
     assert writes == [2]
 
 

@@ -62,15 +62,36 @@ def sweep(experiment: jn.Experiment[Any], points: jn.search.Points | None = None
     return jn.sweep(experiment, points, **{**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1, **options})
 
 
-def test_arrays_are_summed_over_batches_and_reach_derive_metrics_in_fit_and_sweep() -> None:
+def test_own_tasks_may_have_any_arrays_targets_and_predictions_in_fit_and_sweep() -> None:
+    def with_classes(batch: jn.Batch) -> jn.Batch:
+        return batch._replace(targets=batch.targets % 3)
+
+    def evaluate_arrays(params: Any, model_state: Any, batch: jn.Batch) -> dict[str, Any]:
+        sizes = (batch.mask[:, None] * SIZES[None]).sum(0)
+        return {**evaluate(params, model_state, with_classes(batch)), "sizes": sizes}
+
     def derive(means: dict[str, Any]) -> dict[str, Any]:
         assert means["sizes"].shape == (7,) and np.ndim(means["loss"]) == 0
         return {"loss": means["loss"], "largest": means["sizes"].max(), "all": sum(means["sizes"])}
 
-    task = own(evaluate=sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0)), derive_metrics=derive)
-    alone = tiny.fit(task, eval_batch_size=4)
+    def decode(params: Any, model_state: Any, codes: Any) -> Any:
+        if codes.shape[1:] != (2,):
+            raise TypeError("codes [batch, 2]")
+        return codes @ params["kernel"][:2]
+
+    task = jn.Task(
+        init=lambda key, batch: ({"empty": jnp.zeros((3, 0)), **tiny.init(key, batch.inputs)}, {}),
+        loss=lambda params, state, batch, key: loss(params, state, with_classes(batch), key),
+        evaluate=evaluate_arrays,
+        predict=decode,
+        derive_metrics=derive,
+    )
+    nine = jn.data.arrays((tiny.points(37)[0], np.arange(37) % 9), (tiny.points(23)[0], np.arange(23) % 9))
+    experiment = tiny.experiment(data=nine, task=lambda config: task)
+    alone = tiny.fit(experiment, eval_batch_size=4)
     assert alone.final["test_largest"] == 6.0 and alone.final["test_all"] == 21.0
-    members = sweep(task, eval_batch_size=4).members
+    assert alone.predict(np.ones((5, 2))).shape == (5, 3)
+    members = sweep(experiment, eval_batch_size=4).members
     assert [member.final["test_all"] for member in members] == [21.0] * 3
     assert members[0].final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
 
@@ -179,26 +200,6 @@ def _without_never(means: dict[str, Any]) -> dict[str, Any]:
     return {name: mean for name, mean in means.items() if name != "never"}
 
 
-def test_predictions_of_own_tasks_may_be_anything() -> None:
-    def decode(params: Any, model_state: Any, codes: Any) -> Any:
-        if codes.shape[1:] != (2,):
-            raise TypeError("codes [batch, 2]")
-        return codes @ params["kernel"][:2]
-
-    def twice(params: Any, model_state: Any, inputs: Any) -> Any:
-        return inputs[:, :1]
-
-    labels = jn.data.arrays((tiny.points(37)[0], np.arange(37) % 9), (tiny.points(23)[0], np.arange(23) % 9))
-    clipped = lambda task: tiny.experiment(data=labels, task=lambda config: task)  # noqa: E731
-    free = OWN._replace(
-        loss=lambda params, state, batch, key: loss(params, state, batch._replace(targets=batch.targets % 3), key),
-        evaluate=lambda params, state, batch: evaluate(params, state, batch._replace(targets=batch.targets % 3)),
-    )
-    run = tiny.fit(clipped(free._replace(predict=decode)))
-    assert run.predict(np.ones((5, 2))).shape == (5, 3)
-    assert sweep(clipped(free._replace(predict=twice)), plan_only=True).status == "planned"
-
-
 @dataclasses.dataclass(frozen=True)
 class Config(tiny.Config):
     decay: float = 0.1
@@ -229,12 +230,3 @@ def test_swept_fields_from_which_the_config_derives_others_are_read() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep(experiment, jn.grid(decay=[0.1, 0.2]), plan_only=True)
-
-
-def test_members_with_empty_arrays_train() -> None:
-    def init(key: jax.Array, inputs: jax.Array) -> dict[str, jax.Array]:
-        return {"empty": jnp.zeros((3, 0)), **tiny.init(key, inputs)}
-
-    experiment = tiny.experiment(model=(init, tiny.apply))
-    members = sweep(experiment).members
-    assert members[0].final["test_loss"] == pytest.approx(tiny.fit(experiment).final["test_loss"], rel=1e-5)
