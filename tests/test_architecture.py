@@ -39,8 +39,6 @@ MOST_TOP_LEVEL_NAMES = 40
 # Exceptions that are left: a package without `__all__`, and tests that import private modules.
 WITHOUT_ALL = ["cli"]
 PRIVATE_IMPORTS = [
-    "engine/test_tuning.py",
-    "engine/test_windows.py",
     "nn/test_attention.py",
     "nn/test_convolution.py",
     "nn/test_dropout.py",
