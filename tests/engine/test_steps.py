@@ -249,8 +249,6 @@ def test_any_optimizer_trains_as_in_a_plain_loop(name: str) -> None:
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     assert losses[-1] < losses[0]
-    if name == "reduce_on_plateau":
-        assert float(optax.tree.get(state.opt_state, "scale")) < 1
 
 
 # Evaluation.
