@@ -21,6 +21,7 @@ from jaxnn.parallel import make_layout
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over, binary_classification, classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState
+from tests import tiny
 
 
 class Normed(linen.Module):
@@ -31,14 +32,6 @@ class Normed(linen.Module):
         x = linen.Dense(6, use_bias=False)(x.reshape(x.shape[0], -1))
         x = linen.relu(linen.BatchNorm(use_running_average=not training)(x))
         return linen.Dense(3)(linen.Dropout(0.25)(x, deterministic=not training))
-
-
-def init_pair(key: jax.Array, inputs: jax.Array) -> dict[str, jax.Array]:
-    return {"w": 0.1 * jax.random.normal(key, (inputs[0].size, 3)), "b": jnp.zeros(3)}
-
-
-def apply_pair(params: Any, inputs: jax.Array) -> jax.Array:
-    return jnp.reshape(inputs, (inputs.shape[0], -1)) @ params["w"] + params["b"][None]
 
 
 BATCH_SIZE, TIME = 8, 5
@@ -55,6 +48,11 @@ def numbers(seed: int) -> Batch:
     """Small images with three numbers each."""
     targets = np.random.default_rng(seed).normal(size=(BATCH_SIZE, 3)).astype(np.float32)
     return images(seed)._replace(targets=targets)
+
+
+def vectors(seed: int) -> Batch:
+    """Vectors with three numbers each."""
+    return numbers(seed)._replace(inputs=tiny.points(BATCH_SIZE, seed)[0])
 
 
 # Of the sequences on two of eight rows, as on each of four devices, 3, 7, 10 and 10 tokens count.
@@ -106,7 +104,7 @@ FAST = {
     "RecurrentClassifier": Row(classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
     "GPT": Row(next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors),
     "a user's module": Row(regression, Normed(), numbers),
-    "a plain pair": Row(regression, (init_pair, apply_pair), numbers),
+    "a plain pair": Row(regression, tiny.MODEL, vectors),
     "MLP in bfloat16": Row(classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),
 }
 # They take long to compile, and a fast row has each of their parts too.

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn import nn, optim, tasks
 from jaxnn.models import MLP
@@ -165,7 +165,6 @@ ADAM = optax.adam(0.1)
 @pytest.mark.parametrize(
     ("way", "optimizer"),
     [
-        ("jit", ADAM),
         ("vmap", ADAM),
         ("shard_map", ADAM),
         pytest.param("pmap", ADAM, marks=pytest.mark.slow),
@@ -176,15 +175,13 @@ ADAM = optax.adam(0.1)
 )
 def test_devices_that_share_a_batch_step_as_one_does(way: str, optimizer: optax.GradientTransformation) -> None:
     (task, state, expected), batch = step_of_one(optimizer), row_batches()[1]
-    step = make_train_step(averaged_over(task, None if way == "jit" else "data"), optimizer)
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    step = make_train_step(averaged_over(task, "data"), optimizer)
     if way in ("pmap", "vmap"):
         parts = jax.tree.map(lambda rows: rows.reshape(4, 2, *rows.shape[1:]), batch)
         mapped = {"pmap": jax.pmap, "vmap": jax.vmap}[way](step, axis_name="data", in_axes=(None, 0))
         got = jax.jit(lambda *given: jax.tree.map(lambda leaf: leaf[0], mapped(*given)))(state, parts)
-    elif way == "jit":
-        got = jax.jit(step)(state, jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data"))))
     else:
+        mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
         specs = {"in_specs": (PartitionSpec(), PartitionSpec("data")), "out_specs": PartitionSpec()}
         got = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=way == "shard_map"))(state, batch)
     assert_near(got, expected, 1e-5)

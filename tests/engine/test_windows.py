@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxnn.engine import (
-    Plan,
-    RunOptions,
-    check_config,
-    near_divisor,
-    resolve_cadences,
-    typical_window,
-    with_tails,
-)
+from jaxnn.engine import Plan, RunOptions, check_config, near_divisor, resolve_cadences, typical_window, with_tails
 from jaxnn.types import ConfigError
 
 # num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.
@@ -129,7 +121,6 @@ class Config:
         ({"steps_per_call": 0}, "steps_per_call is 0, .* at least 1"),
         ({"report_every": 2.5}, "report_every is 2.5"),
         ({"eval_every": -1}, "eval_every is -1, .* at least 0"),
-        ({"patience": 0}, "patience is 0"),
         ({"keep_last": True}, "keep_last is True"),
         ({"monitor_mode": "up"}, "monitor_mode is 'up', .* auto, min, max"),
         ({"progress": "loud"}, "progress is 'loud', .* auto, bar, plain, none"),
@@ -137,10 +128,8 @@ class Config:
         (dataclasses.make_dataclass("Seedless", ["batch_size", "num_steps"])(8, 10), "Seedless has no field 'seed'"),
         (Config(batch_size=0), "batch_size is 0, .* at least 1"),
         (Config(num_steps=0), "num_steps is 0"),
-        (Config(num_steps=1e3), r"num_steps is 1000\.0"),
         (Config(seed=-1), "seed is -1, .* at least 0"),
         (Config(seed=2**32), "seed is 4294967296"),
-        (Config(seed=None), "seed is None"),
     ],
 )
 def test_bad_options_and_configs_are_named(bad: Any, words: str) -> None:

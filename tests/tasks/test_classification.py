@@ -14,7 +14,7 @@ from losses import KEY, SCALE, batch_of, gradient_of, loss_of, sums_of
 import jaxnn as jn
 from jaxnn.nn import Policy
 from jaxnn.tasks import binary_classification, classification, next_token
-from jaxnn.types import Batch, ConfigError
+from jaxnn.types import Batch, ConfigError, DataError
 from tests import tiny
 
 # Probabilities 1/8, 2/8, 5/8, twice: label 2 is predicted in both, with ln 1.6 and ln 8 nats for labels 2 and 0.
@@ -128,6 +128,9 @@ def test_labels_of_one_logit() -> None:
     assert loss_of(task, batch_of(ODDS, np.uint8([1, 0, 0]))) == loss_of(task, BINARY)
     for label in (2, -1):
         assert math.isnan(loss_of(task, batch_of(ODDS, [1, 0, label]))["loss"])
+    first_logit = tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, 0]
+    with pytest.raises(DataError, match=r"label 2 .*renumber the labels"):
+        tiny.fit(tiny.experiment(task=lambda config: binary_classification(first_logit)))
 
 
 def test_losses_are_computed_in_float32() -> None:
