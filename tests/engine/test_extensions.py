@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,16 +127,12 @@ def test_writer_gets_no_empty_reports(parts: ModuleType) -> None:
 
 
 def test_writers_and_rules_get_copies(parts: ModuleType) -> None:
-    class Clearing:
-        def write(self, lines: list[dict[str, Any]]) -> None:
-            lines[0].clear()
-            lines.clear()
-
     def clear(lines: list[dict[str, Any]]) -> None:
         lines[0].clear()
         lines.clear()
 
-    run = tiny.fit(tiny.experiment(num_steps=10), **HOW, writers=(Clearing(), parts.table), stop=clear)
+    writers = SimpleNamespace(write=clear), parts.table
+    run = tiny.fit(tiny.experiment(num_steps=10), **HOW, writers=writers, stop=clear)
     assert run.metrics["step"].tolist() == [5, 10] and steps(parts.table.rows) == ALONE
 
 
