@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import jax
@@ -16,11 +17,6 @@ from jaxnn.nn import Policy
 from jaxnn.tasks import as_model
 from jaxnn.types import Batch, ConfigError
 from tests import tiny
-
-LABELS = np.array([2, 0], np.int32)
-
-
-# Regression.
 
 
 @pytest.mark.parametrize(
@@ -44,16 +40,11 @@ def test_squared_and_absolute_error_by_hand(batch: Batch, squared: float, absolu
         assert float(gradient_of(task, batch)["scale"]) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("outputs", "targets"), [((2, 3), (2,)), ((2,), (2, 1)), ((2, 3), (2, 2)), ((2, 1, 1), (2,)), ((2, 2), (2, 1))]
-)
+@pytest.mark.parametrize(("outputs", "targets"), [((2, 3), (2,)), ((2,), (2, 1)), ((2, 1, 1), (2,))])
 def test_outputs_of_another_shape_than_the_targets_are_named(outputs: Any, targets: Any) -> None:
-    words = rf"outputs \{list(outputs)} for targets \{list(targets)}".replace("]", r"\]")
+    words = re.escape(f"outputs {list(outputs)} for targets {list(targets)}")
     with pytest.raises(ConfigError, match=words):
         loss_of(tasks.regression(SCALE), batch_of(np.zeros(outputs), np.zeros(targets, np.float32)))
-
-
-# Models in any form.
 
 
 class TakesDeterministic(linen.Module):
@@ -159,9 +150,6 @@ def test_what_is_no_model_is_named(model: Any) -> None:
         tasks.classification(model)
 
 
-# Mixed precision.
-
-
 class Normed(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
@@ -169,7 +157,7 @@ class Normed(linen.Module):
 
 
 def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide() -> None:
-    task, batch = tasks.classification(Normed(), policy=Policy(compute="bfloat16")), batch_of(np.ones((2, 4)), LABELS)
+    task, batch = tasks.classification(Normed(), policy=Policy(compute="bfloat16")), batch_of(np.ones((2, 4)), [2, 0])
     graded = jax.value_and_grad(task.loss, has_aux=True)
     params, before = jax.eval_shape(task.init, KEY, batch)
     (loss, (after, _)), gradient = jax.eval_shape(graded, params, before, batch, KEY)
