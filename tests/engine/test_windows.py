@@ -76,6 +76,9 @@ def test_equal_rests_of_windows_are_one_tail() -> None:
     plan = with_tails(Plan(20, report_every=10, eval_every=10, checkpoint_every=0, steps_per_call=4))
     assert [end for _, end in calls(plan)] == [4, 8, 10, 14, 18, 20]
     assert plan.call_lengths() == [4, 2]
+    # Windows of 7, 3 and 4 are three tails; a fourth rest makes them powers of two.
+    assert with_tails(Plan(14, 7, 10, 0, 16)).tails == (7, 4, 3)
+    assert with_tails(Plan(20, 7, 10, 0, 16)).tails == (4, 2, 1)
 
 
 def test_typical_window() -> None:
