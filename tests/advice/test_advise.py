@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures
+from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures, plan_batch_size
 from jaxnn.engine import Trial
 from tests import tiny
 
@@ -92,4 +92,4 @@ def test_bad_options_are_errors(changes: Any, options: Any, error: type[Exceptio
 def test_plan_batch_size_rejects_sizes_that_cannot_be_measured() -> None:
     for sizes, words in (([0], "batch_size"), ([100_000], "no batch size fits")):
         with pytest.raises(jn.ConfigError, match=words):
-            jn.plan_batch_size(tiny.experiment(), sizes)
+            plan_batch_size(tiny.experiment(), sizes)
