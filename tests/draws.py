@@ -32,7 +32,8 @@ def variables(model: linen.Module, *inputs: Any) -> Any:
         lowest = -1.0 if path[-1].key in ("kernel", "embedding") else 0.2
         return jnp.asarray(numbers.uniform(lowest, 1.0, leaf.shape), leaf.dtype)
 
-    return jax.tree.map_with_path(fill, shapes)
+    with jax.ensure_compile_time_eval():  # callers keep them, also while they trace
+        return jax.tree.map_with_path(fill, shapes)
 
 
 def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
