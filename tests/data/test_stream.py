@@ -176,7 +176,7 @@ def test_closed_batches_end_with_their_threads():
         ({"train": Listing(at0=(IMAGE, 0.5))}, r"targets that train lists is int32 \(\) but .* float32 \(\)"),
         ({"train": Counting(), "test": [(IMAGE[0], 0)]}, r"the input of example 0 of test is uint8 \(3,\) but "),
         ({"train": Counting(), "validation": [(IMAGE, 0.5)]}, "the target of example 0 of validation is float32"),
-        ({"train": Counting(), "num_workers": -1}, "num_workers must be an integer of at least 0, not -1"),
+        ({"train": Counting(), "num_workers": -1}, "num_workers must be an integer >= 0, not -1"),
     ),
 )
 def test_bad_readers_raise_before_training(given, message):

@@ -130,7 +130,7 @@ def unread(config: Any) -> Any:
     ("options", "fields", "words"),
     [
         ({"devices": 5}, {}, "requested 5 devices, but only 4 CPU devices are available.*JAX_NUM_CPU_DEVICES=5"),
-        ({"devices": 0}, {}, "devices is 0, and must be .* at least 1"),
+        ({"devices": 0}, {}, "devices must be an integer >= 1, not 0"),
         ({"devices": 3}, {}, "batch_size is 8, .* 3 devices .* 6 and 9"),
         ({"devices": 4}, {"batch_size": 2}, "batch_size is 2, .* 4;"),
         ({"devices": 4, "eval_batch_size": 6}, {}, "eval_batch_size is 6, .* 4 and 8"),

@@ -125,8 +125,8 @@ def train(data: Any = (INPUTS, LABELS), model: Any = tiny.MODEL, **given: Any) -
 replace = lambda **fields: fit(TYPED.replace(**fields), record=False)  # noqa: E731
 sweep = lambda **options: jn.sweep(TYPED, jn.grid(seed=[0, 1]), **options)  # noqa: E731
 CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (replace, {"batch_size": 0}, "batch_size is 0"),
-    (replace, {"num_steps": -1}, "num_steps is -1"),
+    (replace, {"batch_size": 0}, "batch_size must be an integer >= 1, not 0"),
+    (replace, {"num_steps": -1}, "num_steps must be an integer >= 1, not -1"),
     (replace, {"seed": 0.5}, "seed is 0.5"),
     (replace, {"seed": 2**32}, r"below 2\*\*32"),
     (replace, {"sed": 1}, "did you mean 'seed'"),
@@ -158,7 +158,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (train, {"num_epochs": float("nan")}, "num_epochs is nan"),
     (train, {"num_epochs": float("inf")}, "num_epochs is inf"),
     (train, {"num_epochs": 0}, "num_epochs is 0"),
-    (train, {"num_steps": 0}, "num_steps is 0"),
+    (train, {"num_steps": 0}, "num_steps must be an integer >= 1, not 0"),
     (train, {"batch_size": "8"}, "batch_size is '8'"),
     (train, {"batch_size": 38}, "larger than the set of 37"),
     (train, {"epochs": 3}, "no argument 'epochs': did you mean 'num_epochs'"),
