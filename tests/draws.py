@@ -1,4 +1,4 @@
-"""Random arrays by NumPy: JAX compiles a draw of its own for each shape."""
+"""Random arrays by NumPy, for JAX compiles a draw of its own for each shape, and the comparison of trees."""
 
 from typing import Any
 
@@ -32,4 +32,13 @@ def variables(model: linen.Module, *inputs: Any) -> Any:
         lowest = -1.0 if path[-1].key in ("kernel", "embedding") else 0.2
         return jnp.asarray(numbers.uniform(lowest, 1.0, leaf.shape), leaf.dtype)
 
-    return jax.tree.map_with_path(fill, shapes)
+    with jax.ensure_compile_time_eval():  # callers keep them, also while they trace
+        return jax.tree.map_with_path(fill, shapes)
+
+
+def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Of the same structure, shapes and dtypes, and equal to a relative or absolute ``tolerance``."""
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (left.shape, left.dtype) == (right.shape, right.dtype)
+        np.testing.assert_allclose(np.float64(left), np.float64(right), rtol=tolerance, atol=tolerance)

@@ -12,7 +12,7 @@ import jaxnn as jn
 from jaxnn.models import MLP
 from tests import tiny
 
-MODEL = MLP((64, 32, 3), dropout=0.25)
+MODEL = MLP((128, 3), dropout=0.25)
 experiment = tiny.experiment(
     task=lambda config: jn.tasks.classification(MODEL),
     optimizer=lambda config: optax.adam(config.learning_rate),

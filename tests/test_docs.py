@@ -57,6 +57,11 @@ def test_links_lead_to_files_and_headings() -> None:
     assert not wrong
 
 
+def test_tests_that_pages_name_are_there() -> None:
+    named = {name for page in PAGES for name in re.findall(r"tests/\w+/\w+\.py", page.read_text())}
+    assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     docs = ROOT / "docs"

@@ -57,10 +57,14 @@ def corruption(seed: int = 0, most_files: int | None = None) -> None:
     )
 
 
-def disk_full() -> None:
-    """Fills a small tmpfs under a run at several moments; needs Linux and permission to mount."""
+def disk_full(num_steps: int = 40_000) -> None:
+    """Fills a small tmpfs under a run at several moments; needs Linux and permission to mount.
+
+    Args:
+        num_steps: updates per run, with four checkpoints.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        _print(fill_disks(Path(folder)))
+        _print(fill_disks(Path(folder), num_steps))
 
 
 def _rows(found: Kills) -> dict[str, object]:

@@ -34,27 +34,26 @@ def mount_namespace(folder: Path) -> tuple[str, ...]:
     raise Broken("no tmpfs can be mounted, neither as root nor with `unshare --user --map-root-user --mount`")
 
 
-def fill_disks(folder: Path) -> dict[str, str]:
+def fill_disks(folder: Path, num_steps: int) -> dict[str, str]:
     """Runs this file in a mount namespace; returns the error of the run for each moment when the disk was filled.
 
     Raises:
         Broken: nothing can be mounted, or a run violated a claim.
     """
     (folder / "disk").mkdir()
-    done = subprocess.run(
-        [*mount_namespace(folder / "disk"), sys.executable, __file__, folder], capture_output=True, text=True
-    )
+    command = [*mount_namespace(folder / "disk"), sys.executable, __file__, str(folder), str(num_steps)]
+    done = subprocess.run(command, capture_output=True, text=True)
     claim(done.returncode == 0, done.stderr.strip())
     rows: dict[str, str] = json.loads(done.stdout)
     return rows
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, num_steps: int) -> None:
     """Mounts the disk and prints the errors as JSON."""
     disk = folder / "disk"
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", disk], check=True)
     # Saves are rare, so that a moment between two saves can be hit.
-    victim = Victim(folder, num_steps=40_000, checkpoint_every=10_000)
+    victim = Victim(folder, num_steps, checkpoint_every=num_steps // 4)
     cases = {
         "too little space for the next checkpoint": at_a_checkpoint,
         "no space in the middle of a save": in_a_save,
@@ -175,6 +174,6 @@ def _resume(victim: Victim, run_dir: Path, said: str) -> str:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), int(sys.argv[2]))
     except Broken as broken:
         sys.exit(str(broken))

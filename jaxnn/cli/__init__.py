@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from jaxnn.cli._process import ClusterOptions, enable_compile_cache, exit_on_user_error, processes, use_all_cores
 from jaxnn.cli._script import COMMANDS, main, parse_run, parse_sweep
 
+__all__ = ["command", "main"]
+
 
 def command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command; ``argv`` is by default that of the process. Raises SystemExit as `main`."""

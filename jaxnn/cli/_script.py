@@ -23,7 +23,7 @@ from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 if TYPE_CHECKING:
     from jaxnn.advice import Advice
-    from jaxnn.plans import Plan
+    from jaxnn.plans import StepPlan
     from jaxnn.search import Halving, Points
     from jaxnn.sweeps import Sweep
 
@@ -40,7 +40,7 @@ _ABOUT = {
 
 def main(
     experiment: Experiment[Any], argv: Sequence[str] | None = None, *, points: Points | Halving | None = None
-) -> Run | Sweep | Plan | Advice:
+) -> Run | Sweep | StepPlan | Advice:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -90,7 +90,7 @@ def main(
             arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
             config, options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
             with _process.processes(cluster):
-                answer: Plan | Advice = call(dataclasses.replace(experiment, config=config), options)
+                answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), options)
             print(answer)
             return answer
         config, options, cluster = parse_run(experiment, arguments, about=_ABOUT_RUN)

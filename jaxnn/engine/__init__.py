@@ -25,10 +25,11 @@ from jaxnn.engine._tuning import (
     PROBE_SECONDS,
     Trial,
     VmapPlan,
+    choose_steps_per_call,
     seconds_per_step,
     try_size,
     widen,
 )
-from jaxnn.engine._windows import CALLS_AHEAD, Flight, Stall, typical_window
+from jaxnn.engine._windows import CALLS_AHEAD, Flight, Plan, Stall, near_divisor, typical_window, with_tails
 
 __all__ = ["RunOptions"]

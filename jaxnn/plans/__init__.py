@@ -2,6 +2,6 @@
 
 from jaxnn.plans._cards import CARDS, Card, find_card
 from jaxnn.plans._hlo import work_of
-from jaxnn.plans._plan import Plan, PlanOptions, plan
+from jaxnn.plans._step_plan import PlanOptions, StepPlan, plan
 
-__all__ = ["CARDS", "Card", "Plan", "PlanOptions", "find_card", "plan"]
+__all__ = ["CARDS", "Card", "PlanOptions", "StepPlan", "find_card", "plan"]

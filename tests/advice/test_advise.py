@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures
+from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures, plan_batch_size
 from jaxnn.engine import Trial
 from tests import tiny
 
@@ -61,18 +61,19 @@ def test_the_table_has_all_measurements_and_why_there_is_no_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_an_experiment_is_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_is_measured_on_this_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jn.advice, "FACTORS", (0.0625, 0.25, 1.0, 16.0))  # of 8: none, 2, 8, and 128 of 37 examples
     reads: list[int] = []
     experiment: Any = tiny.experiment()
     counted = dataclasses.replace(experiment, data=lambda config: (reads.append(1), experiment.data(config))[1])
-    found = jn.advise(counted, members=4)
+    found = jn.advise(counted, members=2)
     assert list(found.devices) == ["cpu"] and found.best == "cpu" and len(reads) == 1 and "GPU" in found.absent
     cpu = found.devices["cpu"]
     assert min(cpu.parts.values()) >= 0 and cpu.parts["call"] > 0 and sum(cpu.parts.values()) < 1
-    assert {trial.size for trial in cpu.batch_sizes.trials} <= {2, 8, 32} and len(cpu.members) >= 1
+    assert {trial.size for trial in cpu.batch_sizes.trials} == {2, 8} and len(cpu.members) >= 1
     assert "advise: CPU" in capsys.readouterr().out and "Train on the CPU" in str(found)
-    asked = jn.advise(tiny.experiment(num_steps=20), devices=("cpu",), members=1, progress="none")
-    assert asked.absent == "" and asked.devices["cpu"].members == () and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
@@ -91,4 +92,4 @@ def test_bad_options_are_errors(changes: Any, options: Any, error: type[Exceptio
 def test_plan_batch_size_rejects_sizes_that_cannot_be_measured() -> None:
     for sizes, words in (([0], "batch_size"), ([100_000], "no batch size fits")):
         with pytest.raises(jn.ConfigError, match=words):
-            jn.plan_batch_size(tiny.experiment(), sizes)
+            plan_batch_size(tiny.experiment(), sizes)

@@ -84,8 +84,6 @@ def test_statistics_of_rounds() -> None:
     # Conover (1999): of 10 values the 2nd and 9th contain the median with 97.9 %.
     assert median_interval([float(value) for value in range(1, 11)]) == (2.0, 9.0)
     assert median_interval([1.0, 3.0, 2.0]) == (1.0, 3.0)
-    row = Row({}, (0.5, 0.25, 1.0), 100.0, "elements")
-    assert row.time == Quantity(0.5, 0.25, 1.0, "s") and row.rate == Quantity(200.0, 100.0, 400.0, "elements/s")
     assert Row({}).time is None and Row({}).rate is None
     rows = Rows([Row({"a": 1, "b": 1}), Row({"a": 1, "b": 2}, (1.0,)), Row({"a": 2, "b": 2})])
     assert [row.what["b"] for row in rows.where(a=1)] == [1, 2] and rows.one(a=1, b=2) is rows[1]
@@ -93,20 +91,10 @@ def test_statistics_of_rounds() -> None:
     assert rows.one(a=3).missing == "not measured" and rows.one(a=3).time is None
 
 
-@pytest.mark.parametrize(
-    ("quantity", "text"),
-    [
-        (Quantity(0.00123, 0.001, 0.002, "s"), "1.23 ms (1–2)"),
-        (Quantity(300.0, 300.0, 300.0, "s"), "5 min"),
-        (Quantity(2.5e-7, 2.5e-7, 2.5e-7, "s"), "250 ns"),
-        (Quantity(1.5e12, 1.4e12, 1.6e12, "FLOP/s"), "1.5 TFLOP/s (1.4–1.6)"),
-        (Quantity(12_345.0, 12_345.0, 12_345.0, "elements/s"), "12.3 k elements/s"),
-        (Quantity(0.714, 0.714, 0.714, ""), "0.714"),
-        (Quantity(0.0, 0.0, 0.0, "B/s"), "0 B/s"),
-    ],
-)
-def test_quantity_as_text(quantity: Quantity, text: str) -> None:
-    assert str(quantity) == text
+def test_quantities_have_a_prefix_and_three_digits() -> None:
+    rate = Quantity(1.5e12, 1.4e12, 1.6e12, "FLOP/s")
+    texts = [str(each) for each in (rate, Quantity(2.5e-7, 2.5e-7, 2.5e-7, "s"), Quantity(0.0, 0.0, 0.0, "B/s"))]
+    assert texts == ["1.5 TFLOP/s (1.4–1.6)", "250 ns", "0 B/s"]
 
 
 # --- cases ---

@@ -1,4 +1,4 @@
-"""The scaling study: collectives of a program, latency and bandwidth of a link, efficiencies and predictions."""
+"""The scaling study: collectives of a program, latency and bandwidth of a link, predictions."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from articles.studies.study_collectives import (
     ring,
 )
 
-from jaxnn.bench import Quantity, Row, Rows
+from jaxnn.bench import Row, Rows
 
 PROGRAM = """
 HloModule jit_train, is_scheduled=true
@@ -78,31 +78,21 @@ def row(batch: str, devices: int, work: float, seconds: tuple[float, ...], alone
     return Row(what, seconds, work, "examples", observed)
 
 
-def test_efficiency_is_the_speedup_in_a_round_over_the_number_of_devices() -> None:
-    strong = [row("shared", 1, 100, (1.0, 2.0)), row("shared", 4, 100, (0.5, 0.5))]  # 2 and 4 times as fast
-    weak = [row("each", 1, 100, (1.0, 2.0)), row("each", 4, 400, (1.0, 4.0))]  # 4 and 2 times as fast
-    rows = Rows([*strong, *weak])
-    assert scaling.efficiency(rows, rows[0]) is None
-    assert scaling.efficiency(rows, rows[1]) == scaling.efficiency(rows, rows[3]) == Quantity(0.75, 0.5, 1.0, "")
-
-
-def measured(**observed: Any) -> Rows:
+def measured() -> Rows:
     """A batch of 48 on 1, 2 and 4 devices: a step takes 8 ms and 1 ms per example; 8 MB are reduced at 1 GB/s."""
-    sums = {"all-reduce runs": 1.0, "all-reduce num_bytes": 8e6, "loss": 2.0, **observed}
+    sums = {"all-reduce runs": 1.0, "all-reduce num_bytes": 8e6, "loss": 2.0}
 
     def reduction(devices: int, size: float) -> Row:
-        turns = max(1.0, devices / observed.get("shared_cores", devices))
-        seconds = scaling.REDUCTIONS * Reduction(devices, int(size), 1.0, turns).predicted(Link(1e-3, 1e-9))
-        return Row({"message": int(size), "devices": devices}, (seconds,), scaling.REDUCTIONS * size, "B", observed)
+        seconds = scaling.REDUCTIONS * Reduction(devices, int(size), 1.0).predicted(Link(1e-3, 1e-9))
+        return Row({"message": int(size), "devices": devices}, (seconds,), scaling.REDUCTIONS * size, "B")
 
-    one = {"loss": 2.0, **observed}
     return Rows(
         [
-            row("shared", 1, 48, (0.056,), **one),
+            row("shared", 1, 48, (0.056,), loss=2.0),
             row("shared", 2, 48, (0.040,), **sums),
-            row("shared", 2, 48, (0.032,), alone=True, **one),
+            row("shared", 2, 48, (0.032,), alone=True, loss=2.0),
             row("shared", 4, 48, (0.036,), **sums | {"loss": 2.002}),
-            *(row("one", 1, rows, (1e-3 * (8 + rows),), **one) for rows in (48, 24, 12, 6)),
+            *(row("one", 1, rows, (1e-3 * (8 + rows),), loss=2.0) for rows in (48, 24, 12, 6)),
             *(reduction(devices, size) for devices in (2, 4) for size in (4e3, 8e6)),
         ]
     )
@@ -112,22 +102,11 @@ def test_a_prediction_is_the_step_of_one_device_and_the_collectives() -> None:
     # 8 devices: 6 examples each, 14 ms; 14 messages of 1 ms; 7/4 of 8 MB at 1 GB/s, 14 ms.
     assert scaling.predict(measured(), 8) == pytest.approx(0.014 + 0.014 + 0.014)
     assert scaling.predict(measured(), 8, Link(0.0, 2e-9)) == pytest.approx(0.014 + 0.028)
-    # Devices that share cores compute and move bytes one after another.
-    shared = measured(shared_cores=2, busy_cores=1.0)
-    assert scaling.predict(shared, 8) == pytest.approx(0.056 + 0.014 + 4 * 0.014)
-    assert scaling.predict(shared, 8, Link(0.0, 2e-9)) == pytest.approx(0.014 + 0.028)
     assert scaling.predict(measured(), 5) is scaling.predict(Rows(measured()[:4]), 8) is None
 
 
-def test_scaling_findings_and_conclusions() -> None:
-    one, two, four = STUDY.findings(measured(shared_cores=2, busy_cores=1.0))
-    assert (one.what, one.note) == ("1 device, strong scaling", "simulated on 2 cores")
-    # 56 over 40 ms on two devices; 32 ms without collectives; predicted 32 + 2 + 8 ms.
-    assert two.note == "efficiency 70%, 20% in collectives, predicted time +5%, simulated on 2 cores"
-    assert four.what == "4 devices, strong scaling"
+def test_scaling_conclusions() -> None:
     losses, collectives, link, ahead = STUDY.conclude({"GPU, H100": measured()})
     assert "at most 1.0e-03" in losses and "1 all-reduce of 7.63 MiB" in collectives
     assert "median error 0%" in link and "8: 1.33" in ahead  # 56 / 42
-    *_, simulated = STUDY.conclude({"CPU, Chip": measured(shared_cores=2, busy_cores=1.9)})
-    assert "simulated on 2 shared cores" in simulated and "1.9" in simulated
     assert STUDY.conclude({"GPU, H100": Rows(measured()[:1])}) == []

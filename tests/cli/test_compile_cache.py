@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -11,12 +12,13 @@ import pytest
 from jaxnn.cli import enable_compile_cache
 
 
-def entry(folder: Path, name: str, *, used: float, size: int = 100) -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(bytes(size))
-    os.utime(file, (used, 0))
-    return file
+def fill(folder: Path, *used: str) -> None:
+    """Creates files of 100 bytes, least recently used first."""
+    for seconds, name in enumerate(used):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_bytes(bytes(100))
+        os.utime(file, (seconds, 0))
 
 
 def names(folder: Path) -> set[str]:
@@ -35,35 +37,33 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_once: None) -
 def test_least_recently_used_programs_are_deleted_down_to_half_the_limit(
     limit: int, left: set[str], ours: Path
 ) -> None:
-    for used, name in enumerate(["below/first", "b", "c", "d", "last"]):
-        entry(ours, name, used=used)
-    ours.chmod(0o700)
+    ours.mkdir(parents=True, mode=0o700)
+    fill(ours, "below/first", "b", "c", "d", "last")
     enable_compile_cache(limit)
     assert names(ours) == left and jax.config.jax_compilation_cache_dir == str(ours)
 
 
 def test_cache_that_jax_is_configured_to_use_is_left_alone(ours: Path, tmp_path: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "other"))
-    entry(ours, "old", used=0)
+    fill(ours, "old")
     enable_compile_cache(99)
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "other") and names(ours) == {"old"}
 
 
-@pytest.mark.parametrize("why", ["open to the group", "in a parent open to all", "of another user", "no directory"])
+WRITABLE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "open to the group": lambda folder, patch: folder.chmod(0o770),
+    "in a parent open to all": lambda folder, patch: folder.parent.chmod(0o777),
+    "of another user": lambda folder, patch: patch.setattr(os, "getuid", lambda: -1),
+    "no directory": lambda folder, patch: (folder.rmdir(), folder.write_text("a file")),
+}
+
+
+@pytest.mark.parametrize("why", WRITABLE)
 def test_cache_that_others_may_have_written_is_not_used(
     why: str, ours: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours.mkdir(parents=True, mode=0o700)
-    owner = os.getuid()
-    if why == "open to the group":
-        ours.chmod(0o770)
-    elif why == "in a parent open to all":
-        ours.parent.chmod(0o777)
-    elif why == "of another user":
-        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    else:
-        ours.rmdir()
-        ours.write_text("a file")
+    WRITABLE[why](ours, monkeypatch)
     enable_compile_cache()
     assert jax.config.jax_compilation_cache_dir is None
     (line,) = capsys.readouterr().err.splitlines()

@@ -7,7 +7,7 @@ import pytest
 
 from jaxnn import data
 from jaxnn.data import ArraySource, arrays, check_labels, split_off_validation, standardize, with_augmentation
-from jaxnn.types import Batch, DataError, Examples, Splits
+from jaxnn.types import Batch, ConfigError, DataError, Examples, Splits
 
 GOOD = (np.zeros((5, 2), np.float32), np.zeros(5, np.int32))
 LABELS = (GOOD[0], np.array([0, 1, 2, 3, 2]))
@@ -55,7 +55,6 @@ def with_value(value, dtype=np.float32):
 @pytest.mark.parametrize(
     ("splits", "message"),
     (
-        ({"train": np.zeros((2, 5))}, "train must be a pair .* not a ndarray"),
         ({"train": None}, "train must be a pair .* NoneType"),
         ({"train": (GOOD[0],)}, "train must be a pair .* tuple of 1"),
         ({"train": (GOOD[0], np.zeros(4, int))}, "train has 5 inputs but 4 targets"),
@@ -63,9 +62,7 @@ def with_value(value, dtype=np.float32):
         ({"train": (3.0, GOOD[1])}, "train inputs: one float"),
         ({"train": ([[1, 2], [3]], [0, 1])}, "train inputs: a list, not one array"),
         ({"train": (np.ma.masked_equal(np.arange(5), 2), GOOD[1])}, "train inputs: a masked array"),
-        ({"train": GOOD, "test": (GOOD[0], np.ma.zeros(5, int))}, "test targets: a masked array"),
         ({"train": with_value(np.nan)}, r"train inputs: NaN .* example 3 \(such examples: 1\)"),
-        ({"train": GOOD, "test": with_value(-np.inf)}, "test inputs: .* example 3"),
         ({"train": with_value(1e300, float)}, "infinity .as float32. in example 3"),
         ({"train": with_value(2**31, int)}, "train inputs: .* beyond int32 in example 3"),
         ({"train": (GOOD[0], [0, 0, 0, 0, -(2**31) - 1])}, "targets: .* beyond int32 in example 4"),
@@ -78,11 +75,11 @@ def with_value(value, dtype=np.float32):
         ({"train": TOKENS, "num_classes": 5}, "label 7 of example 1 in train"),
         ({"train": (GOOD[0], GOOD[0]), "num_classes": 2}, r"targets of train are float32 .*argmax\(axis=-1\)"),
         ({"train": GOOD, "class_names": "ab", "num_classes": 3}, "2 class_names but num_classes is 3"),
-        ({"train": GOOD, "num_classes": 0}, "num_classes must be an integer of at least 1, not 0"),
+        ({"train": GOOD, "num_classes": 0}, "num_classes must be an integer >= 1, not 0"),
     ),
 )
 def test_bad_arrays_raise(splits, message):
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(ConfigError if "an integer >=" in message else DataError, match=message) as caught:
         arrays(**splits)
     assert "\n" not in str(caught.value)
 
@@ -97,17 +94,16 @@ PAIR = (np.arange(10)[:, None], np.arange(10))
         (lambda: with_augmentation(Splits(object()), data.random_flip()), "a object cannot be .* only an ArraySource"),
         (lambda: data.check_batch_size(arrays(GOOD).train, 6), "batch of 6 .* set of 5 examples"),
         (lambda: check_labels(arrays(GOOD, LABELS), 3), "label 3 of example 3 in test .* 0 to 2"),
-        (lambda: check_labels(arrays((GOOD[0], TOKENS[1] - 1)), 9), "label -1 of example 0 in train"),
+        (lambda: check_labels(arrays((GOOD[0], TOKENS[1] - 1)), 9), "label -1 of example 0 in train .* 0 to 8"),
         (lambda: check_labels(arrays((GOOD[0], np.zeros(5))), 10), "targets of train are float32"),
         (lambda: split_off_validation(PAIR, 10), "num_validation = 10 of 10 .* 0 to 9"),
-        (lambda: split_off_validation(PAIR, -1), "num_validation, .* must be an integer of at least 0, not -1"),
-        (lambda: split_off_validation(PAIR, 0.1), r"num_validation, .* must be an integer of at least 0, not 0\.1"),
-        (lambda: data.padded_indices(7, 0), "batch_size must be .* not 0"),
+        (lambda: split_off_validation(PAIR, -1), "num_validation, .* must be an integer >= 0, not -1"),
+        (lambda: data.padded_indices(7, 0.5), r"batch_size must be an integer >= 1, not 0\.5"),
         (lambda: arrays(GOOD).train.order(3, np.arange(1), 7), "batch of 7 .* 5 examples"),
     ),
 )
 def test_bad_calls_raise(call, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ConfigError if "an integer >=" in message else DataError, match=message):
         call()
 
 

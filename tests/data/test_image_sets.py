@@ -124,8 +124,8 @@ def write_folder(root, **changed):
     return root / FOLDER
 
 
-def write_archive(root, leave_out=(), first=b""):
-    """Writes the archive, with headers ``first`` at its start."""
+def write_archive(root, leave_out=(), first=b"", zeros=0):
+    """Writes the archive, with headers ``first`` and then ``zeros`` MiB at its start."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as file:
         for name, batch in BATCHES.items():
@@ -134,7 +134,11 @@ def write_archive(root, leave_out=(), first=b""):
                 data = binary(*batch)
                 member.size = len(data)
                 file.addfile(member, io.BytesIO(data))
-    return write(root / ARCHIVE, first + stream.getvalue())
+    # A gzip file may have several parts.
+    parts = (first, *[bytes(1 << 20)] * zeros, stream.getvalue())
+    compressed = {part: gzip.compress(part) for part in {*parts}}
+    (root / ARCHIVE).write_bytes(b"".join(compressed[part] for part in parts))
+    return root / ARCHIVE
 
 
 def check_complete(splits):
@@ -180,8 +184,8 @@ def enlarge(root):
         file.truncate(8 << 30)  # sparse: it takes no space
 
 
-def archive(*first):
-    return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)))
+def archive(*first, zeros=0):
+    return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)), zeros)
 
 
 PLANES = np.zeros((2, 3072), np.uint8)
@@ -197,14 +201,13 @@ PLANES = np.zeros((2, 3072), np.uint8)
         (archive(), rf"{ARCHIVE} does not have data_batch_1\.bin"),
         (lambda root: os.truncate(write_archive(root), 30_000), rf"{ARCHIVE} is truncated or damaged"),
         (archive(member("data_batch_1.bin", 8 << 30)), "decompresses to over"),
-        (archive(member("other", 200 << 20), bytes(300 << 20)), "decompresses to over"),
+        (archive(member("other", 200 << 20), zeros=300), "decompresses to over"),
         (archive(sparse("data_batch_1.bin", 1 << 27)), "a link or the like at data_batch_1"),
         (archive(member("pax", 8 << 30, tarfile.XHDTYPE)), "truncated or damaged"),
         # With a negative size the next header would be this one, forever.
         (archive(member("other", -512)), "truncated or damaged"),
         (archive(member("../evil", kind=tarfile.DIRTYPE)), r"would be outside of it, '\.\./evil'"),
         (archive(member("data_batch_1.bin", 0, tarfile.SYMTYPE, "/etc/passwd")), "a link or the like at data_batch_1"),
-        (archive(member("data_batch_1.bin", 0, tarfile.DIRTYPE)), "a link or the like at data_batch_1"),
     ),
 )
 def test_damaged_and_hostile_cifar_files_raise_in_bounded_memory(tmp_path, write_files, message):

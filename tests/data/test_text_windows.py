@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxnn.data import char_corpus, ptb, word_corpus
-from jaxnn.types import DataError
+from jaxnn.types import ConfigError, DataError
 
 ALPHABET = "".join(map(chr, range(100, 200)))
 
@@ -110,10 +110,10 @@ def test_words_without_an_id_are_unknown(
         (char_corpus, None, {}, "tale.txt cannot be read: No such file"),
         (char_corpus, b"", {}, "train of tale has 0 characters, too few for a window of 4"),
         (char_corpus, b"ab" * 20, {}, "test of tale has 4 characters, too few for a window of 4"),
-        (char_corpus, None, {"length": 0}, "char_corpus: length must be an integer of at least 1, not 0"),
-        (char_corpus, None, {"stride": 0}, "char_corpus: stride must be an integer of at least 1, not 0"),
+        (char_corpus, None, {"length": 0}, "char_corpus: length must be an integer >= 1, not 0"),
+        (char_corpus, None, {"stride": 0}, "char_corpus: stride must be an integer >= 1, not 0"),
         (char_corpus, b"ab" * 320, {"targets": "next"}, "char_corpus: targets is 'next': .*Known are 'all', 'last'"),
-        (word_corpus, b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer of at least 2, not 1"),
+        (word_corpus, b"a " * 90, {"vocabulary_size": 1}, "vocabulary_size must be an integer >= 2, not 1"),
         (word_corpus, b"a " * 90, {"path": {"test": "tale.txt"}}, "path has no 'train' split"),
         (word_corpus, b"a " * 90, {"path": {"train": "tale.txt", "valid": ""}}, "no split 'valid': did you mean"),
     ],
@@ -123,7 +123,7 @@ def test_bad_texts_and_arguments_raise(
 ) -> None:
     if content is not None:
         (tmp_path / "tale.txt").write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ConfigError if "an integer >=" in message else DataError, match=message):
         load(**{"path": tmp_path / "tale.txt", "length": 4, **options})
 
 

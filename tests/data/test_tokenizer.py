@@ -118,10 +118,10 @@ FITTED = Tokenizer().fit(TRAIN)
         (lambda: FITTED.decode([[-1, 2]]), "are 0 to 7, not -1 to 2"),
         (lambda: Tokenizer(unit="word"), "Tokenizer: unit is 'word': did you mean 'words'"),
         (lambda: Tokenizer(keep="left"), "Tokenizer: keep is 'left': .*Known are 'end', 'start'"),
-        (lambda: Tokenizer(length=0), "Tokenizer: length must be an integer of at least 1, not 0"),
-        (lambda: Tokenizer(ngrams=0), "Tokenizer: ngrams must be an integer of at least 1, not 0"),
-        (lambda: Tokenizer(vocabulary_size=2), "Tokenizer: vocabulary_size must be .* at least 3, not 2"),
-        (lambda: Tokenizer(max_ngrams=-1), "Tokenizer: max_ngrams must be an integer of at least 0, not -1"),
+        (lambda: Tokenizer(length=0), "Tokenizer: length must be an integer >= 1, not 0"),
+        (lambda: Tokenizer(ngrams=0), "Tokenizer: ngrams must be an integer >= 1, not 0"),
+        (lambda: Tokenizer(vocabulary_size=2), "Tokenizer: vocabulary_size must be an integer >= 3, not 2"),
+        (lambda: Tokenizer(max_ngrams=-1), "Tokenizer: max_ngrams must be an integer >= 0, not -1"),
     ],
 )
 def test_bad_texts_ids_and_settings_raise(call: Any, message: str) -> None:

@@ -15,22 +15,13 @@ import pytest
 from flax import linen
 
 from jaxnn import models, observe, tasks
-from jaxnn.models import (
-    CNN,
-    GPT,
-    MLP,
-    Bottleneck,
-    FastText,
-    MobileNetV2,
-    RecurrentClassifier,
-    RecurrentLanguageModel,
-    ResNet,
-    TextGenRNN,
-)
+from jaxnn.models import CNN, GPT, MLP, RecurrentClassifier
 from jaxnn.nn import GRU, Policy
-from jaxnn.steps import TrainStep, init_train_state, make_evaluate_step, make_train_step
-from jaxnn.tasks import binary_classification, classification, next_token, regression
+from jaxnn.parallel import make_layout
+from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
+from jaxnn.tasks import averaged_over, binary_classification, classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState
+from tests import tiny
 
 
 class Normed(linen.Module):
@@ -43,36 +34,35 @@ class Normed(linen.Module):
         return linen.Dense(3)(linen.Dropout(0.25)(x, deterministic=not training))
 
 
-def init_pair(key: jax.Array, inputs: jax.Array) -> dict[str, jax.Array]:
-    return {"w": 0.1 * jax.random.normal(key, (inputs[0].size, 3)), "b": jnp.zeros(3)}
-
-
-def apply_pair(params: Any, inputs: jax.Array) -> jax.Array:
-    return jnp.reshape(inputs, (inputs.shape[0], -1)) @ params["w"] + params["b"][None]
-
-
 BATCH_SIZE, TIME = 8, 5
 
 
-def images(rng: np.random.Generator) -> np.ndarray:
-    """Small images."""
-    return rng.normal(size=(BATCH_SIZE, 4, 4, 1)).astype(np.float32)
-
-
-def tokens(rng: np.random.Generator) -> np.ndarray:
-    """Short sequences of seven tokens, some padded with zeros."""
-    return np.where(np.arange(TIME) <= np.arange(BATCH_SIZE)[:, None], rng.integers(0, 7, (BATCH_SIZE, TIME)), 0)
-
-
-def labels(seed: int, inputs: Callable[[np.random.Generator], np.ndarray] = images) -> Batch:
-    """Inputs of three classes."""
+def images(seed: int) -> Batch:
+    """Small images of three classes."""
     rng = np.random.default_rng(seed)
-    return Batch(inputs(rng), rng.integers(0, 3, BATCH_SIZE), np.ones(BATCH_SIZE, np.float32))
+    inputs = rng.normal(size=(BATCH_SIZE, 4, 4, 1)).astype(np.float32)
+    return Batch(inputs, rng.integers(0, 3, BATCH_SIZE), np.ones(BATCH_SIZE, np.float32))
+
+
+def numbers(seed: int) -> Batch:
+    """Small images with three numbers each."""
+    targets = np.random.default_rng(seed).normal(size=(BATCH_SIZE, 3)).astype(np.float32)
+    return images(seed)._replace(targets=targets)
+
+
+def vectors(seed: int) -> Batch:
+    """Vectors with three numbers each."""
+    return numbers(seed)._replace(inputs=tiny.points(BATCH_SIZE, seed)[0])
+
+
+# Of the sequences on two of eight rows, as on each of four devices, 3, 7, 10 and 10 tokens count.
+COUNTED = np.arange(TIME) <= np.arange(BATCH_SIZE)[:, None]
 
 
 def texts(seed: int) -> Batch:
-    """Sequences of three classes."""
-    return labels(seed, tokens)
+    """Sequences of seven tokens and three classes, some padded with zeros."""
+    inputs = np.where(COUNTED, np.random.default_rng(seed).integers(0, 7, (BATCH_SIZE, TIME)), 0)
+    return images(seed)._replace(inputs=inputs)
 
 
 def two_classes(seed: int) -> Batch:
@@ -80,142 +70,131 @@ def two_classes(seed: int) -> Batch:
     return texts(seed)._replace(targets=np.arange(BATCH_SIZE) % 2)
 
 
-def numbers(seed: int) -> Batch:
-    """Small images with three numbers each."""
-    targets = np.random.default_rng(seed).normal(size=(BATCH_SIZE, 3)).astype(np.float32)
-    return labels(seed)._replace(targets=targets)
-
-
 def successors(seed: int) -> Batch:
-    """Sequences and, for each token, the next one."""
+    """Sequences and, for each token, the next one; those of padding are ignored."""
     batch = texts(seed)
-    return batch._replace(targets=np.roll(batch.inputs, -1, axis=1))
+    return batch._replace(targets=np.where(COUNTED, np.roll(batch.inputs, -1, axis=1), -1))
 
 
 class Row(NamedTuple):
-    """One model trained for one task.
+    """One model trained for one task."""
 
-    Attributes:
-        name: its name in the tests.
-        task: a factory of ``jaxnn.tasks``.
-        model: its model.
-        batch: from a seed to a batch of ``BATCH_SIZE``.
-        options: keyword arguments of the factory.
-        tolerance: the absolute and relative difference allowed between two ways to compute the same.
-        num_terms: the number of terms of the loss per example.
-        products: the dtypes of the matrix products and convolutions in a step.
-    """
-
-    name: str
-    task: Callable[..., Task]
+    task: Callable[..., Task]  # a factory of ``jaxnn.tasks``
     model: Any
-    batch: Callable[[int], Batch]
-    options: dict[str, Any] = {}
-    tolerance: float = 1e-5
-    num_terms: int = 1
-    products: tuple[str, ...] = ("float32",)
+    batch: Callable[[int], Batch]  # from a seed to a batch of ``BATCH_SIZE``
+    options: dict[str, Any] = {}  # keyword arguments of the factory
+    tolerance: float = 1e-5  # the absolute and relative difference allowed between two ways to compute the same
+    products: tuple[str, ...] = ("float32",)  # the dtypes of the matrix products and convolutions in a step
 
 
-def both(name: str, model: Any) -> list[Row]:
-    """A model for vectors of three, trained to classify and to regress."""
-    return [
-        Row(f"{name} classifies", classification, model, labels, {"label_smoothing": 0.1}),
-        Row(f"{name} regresses", regression, model, numbers),
-    ]
-
-
-HALF, NARROW = {"policy": Policy(compute="bfloat16")}, ("bfloat16",)
+SMOOTHED, HALF, NARROW = {"label_smoothing": 0.1}, {"policy": Policy(compute="bfloat16")}, ("bfloat16",)
 CONVOLUTIONS = {"blocks": ((3,),), "dense": ()}
 RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
 GRUS = {"layer": GRU, "bidirectional": True}
-LANGUAGE_MODEL = RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
+LANGUAGE_MODEL = models.RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
 GENERATOR = {"embedding_features": 4, "features": 3, "hidden": (5,)}
-BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": Bottleneck, "stem": "imagenet"}
+BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": models.Bottleneck, "stem": "imagenet"}
 STAGES = {"stages": ((2, 4, 1, 1),), "features": 4, "last_features": 6}
 TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIME + 1}
-TABLE = [
-    *both("MLP", MLP((8, 3), dropout=0.25)),
-    *both("CNN", CNN(3, **CONVOLUTIONS, dropout=0.25)),
-    *both("CNN with batch norm", CNN(3, **CONVOLUTIONS, batch_norm=True)),
-    Row("ResNet", classification, ResNet(3, num_blocks=(1, 1), features=2), labels),
-    Row("ResNet of bottlenecks", classification, ResNet(3, **BOTTLENECKS), labels),
-    Row("MobileNetV2", classification, MobileNetV2(3, **STAGES, dropout=0.25), labels),
-    Row("one logit", binary_classification, FastText(1, vocabulary_size=7), two_classes, {"label_smoothing": 0.1}),
-    Row("FastText", classification, FastText(3, vocabulary_size=7, features=4, pad_id=0), texts),
-    Row("RecurrentClassifier", classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
-    Row("GRUs in bfloat16", classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, 1, NARROW),
-    Row("TextGenRNN", classification, TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
-    Row("RecurrentLanguageModel", next_token, LANGUAGE_MODEL, successors, num_terms=TIME),
-    Row("GPT", next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors, num_terms=TIME),
-    *both("a user's module", Normed()),
-    *both("a plain pair", (init_pair, apply_pair)),
-    Row("MLP in bfloat16", classification, MLP((8, 3)), labels, HALF, 2e-2, products=NARROW),
-    Row("CNN in bfloat16", regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, products=NARROW),
-    # On a CPU, scores of attention and sums over rows in normalisation are float32.
-    Row("GPT in bfloat16", next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, TIME, (*NARROW, "float32")),
-]
-# They take long to compile, and a faster row has each of their parts too.
-SLOW = {
-    *("CNN classifies", "CNN regresses", "CNN with batch norm regresses", "ResNet of bottlenecks", "MobileNetV2"),
-    *("GRUs in bfloat16", "RecurrentLanguageModel", "a user's module classifies", "GPT in bfloat16"),
-    *("a plain pair classifies", "MLP regresses", "ResNet", "TextGenRNN", "CNN in bfloat16"),
+BAG = models.FastText(1, vocabulary_size=7, features=4, pad_id=0)
+FAST = {
+    "MLP": Row(classification, MLP((16, 3), dropout=0.25), images, SMOOTHED),
+    "CNN with batch norm": Row(classification, CNN(3, **CONVOLUTIONS, batch_norm=True), images, SMOOTHED),
+    "FastText": Row(binary_classification, BAG, two_classes, SMOOTHED),
+    "RecurrentClassifier": Row(classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
+    "GPT": Row(next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors),
+    "a user's module": Row(regression, Normed(), numbers),
+    "a plain pair": Row(regression, tiny.MODEL, vectors),
+    "MLP in bfloat16": Row(classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),
 }
-marked = [pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.name in SLOW)) for row in TABLE]
-rows = pytest.mark.parametrize("row", marked)
+# They take long to compile, and a fast row has each of their parts too.
+SLOW = {
+    "CNN": Row(classification, CNN(3, **CONVOLUTIONS, dropout=0.25), images),
+    "CNN in bfloat16": Row(regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, NARROW),
+    "ResNet": Row(classification, models.ResNet(3, num_blocks=(1, 1), features=2), images),
+    "ResNet of bottlenecks": Row(classification, models.ResNet(3, **BOTTLENECKS), images),
+    "MobileNetV2": Row(classification, models.MobileNetV2(3, **STAGES, dropout=0.25), images),
+    "GRUs in bfloat16": Row(classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, NARROW),
+    "TextGenRNN": Row(classification, models.TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
+    "RecurrentLanguageModel": Row(next_token, LANGUAGE_MODEL, successors),
+    # On a CPU, scores of attention and sums over rows in normalisation are float32.
+    "GPT in bfloat16": Row(next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, (*NARROW, "float32")),
+}
+TABLE = FAST | SLOW
+rows = pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
-NUM_SEEDS, NUM_STEPS = 2, 3
+NUM_STEPS = 3
+
+
+type Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 class Prepared(NamedTuple):
-    """What the tests of a row share: each program is compiled once.
-
-    Attributes:
-        task: of the row.
-        compiled: from a state and a batch to what a step and an evaluation return.
-        step: the step as it is.
-        traces: gets an entry whenever ``compiled`` is traced.
-        batches: ``NUM_STEPS`` batches.
-        population: the first states of ``NUM_SEEDS`` seeds, the last states and the metrics, by a scan under ``vmap``.
-        states: the states of a loop over ``batches`` from seed 0, the first one before it.
-    """
+    """What the tests of a row share, as NumPy arrays, random keys too: each program is compiled once."""
 
     task: Task
-    compiled: Callable[[TrainState, Batch], tuple[tuple[TrainState, Metrics], Metrics]]
-    step: TrainStep
-    traces: list[str]
+    step: Step
+    compiled: Callable[[TrainState, Batch], tuple[Any, Metrics]]  # returns the results of a step and of an evaluation
+    traces: list[str]  # gets an entry whenever ``compiled`` is traced
     batches: list[Batch]
-    population: tuple[TrainState, tuple[TrainState, Metrics]]
-    states: list[TrainState]
+    starts: list[TrainState]  # the first states of two members
+    states: list[TrainState]  # those of a loop over ``batches`` from the first of them, which is included
+
+
+def step_of(task: Task) -> Step:
+    """The training step, with the key of a state as the numbers in it."""
+    step = make_train_step(task, OPTIMIZER)
+
+    def with_numbers(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        state, metrics = step(state._replace(key=jax.random.wrap_key_data(state.key)), batch)
+        return state._replace(key=jax.random.key_data(state.key)), metrics
+
+    return with_numbers
+
+
+def start(task: Task, batch: Batch, seed: int) -> TrainState:
+    """A first state with random numbers by NumPy: most of the time to compile initializers is that of their draws."""
+    rng = np.random.default_rng(seed)
+
+    def fill(lowest: float, tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: rng.uniform(lowest, 0.5, leaf.shape).astype(leaf.dtype), tree)
+
+    shapes = jax.eval_shape(functools.partial(init_train_state, task, OPTIMIZER), jax.random.key(0), batch)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.opt_state)
+    # Variances are positive.
+    states = fill(-0.5, shapes.params), fill(0.1, shapes.model_state)
+    return TrainState(np.int32(0), *states, zeros, np.array([0, seed], np.uint32))
 
 
 @functools.cache
 def prepare(name: str) -> Prepared:
-    row = next(row for row in TABLE if row.name == name)
+    row, traces = TABLE[name], list[str]()
     task = row.task(row.model, **row.options)
-    step, evaluate = make_train_step(task, OPTIMIZER), make_evaluate_step(task)
-    traces: list[str] = []
+    step, evaluate = step_of(task), make_evaluate_step(task)
 
     @jax.jit
-    def compiled(state: TrainState, batch: Batch) -> Any:
+    def both(state: TrainState, batch: Batch) -> Any:
         traces.append(name)
         return step(state, batch), evaluate(state, batch)
 
-    def train(key: jax.Array, batches: Batch) -> Any:
-        start = init_train_state(task, OPTIMIZER, key, jax.tree.map(lambda rows: rows[0], batches))
-        return start, jax.lax.scan(step, start, batches)
+    def compiled(state: TrainState, batch: Batch) -> Any:
+        return jax.device_get(both(state, batch))
 
     batches = [row.batch(seed) for seed in range(NUM_STEPS)]
-    keys = jax.vmap(jax.random.key)(np.arange(NUM_SEEDS))
-    population = jax.jit(jax.vmap(train, (0, None)))(keys, jax.tree.map(lambda *rows: np.stack(rows), *batches))
-    states = [member(population[0], 0)]
+    starts = [start(task, batches[0], seed) for seed in range(2)]
+    states = starts[:1]
     for batch in batches:
         states.append(compiled(states[-1], batch)[0][0])
-    return Prepared(task, compiled, step, traces, batches, population, states)
+    return Prepared(task, step, compiled, traces, batches, starts, states)
 
 
-def member(tree: Any, index: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[index], tree)
+def stacked(*trees: Any) -> Any:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def at(tree: Any, *place: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[place], tree)
 
 
 def masked(batch: Batch, counts: np.ndarray) -> Batch:
@@ -223,9 +202,7 @@ def masked(batch: Batch, counts: np.ndarray) -> Batch:
 
 
 def assert_close(got: Any, expected: Any, tolerance: float) -> None:
-    def check(path: Any, left: jax.Array, right: jax.Array) -> None:
-        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
-            left, right = jax.random.key_data(left), jax.random.key_data(right)
+    def check(path: Any, left: Any, right: Any) -> None:
         name = jax.tree_util.keystr(path)
         assert (left.shape, left.dtype) == (right.shape, right.dtype), name
         np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance, err_msg=name)
@@ -233,63 +210,47 @@ def assert_close(got: Any, expected: Any, tolerance: float) -> None:
     jax.tree.map_with_path(check, got, expected)
 
 
-def test_every_model_has_a_row() -> None:
+def test_every_model_and_task_has_a_row() -> None:
     modules = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, linen.Module)}
-    public = modules - {models.Bottleneck, models.ResNetBlock}  # blocks of ResNet
-    assert {MLP, CNN, GPT} <= public
-    assert public <= {type(row.model) for row in TABLE}
-
-
-def test_every_task_has_a_row() -> None:
-    # A factory makes a task of a model alone; `supervised` needs a loss besides.
-    functions = filter(inspect.isfunction, vars(tasks).values())
-    factories = {function for function in functions if _makes_task(function)}
-    assert {classification, regression, next_token} <= factories
-    assert factories <= {row.task for row in TABLE}
-
-
-def _makes_task(function: Callable[..., Any]) -> bool:
-    model, *others = inspect.signature(function).parameters.values()
-    returned = inspect.signature(function).return_annotation
-    return (
-        returned == "Task"
-        and model.name == "model"
-        and all(other.default is not inspect.Parameter.empty for other in others)
-    )
+    blocks = {models.Bottleneck, models.ResNetBlock}
+    assert modules - blocks == {type(row.model) for row in TABLE.values()} - {Normed, tuple}
+    factories = {getattr(tasks, name) for name in tasks.__all__} - {averaged_over, tasks.supervised}
+    assert factories == {row.task for row in TABLE.values()}
 
 
 @rows
-def test_vmapped_scan_equals_a_loop_that_is_traced_once(row: Row) -> None:
-    prepared = prepare(row.name)
-    starts, (ends, metrics) = prepared.population
-    for seed in range(NUM_SEEDS):
-        state = member(starts, seed)
-        for index, batch in enumerate(prepared.batches):
+def test_vmapped_scan_equals_a_loop_that_is_traced_once(name: str) -> None:
+    row, prepared = TABLE[name], prepare(name)
+    scan = jax.jit(jax.vmap(functools.partial(jax.lax.scan, prepared.step), (0, None)))
+    ends, metrics = jax.device_get(scan(stacked(*prepared.starts), stacked(*prepared.batches)))
+    for index, state in enumerate(prepared.starts):
+        for number, batch in enumerate(prepared.batches):
             (state, values), _ = prepared.compiled(state, batch)
-            assert_close(values, member(member(metrics, seed), index), row.tolerance)
-        assert_close(state, member(ends, seed), row.tolerance)
-    assert prepared.traces == [row.name]
+            assert_close(values, at(metrics, index, number), row.tolerance)
+        assert_close(state, at(ends, index), row.tolerance)
+    assert prepared.traces == [name]
 
 
 @rows
-def test_every_parameter_has_a_finite_gradient_and_moves(row: Row) -> None:
-    prepared = prepare(row.name)
+def test_every_parameter_has_a_finite_gradient_and_moves(name: str) -> None:
+    prepared = prepare(name)
     before, first, *_, after = prepared.states
     # Momentum holds the gradient after the first step.
     for path, gradient in jax.tree.leaves_with_path(first.opt_state[0].trace):
-        assert np.isfinite(gradient).all() and np.any(np.asarray(gradient)), jax.tree_util.keystr(path)
+        assert np.isfinite(gradient).all() and np.any(gradient), jax.tree_util.keystr(path)
     floats = [leaf for leaf in jax.tree.leaves(after) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     assert all(np.isfinite(leaf).all() for leaf in floats)
     assert {leaf.dtype.name for leaf in floats} == {"float32"}
-    assert int(after.step) == NUM_STEPS
-    moved = jax.tree.map(lambda old, new: bool(np.any(np.asarray(old) != new)), before.params, after.params)
+    assert after.step == NUM_STEPS
+    # Batch statistics too.
+    moved = jax.tree.map(lambda old, new: np.any(old != new), before[1:3], after[1:3])
     assert all(jax.tree.leaves(moved))
-    assert set(observe.product_dtypes(prepared.step, before, prepared.batches[0])) == set(row.products)
+    assert set(observe.product_dtypes(prepared.step, before, prepared.batches[0])) == set(TABLE[name].products)
 
 
 @rows
-def test_padding_changes_nothing_and_sums_add_up(row: Row) -> None:
-    prepared, index = prepare(row.name), np.arange(BATCH_SIZE)
+def test_padding_changes_nothing_and_sums_add_up(name: str) -> None:
+    row, prepared, index = TABLE[name], prepare(name), np.arange(BATCH_SIZE)
     batch, state = masked(prepared.batches[0], index < BATCH_SIZE - 1), prepared.states[-1]
 
     def spoiled(rows: Any) -> np.ndarray:
@@ -299,8 +260,24 @@ def test_padding_changes_nothing_and_sums_add_up(row: Row) -> None:
     stepped, sums = prepared.compiled(state, batch)
     other = batch._replace(inputs=spoiled(batch.inputs), targets=spoiled(batch.targets))
     assert_close(prepared.compiled(state, other), (stepped, sums), row.tolerance)
-    alone = jax.jit(make_evaluate_step(prepared.task))(state, Batch(*(rows[:-1] for rows in batch)))
-    assert_close(alone, sums, row.tolerance)
+    # With other rows as padding, so that those add nothing either.
     parts = [prepared.compiled(state, masked(batch, counts))[1] for counts in (index < 4, (index >= 4) & (index < 7))]
-    assert_close(jax.tree.map(np.add, *jax.device_get(parts)), jax.device_get(sums), 4 * row.tolerance)
-    assert [float(part["count"]) for part in parts] == [4 * row.num_terms, 3 * row.num_terms]
+    assert_close(jax.tree.map(np.add, *parts), sums, 4 * row.tolerance)
+    terms = COUNTED.sum(1) if row.task is next_token else np.ones(BATCH_SIZE)
+    assert [part["count"] for part in parts] == [terms[:4].sum(), terms[4:7].sum()]
+
+
+# Both steps average over the devices: statistics of a batch, and tokens, of which devices have unequal numbers.
+@pytest.mark.parametrize(("name", "strategy"), [("CNN with batch norm", "data"), ("GPT", "pmap")])
+def test_step_of_four_devices_equals_that_of_one(name: str, strategy: str) -> None:
+    prepared, layout = prepare(name), make_layout(strategy, 4)
+    step = step_of(averaged_over(prepared.task, layout.axis_name))
+
+    def on_devices(state: TrainState, batch: Batch) -> Any:
+        return step(state, layout.local_shard(layout.constrain(batch)))
+
+    before, batch = jax.device_put((prepared.states[1], prepared.batches[1]), layout.replicated)
+    stepped = jax.jit(layout.wrap(on_devices))(before, batch)
+    assert all(len(leaf.sharding.device_set) == 4 for leaf in jax.tree.leaves(stepped))
+    expected, _ = prepared.compiled(prepared.states[1], prepared.batches[1])
+    assert_close(jax.device_get(stepped), expected, 1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ def rule(lines):
     return lines[-1]["step"] >= 10 and lines[-1]["test_loss"] < 100
 """
 HOW = {**tiny.HOW, "eval_every": 5, "steps_per_call": 5}
-FLAGS = [*("--steps-per-call", "5", "--report-every", "5", "--eval-every", "5", "--progress", "none"), "--no-record"]
+FLAGS = ("--steps-per-call", "5", "--report-every", "5", "--eval-every", "5", "--progress", "none")
+OWN = ("--strategy", "my_parts:zero1", "--writers", "my_parts:table", "--stop", "my_parts:rule", "--devices", "2")
 
 
 @pytest.fixture
@@ -61,41 +62,27 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     del sys.modules["my_parts"]
 
 
-def steps(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    return [(row["step"], row["member"]) if "member" in row else (row["step"],) for row in rows]
-
-
-ALONE = [(5,), (10,)]
+ALONE = [(5, None), (10, None)]
 BOTH = [(5, 0), (5, 1), (10, 0), (10, 1)]
 
 
-def own(parts: ModuleType) -> dict[str, Any]:
-    return {"strategy": parts.zero1, "writers": (parts.table,), "stop": parts.rule, "devices": 2}
+def steps(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
+    """The steps and members that reported."""
+    return [(row["step"], row.get("member")) for row in rows]
 
 
-def test_fit_takes_all_three(parts: ModuleType, tmp_path: Path) -> None:
-    run = tiny.fit(tiny.experiment(), tmp_path / "run", **HOW, **own(parts))
-    assert run.summary.status == "stopped early"
-    assert steps(parts.table.rows) == ALONE and parts.table.closed == 1
-    assert parts.table.rows == tiny.lines(tmp_path / "run")
-    assert tiny.read(tmp_path / "run")["layout"]["strategy"] == "zero1"
-
-
-def test_sweep_takes_all_three(parts: ModuleType, tmp_path: Path) -> None:
-    how = {**HOW, **own(parts), "vmap_size": 2}
-    sweep = jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **how)
-    assert [member.status for member in sweep.members] == ["stopped early"] * 2
-    assert steps(parts.table.rows) == BOTH and parts.table.closed == 1
-    assert parts.table.rows == tiny.lines(tmp_path / "sweep")
-    # Loaded, not trained further, though the record cannot hold the rule.
-    assert int(sweep.run(0).state.step) == 10 and sweep.run(1).summary.status == "stopped early"
-
-
-@pytest.mark.parametrize(("words", "expected"), [([], ALONE), (["sweep", "--seed", "0", "1"], BOTH)])
-def test_command_line_takes_all_three_by_name(parts: ModuleType, words: list[str], expected: list[Any]) -> None:
-    own = ("--strategy", "my_parts:zero1", "--writers", "my_parts:table", "--stop", "my_parts:rule", "--devices", "2")
-    jn.main(tiny.experiment(), [*words, *FLAGS, *own])
+@pytest.mark.parametrize(
+    ("words", "name", "expected"),
+    [([], "run.json", ALONE), (["sweep", "--seed", "0", "1", "--vmap-size", "2"], "sweep.json", BOTH)],
+)
+def test_command_line_takes_all_three_by_name(
+    parts: ModuleType, tmp_path: Path, words: list[str], name: str, expected: list[Any]
+) -> None:
+    jn.main(tiny.experiment(), [*words, *FLAGS, *OWN, "--run-dir", str(tmp_path / "record")])
     assert steps(parts.table.rows) == expected and parts.table.closed == 1
+    assert parts.table.rows == tiny.lines(tmp_path / "record")
+    options = tiny.read(tmp_path / "record", name)["options"]
+    assert (options["strategy"], options["stop"]) == ("my_parts:zero1", "my_parts:rule")
 
 
 def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
@@ -110,44 +97,42 @@ def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) 
     assert tiny.fit(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule).summary.step == 10
 
 
+RATES = {"vmap_size": 2, "devices": 1, "progress": "none"}
+
+
 def test_resumed_sweep_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
     def fail(lines: Any) -> None:
         raise ZeroDivisionError("mine")
 
     parts.table.write = fail
-    how = {**HOW, "writers": (parts.table,), "vmap_size": 2, "devices": 1}
-    for number, rule in enumerate(("my_parts:rule", parts.rule)):
-        with pytest.raises(ZeroDivisionError, match="mine"):
-            jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), run_dir=tmp_path / str(number), stop=rule, **how)
-    again = {"progress": "none", "devices": 1}
-    sweep = jn.sweep(tiny.experiment(), resume=tmp_path / "0", **again)
-    assert [member.step for member in sweep.members] == [10, 10]
+    how = {**HOW, **RATES, "run_dir": tmp_path / "sweep", "writers": (parts.table,)}
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        jn.sweep(tiny.experiment(), jn.grid(learning_rate=[0.1, 0.2]), stop=parts.rule, **how)
+    again = {"resume": tmp_path / "sweep", "progress": "none", "devices": 1}
     with pytest.raises(jn.ConfigError, match="stopping rule 'rule'.*stop again"):
-        jn.sweep(tiny.experiment(), resume=tmp_path / "1", **again)
-    sweep = jn.sweep(tiny.experiment(), resume=tmp_path / "1", stop=parts.rule, **again)
-    assert [member.step for member in sweep.members] == [10, 10]
+        jn.sweep(tiny.experiment(), **again)
+    sweep = jn.sweep(tiny.experiment(), stop=parts.rule, **again)
+    assert [(member.step, member.status) for member in sweep.members] == [(10, "stopped early")] * 2
+    # Loaded, not trained further, though the record cannot hold the rule.
+    assert int(sweep.run(0).state.step) == 10 and sweep.run(1).summary.status == "stopped early"
 
 
 def test_writer_gets_no_empty_reports(parts: ModuleType) -> None:
     # All members diverge in the first window, and the device is asked for its state at the end only.
     writes: list[int] = []
     parts.table.write = lambda lines: writes.append(len(lines))
-    how = {**HOW, "eval_every": 0, "record": False, "vmap_size": 2, "devices": 1}
-    jn.sweep(tiny.experiment(), jn.grid(learning_rate=[1e38, 2e38]), writers=(parts.table,), **how)
+    how = {**HOW, **RATES, "eval_every": 0, "record": False, "writers": (parts.table,)}
+    jn.sweep(tiny.experiment(), jn.grid(learning_rate=[1e38, 2e38]), **how)
     assert writes == [2]
 
 
 def test_writers_and_rules_get_copies(parts: ModuleType) -> None:
-    class Clearing:
-        def write(self, lines: list[dict[str, Any]]) -> None:
-            lines[0].clear()
-            lines.clear()
-
     def clear(lines: list[dict[str, Any]]) -> None:
         lines[0].clear()
         lines.clear()
 
-    run = tiny.fit(tiny.experiment(num_steps=10), **HOW, writers=(Clearing(), parts.table), stop=clear)
+    writers = SimpleNamespace(write=clear), parts.table
+    run = tiny.fit(tiny.experiment(num_steps=10), **HOW, writers=writers, stop=clear)
     assert run.metrics["step"].tolist() == [5, 10] and steps(parts.table.rows) == ALONE
 
 

@@ -62,15 +62,36 @@ def sweep(experiment: jn.Experiment[Any], points: jn.search.Points | None = None
     return jn.sweep(experiment, points, **{**tiny.HOW, "record": False, "vmap_size": 2, "devices": 1, **options})
 
 
-def test_arrays_are_summed_over_batches_and_reach_derive_metrics_in_fit_and_sweep() -> None:
+def test_own_tasks_may_have_any_arrays_targets_and_predictions_in_fit_and_sweep() -> None:
+    def with_classes(batch: jn.Batch) -> jn.Batch:
+        return batch._replace(targets=batch.targets % 3)
+
+    def evaluate_arrays(params: Any, model_state: Any, batch: jn.Batch) -> dict[str, Any]:
+        sizes = (batch.mask[:, None] * SIZES[None]).sum(0)
+        return {**evaluate(params, model_state, with_classes(batch)), "sizes": sizes}
+
     def derive(means: dict[str, Any]) -> dict[str, Any]:
         assert means["sizes"].shape == (7,) and np.ndim(means["loss"]) == 0
         return {"loss": means["loss"], "largest": means["sizes"].max(), "all": sum(means["sizes"])}
 
-    task = own(evaluate=sums(sizes=lambda batch: (batch.mask[:, None] * SIZES[None]).sum(0)), derive_metrics=derive)
-    alone = tiny.fit(task, eval_batch_size=4)
+    def decode(params: Any, model_state: Any, codes: Any) -> Any:
+        if codes.shape[1:] != (2,):
+            raise TypeError("codes [batch, 2]")
+        return codes @ params["kernel"][:2]
+
+    task = jn.Task(
+        init=lambda key, batch: ({"empty": jnp.zeros((3, 0)), **tiny.init(key, batch.inputs)}, {}),
+        loss=lambda params, state, batch, key: loss(params, state, with_classes(batch), key),
+        evaluate=evaluate_arrays,
+        predict=decode,
+        derive_metrics=derive,
+    )
+    nine = jn.data.arrays((tiny.points(37)[0], np.arange(37) % 9), (tiny.points(23)[0], np.arange(23) % 9))
+    experiment = tiny.experiment(data=nine, task=lambda config: task)
+    alone = tiny.fit(experiment, eval_batch_size=4)
     assert alone.final["test_largest"] == 6.0 and alone.final["test_all"] == 21.0
-    members = sweep(task, eval_batch_size=4).members
+    assert alone.predict(np.ones((5, 2))).shape == (5, 3)
+    members = sweep(experiment, eval_batch_size=4).members
     assert [member.final["test_all"] for member in members] == [21.0] * 3
     assert members[0].final["test_loss"] == pytest.approx(alone.final["test_loss"], rel=1e-5)
 
@@ -106,7 +127,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a name that is no string": (losing(lambda state, each: (each.mean(), (state, {1: 0.5}))), "strings"),
     "an integer loss": (losing(lambda state, each: (jnp.int32(1), (state, {}))), "int32"),
     "a metric for each example": (losing(lambda state, each: (each.mean(), (state, {"e": each}))), r"'e'.* \(8,\)"),
-    "means": (evaluating(lambda each, batch: each.mean()), "loss.* sum"),
     "means over the mask": (
         # One of them is 0.
         {"evaluate": sums(late=lambda batch: ((batch.inputs[:, 0] != FIRST) * batch.mask).sum() / batch.mask.sum())},
@@ -114,7 +134,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "means of masked values": (evaluating(lambda each, batch: (each * batch.mask).mean()), "loss.* sum"),
     "sums of padding too": (evaluating(lambda each, batch: each.sum()), "loss.* sum"),
-    "a constant count": ({"evaluate": sums(count=lambda batch: 1.0)}, "count.* mask"),
     "a count of padding too": ({"evaluate": sums(count=lambda batch: len(batch.mask))}, "count.* mask"),
     "parameters alone": ({"init": lambda key, batch: init(key, batch)[0]}, r"init .*\(params, model_state\).* a dict"),
     "an integer parameter": (
@@ -133,7 +152,7 @@ def test_wrong_tasks_are_named_before_training(case: str, tmp_path: Path) -> Non
     assert "\n" not in str(caught.value) and "task" in str(caught.value) and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("case", ["words as metrics", "an integer loss", "means", "a constant count", "no function"])
+@pytest.mark.parametrize("case", ["words as metrics", "an integer loss", "a count of padding too", "no function"])
 def test_sweep_names_wrong_tasks_too(case: str, tmp_path: Path) -> None:
     parts, words = REFUSED[case]
     with pytest.raises(jn.JaxnnError, match=words) as caught:
@@ -144,14 +163,10 @@ def test_sweep_names_wrong_tasks_too(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", [case for case, (parts, _) in REFUSED.items() if "loss" in parts or "param" in case])
 def test_functional_core_names_wrong_losses_and_parameters(case: str) -> None:
     parts, words = REFUSED[case]
-    batch, task = jn.Batch(*tiny.points(8), np.ones(8, np.float32)), OWN._replace(**parts)
-
-    def train(key: jax.Array) -> Any:
-        state = jn.steps.init_train_state(task, optax.sgd(0.1), key, batch)
-        return jn.steps.make_train_step(task, optax.sgd(0.1))(state, batch)
-
+    batch, task, optimizer = jn.Batch(*tiny.points(8), np.ones(8, np.float32)), OWN._replace(**parts), optax.sgd(0.1)
+    step = jn.steps.make_train_step(task, optimizer)
     with pytest.raises(jn.ConfigError, match=words):
-        jax.eval_shape(train, jax.random.key(0))
+        jax.eval_shape(lambda: step(jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch), batch))
 
 
 @pytest.mark.parametrize("size", [5, 16])
@@ -160,6 +175,9 @@ def test_means_are_refused_and_right_sums_are_not_for_any_batch_size(size: int) 
         """Zero for one example alone, and more for each other one, as of a contrastive loss."""
         return batch.mask.sum() * jnp.log(jnp.maximum(batch.mask.sum(), 1.0))
 
+    def without_never(means: dict[str, Any]) -> dict[str, Any]:
+        return {name: mean for name, mean in means.items() if name != "never"}
+
     others = {
         "coupled": coupled,
         "never": lambda batch: jnp.zeros(3),
@@ -167,36 +185,12 @@ def test_means_are_refused_and_right_sums_are_not_for_any_batch_size(size: int) 
         # Of a batch of three there are no five.
         "ranked": lambda batch: jax.lax.top_k(batch.mask, 5)[0].min() * batch.mask.sum(),
     }
-    run = tiny.fit(own(evaluate=sums(**others), derive_metrics=_without_never), eval_batch_size=size)
+    run = tiny.fit(own(evaluate=sums(**others), derive_metrics=without_never), eval_batch_size=size)
     counts = np.array([size] * (23 // size) + [23 % size])
     assert run.final["test_coupled"] == pytest.approx((counts * np.log(np.maximum(counts, 1))).sum() / 23, rel=1e-6)
     assert run.final["train_half"] == 0.5
     with pytest.raises(jn.ConfigError, match="sum"):
         tiny.fit(own(**evaluating(lambda each, batch: (each * batch.mask).mean())), eval_batch_size=size)
-
-
-def _without_never(means: dict[str, Any]) -> dict[str, Any]:
-    return {name: mean for name, mean in means.items() if name != "never"}
-
-
-def test_predictions_of_own_tasks_may_be_anything() -> None:
-    def decode(params: Any, model_state: Any, codes: Any) -> Any:
-        if codes.shape[1:] != (2,):
-            raise TypeError("codes [batch, 2]")
-        return codes @ params["kernel"][:2]
-
-    def twice(params: Any, model_state: Any, inputs: Any) -> Any:
-        return inputs[:, :1]
-
-    labels = jn.data.arrays((tiny.points(37)[0], np.arange(37) % 9), (tiny.points(23)[0], np.arange(23) % 9))
-    clipped = lambda task: tiny.experiment(data=labels, task=lambda config: task)  # noqa: E731
-    free = OWN._replace(
-        loss=lambda params, state, batch, key: loss(params, state, batch._replace(targets=batch.targets % 3), key),
-        evaluate=lambda params, state, batch: evaluate(params, state, batch._replace(targets=batch.targets % 3)),
-    )
-    run = tiny.fit(clipped(free._replace(predict=decode)))
-    assert run.predict(np.ones((5, 2))).shape == (5, 3)
-    assert sweep(clipped(free._replace(predict=twice)), plan_only=True).status == "planned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,12 +223,3 @@ def test_swept_fields_from_which_the_config_derives_others_are_read() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sweep(experiment, jn.grid(decay=[0.1, 0.2]), plan_only=True)
-
-
-def test_members_with_empty_arrays_train() -> None:
-    def init(key: jax.Array, inputs: jax.Array) -> dict[str, jax.Array]:
-        return {"empty": jnp.zeros((3, 0)), **tiny.init(key, inputs)}
-
-    experiment = tiny.experiment(model=(init, tiny.apply))
-    members = sweep(experiment).members
-    assert members[0].final["test_loss"] == pytest.approx(tiny.fit(experiment).final["test_loss"], rel=1e-5)

@@ -1,11 +1,11 @@
 """The choice of steps per call, with a simulated clock."""
 
-import types
+import time
 from collections.abc import Callable
 
 import pytest
 
-from jaxnn.engine import _tuning as tuning
+from jaxnn.engine import choose_steps_per_call
 
 
 class Machine:
@@ -13,7 +13,6 @@ class Machine:
 
     def __init__(self, call_seconds: Callable[[int], float]) -> None:
         self.call_seconds, self.now = call_seconds, 0.0
-        self.measured: dict[int, float] = {}
         self.compiled: list[int] = []
         self.calls: list[int] = []
 
@@ -27,16 +26,10 @@ class Machine:
 
         return call
 
-
-@pytest.fixture
-def choose(monkeypatch: pytest.MonkeyPatch) -> Callable:
-    def choose(window: int, call_seconds: Callable[[int], float], first: int = 1, **how: bool):
-        machine = Machine(call_seconds)
-        monkeypatch.setattr(tuning, "time", types.SimpleNamespace(perf_counter=lambda: machine.now))
-        steps, machine.measured = tuning.choose_steps_per_call(machine.make_call, window, first, **how)
-        return steps, machine
-
-    return choose
+    def choose(self, window: int, first: int = 1, *, wary: bool = False) -> tuple[int, dict[int, float]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "perf_counter", lambda: self.now)
+            return choose_steps_per_call(self.make_call, window, first, wary=wary)
 
 
 def dispatched(n: int) -> float:
@@ -44,56 +37,59 @@ def dispatched(n: int) -> float:
     return 200e-6 + 10e-6 * n
 
 
-def slow_in_loops(alone: float = 5e-3, looped: float = 0.15) -> Callable[[int], float]:
+def slow_in_loops(alone: float = 5e-3, looped: float = 0.15) -> Machine:
     """A convolution's gradient on a CPU: 5 ms alone, 150 ms in a scan."""
-    return lambda n: alone if n == 1 else looped * n
+    return Machine(lambda n: alone if n == 1 else looped * n)
 
 
 @pytest.mark.parametrize("wary", [False, True])
-def test_many_steps_if_dispatch_dominates(choose, wary: bool) -> None:
-    steps, machine = choose(400, dispatched, wary=wary)
+def test_many_steps_if_dispatch_dominates(wary: bool) -> None:
+    machine = Machine(dispatched)
+    steps, measured = machine.choose(400, wary=wary)
     assert steps >= 100 and 400 % steps == 0
-    assert machine.measured[1] == pytest.approx(210e-6)
-    assert machine.measured[steps] == pytest.approx(dispatched(steps) / steps)
+    assert measured[1] == pytest.approx(210e-6)
+    assert measured[steps] == pytest.approx(dispatched(steps) / steps)
     assert len(machine.compiled) == 3
 
 
-def test_first_call_is_the_only_one_compiled_if_it_is_short(choose) -> None:
-    steps, machine = choose(100, lambda n: 20e-6 * n, first=100)
-    assert (steps, machine.compiled) == (100, [100])
-    steps, machine = choose(100, slow_in_loops(), first=100)
-    assert steps == 1 and machine.compiled[:2] == [100, 1]
+def test_first_call_is_the_only_one_compiled_if_it_is_short() -> None:
+    machine, slow = Machine(lambda n: 20e-6 * n), slow_in_loops()
+    assert machine.choose(100, first=100)[0] == 100 and machine.compiled == [100]
+    assert slow.choose(100, first=100)[0] == 1 and slow.compiled[:2] == [100, 1]
 
 
-def test_one_step_if_a_scanned_step_is_thirty_times_slower(choose) -> None:
-    steps, machine = choose(100, slow_in_loops())
-    assert steps == 1 and machine.now < 5.0
+def test_one_step_if_a_scanned_step_is_thirty_times_slower() -> None:
+    machine = slow_in_loops()
+    assert machine.choose(100)[0] == 1 and machine.now < 5.0
     assert sum(length > 1 for length in machine.calls) == 1, "a slow scan is run once"
 
 
 @pytest.mark.parametrize(("alone", "looped"), [(0.071, 0.95), (5e-3, 0.15), (1e-4, 3e-3)])
 @pytest.mark.parametrize("window", [100, 25, 2])
-def test_if_wary_one_call_of_two_steps_shows_a_slow_loop(choose, window: int, alone: float, looped: float) -> None:
-    steps, machine = choose(window, slow_in_loops(alone, looped), wary=True)
-    assert steps == 1 and max(machine.calls) <= window
+def test_if_wary_one_call_of_two_steps_shows_a_slow_loop(window: int, alone: float, looped: float) -> None:
+    machine = slow_in_loops(alone, looped)
+    assert machine.choose(window, wary=True)[0] == 1 and max(machine.calls) <= window
     assert [length for length in machine.calls if length > 1] == [2]
 
 
 @pytest.mark.parametrize("step_seconds", [1e-6, 1e-4, 1e-2, 1.0])
-def test_one_step_if_a_scan_is_a_little_slower_and_measuring_is_short(choose, step_seconds: float) -> None:
-    steps, machine = choose(100, lambda n: step_seconds * n * (1.0 if n == 1 else 1.3))
-    assert steps == 1 and len(machine.compiled) == 2
-    _, machine = choose(1000, lambda n: step_seconds * n)
-    assert machine.now < max(3.0, 80 * step_seconds) and len(machine.compiled) <= 3
+def test_one_step_if_a_scan_is_a_little_slower_and_measuring_is_short(step_seconds: float) -> None:
+    slower = Machine(lambda n: step_seconds * n * (1.0 if n == 1 else 1.3))
+    assert slower.choose(100)[0] == 1 and len(slower.compiled) == 2
+    equal = Machine(lambda n: step_seconds * n)
+    equal.choose(1000)
+    assert equal.now < max(3.0, 80 * step_seconds) and len(equal.compiled) <= 3
 
 
-def test_more_steps_are_tried_if_a_few_already_pay(choose) -> None:
+def test_more_steps_are_tried_if_a_few_already_pay() -> None:
     # The first probe of a step of 50 ms has few steps; page faults of 20 ms per call make sixteen worth trying.
-    steps, machine = choose(160, lambda n: 20e-3 + 30e-3 * n)
-    assert (steps, machine.compiled[-1]) == (16, 16)
+    machine = Machine(lambda n: 20e-3 + 30e-3 * n)
+    assert machine.choose(160)[0] == 16 and machine.compiled[-1] == 16
 
 
 def test_first_probe_is_a_power_of_four_within_bounds() -> None:
     # 0.1 s of 100 µs steps are 1000, nearest 4^5; of 20 ms steps 5, nearest 4; of slow steps still 4.
-    seconds = (100e-6, 1e-9, 20e-3, 10.0, 1.5e-3)
-    assert [tuning.first_probe(one) for one in seconds] == [1024, 1024, 4, 4, 64]
+    for seconds, probe in {100e-6: 1024, 1e-9: 1024, 20e-3: 4, 10.0: 4, 1.5e-3: 64}.items():
+        machine = Machine(lambda n, seconds=seconds: seconds * n)
+        machine.choose(4096)
+        assert machine.compiled[1] == probe

@@ -2,36 +2,38 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxnn.engine import RunOptions, check_config, resolve_cadences, typical_window
-from jaxnn.engine._windows import Plan, near_divisor, with_tails
+from jaxnn.engine import Plan, RunOptions, check_config, near_divisor, resolve_cadences, typical_window, with_tails
 from jaxnn.types import ConfigError
 
 # num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.
 PLANS = [
     with_tails(Plan(*numbers))
-    for numbers in itertools.product((1, 23, 60), (1, 7, 100), (0, 10, 100), (0, 4, 9), (1, 3, 16))
+    for numbers in itertools.product((1, 23, 60), (1, 7, 100), (0, 10), (0, 4, 100), (1, 3, 16))
 ]
 
 
 def windows(plan: Plan, step: int = 0) -> list[tuple[int, int]]:
-    found = []
-    while step < plan.num_steps:
-        found.append((step, plan.window_end(step)))
-        step = found[-1][1]
-    return found
+    """The first step and the end of each window."""
+    return walked(plan, step, plan.window_end)
 
 
 def calls(plan: Plan, step: int = 0) -> list[tuple[int, int]]:
+    """The first step and the end of each call."""
+    return walked(plan, step, lambda step: step + plan.call_length(step))
+
+
+def walked(plan: Plan, step: int, end_of: Callable[[int], int]) -> list[tuple[int, int]]:
     found = []
     while step < plan.num_steps:
-        found.append((step, plan.call_length(step)))
-        step += found[-1][1]
+        found.append((step, end_of(step)))
+        step = found[-1][1]
     return found
 
 
@@ -46,9 +48,8 @@ def test_windows_partition_the_run_and_end_when_something_is_due() -> None:
 def test_calls_fill_each_window_with_few_lengths() -> None:
     for plan in PLANS:
         made = calls(plan)
-        assert [step for start, length in made for step in range(start, start + length)] == [*range(plan.num_steps)]
-        assert {end for _, end in windows(plan)} <= {start + length for start, length in made}, plan
-        lengths = {length for _, length in made}
+        assert {end for _, end in windows(plan)} <= {end for _, end in made}, plan
+        lengths = {end - step for step, end in made}
         assert lengths <= set(plan.call_lengths()) and 1 <= min(lengths) <= max(lengths) <= plan.steps_per_call, plan
         # Steps per call, and at most three tails or the powers of two below it: 16 needs 1, 2, 4, 8.
         assert len(plan.call_lengths()) <= 1 + max(3, (plan.steps_per_call - 1).bit_length()), plan
@@ -58,7 +59,7 @@ def test_the_plan_of_a_resumed_run_is_the_rest_of_the_plan() -> None:
     for plan in PLANS:
         for index, (_, end) in enumerate(windows(plan), start=1):
             assert windows(plan, end) == windows(plan)[index:], plan
-            assert calls(plan, end) == [(step, length) for step, length in calls(plan) if step >= end], plan
+            assert calls(plan, end) == [call for call in calls(plan) if call[0] >= end], plan
 
 
 def test_evaluations_and_checkpoints_are_due_at_their_cadences() -> None:
@@ -73,8 +74,11 @@ def test_evaluations_and_checkpoints_are_due_at_their_cadences() -> None:
 def test_equal_rests_of_windows_are_one_tail() -> None:
     # Windows of 10 in calls of 4: 4 + 4 + 2.
     plan = with_tails(Plan(20, report_every=10, eval_every=10, checkpoint_every=0, steps_per_call=4))
-    assert [length for _, length in calls(plan)] == [4, 4, 2, 4, 4, 2]
+    assert [end for _, end in calls(plan)] == [4, 8, 10, 14, 18, 20]
     assert plan.call_lengths() == [4, 2]
+    # Windows of 7, 3 and 4 are three tails; a fourth rest makes them powers of two.
+    assert with_tails(Plan(14, 7, 10, 0, 16)).tails == (7, 4, 3)
+    assert with_tails(Plan(20, 7, 10, 0, 16)).tails == (4, 2, 1)
 
 
 def test_typical_window() -> None:
@@ -83,29 +87,21 @@ def test_typical_window() -> None:
     assert [*map(typical_window, plans)] == [10, 10, 5, 7]
 
 
-@pytest.mark.parametrize(
-    ("whole", "about", "expected"),
-    [
-        (100, 16, 20),  # of 10 and 20 the nearer by ratio: 16/10 = 1.6, 20/16 = 1.25
-        (100, 25, 25),
-        (80, 64, 80),
-        (97, 16, 16),  # a prime has no divisor near
-        (12, 1000, 12),  # never more than the whole
-        (7, 0, 1),  # never less than one
-        (1, 4, 1),
-    ],
-)
-def test_near_divisor(whole: int, about: int, expected: int) -> None:
-    assert near_divisor(whole, about) == expected
+def test_near_divisor() -> None:
+    # Of 10 and 20 the nearer to 16 by ratio: 16/10 = 1.6, 20/16 = 1.25.
+    assert [near_divisor(100, 16), near_divisor(100, 25), near_divisor(80, 64)] == [20, 25, 80]
+    assert near_divisor(97, 16) == 16  # a prime has no divisor near
+    # Never more than the whole, nor less than one.
+    assert [near_divisor(12, 1000), near_divisor(7, 0), near_divisor(1, 4)] == [12, 1, 1]
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 7, 23, 60, 100, 997, 4_000, 100_003])
-def test_default_cadences_fit_any_number_of_steps(num_steps: int) -> None:
-    options = resolve_cadences(RunOptions(), num_steps)
-    plan = Plan(num_steps, options.report_every or 0, options.eval_every or 0, 0)
-    evaluations = sum(plan.evaluates(end) for _, end in windows(plan))
-    assert min(num_steps, 5) <= evaluations <= 20
-    assert min(num_steps, 25) <= len(windows(plan)) <= 110
+def test_default_cadences_fit_any_number_of_steps() -> None:
+    for num_steps in (1, 2, 7, 23, 60, 100, 997, 4_000, 100_003):
+        options = resolve_cadences(RunOptions(), num_steps)
+        plan = Plan(num_steps, options.report_every or 0, options.eval_every or 0, 0)
+        evaluations = sum(plan.evaluates(end) for _, end in windows(plan))
+        assert min(num_steps, 5) <= evaluations <= 20, num_steps
+        assert min(num_steps, 25) <= len(windows(plan)) <= 110, num_steps
 
 
 def test_given_cadences_are_kept() -> None:
@@ -122,30 +118,21 @@ class Config:
     seed: Any = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Seedless:
-    batch_size: int = 8
-    num_steps: int = 10
-
-
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
         ({"steps_per_call": 0}, "steps_per_call is 0, .* at least 1"),
         ({"report_every": 2.5}, "report_every is 2.5"),
         ({"eval_every": -1}, "eval_every is -1, .* at least 0"),
-        ({"patience": 0}, "patience is 0"),
         ({"keep_last": True}, "keep_last is True"),
         ({"monitor_mode": "up"}, "monitor_mode is 'up', .* auto, min, max"),
         ({"progress": "loud"}, "progress is 'loud', .* auto, bar, plain, none"),
         ({"resume": "a", "run_dir": "b"}, "both resume and run_dir"),
-        (Seedless(), "Seedless has no field 'seed'"),
+        (dataclasses.make_dataclass("Seedless", ["batch_size", "num_steps"])(8, 10), "Seedless has no field 'seed'"),
         (Config(batch_size=0), "batch_size is 0, .* at least 1"),
         (Config(num_steps=0), "num_steps is 0"),
-        (Config(num_steps=1e3), r"num_steps is 1000\.0"),
         (Config(seed=-1), "seed is -1, .* at least 0"),
         (Config(seed=2**32), "seed is 4294967296"),
-        (Config(seed=None), "seed is None"),
     ],
 )
 def test_bad_options_and_configs_are_named(bad: Any, words: str) -> None:
@@ -160,16 +147,8 @@ def test_good_options_and_configs_pass() -> None:
     assert options.explicit() == {"run_dir": Path("here"), "patience": 3}
 
 
-@pytest.mark.parametrize(
-    ("monitor", "mode", "expected"),
-    [
-        ("loss", "auto", False),
-        ("mean_absolute_error", "auto", False),
-        ("perplexity", "auto", False),
-        ("accuracy", "auto", True),
-        ("accuracy", "min", False),
-        ("loss", "max", True),
-    ],
-)
-def test_monitor_mode(monitor: str, mode: Any, expected: bool) -> None:
-    assert RunOptions(monitor=monitor, monitor_mode=mode).higher_is_better is expected
+def test_monitor_mode() -> None:
+    assert not any(RunOptions(monitor=name).higher_is_better for name in ("loss", "mean_absolute_error", "perplexity"))
+    assert RunOptions(monitor="accuracy").higher_is_better
+    assert not RunOptions(monitor="accuracy", monitor_mode="min").higher_is_better
+    assert RunOptions(monitor="loss", monitor_mode="max").higher_is_better

@@ -1,4 +1,4 @@
-"""MLP and CNN: Flax's layers, dropout, lists for tuples, images that are too small."""
+"""MLP and CNN: Flax's layers, lists for tuples, images that are too small."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from tests import draws
 
 IMAGES = draws.normal(1, 4, 8, 8, 1)
 SMALL_CNN = {"blocks": ((4,), (6, 6)), "dense": (8,)}
-MODELS: dict[str, Callable[..., linen.Module]] = {
-    "mlp": lambda **fields: MLP((16, 12, 5), **fields),
-    "cnn": lambda **fields: CNN(5, **SMALL_CNN, **fields),
-    "cnn with batch norm": lambda **fields: CNN(5, batch_norm=True, **SMALL_CNN, **fields),
-}
 
 
 def flatten(x: jax.Array) -> jax.Array:
@@ -70,58 +65,6 @@ def test_equals_flax_layers(name: str) -> None:
     found, expected = run()
     assert np.any(expected < 0.0)  # no activation at the end
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_dropout_in_training_only_and_gradients_of_every_layer(name: str) -> None:
-    make = MODELS[name]
-    variables = draws.variables(make(), IMAGES)
-
-    def train(rate: Any, key: jax.Array, params: Any = variables["params"]) -> jax.Array:
-        options = {"train": True, "rngs": {"dropout": key}, "mutable": ["batch_stats"]}
-        return make(dropout=rate).apply({**variables, "params": params}, IMAGES, **options)[0]
-
-    @jax.jit
-    def run(keys: jax.Array) -> dict[str, Any]:
-        return {
-            "evaluated": [make(dropout=rate).apply(variables, IMAGES) for rate in (0.0, 0.5)],
-            "constant rates": [train(rate, keys[0]) for rate in (0.0, 0.3, 1.0)],
-            "traced rates": jax.vmap(train, (0, None))(jnp.array([0.0, 0.3, 1.0]), keys[0]),
-            "other key": train(0.3, keys[1]),
-            "gradients": jax.grad(lambda params: jnp.sum(train(0.2, keys[0], params) ** 2))(variables["params"]),
-        }
-
-    found = run(jax.random.split(jax.random.key(0)))
-    np.testing.assert_array_equal(*found["evaluated"])
-    np.testing.assert_allclose(found["traced rates"], found["constant rates"], rtol=1e-3, atol=1e-5)
-    assert not np.array_equal(found["constant rates"][1], found["other key"])
-    # At rate 1 everything before the logits is dropped: only their bias remains.
-    bias = variables["params"]["Dense_2" if name == "mlp" else "Dense_1"]["bias"]
-    np.testing.assert_array_equal(found["constant rates"][2], np.tile(bias, (4, 1)))
-    for gradient in jax.tree.leaves(found["gradients"]):
-        assert np.isfinite(gradient).all() and np.any(gradient != 0.0)
-
-
-def test_dropout_of_pooled_and_dense_layers() -> None:
-    variables = draws.variables(MODELS["cnn"](), IMAGES)
-    params, no_dense = variables["params"], CNN(5, blocks=((4,),), dense=(), dropout=1.0)
-    alone = draws.variables(no_dense, IMAGES)
-
-    def train(model: linen.Module, variables: Any) -> jax.Array:
-        return model.apply(variables, IMAGES, train=True, rngs={"dropout": jax.random.key(0)})
-
-    dense, pooled, last = jax.jit(
-        lambda: (
-            train(CNN(5, **SMALL_CNN, dense_dropout=1.0), variables),
-            train(CNN(5, **SMALL_CNN, dropout=1.0, dense_dropout=0.0), variables),
-            train(no_dense, alone),
-        )
-    )()
-    np.testing.assert_array_equal(dense, np.tile(params["Dense_1"]["bias"], (4, 1)))
-    # What is pooled is dropped, and the dense layer before the logits has its bias, which is positive.
-    expected = params["Dense_0"]["bias"] @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
-    np.testing.assert_allclose(pooled, np.tile(expected, (4, 1)), rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(last, np.tile(alone["params"]["Dense_0"]["bias"], (4, 1)))
 
 
 def test_lists_become_tuples() -> None:

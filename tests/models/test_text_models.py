@@ -1,8 +1,7 @@
-"""FastText, recurrent classifiers and language models, TextGenRNN: by hand or by Flax's layers, padding, dropout."""
+"""FastText, recurrent classifiers and language models, TextGenRNN, GPT: by hand or by Flax's layers, padding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
-from jaxnn.nn import GRU, LSTM, Dropout
+from jaxnn.models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
+from jaxnn.nn import GRU, LSTM
+from jaxnn.types import DataError
 from tests import draws
 
 KEY = jax.random.key(0)
@@ -60,10 +60,6 @@ LENGTHS = [4, 3, 1, 2]
 CELLS: dict[Any, Any] = {LSTM: linen.OptimizedLSTMCell(3), GRU: linen.GRUCell(3)}
 
 
-def apply(model: linen.Module, variables: Any, tokens: Any = TOKENS) -> Any:
-    return jax.jit(model.apply)(variables, tokens)
-
-
 @pytest.mark.parametrize(("layer", "bidirectional"), [(LSTM, True), (GRU, False)])
 def test_classifier_equals_flax_layers_on_each_sequence_alone(layer: Any, bidirectional: bool) -> None:
     options = {**SIZES, "layer": layer, "bidirectional": bidirectional}
@@ -96,10 +92,9 @@ def test_classifier_equals_flax_layers_on_each_sequence_alone(layer: Any, bidire
     near(plain, expected_plain)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_classifier_without_embedding_reads_one_hot_vectors(bidirectional: bool) -> None:
+def test_classifier_without_embedding_reads_one_hot_vectors() -> None:
     # What an embedding by the identity gives; a token outside the vocabulary is NaN.
-    sizes = {"vocabulary_size": 6, "features": 3, "bidirectional": bidirectional, "pad_id": 0}
+    sizes = {"vocabulary_size": 6, "features": 3, "pad_id": 0}
     model, embedding = (RecurrentClassifier(5, **sizes, embedding_features=features) for features in (None, 6))
     params = draws.variables(model, TOKENS)["params"]
     outside = TOKENS.copy()
@@ -115,62 +110,18 @@ def test_classifier_without_embedding_reads_one_hot_vectors(bidirectional: bool)
     assert np.isnan(beyond).any(axis=1).tolist() == [False, True, False, True, False]
 
 
-def test_classifier_dropout_is_before_the_logits_in_training_only() -> None:
-    model, without = (RecurrentClassifier(5, **SIZES, dropout=rate) for rate in (1.0, 0.0))
-    variables = draws.variables(without, TOKENS)
-    evaluated, plain, trained = jax.jit(
-        lambda: (
-            model.apply(variables, TOKENS),
-            without.apply(variables, TOKENS),
-            model.apply(variables, TOKENS, train=True, rngs={"dropout": KEY}),
-        )
-    )()
-    np.testing.assert_array_equal(evaluated, plain)
-    np.testing.assert_array_equal(trained, np.tile(variables["params"]["Dense_0"]["bias"], (5, 1)))
+def test_language_model_equals_flax_layers() -> None:
+    model = RecurrentLanguageModel(6, features=3, embedding_features=4)
+    variables = draws.variables(model, TOKENS)
+    params = variables["params"]
 
-
-LANGUAGE = RecurrentLanguageModel(6, features=3, embedding_features=4)
-
-
-def test_language_model_equals_flax_layers_and_is_causal() -> None:
-    tokens = np.arange(5)[None]  # each once, so that the gradient of its row shows whether it was read
-    params = draws.variables(LANGUAGE, tokens)["params"]
-
-    def logits(table: jax.Array) -> jax.Array:
-        return LANGUAGE.apply({"params": {**params, "Embed_0": {"embedding": table}}}, tokens)
-
-    def reference(table: jax.Array) -> jax.Array:
-        x = table[tokens]
+    def reference() -> jax.Array:
+        x = params["Embed_0"]["embedding"][TOKENS]
         for layer in ("LSTM_0", "LSTM_1"):
             x = linen.RNN(CELLS[LSTM]).apply({"params": params[layer]}, x)
         return x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None, None]
 
-    slopes, got, expected = jax.jit(lambda table: (jax.jacrev(logits)(table), logits(table), reference(table)))(
-        params["Embed_0"]["embedding"]
-    )
-    near(got, expected)
-    reads = np.any(slopes[0] != 0, axis=(1, 3))  # [time of logits, token]
-    np.testing.assert_array_equal(reads, np.arange(6)[None] <= np.arange(5)[:, None])
-
-
-def test_language_model_embedding_is_as_wide_as_a_state_by_default() -> None:
-    params = jax.eval_shape(RecurrentLanguageModel(6, features=3).init, KEY, TOKENS)["params"]
-    assert params["Embed_0"]["embedding"].shape == (6, 3)
-
-
-def test_language_model_dropout_is_before_each_layer_and_the_logits() -> None:
-    dropped = []
-
-    def note(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-        if isinstance(context.module, Dropout) and context.method_name == "__call__":
-            dropped.append((context.module.rate, context.module.batch_axis, *args[0].shape))
-        return call(*args, **kwargs)
-
-    train = partial(LANGUAGE.clone(dropout=0.5).init_with_output, {"params": KEY, "dropout": KEY}, train=True)
-    with linen.intercept_methods(note):
-        jax.eval_shape(train, TOKENS[:2])
-    # Two sequences of four: the second axis is the batch, of which every device draws its rows.
-    assert dropped == [(0.5, 1, 4, 2, 4), (0.5, 1, 4, 2, 3), (0.5, 1, 4, 2, 3)]
+    near(*jax.jit(lambda: (model.apply(variables, TOKENS), reference()))())
 
 
 def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_training() -> None:
@@ -200,3 +151,70 @@ def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_
     )()
     near(evaluated, expected)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), trained, expected_trained)
+
+
+# GPT
+
+GPT_TOKENS = draws.integers(1, 11, 1, 6)
+SMALL_GPT = GPT(11, num_layers=2, features=8, num_heads=2, max_length=7)
+
+
+def dense(p: Any, x: Any) -> Any:
+    return x @ p["kernel"] + p["bias"]
+
+
+def norm(p: Any, x: Any) -> Any:
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+
+
+def softmax(x: Any) -> Any:
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def attended(qkv: Any) -> Any:
+    """One head and one position at a time: heads 0 and 1 have channels 0…3 and 4…7 of each of q, k, v."""
+    out = np.zeros((6, 8), np.float32)
+    for head in (slice(0, 4), slice(4, 8)):
+        q, k, v = qkv[:, :8][:, head], qkv[:, 8:16][:, head], qkv[:, 16:][:, head]
+        for t in range(6):
+            out[t, head] = softmax(k[: t + 1] @ q[t] / 2.0) @ v[: t + 1]
+    return out
+
+
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def test_gpt_names_and_causal_formula() -> None:
+    variables = draws.variables(SMALL_GPT, GPT_TOKENS)
+    params = jax.tree.map(np.asarray, variables["params"])
+    assert set(params) == {"Embed_0", "Embed_1", "Block_0", "Block_1", "LayerNorm_0", "Dense_0"}
+    assert set(params["Block_0"]) == {"LayerNorm_0", "LayerNorm_1", *(f"Dense_{index}" for index in range(4))}
+    assert params["Embed_0"]["embedding"].shape == (11, 8) and params["Embed_1"]["embedding"].shape == (7, 8)
+
+    logits = jax.jit(lambda: SMALL_GPT.apply(variables, GPT_TOKENS))()
+    x = params["Embed_0"]["embedding"][np.asarray(GPT_TOKENS[0])] + params["Embed_1"]["embedding"][:6]
+    for block in (params["Block_0"], params["Block_1"]):
+        x = x + dense(block["Dense_1"], attended(dense(block["Dense_0"], norm(block["LayerNorm_0"], x))))
+        x = x + dense(block["Dense_3"], gelu(dense(block["Dense_2"], norm(block["LayerNorm_1"], x))))
+    expected = dense(params["Dense_0"], norm(params["LayerNorm_0"], x))
+    np.testing.assert_allclose(logits[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_gpt_initialization_is_gpt_2s() -> None:
+    # Projections onto the residual stream are narrower by sqrt(2 * 1 layer).
+    params = linen.unbox(jax.jit(GPT(65, num_layers=1).init)(KEY, GPT_TOKENS))["params"]
+    block = params["Block_0"]
+    wide = [params["Embed_0"]["embedding"], params["Embed_1"]["embedding"], params["Dense_0"]["kernel"]]
+    wide += [block["Dense_0"]["kernel"], block["Dense_2"]["kernel"]]
+    assert [np.std(leaf) for leaf in wide] == pytest.approx([0.02] * 5, rel=0.05)
+    narrow = [np.std(block[name]["kernel"]) for name in ("Dense_1", "Dense_3")]
+    assert narrow == pytest.approx([0.02 / 2**0.5] * 2, rel=0.05)
+    assert not np.any(block["Dense_1"]["bias"])
+
+
+def test_gpt_sequences_longer_than_max_length() -> None:
+    with pytest.raises(DataError, match="8 tokens are longer than max_length, 7"):
+        jax.eval_shape(SMALL_GPT.init, KEY, np.zeros((2, 8), np.int32))

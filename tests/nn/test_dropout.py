@@ -1,111 +1,86 @@
-"""Dropout: the rate, the mean, the random bits, traced rates and keys, and the rows of a sharded batch."""
+"""Dropout: masks and scales are exact, from the bits of JAX's generator; keys, and the rows of a sharded batch."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from jax.extend.random import threefry_2x32
 
-from jaxnn.nn import LSTM, Dropout, Stacked, use_batch_axis
-from jaxnn.nn._dense import _random_bits, _threefry
+from jaxnn.nn import GRU, Dropout, Stacked, use_batch_axis
 from jaxnn.types import ConfigError
 from tests import draws
 
 KEY = jax.random.key(0)
-ONES = jnp.ones((100, 200))
-RATES = (0.0, 0.01, 0.1, 0.5, 0.75, 0.9, 0.999, 1.0)
+ONES = jnp.ones((5, 7))
 
 
-def drop(rate: Any, x: jax.Array = ONES, key: jax.Array = KEY) -> jax.Array:
+def drop(rate: Any, x: jax.Array, key: jax.Array = KEY) -> jax.Array:
     return Dropout(rate).apply({}, x, train=True, rngs={"dropout": key})
 
 
-def test_rates_are_exact_keep_the_mean_and_may_be_traced() -> None:
-    x = draws.uniform(1, *ONES.shape)
-    outputs, constant = jax.jit(
-        lambda rates: (jax.vmap(lambda rate: drop(rate, x))(rates), {rate: drop(rate, x) for rate in (0.0, 0.1, 1.0)})
-    )(jnp.array(RATES))
-    by_rate = dict(zip(RATES, np.asarray(outputs), strict=True))
-    for rate, expected in constant.items():
-        np.testing.assert_allclose(by_rate[rate], expected, rtol=1e-6)
-    x = np.asarray(x)
-    for rate in RATES[1:-1]:
-        y = by_rate[rate]
-        # Binomial over 20,000 elements: five standard deviations on either side.
-        assert abs(np.sum(y == 0) - x.size * rate) < 5 * (x.size * rate * (1 - rate)) ** 0.5
-        # The rate is a multiple of 2^-16, and the scale is of the rate that is drawn: 0.1 is 6554 / 65536.
-        drawn = round(rate * 2**16) / 2**16
-        np.testing.assert_allclose(y[y != 0], x[y != 0] / (1 - drawn), rtol=1e-6)
-        # An element's variance is at most rate / (1 - rate): five deviations of the mean of 20,000.
-        assert abs(y.mean() - x.mean()) < 5 * (rate / (1 - rate) / x.size) ** 0.5
-    for lower, higher in zip(RATES[:-1], RATES[1:], strict=True):
-        assert np.all((by_rate[lower] == 0) <= (by_rate[higher] == 0))
-    assert not by_rate[1.0].any()
+class LayerKey(linen.Module):
+    """Returns the key that Flax gives a layer."""
+
+    @linen.compact
+    def __call__(self) -> jax.Array:
+        return self.make_rng("dropout")
+
+
+def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """16 bits for each element: quarters of the last axis are the halves of the two words of Threefry's blocks."""
+    *leading, width = shape or (1,)
+    blocks = (*leading, -(-width // 4))
+    # JAX takes the first words of all blocks, then the second: here they are 0, 1, 2, … and zeros.
+    counter = np.append(np.arange(math.prod(blocks)), np.zeros(math.prod(blocks))).astype(np.uint32)
+    seed = jax.random.bits(LayerKey().apply({}, rngs={"dropout": key}), (2,), jnp.uint32)
+    first, second = threefry_2x32(seed, counter).reshape(2, *blocks)
+    halves = [half for word in (first, second) for half in (word & 0xFFFF, word >> 16)]
+    return jnp.concatenate(halves, -1)[..., :width].reshape(shape)
+
+
+SHAPES = [((), "threefry2x32"), ((3,), "rbg"), ((5, 7), "threefry2x32"), ((2, 3, 4), "threefry2x32")]
+
+
+def test_masks_and_scales_are_exact() -> None:
+    def run() -> Any:
+        results = []
+        for shape, generator in SHAPES:
+            key, x = jax.random.key(1, impl=generator), draws.normal(0, *shape)
+            bits = random_bits(key, shape)
+            # An element is kept up to the rate of its own bits, and dropped from the next one.
+            thresholds = jnp.append(bits.ravel(), jnp.append(bits.ravel() + 1, jnp.array([0, 2**16], jnp.uint32)))
+            outputs = jax.vmap(lambda rate, x=x, key=key: drop(rate, x, key))(thresholds / 2**16)
+            results.append((x, bits, thresholds, outputs))
+        # Rates are rounded: 0.1 is 6554 / 65536.
+        constant = [drop(rate, x, key) for rate in (0.1, 0.3, 1.0)]
+        results.append((x, bits, jnp.array([6554, 19661, 2**16]), jnp.stack(constant)))
+        return results
+
+    for x, bits, thresholds, outputs in jax.tree.map(np.asarray, jax.jit(run)()):
+        for threshold, output in zip(thresholds, outputs, strict=True):
+            kept = x / (1 - min(threshold, 2**16 - 1) / 2**16)
+            np.testing.assert_allclose(output, np.where(bits < threshold, 0.0, kept), rtol=1e-6)
+    assert jax.eval_shape(lambda: drop(0.5, jnp.ones((0, 4)))).shape == (0, 4)
 
 
 def test_float64_is_scaled_in_float64() -> None:
     with jax.enable_x64(True):
-        y = np.asarray(drop(0.1, jnp.ones((4, 8), jnp.float64)))
+        y = np.asarray(jax.jit(drop)(0.1, np.ones((4, 8))))
     assert y.dtype == np.float64
     np.testing.assert_allclose(y[y != 0], 1 / (1 - 6554 / 65536), rtol=1e-15)
 
 
-def test_threefry_equals_jax() -> None:
-    # JAX splits its counter in halves, one to a word of the blocks: here they are 0, 1, 2 and zeros.
-    seed = jnp.array([0x13198A2E, 0x03707344], jnp.uint32)
-    words = np.stack(jax.jit(_threefry)(seed, np.arange(3, dtype=np.uint32)))
-    assert np.array_equal(words.ravel(), threefry_2x32(seed, np.array([0, 1, 2, 0, 0, 0], np.uint32)))
-
-
-def test_bits_are_uniform_and_independent() -> None:
-    bits = np.asarray(_random_bits(KEY, (64, 4096))).ravel()
-    size = bits.size
-    # Each of the 16 bits is a fair coin: five deviations of the mean of 262,144.
-    coins = (bits[:, None] >> np.arange(16)) & 1
-    assert np.abs(coins.mean(axis=0) - 0.5).max() < 5 * 0.5 / size**0.5
-    # And so are any two of them, of one element or of neighbours in a block (1,024 apart), in a row or between rows.
-    signs = (2.0 * coins - 1.0).astype(np.float32)
-    for other in (signs, *(np.roll(signs, distance, axis=0) for distance in (1, 1024, 2048, 4096))):
-        products = signs.T @ other / size
-        if other is signs:
-            products -= np.eye(16)
-        assert np.abs(products).max() < 5 / size**0.5
-    # 256 equal bins: chi-squared of 255 degrees has deviation sqrt(510) = 22.6.
-    counts = np.bincount(bits >> 8, minlength=256)
-    assert abs(((counts - size / 256) ** 2).sum() / (size / 256) - 255) < 5 * 22.6
-
-
-def test_any_shape_and_any_kind_of_key() -> None:
-    shapes = [(), (1,), (3,), (5, 2), (2, 3, 7), (0, 4)]
-    run = jax.jit(jax.vmap(lambda key: [drop(0.5, jnp.ones(shape), key) for shape in shapes]))
-    for shape, masks in zip(shapes, run(jax.random.split(KEY, 200)), strict=True):
-        assert masks.shape == (200, *shape)
-        # Every element is dropped with probability one half: five deviations of 200 draws are 0.18.
-        assert np.abs((np.asarray(masks) == 0).mean(axis=0) - 0.5).max(initial=0.0) < 0.18
-    dropped = np.asarray(jax.jit(lambda: drop(0.5, key=jax.random.key(0, impl="rbg")))()) == 0.0
-    assert abs(dropped.mean() - 0.5) < 0.02
-
-
-def test_masks_depend_on_the_key_alone_also_in_vmap_and_scan() -> None:
-    keys = jax.random.split(KEY, 3)
-
-    def masked(key: jax.Array) -> jax.Array:
-        return drop(0.3, ONES[:5, :7], key)
-
-    alone, again, mapped, (_, scanned) = jax.jit(
-        lambda: (
-            jnp.stack([masked(keys[k]) for k in range(3)]),
-            masked(keys[0]),
-            jax.vmap(masked)(keys),
-            jax.lax.scan(lambda _, key: (None, masked(key)), None, keys),
-        )
-    )()
-    assert np.array_equal(mapped, alone) and np.array_equal(scanned, alone) and np.array_equal(again, alone[0])
-    assert not np.array_equal(alone[0], alone[1])
+def test_masks_depend_on_the_key_alone_also_under_vmap() -> None:
+    keys = jax.random.split(KEY, 2)
+    masked = jax.jit(lambda keys: (jax.vmap(lambda key: drop(0.3, ONES, key))(keys), drop(0.3, ONES, keys[1])))
+    (first, second), alone = masked(keys)
+    assert np.array_equal(second, alone) and not np.array_equal(first, second)
 
 
 def test_identity_without_training_or_at_rate_0_needs_no_key() -> None:
@@ -126,18 +101,19 @@ def test_errors_and_the_name_of_the_key() -> None:
     for rate in (-0.1, 1.5, float("nan")):
         with pytest.raises(ConfigError, match="dropout rate .* 0…1"):
             Dropout(rate)
+    named = Dropout(1.0, rng_collection="noise")
     with pytest.raises(ConfigError, match="rngs={'noise': key}"):
-        Dropout(0.5, rng_collection="noise").apply({}, ONES, train=True)
+        named.apply({}, ONES, train=True)
     with pytest.raises(ConfigError, match="floats.* int32"):
-        Dropout(0.5).apply({}, jnp.ones(3, jnp.int32), train=True, rngs={"dropout": KEY})
-    named = jax.jit(lambda: Dropout(0.5, rng_collection="noise").apply({}, ONES, train=True, rngs={"noise": KEY}))()
-    assert not np.array_equal(named, ONES)
+        named.apply({}, jnp.ones(3, jnp.int32), train=True, rngs={"noise": KEY})
+    assert not jax.jit(lambda: named.apply({}, ONES, train=True, rngs={"noise": KEY}))().any()
 
 
 def test_shards_of_a_batch_are_dropped_as_in_the_full_batch() -> None:
-    keys, layer = {"dropout": jax.random.key(3)}, Stacked([LSTM(3), LSTM(3)], dropout=0.5)
-    x, sequences = jnp.ones((6, 4, 8)), draws.normal(0, 4, 5, 2)
-    variables = draws.variables(layer, sequences)
+    train = {"train": True, "rngs": {"dropout": KEY}}
+    x, sequences = jnp.ones((6, 4, 8)), draws.normal(0, 4, 2, 2)
+    stacked = Stacked([GRU(2), GRU(2)], dropout=0.5)
+    variables = draws.variables(stacked, sequences)
 
     def sharded(function: Any, x: jax.Array, axis: int) -> jax.Array:
         def of_its_rows(rows: jax.Array) -> jax.Array:
@@ -147,11 +123,8 @@ def test_shards_of_a_batch_are_dropped_as_in_the_full_batch() -> None:
         parts = jax.vmap(of_its_rows, axis_name="data")(jnp.stack(jnp.split(x, 2, axis)))
         return jnp.concatenate(list(parts), axis)
 
-    pairs = []
-    for axis in (0, 1):
-        dropout = Dropout(0.5, batch_axis=axis)
-        pairs.append((lambda x, layer=dropout: layer.apply({}, x, train=True, rngs=keys), x, axis))
-    pairs.append((lambda x: layer.apply(variables, x, train=True, rngs=keys), sequences, 0))
-    run = jax.jit(lambda: [(sharded(*pair), pair[0](pair[1])) for pair in pairs])
-    for found, expected in run():
+    layers = [Dropout(0.5, batch_axis=axis) for axis in (0, 1)]
+    calls = [(lambda x, layer=layer: layer.apply({}, x, **train), x, layer.batch_axis) for layer in layers]
+    calls.append((lambda x: stacked.apply(variables, x, **train), sequences, 0))
+    for found, expected in jax.jit(lambda: [(sharded(*call), call[0](call[1])) for call in calls])():
         np.testing.assert_allclose(found, expected, rtol=1e-6)

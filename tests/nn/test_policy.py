@@ -29,13 +29,9 @@ def test_casts_change_floating_arrays_only() -> None:
     others += [np.ones(2, np.complex64), 2.5, 3, None]
     for got, leaf in zip(MIXED.cast_to_compute(others), others, strict=True):
         assert got is leaf
-
-
-def test_values_are_rounded_and_gradients_keep_the_dtype_of_the_parameters() -> None:
-    # 1 + 2^-9 lies between two bfloat16, 2^-7 apart there: it becomes 1.
-    params = {"w": jnp.float32(1 + 2**-9)}
-    value, grads = jax.value_and_grad(lambda params: MIXED.cast_to_compute(params)["w"] * 3)(params)
-    assert float(value) == 3.0 and grads["w"].dtype == jnp.float32
+    # 1 + 2^-9 lies between two bfloat16, 2^-7 apart there: it becomes 1. The gradient keeps the parameter's dtype.
+    value, gradient = jax.value_and_grad(lambda w: MIXED.cast_to_compute(w) * 3)(jnp.float32(1 + 2**-9))
+    assert float(value) == 3.0 and gradient.dtype == jnp.float32
 
 
 def test_policies_are_values_that_can_be_recorded() -> None:
@@ -48,7 +44,6 @@ def test_policies_are_values_that_can_be_recorded() -> None:
 
 BAD: list[tuple[Any, str]] = [
     ("bfloat61", "compute='bfloat61' .*did you mean 'bfloat16'"),
-    ("int8", "'bfloat16', 'float16', 'float32'"),
     (jnp.int32, "compute=.*int32"),
     (7, "compute=7"),
     (None, "compute=None"),

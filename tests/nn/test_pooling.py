@@ -1,10 +1,11 @@
-"""Pooling: Flax's values and gradients, by every way they are computed."""
+"""Pooling: values and gradients by definition, by every way they are computed."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
+from jax import lax
 
 from jaxnn import nn
 from jaxnn.types import ConfigError
 from tests import draws
 
-PAIRS = [(nn.max_pool, linen.max_pool), (nn.avg_pool, linen.avg_pool)]
+POOLS = (nn.max_pool, nn.avg_pool)
 
 # shape, window, strides, padding
 CASES: list[tuple[Any, ...]] = [
@@ -41,7 +43,6 @@ CASES: list[tuple[Any, ...]] = [
     ((2, 9, 8, 3), (3, 2), (1, 3), "SAME"),  # overlapping along one axis, gaps along the other
     ((2, 7, 5, 6, 3), (3, 2, 3), (2, 1, 2), "VALID"),  # three axes that overlap
     ((2, 40, 2), (35,), (1,), "VALID"),  # too wide for slices
-    ((2, 1, 5, 3), (2, 2), (2, 2), "VALID"),  # nothing left
 ]
 
 
@@ -51,9 +52,27 @@ def distinct(shape: tuple[int, ...]) -> jax.Array:
     return jnp.asarray(numbers.reshape(shape) / 7 - 5, jnp.float32)
 
 
-@pytest.mark.parametrize("part", range(3))
-def test_values_and_gradients_equal_flax(part: int) -> None:
-    cases = CASES[part::3]
+def by_hand(pool: Any, x: Any, window: Any, strides: Any = None, padding: Any = "VALID", count: bool = True) -> Any:
+    """The maximum or mean of each window, in NumPy's float64; padding counts in the mean if ``count``."""
+    strides = strides or (1,) * len(window)
+    first = x.ndim - 1 - len(window)
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(x.shape[first:-1], window, strides, padding.upper())
+
+    def windows(x: Any, fill: float) -> np.ndarray:
+        padded = np.pad(np.float64(x), [*[(0, 0)] * first, *padding, (0, 0)], constant_values=fill)
+        views = np.lib.stride_tricks.sliding_window_view(padded, window, range(first, x.ndim - 1))
+        views = views[(slice(None),) * first + tuple(slice(None, None, step) for step in strides)]
+        return views.reshape(*views.shape[: x.ndim], -1)
+
+    if pool is nn.max_pool:
+        return windows(x, -np.inf).max(-1)
+    return windows(x, 0.0).sum(-1) / (math.prod(window) if count else windows(np.ones_like(x), 0.0).sum(-1))
+
+
+def test_values_and_gradients_by_hand() -> None:
+    calls = [(pool, case) for case in CASES for pool in POOLS]
+    calls += [(nn.avg_pool, (*case, False)) for case in CASES if case[3] != "VALID"]
 
     def graded(pool: Callable[..., jax.Array], x: jax.Array, *how: Any) -> Any:
         def weighted(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -62,56 +81,43 @@ def test_values_and_gradients_equal_flax(part: int) -> None:
 
         return jax.grad(weighted, has_aux=True)(x)
 
-    xs = [distinct(shape) for shape, *_ in cases]
-    results = jax.jit(
-        lambda xs: [
-            [graded(pool, x, *how) for pool in pair] for x, (_, *how) in zip(xs, cases, strict=True) for pair in PAIRS
-        ]
-    )(xs)
-    for (ours, flaxs), (case, _) in zip(results, itertools.product(cases, PAIRS), strict=True):
-        for found, expected in zip(ours, flaxs, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=str(case))
+    run = jax.jit(lambda xs: [graded(pool, x, *how) for x, (pool, (_, *how)) in zip(xs, calls, strict=True)])
+    xs = [distinct(shape) for _, (shape, *_) in calls]
+    for (gradient, values), x, (pool, (shape, *how)) in zip(run(xs), xs, calls, strict=True):
+        expected, name = by_hand(pool, x, *how), str((pool.__name__, shape, *how))
+        np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6, err_msg=name)
+        # Steps below half of the least difference, 1/7, change no maximum: pooling is linear there.
+        step = np.random.default_rng(2).uniform(-0.07, 0.07, shape)
+        change = by_hand(pool, np.float64(x) + step, *how) - expected
+        weights = np.float64(draws.normal(1, *values.shape))
+        assert gradient.shape == shape
+        error = abs(np.vdot(gradient, step) - np.vdot(weights, change))
+        assert error < 1e-5 * np.linalg.norm(gradient), name
 
 
-def test_padding_in_the_mean_integers_and_dtypes() -> None:
-    x = distinct((2, 5, 5, 3))
-    options = list(itertools.product(("SAME", "VALID", ((1, 1), (0, 1))), [(2, 2), (1, 2)], [True, False]))
-    # Flax sums int8 in int8, where the sum wraps around: its mean is that of int32.
+def test_integers_and_dtypes() -> None:
+    # Summed in int8, these would wrap around.
     integers = np.asarray(draws.integers(3, 200, 2, 3, 5, 4, 2) - 100)
-
-    @jax.jit
-    def run(x: jax.Array) -> Any:
-        means = [[pool(x, (2, 2), strides, padding, count) for padding, strides, count in options] for pool in PAIRS[1]]
-        pooled = []
-        for dtype, strides in itertools.product((jnp.int8, jnp.int32), [(2, 2), (1, 2)]):
-            given = ((2, 2), strides, "SAME")
-            ours = [pool(integers.astype(dtype), *given) for pool in (nn.max_pool, nn.avg_pool)]
-            assert ours[0].dtype == dtype and ours[1].dtype == jnp.float32
-            theirs = [pool(integers.astype(np.int32), *given) for pool in (linen.max_pool, linen.avg_pool)]
-            pooled.append([[array.astype(jnp.float32) for array in pair] for pair in (ours, theirs)])
-        return means, pooled
-
-    (ours, theirs), pooled = run(x)
-    for found, expected in [(ours, theirs), *pooled]:
-        for a, b in zip(found, expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5)
-    for dtype, (pool, _), strides in itertools.product(("bfloat16", "float16"), PAIRS, [(2, 2), (1, 1)]):
-        narrow = jax.ShapeDtypeStruct((1, 5, 4, 1), dtype)
-        rest = ([],) if pool is nn.max_pool else ([True], [False])
-        for options in rest:
-            given = ((2, 2), strides, "SAME", *options)
-            assert jax.eval_shape(lambda x, pool=pool, given=given: pool(x, *given), narrow).dtype == dtype
-    for strides in ([2, 2], [1, 1]):  # lists for tuples
-        assert np.array_equal(nn.max_pool(x, [2, 2], strides), linen.max_pool(x, (2, 2), tuple(strides)))
+    calls = list(itertools.product((jnp.int8, jnp.int32), POOLS, [(2, 2), (1, 2)]))
+    run = jax.jit(lambda: [pool(integers.astype(dtype), (2, 2), strides, "SAME") for dtype, pool, strides in calls])
+    for found, (dtype, pool, strides) in zip(run(), calls, strict=True):
+        assert found.dtype == (dtype if pool is nn.max_pool else jnp.float32)
+        np.testing.assert_allclose(found, by_hand(pool, integers, (2, 2), strides, "SAME"), rtol=1e-5)
+    narrow = jax.ShapeDtypeStruct((1, 5, 4, 1), jnp.bfloat16)
+    for pool, strides in itertools.product([*POOLS, partial(nn.avg_pool, count_include_pad=False)], ([2, 2], [1, 1])):
+        lists = partial(pool, window_shape=[2, 2], strides=strides, padding="SAME")
+        assert jax.eval_shape(lists, narrow).dtype == jnp.bfloat16
+    for pool in POOLS:  # nothing is left
+        empty = jax.eval_shape(partial(pool, window_shape=(2, 2), strides=(2, 2)), np.ones((2, 1, 5, 3)))
+        assert empty.shape == (2, 0, 2, 3)
 
 
 def test_no_window_reduction_in_the_gradients_of_tiles_and_maxima() -> None:
     x = distinct((2, 7, 8, 3))
-    cases = [(pool, (2, 2), padding) for pool, _ in PAIRS for padding in ("valid", "SAME", ((1, 0), (0, 0)))]
+    cases = [(pool, (2, 2), padding) for pool in POOLS for padding in ("valid", "SAME", ((1, 0), (0, 0)))]
     for pool, window, padding in [*cases, (nn.max_pool, (3, 3), "VALID")]:
-        program = str(
-            jax.make_jaxpr(jax.grad(lambda x, pool=pool, w=window, p=padding: pool(x, w, (2, 2), p).sum()))(x)
-        )
+        pooled = partial(pool, window_shape=window, strides=(2, 2), padding=padding)
+        program = str(jax.make_jaxpr(jax.grad(lambda x, f=pooled: f(x).sum()))(x))
         assert "reduce_window" not in program and "select_and_scatter" not in program
 
 
@@ -121,25 +127,17 @@ def test_gradients_of_equal_maxima_and_nan() -> None:
     x = draws.integers(2, 3, 3, 9, 8, 4).astype(jnp.float32)
     nans = jnp.stack([jnp.zeros((5, 1)).at[place, 0].set(jnp.nan) for place in (1, 2, 3)])
 
-    def gradients(pool: Callable[..., jax.Array]) -> list[jax.Array]:
-        return [
-            jax.grad(lambda x, how=how: jnp.sum(pool(x, *how) ** 2 + pool(x, *how)))(x)
-            for how in [((3, 3), (2, 2)), ((2, 3), (1, 1)), ((4, 2), (3, 1))]
-        ]
+    def run(pool: Callable[..., jax.Array]) -> Any:
+        calls = [((3, 3), (2, 2)), ((2, 3), (1, 1)), ((4, 2), (3, 1))]
+        gradients = [jax.grad(lambda x, how=how: jnp.sum(pool(x, *how) ** 2 + pool(x, *how)))(x) for how in calls]
+        return gradients, jnp.isnan(pool(nans, (3,), (2,)))
 
-    shared, ours, theirs, found, expected = jax.jit(
-        lambda: (
-            jax.grad(lambda x: nn.max_pool(x, (2, 2), (2, 2)).sum())(tile),
-            gradients(nn.max_pool),
-            gradients(linen.max_pool),
-            nn.max_pool(nans, (3,), (2,)),
-            linen.max_pool(nans, (3,), (2,)),
-        )
+    ours, theirs, shared = jax.jit(
+        lambda: [run(nn.max_pool), run(linen.max_pool), jax.grad(lambda x: nn.max_pool(x, (2, 2), (2, 2)).sum())(tile)]
     )()
     assert np.array_equal(shared.squeeze(), [[0.5, 0.0], [0.5, 0.0]])  # tiles share
-    for a, b in zip(ours, theirs, strict=True):  # of overlapping windows the first gets all, as in Flax
-        np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    # Of overlapping windows the first gets all, as in Flax.
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 BAD: list[tuple[Any, Any, Any, str]] = [

@@ -15,24 +15,23 @@ from jax.experimental import rnn
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jaxnn.nn import GRU, LSTM, Bidirectional, Stacked, _rnn_kernels
+from jaxnn.nn import GRU, LSTM, Bidirectional, Stacked
 from jaxnn.types import ConfigError, DataError
 from tests import draws
+from tests.draws import assert_close
 
 BATCH, TIME, INPUTS, FEATURES = 3, 6, 5, 4
-LENGTHS = (6, 1, 4)
+LENGTHS = np.array([6, 1, 4])
+VALID = (np.arange(TIME)[None] < LENGTHS[:, None])[..., None]
 KEY = jax.random.key(0)
 CELLS = {LSTM: linen.OptimizedLSTMCell, GRU: linen.GRUCell}
 KINDS = pytest.mark.parametrize("kind", [LSTM, GRU])
-SLOW_GRU = pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)])
+X = draws.normal(0, BATCH, TIME, INPUTS)
+BACKWARD = {"reverse": True, "keep_order": True}
 
 
-def flax_layer(kind: type, **options: Any) -> linen.Module:
-    return linen.RNN(CELLS[kind](FEATURES), **options)
-
-
-def flax_both(kind: type) -> linen.Module:
-    return linen.Bidirectional(flax_layer(kind), flax_layer(kind))
+def flax_layer(kind: type, features: int = FEATURES, **options: Any) -> linen.Module:
+    return linen.RNN(CELLS[kind](features, **options))
 
 
 def both(kind: type, **options: Any) -> linen.Module:
@@ -42,7 +41,7 @@ def both(kind: type, **options: Any) -> linen.Module:
 @functools.cache
 def params_of(kind: type) -> Any:
     """Parameters of which no bias is 0."""
-    return draws.variables(flax_layer(kind), draws.normal(0, 1, 1, INPUTS))
+    return draws.variables(flax_layer(kind), X)
 
 
 def params_of_both(kind: type) -> Any:
@@ -50,148 +49,113 @@ def params_of_both(kind: type) -> Any:
     return {"params": {"forward_rnn": forward, "backward_rnn": jax.tree.map(lambda leaf: -leaf[::-1], forward)}}
 
 
-def carry_of(kind: type, *batch: int) -> Any:
-    states = tuple(draws.normal(seed, *batch, FEATURES) for seed in (7, 8))
+def carry_of(kind: type) -> Any:
+    states = tuple(draws.normal(seed, BATCH, FEATURES) for seed in (7, 8))
     return states if kind is LSTM else states[0]
 
 
-def value_and_gradients(layer: linen.Module, params: Any, x: jax.Array, carry: Any, **call: Any) -> Any:
-    """State and valid outputs, and the gradients of a sum that weighs each of their elements differently."""
-    lengths = call.get("seq_lengths")
+def with_gradients(layer: linen.Module, params: Any, x: jax.Array, carry: Any = None, **call: Any) -> Any:
+    """State and outputs, and the gradients of a sum that weighs each valid element differently."""
 
     def loss(params: Any, x: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
         results = layer.apply(params, x, initial_carry=carry, return_carry=True, **call)
-        weighed = results
-        if lengths is not None:
-            valid = jnp.arange(x.shape[-2])[None] < jnp.asarray(lengths)[:, None]
-            weighed = (results[0], jnp.where(valid[..., None], results[1], 0.0))
-        weights = [draws.normal(k, *leaf.shape, dtype=leaf.dtype) for k, leaf in enumerate(jax.tree.leaves(weighed))]
-        return sum(jnp.sum(w * leaf) for w, leaf in zip(weights, jax.tree.leaves(weighed), strict=True)), results
+        state, outputs = results
+        leaves = jax.tree.leaves((state, jnp.where(VALID, outputs, 0.0) if "seq_lengths" in call else outputs))
+        weights = [draws.normal(k, *leaf.shape, dtype=leaf.dtype) for k, leaf in enumerate(leaves)]
+        return sum(jnp.sum(w * leaf) for w, leaf in zip(weights, leaves, strict=True)), results
 
-    wanted = (0, 1) if carry is None else (0, 1, 2)
-    return jax.grad(loss, wanted, has_aux=True)(params, x, carry)
-
-
-def assert_close(ours: Any, flaxs: Any, tolerance: float = 2e-5) -> None:
-    assert jax.tree.structure(ours) == jax.tree.structure(flaxs)
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(flaxs), strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
-
-
-X = draws.normal(0, BATCH, TIME, INPUTS)
-ORDERS: list[dict[str, Any]] = [{}, {"reverse": True}, {"reverse": True, "keep_order": True}]
-CALLS = [{**lengths, **order} for lengths in ({}, {"seq_lengths": np.array(LENGTHS)}) for order in ORDERS]
+    return jax.grad(loss, (0, 1) if carry is None else (0, 1, 2), has_aux=True)(params, x, carry)
 
 
 @KINDS
 def test_values_and_gradients_equal_flax(kind: type) -> None:
-    def run(params: Any, carry: Any) -> Any:
-        layers, directions = (kind(FEATURES), flax_layer(kind)), (both(kind), flax_both(kind))
-        pair = (carry, jax.tree.map(lambda leaf: -leaf, carry))
-        calls = (CALLS[0], CALLS[4], CALLS[5]) if kind is LSTM else (CALLS[1], CALLS[2], CALLS[3])
-        results = [[value_and_gradients(layer, params, X, carry, **call) for layer in layers] for call in calls]
-        results.append([value_and_gradients(layer, params, X, None) for layer in layers])
-        call = CALLS[3 if kind is LSTM else 0]
-        results.append([value_and_gradients(layer, params_of_both(kind), X, pair, **call) for layer in directions])
-        # Attributes are the defaults of the call; an empty sequence keeps the state it was given.
-        options = {"time_major": True, "return_carry": True, "reverse": True, "keep_order": True}
-        turned = kind(FEATURES, **options)
-        results.append([layer.apply(params, X.swapaxes(0, 1)) for layer in (turned, flax_layer(kind, **options))])
-        plain = turned.apply(params, X, **dict.fromkeys(options, False))
-        results.append([plain, layers[0].apply(params, X)])
-        given = {"initial_carry": carry, "return_carry": True}
-        last, _ = layers[0].apply(params, X, seq_lengths=np.array([0, 6, 0]), **given)
-        full, _ = layers[0].apply(params, X, **given)
-        empty = jax.tree.map(lambda first, end: jnp.stack([first[0], end[1], first[2]]), carry, full)
-        return [*results, [last, empty]]
-
-    for ours, flaxs in jax.jit(run)(params_of(kind), carry_of(kind, BATCH)):
-        assert_close(ours, flaxs)
-    for pair in ((kind(FEATURES), flax_layer(kind)), (both(kind), flax_both(kind))):
-        ours, flaxs = (jax.jit(layer.init)(jax.random.key(1), X[:1, :1]) for layer in pair)
-        assert jax.tree.all(jax.tree.map(np.array_equal, ours, flaxs))
-
-
-@KINDS
-def test_float64_shapes_and_lengths_of_several_axes(kind: type) -> None:
+    lengths, reverse = {"seq_lengths": LENGTHS}, {"reverse": True}
+    # What comes before and after the loops is the same for both kinds: each takes half of it.
+    graded, valued = (lengths | BACKWARD, [reverse]) if kind is LSTM else (lengths, [BACKWARD, lengths | reverse])
     with jax.enable_x64(True):
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params_of(kind))
-        xs = [draws.normal(0, *shape, INPUTS, dtype=float) for shape in [(1, 1), (TIME,), (2, BATCH, 2)]]
-        layers = kind(FEATURES, param_dtype=float), linen.RNN(CELLS[kind](FEATURES, param_dtype=float))
-        lengths = np.array([[6, 1, 4], [2, 3, 5]])
-        options = {"return_carry": True, "reverse": True, "keep_order": True}
-        x = draws.normal(0, 2, BATCH, TIME, INPUTS, dtype=float)
+        layers = kind(FEATURES, param_dtype=float), flax_layer(kind, param_dtype=float)
+        given = params_of(kind), carry_of(kind), X
+        params, carry, x = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), given)
+        other = x[0] if kind is LSTM else x[None, :, :1]  # no batch axis; two, and a single step
 
-        def run(params: Any) -> Any:
-            nested = layers[0].apply(params, x, seq_lengths=lengths, **options)
-            flat = layers[0].apply(params, x.reshape(6, TIME, INPUTS), seq_lengths=lengths.reshape(-1), **options)
-            flat = jax.tree.map(lambda leaf: leaf.reshape(2, BATCH, *leaf.shape[1:]), flat)
-            return [[value_and_gradients(layer, params, x, None) for layer in layers] for x in xs], (nested, flat)
+        def run(params: Any, carry: Any, x: jax.Array, other: jax.Array) -> Any:
+            def values(layer: linen.Module) -> Any:
+                apply = functools.partial(layer.apply, params, return_carry=True)
+                return apply(other), [apply(x, initial_carry=carry, **call) for call in valued]
 
-        pairs, nested = jax.jit(run)(params)
-        for ours, flaxs in [*pairs, nested]:
-            assert_close(ours, flaxs, 1e-12)
+            return [(with_gradients(layer, params, x, carry, **graded), values(layer)) for layer in layers]
 
-
-def test_lstm_by_hand() -> None:
-    # One feature, inputs 1 and 0, all input kernels 0 but g's, which is 1, all else 0: every sigmoid is 1/2.
-    # c1 = tanh(1) / 2, h1 = tanh(c1) / 2; c2 = c1 / 2, for g2 = tanh(0) = 0; h2 = tanh(c2) / 2.
-    x = jnp.array([[[1.0], [0.0]]])
-    params = jax.tree.map(jnp.zeros_like, jax.eval_shape(LSTM(1).init, jax.random.key(0), x))
-    params["params"]["cell"]["ig"]["kernel"] = jnp.ones((1, 1))
-    (c, h), outputs = LSTM(1).apply(params, x, return_carry=True)
-    first = np.tanh(1.0) / 2
-    np.testing.assert_allclose(outputs[0, :, 0], [np.tanh(first) / 2, np.tanh(first / 2) / 2], rtol=1e-6)
-    np.testing.assert_allclose([c.item(), h.item()], [first / 2, np.tanh(first / 2) / 2], rtol=1e-6)
+        assert_close(*jax.jit(run)(params, carry, x, other), 1e-12)
+    inits = jax.jit(lambda: [layer.init(KEY, X[:1, :1]) for layer in (kind(FEATURES), flax_layer(kind))])
+    assert jax.tree.all(jax.tree.map(np.array_equal, *inits()))
 
 
-def test_directions_that_differ_and_merge_fn() -> None:
-    pairs = [(LSTM(4), GRU(4)), (LSTM(4), LSTM(3)), (GRU(4), GRU(4, implementation="fused_inputs"))]
+def test_attributes_lengths_of_several_axes_and_empty_sequences() -> None:
+    options = {"time_major": True, "return_carry": True, **BACKWARD}
+    lengths, turned = np.array([[6, 1, 4], [2, 0, 5]]), LSTM(FEATURES, **options)
+    pair, carries = jnp.stack([X, -X]), jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), carry_of(LSTM))
 
-    def compared(one: Any, other: Any) -> Any:
-        flaxs = linen.Bidirectional(*(linen.RNN(CELLS[type(layer)](layer.features)) for layer in (one, other)))
-        params = draws.variables(flaxs, X)
-        layer = Bidirectional(one, other, return_carry=True, time_major=True)
-        carry, outputs = layer.apply(params, X.swapaxes(0, 1))
-        return (carry, outputs.swapaxes(0, 1)), flaxs.apply(params, X, return_carry=True)
+    def run(params: Any) -> Any:
+        call = functools.partial(LSTM(FEATURES).apply, params, return_carry=True)
+        state, outputs = call(X, **BACKWARD)
+        by_attribute = turned.apply(params, X.swapaxes(0, 1)), (state, outputs.swapaxes(0, 1))
+        overridden = turned.apply(params, X, **dict.fromkeys(options, False)), call(X)[1]
+        nested = call(pair, seq_lengths=lengths, initial_carry=carries)
+        flat_carries = jax.tree.map(lambda leaf: leaf.reshape(-1, FEATURES), carries)
+        flat = call(pair.reshape(-1, TIME, INPUTS), seq_lengths=lengths.reshape(-1), initial_carry=flat_carries)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(2, BATCH, *leaf.shape[1:]), flat)
+        kept = jax.tree.map(lambda leaf: leaf[1, 1], (nested[0], carries))
+        return by_attribute, overridden, (nested, flat), kept
 
-    def merged() -> Any:
-        layer, flaxs = Bidirectional(GRU(4), GRU(4), jnp.maximum), flax_both(GRU).clone(merge_fn=jnp.maximum)
-        return layer.apply(params_of_both(GRU), X), flaxs.apply(params_of_both(GRU), X)
+    for found, expected in jax.jit(run)(params_of(LSTM)):
+        assert_close(found, expected)
 
-    for ours, flaxs in jax.jit(lambda: [*(compared(*pair) for pair in pairs), merged()])():
+
+def test_bidirectional_equals_flax() -> None:
+    differ = LSTM(FEATURES), GRU(3, implementation="fused_inputs")
+    pairs = [(Bidirectional(*differ, return_carry=True, time_major=True), flax_layer(LSTM), flax_layer(GRU, 3))]
+    pairs.append((both(GRU).clone(return_carry=True, time_major=True), flax_layer(GRU), flax_layer(GRU)))
+    call = {"seq_lengths": LENGTHS, "return_carry": True}
+
+    def run() -> Any:
+        results = []
+        for ours, *directions in pairs:
+            flaxs = linen.Bidirectional(*directions)
+            params = draws.variables(flaxs, X)
+            carry, outputs = ours.apply(params, X.swapaxes(0, 1), seq_lengths=LENGTHS)
+            expected = flaxs.apply(params, X, **call)
+            again = ours.apply(params, X, initial_carry=carry, return_carry=False, time_major=False)
+            resumed = flaxs.apply(params, X, initial_carry=expected[0])
+            results.append((((carry, outputs.swapaxes(0, 1)), again), (expected, resumed)))
+        maxima = both(GRU).clone(merge_fn=jnp.maximum).apply(params, X, initial_carry=carry)
+        return results, (maxima, jnp.maximum(*jnp.split(resumed, 2, axis=-1)))
+
+    results, merged = jax.jit(run)()
+    for ours, flaxs in [*results, merged]:
         assert_close(ours, flaxs)
 
 
 def test_stacked_layers_states_and_dropout() -> None:
-    layers = (both(LSTM), GRU(3), LSTM(2))
+    layers = (both(GRU), LSTM(3))
     stacked = Stacked(layers, dropout=0.5)
     params = draws.variables(stacked, X)["params"]
-    pair, key = Stacked([GRU(4), GRU(3)]), {"dropout": jax.random.key(2)}
-    of_pair = draws.variables(pair, X)
-    single, alone = Stacked([GRU(4)], 1.0), {"params": {"layers_0": of_pair["params"]["layers_0"]}}
-
-    def one_by_one(time_major: bool) -> Any:
-        x = X.swapaxes(0, 1) if time_major else X
-        options = {"seq_lengths": np.array(LENGTHS), "time_major": time_major, "return_carry": True}
-        ours, carries = stacked.apply({"params": params}, x, **options), []
-        for k, layer in enumerate(layers):
-            carry, x = layer.apply({"params": params[f"layers_{k}"]}, x, **options)
-            carries.append(carry)
-        return ours, (tuple(carries), x)
-
-    def resumed() -> Any:
-        carry, start = pair.apply(of_pair, X[:, :2], return_carry=True)
-        end = pair.apply(of_pair, X[:, 2:], initial_carry=carry)
-        return jnp.concatenate([start, end], axis=1), pair.apply(of_pair, X)
+    of_layers = [{"params": params[f"layers_{k}"]} for k in (0, 1)]
+    first = ((carry_of(GRU),) * 2, tuple(draws.normal(seed, BATCH, 3) for seed in (7, 8)))
+    call = {"seq_lengths": LENGTHS, "return_carry": True}
 
     def run(rates: Any) -> Any:
-        dropped = jax.vmap(lambda rate: pair.clone(dropout=rate).apply(of_pair, X, train=True, rngs=key))(rates)
-        second = GRU(3).apply({"params": of_pair["params"]["layers_1"]}, jnp.zeros((BATCH, TIME, 4)))
-        equal = [one_by_one(True), one_by_one(False), resumed(), (dropped[0], pair.apply(of_pair, X))]
-        equal.append((dropped[2], second))  # everything between the layers is dropped
-        return [*equal, (single.apply(alone, X, train=True), single.apply(alone, X))], dropped
+        x, carries = X, []
+        for layer, of_layer, initial in zip(layers, of_layers, first, strict=True):
+            carry, x = layer.apply(of_layer, x, initial_carry=initial, **call)
+            carries.append(carry)
+        apply = functools.partial(stacked.apply, {"params": params})
+        major = apply(X.swapaxes(0, 1), initial_carry=first, time_major=True, **call)
+        found = [apply(X, initial_carry=first, **call), (major[0], major[1].swapaxes(0, 1))]
+        train = {"train": True, "rngs": {"dropout": KEY}}
+        dropped = jax.vmap(lambda rate: stacked.clone(dropout=rate).apply({"params": params}, X, **train))(rates)
+        # At rate 1, everything between the layers is dropped.
+        edges = apply(X), layers[1].apply(of_layers[1], jnp.zeros((BATCH, TIME, 2 * FEATURES)))
+        return [(one, (tuple(carries), x)) for one in found] + [((dropped[0], dropped[2]), edges)], dropped
 
     pairs, dropped = jax.jit(run)(jnp.array([0.0, 0.5, 1.0]))
     for ours, expected in pairs:
@@ -199,60 +163,27 @@ def test_stacked_layers_states_and_dropout() -> None:
     assert not np.allclose(dropped[0], dropped[1])
 
 
-@SLOW_GRU
-def test_vmap_scan_and_rematerialization(kind: type) -> None:
-    xs = draws.normal(0, 2, BATCH, TIME, INPUTS)
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params_of(kind))
-
-    def run(params: Any, x: jax.Array) -> Any:
-        return value_and_gradients(kind(FEATURES), params, x, None, seq_lengths=np.array(LENGTHS))
-
-    def step(wrap: Callable[..., Any], params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-        loss, grads = jax.value_and_grad(wrap(lambda p: jnp.mean(kind(FEATURES).apply(p, x) ** 2)))(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
-
-    def trained(params: Any) -> Any:
-        losses = []
-        for x in xs:
-            params, loss = step(lambda loss: loss, params, x)
-            losses.append(loss)
-        return params, jnp.stack(losses)
-
-    @jax.jit
-    def everything(params: Any, xs: jax.Array) -> Any:
-        first = jax.tree.map(lambda leaf: leaf[0], params)
-        population = jax.vmap(jax.vmap(run, (None, 0)), (0, None))(params, xs)
-        return population, jax.lax.scan(functools.partial(step, jax.checkpoint), first, xs), trained(first)
-
-    population, scanned, expected = everything(params, xs)
-    assert_close(scanned, expected)
-    alone = jax.jit(run)
-    for member, which in ((0, 1), (1, 0)):
-        found = jax.tree.map(lambda leaf, k=member, j=which: leaf[k, j], population)
-        assert_close(found, alone(jax.tree.map(lambda leaf, k=member: leaf[k], params), xs[which]))
-
-
-@SLOW_GRU
+@KINDS
 def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind: type) -> None:
-    def narrow(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), tree)
-
     params = params_of(kind)
-    cases = [({"dtype": jnp.bfloat16}, params, X), ({}, narrow(params), narrow(X)), ({}, params, narrow(X))]
-    exact, *results = jax.jit(
-        lambda: [
-            value_and_gradients(kind(FEATURES, **options), *of, None) for options, *of in [({}, params, X), *cases]
-        ]
-    )()
-    for ours, (options, *of) in zip(results, cases, strict=True):
-        layer = linen.RNN(CELLS[kind](FEATURES, **options))
-        flaxs = jax.eval_shape(lambda layer=layer, of=of: value_and_gradients(layer, *of, None))
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), {"params": params, "x": X, "carry": carry_of(kind)})
+    cases = [({"dtype": jnp.bfloat16}, params, X), ({}, narrow["params"], narrow["x"]), ({}, params, narrow["x"])]
+    for options, *given in cases:
+        pair = kind(FEATURES, **options), flax_layer(kind, **options)
+        ours, flaxs = (jax.eval_shape(functools.partial(with_gradients, layer), *given) for layer in pair)
         assert jax.tree.map(lambda leaf: leaf.dtype, ours) == jax.tree.map(lambda leaf: leaf.dtype, flaxs)
-        for got, expected in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
-            np.testing.assert_allclose(np.float32(got), expected, rtol=0.1, atol=0.1)
-    call = {"initial_carry": narrow(carry_of(kind, BATCH)), "return_carry": True}
-    state = jax.eval_shape(lambda: kind(FEATURES).apply(narrow(params), narrow(X), **call))
+    call = {"initial_carry": narrow["carry"], "return_carry": True}
+    state = jax.eval_shape(lambda: kind(FEATURES).apply(narrow["params"], narrow["x"], **call))
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("bfloat16")}
+
+    def run() -> Any:
+        graded = [with_gradients(kind(FEATURES, **options), *given) for options, *given in [({}, params, X), cases[0]]]
+        return graded, [kind(FEATURES).apply(*given) for _, *given in cases[1:]]
+
+    (exact, found), others = jax.jit(run)()
+    pairs = list(zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True))
+    for got, expected in [*pairs, *((outputs, exact[1][1]) for outputs in others)]:
+        np.testing.assert_allclose(np.float32(got), expected, rtol=0.1, atol=0.1)
 
 
 def scans(jaxpr: Any) -> list[Any]:
@@ -270,7 +201,7 @@ def test_one_product_in_each_step_and_the_others_outside(layer: linen.Module, lo
     def products(jaxpr: Any) -> int:
         return str(jaxpr).count("dot_general[")
 
-    params = jax.eval_shape(layer.init, jax.random.key(1), X)
+    params = jax.eval_shape(layer.init, KEY, X)
     traced = jax.make_jaxpr(jax.grad(lambda p, x: layer.apply(p, x).sum(), argnums=(0, 1)))(params, X)
     bodies = scans(traced.jaxpr)
     assert [products(body) for body in bodies] == [1] * 2 * loops
@@ -293,37 +224,30 @@ def test_the_state_alone_needs_no_gradient_of_outputs() -> None:
 
 
 def test_time_major_needs_no_transpose_and_programs_name_the_implementation() -> None:
-    ids, table, params = draws.integers(0, 9, BATCH, TIME), draws.normal(1, 9, INPUTS), params_of(LSTM)
+    ids, table = draws.integers(0, 9, BATCH, TIME), draws.normal(1, 9, INPUTS)
 
     def last(table: jax.Array, ids: jax.Array) -> jax.Array:
-        (_, h), _ = LSTM(FEATURES, time_major=True).apply(params, table[ids.T], return_carry=True)
+        (_, h), _ = LSTM(FEATURES, time_major=True).apply(params_of(LSTM), table[ids.T], return_carry=True)
         return h.sum()
 
-    assert str(jax.make_jaxpr(last)(table, ids)).count("transpose[") == 1  # that of the ids
-    lowered = jax.jit(last).lower(table, ids)
-    assert "jaxnn.recurrence.fused_inputs" in lowered.as_text(debug_info=True)
-    expected = LSTM(FEATURES).apply(params, table[ids])[:, -1].sum()
-    np.testing.assert_allclose(lowered.compile()(table, ids), expected, rtol=1e-5)
+    traced = jax.jit(last).trace(table, ids)
+    assert str(traced.jaxpr).count("transpose[") == 1  # that of the ids
+    assert "jaxnn.recurrence.fused_inputs" in traced.lower().as_text(debug_info=True)
 
 
-@SLOW_GRU
-def test_flax_transformations_of_layers(kind: type) -> None:
-    members = linen.vmap(kind, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params_of(kind))
-    second = jax.tree.map(lambda leaf: leaf[1], params)
-    assert jax.tree.map(jnp.shape, jax.eval_shape(members(4).init, jax.random.key(1), X)) == jax.tree.map(
-        jnp.shape, params
-    )
-    mixed = linen.Bidirectional(kind(FEATURES), kind(FEATURES))
-    outputs, remat, plain, *pair = jax.jit(
-        lambda: (
-            [members(FEATURES).apply(params, X)[1]]
-            + [layer(FEATURES).apply(second, X) for layer in (linen.remat(kind), kind)]
-            + [layer.apply(params_of_both(kind), X) for layer in (mixed, both(kind))]
-        )
-    )()
-    for ours, expected in ((outputs, plain), (remat, plain), pair):
-        assert_close(ours, expected)
+def test_flax_transformations_of_layers() -> None:
+    members = linen.vmap(LSTM, variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
+    params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params_of(LSTM))
+    shapes = jax.eval_shape(members(FEATURES).init, KEY, X)
+    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
+
+    def run() -> Any:
+        remat = linen.remat(LSTM)(FEATURES).apply(params_of(LSTM), X)
+        mixed = linen.Bidirectional(LSTM(FEATURES), LSTM(FEATURES)).apply(params_of_both(LSTM), X)
+        plain, pair = LSTM(FEATURES).apply(params_of(LSTM), X), both(LSTM).apply(params_of_both(LSTM), X)
+        return (members(FEATURES).apply(params, X)[0], remat, mixed), (plain, plain, pair)
+
+    assert_close(*jax.jit(run)())
 
 
 # cuDNN's call itself needs a GPU; all around it is run here with JAX's reference in its place.
@@ -342,8 +266,12 @@ mlir.register_lowering(once, lambda context, x: [x])
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def cudnn_calls(monkeypatch: pytest.MonkeyPatch, pretend_gpu: Callable[..., None]) -> list[tuple[bool, Any]]:
+    """A GPU whose cuDNN is JAX's reference: for each forward call whether it is bidirectional, and its precision."""
+    calls = []
+
     def forward(x, h, c, w, lengths, inputs, features, layers, dropout, bidirectional, precision) -> Any:  # noqa: ANN001
+        calls.append((bidirectional, precision))
         assert (layers, dropout, lengths.dtype) == (1, 0.0, jnp.int32)
         assert w.size == rnn.get_num_params_in_lstm(inputs, features, 1, bidirectional)
         operands = (once.bind(x), h, c, w, lengths)
@@ -355,75 +283,63 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         dx, dh, dc, dw = jax.vjp(lambda *floats: reference(*floats, lengths, sizes), *floats)[1](cotangents)
         return once.bind(dx), dh, dc, dw, jnp.zeros_like(lengths)
 
+    pretend_gpu()
     monkeypatch.setattr(rnn, "lstm_fwd", forward)
     monkeypatch.setattr(rnn, "lstm_bwd", backward)
-    monkeypatch.setattr("jaxnn.nn._rnn.cudnn_obstacle", lambda dtypes: None)
+    return calls
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-def test_cudnn_equals_flax(on_gpu: None, directions: int) -> None:
-    params, carry = params_of(LSTM), carry_of(LSTM, BATCH)
-    layers, calls = (LSTM(FEATURES, implementation="cudnn"), flax_layer(LSTM)), (CALLS[2], CALLS[4])
-    if directions == 2:
-        layers, calls = (both(LSTM, implementation="cudnn"), flax_both(LSTM)), (CALLS[0], CALLS[3])
-        params, carry = params_of_both(LSTM), (carry, carry)
-    values = lambda layer, call: value_and_gradients(layer, params, X, carry, **call)  # noqa: E731
-    for call, pair in zip(
-        calls, jax.jit(lambda: [[values(layer, c) for layer in layers] for c in calls])(), strict=True
-    ):
-        if "seq_lengths" in call:  # cuDNN's outputs past a sequence's end are 0
-            valid = np.arange(TIME)[None] < np.array(LENGTHS)[:, None]
-            pair = [(grads, (state, np.where(valid[..., None], out, 0.0))) for grads, (state, out) in pair]
-        assert_close(*pair)
+def test_cudnn_equals_the_loops_for_each_member_of_a_vmap(cudnn_calls: list[Any]) -> None:
+    members = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), (params_of(LSTM), carry_of(LSTM)))
+
+    def run(implementation: str) -> Any:
+        layer, pair = LSTM(FEATURES, implementation=implementation), both(LSTM, implementation=implementation)
+        call = {"seq_lengths": LENGTHS, **BACKWARD}
+        gradients, (state, outputs) = jax.vmap(lambda p, c: with_gradients(layer, p, X, c, **call))(*members)
+        # Outputs past a sequence's end are 0 from cuDNN.
+        outputs = outputs if implementation == "cudnn" else jnp.where(VALID[None], outputs, 0.0)
+        both_directions = with_gradients(pair, params_of_both(LSTM), X, (carry_of(LSTM),) * 2)
+        return gradients, state, outputs, both_directions
+
+    assert_close(*jax.jit(lambda: [run(name) for name in ("cudnn", "fused_inputs")])(), 2e-5)
 
 
-def test_cudnn_runs_the_members_of_a_vmap(on_gpu: None) -> None:
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf, 2 * leaf]), params_of(LSTM))
-    layers = [LSTM(FEATURES, implementation=name) for name in ("cudnn", "fused_inputs")]
-    run = jax.jit(lambda p: [jax.vmap(lambda p: value_and_gradients(layer, p, X, None))(p) for layer in layers])  # noqa: B023
-    assert_close(*run(params))
-
-
-def test_cudnn_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    for layer, reason in ((GRU, "JAX offers cuDNN's LSTM"), (LSTM, "cuDNN runs on NVIDIA GPUs")):
-        with pytest.raises(ConfigError, match=f"cannot use 'cudnn' here: {reason}"):
-            layer(FEATURES, implementation="cudnn").init(jax.random.key(1), X)
-
-    def obstacle_on(version: str) -> str | None:
-        client = type("Client", (), {"platform_version": version})
-        monkeypatch.setattr(_rnn_kernels, "platform", lambda: "gpu")
-        monkeypatch.setattr(jax, "local_devices", lambda backend: [type("Device", (), {"client": client})])
-        return _rnn_kernels.cudnn_obstacle([jnp.dtype("float32"), jnp.dtype("bfloat16")])
-
-    assert "float32, not in bfloat16, float32" in str(obstacle_on("cuda 13000"))
-    assert _rnn_kernels.cudnn_obstacle([jnp.dtype("float32")]) is None
-    assert obstacle_on("rocm 70000") == "cuDNN runs on NVIDIA GPUs"
-
-
-def test_cudnn_has_the_precision_of_the_config(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward, allowed = rnn.lstm_fwd, []
-
-    def recorded(*arguments: Any) -> Any:
-        allowed.append(rnn._lstm_cudnn_allow_tf32(arguments[-1]))
-        return forward(*arguments)
-
-    monkeypatch.setattr(rnn, "lstm_fwd", recorded)
-    layer = LSTM(FEATURES, implementation="cudnn")
-    for name, exact in ((None, False), ("highest", True), ("float32", True), ("bfloat16", False)):
+def test_cudnn_is_the_default_in_the_precision_of_the_config(cudnn_calls: list[Any]) -> None:
+    exact, fast = jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGH
+    for name, precision in ((None, fast), ("highest", exact), ("float32", exact), ("bfloat16", fast)):
         with jax.default_matmul_precision(name):
-            jax.eval_shape(lambda x: layer.apply(params_of(LSTM), x), X)
-        assert allowed.pop() is not exact
+            jax.eval_shape(LSTM(FEATURES).apply, params_of(LSTM), X)
+        assert cudnn_calls.pop() == (False, precision)
+    # Directions of the same sizes run in one call.
+    for second, expected in ((LSTM(FEATURES), [True]), (LSTM(3), [False, False]), (GRU(FEATURES), [False])):
+        cudnn_calls.clear()
+        jax.eval_shape(Bidirectional(LSTM(FEATURES), second).init, KEY, X)
+        assert [bidirectional for bidirectional, _ in cudnn_calls] == expected
+
+
+def test_cudnn_is_refused_with_the_reason(pretend_gpu: Callable[..., None]) -> None:
+    def assert_refused(kind: type, reason: str, **options: Any) -> None:
+        with pytest.raises(ConfigError, match=f"cannot use 'cudnn' here: {reason}"):
+            jax.eval_shape(kind(FEATURES, implementation="cudnn", **options).init, KEY, X)
+
+    assert_refused(GRU, "JAX offers cuDNN's LSTM")
+    assert_refused(LSTM, "cuDNN runs on NVIDIA GPUs")
+    pretend_gpu("gfx942")
+    assert_refused(LSTM, "cuDNN runs on NVIDIA GPUs")
+    pretend_gpu()
+    assert_refused(LSTM, "its LSTM computes in float32, not in bfloat16, float32", dtype=jnp.bfloat16)
+
+
+def shapes_of(layer: linen.Module, inputs: Any = X, **call: Any) -> Any:
+    return jax.eval_shape(lambda: layer.init(KEY, inputs, **call))
 
 
 BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"inputs": np.ones((2, 3), np.int32)}, r"floats \[\*batch, time, features\], not int32 \[2, 3\]: embed"),
-    ({"inputs": np.ones(3, np.float32)}, r"not float32 \[3\]"),
     ({"inputs": np.ones(3, np.float32), "time_major": True}, r"floats \[time, \*batch, features\], not"),
-    ({"seq_lengths": np.ones(2, int)}, r"seq_lengths .* \[3\], not int32 \[2\]"),
-    ({"seq_lengths": np.ones((3, 1), int)}, r"\[3\], not int32 \[3, 1\]"),
+    ({"seq_lengths": np.ones((3, 1), int)}, r"seq_lengths .* \[3\], not int32 \[3, 1\]"),
     ({"seq_lengths": np.ones(3, np.float32)}, r"\[3\], not float32 \[3\]"),
     ({"initial_carry": np.ones((3, 4))}, r"initial_carry \(c, h\) of \[3, 4\] each, not \(3, 4\)"),
-    ({"initial_carry": (np.ones((3, 4)),) * 3}, r"\(c, h\) of \[3, 4\] each, not"),
     ({"initial_carry": (np.ones((3, 4)), np.ones((3, 5)))}, r"not \(\(3, 4\), \(3, 5\)\)"),
 ]
 BAD_LAYERS: list[tuple[type[Exception], Callable[[], Any], str]] = [
@@ -431,11 +347,11 @@ BAD_LAYERS: list[tuple[type[Exception], Callable[[], Any], str]] = [
     (ConfigError, lambda: Stacked([GRU(4)], dropout=2.0), "dropout rate"),
     (ConfigError, lambda: Bidirectional(flax_layer(GRU), GRU(4)), "not RNN: use flax.linen.Bidirectional"),
     (ConfigError, lambda: GRU(0), "GRU: features must be an integer >= 1, not 0"),
-    (ConfigError, lambda: GRU(4, implementation="hoist").init(KEY, X), "recurrence has no implementation 'hoist'"),
-    (DataError, lambda: GRU(FEATURES).init(KEY, X, initial_carry=(X, X)), r"initial_carry \[3, 4\], not"),
-    (DataError, lambda: Stacked([GRU(4)] * 2).init(KEY, X, initial_carry=(X,)), "initial_carry of 2 states"),
-    (DataError, lambda: both(GRU).init(KEY, X, initial_carry=X), "initial_carry of 2 states"),
-    (DataError, lambda: Stacked([GRU(4)]).init(KEY, np.ones((3, 6), np.int32)), r"not int32 \[3, 6\]"),
+    (ConfigError, lambda: shapes_of(GRU(4, implementation="hoist")), "recurrence has no implementation 'hoist'"),
+    (DataError, lambda: shapes_of(GRU(FEATURES), initial_carry=(X, X)), r"initial_carry \[3, 4\], not"),
+    (DataError, lambda: shapes_of(Stacked([GRU(4)] * 2), initial_carry=(X,)), "initial_carry of 2 states"),
+    (DataError, lambda: shapes_of(both(GRU), initial_carry=X), "initial_carry of 2 states"),
+    (DataError, lambda: shapes_of(Stacked([GRU(4)]), np.ones((3, 6), np.int32)), r"not int32 \[3, 6\]"),
 ]
 
 
@@ -443,7 +359,7 @@ def test_bad_arguments() -> None:
     for given, words in BAD_CALLS:
         call = {"inputs": X, **given}
         with pytest.raises(DataError, match=words):
-            LSTM(FEATURES).init(KEY, call.pop("inputs"), **call)
+            shapes_of(LSTM(FEATURES), call.pop("inputs"), **call)
     for kind, make, words in BAD_LAYERS:
         with pytest.raises(kind, match=words):
             make()

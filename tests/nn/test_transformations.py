@@ -15,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxnn import nn
 from tests import draws
+from tests.draws import assert_close
 
 BATCH, TIME, FEATURES = 2, 3, 4
 SEQUENCES = draws.normal(0, BATCH, TIME, FEATURES)
@@ -58,7 +59,7 @@ def attends(implementation: str) -> Row:
 
 
 def pools(name: str, pool: Callable[..., jax.Array], **options: Any) -> Row:
-    return Row(name, pool, {}, lambda _, x: pool(x, (2,), padding="SAME", **options))
+    return Row(name, pool, None, lambda _, x: pool(x, (2,), padding="SAME", **options))
 
 
 def batch_normed(params: Any, x: jax.Array) -> jax.Array:
@@ -84,14 +85,14 @@ SCALES = {"scale": draws.uniform(3, FEATURES), "bias": draws.uniform(4, FEATURES
 TABLE = [
     of_module("Dense", nn.Dense(2)),
     of_module("Conv", nn.Conv(2, (2,))),
-    of_module("Conv of thin inputs", nn.Conv(2, (2,)), SEQUENCES[..., :1]),
+    of_module("Conv of thin inputs", nn.Conv(2, (2,)), draws.normal(5, 18, TIME, 1)),  # chunks of 8 of each half
     pools("max_pool of tiles", nn.max_pool, strides=(2,)),
     pools("max_pool", nn.max_pool),
     pools("avg_pool of tiles", nn.avg_pool, strides=(2,), count_include_pad=False),
     pools("avg_pool", nn.avg_pool),
     of_module("LayerNorm", nn.LayerNorm()),
     Row("BatchNorm", nn.BatchNorm, SCALES, batch_normed, mixes_rows=True),
-    Row("Dropout", nn.Dropout, {}, dropped, mixes_rows=True),
+    Row("Dropout", nn.Dropout, None, dropped, mixes_rows=True),
     of_module("Embed", nn.Embed(5, 2), IDS),
     attends("math"),
     attends("memory_efficient"),
@@ -102,18 +103,22 @@ TABLE = [
     ragged(both(nn.GRU, implementation="fused_inputs")),
     of_module("Stacked", nn.Stacked([nn.GRU(2), nn.GRU(1)])),
 ]
-# Their rules are in faster rows too, or are JAX's own.
-SLOW = {
-    *("both directions of several lengths", "Stacked", "Conv of thin inputs"),
-    *("Embed", "math attention", "Dropout", "avg_pool of tiles"),
+# Numbers are compared for these rows; the others have the same rules, or JAX's own, and are traced only.
+FORWARD = {
+    *("Dense", "Conv", "max_pool of tiles", "max_pool", "avg_pool", "LayerNorm", "BatchNorm", "cross_entropy"),
+    *("memory_efficient attention", "linear_cross_entropy", "LSTM", "both directions of several lengths"),
 }
-rows = pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE])
+SECOND_ORDER = {"Dense", "Conv", "memory_efficient attention"}
+MAPPED = {"Dense", "Conv", "Conv of thin inputs", "LayerNorm", "BatchNorm", "memory_efficient attention", "LSTM"}
+SHARDED = {"Dense", "Conv", "LayerNorm"}
 
 
-def compiled_rows(rows: list[Row]) -> pytest.MarkDecorator:
-    """Each row, some of them slow."""
-    marked = [pytest.param(row, id=row.name, marks=[pytest.mark.slow] * (row.name in SLOW)) for row in rows]
-    return pytest.mark.parametrize("row", marked)
+def rows(choose: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in TABLE if choose(row)])
+
+
+def takes_floats(row: Row) -> bool:
+    return bool(jnp.issubdtype(row.inputs.dtype, jnp.floating))
 
 
 def total(row: Row, params: Any, inputs: jax.Array) -> jax.Array:
@@ -121,21 +126,15 @@ def total(row: Row, params: Any, inputs: jax.Array) -> jax.Array:
     return jnp.sum(jnp.sin(row.function(params, inputs)))
 
 
-def gradient(row: Row) -> Callable[..., Any]:
-    """By the parameters, and by inputs that are floats."""
-    by = (0, 1) if jnp.issubdtype(row.inputs.dtype, jnp.floating) else (0,)
-    return jax.grad(lambda params, inputs: total(row, params, inputs), argnums=by)
-
-
 @functools.cache
-def expected_gradient(name: str) -> Any:
+def gradient(name: str) -> Any:
+    """By the parameters, and by inputs that are floats."""
     row = next(row for row in TABLE if row.name == name)
-    return jax.jit(gradient(row))(row.params, row.inputs)
+    return jax.jit(jax.grad(functools.partial(total, row), (0, 1) if takes_floats(row) else (0,)))
 
 
-def assert_close(found: Any, expected: Any, tolerance: float) -> None:
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+def tangents_of(arrays: Any) -> Any:
+    return jax.tree.map(lambda leaf: draws.normal(leaf.size, *leaf.shape, dtype=leaf.dtype), arrays)
 
 
 def test_every_layer_has_a_row() -> None:
@@ -144,53 +143,76 @@ def test_every_layer_has_a_row() -> None:
     assert {getattr(nn, name) for name in nn.__all__} - others <= {row.layer for row in TABLE}
 
 
-@compiled_rows(TABLE)
-def test_derivatives_in_either_mode_equal_differences(row: Row) -> None:
-    fixed = () if jnp.issubdtype(row.inputs.dtype, jnp.floating) else (row.inputs,)
-    arrays = (row.params,) if fixed else (row.params, row.inputs)
-
-    def function(arrays: Any) -> jax.Array:
-        return total(row, *arrays, *fixed)
-
-    def derivatives(arrays: Any, tangents: Any) -> Any:
-        def forward(arrays: Any) -> jax.Array:
-            return jax.jvp(function, (arrays,), (tangents,))[1]
-
-        by_reverse = jax.jvp(jax.value_and_grad(function), (arrays,), (tangents,))
-        return by_reverse, jax.value_and_grad(forward)(arrays)
-
-    def moved(step: float) -> Any:
-        return jax.tree.map(lambda leaf, tangent: leaf + step * tangent, arrays, tangents)
-
-    with jax.enable_x64(True):
-        arrays = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), arrays)
-        tangents = jax.tree.map(lambda leaf: draws.normal(leaf.size, *leaf.shape, dtype=np.float64), arrays)
-        compiled = jax.jit(derivatives).lower(arrays, tangents).compile()
-        (_, forward_over_reverse), reverse_over_forward = compiled(arrays, tangents)
-        (above, _), (below, _) = (compiled(moved(step), tangents)[0] for step in (1e-5, -1e-5))
-        differences = jax.tree.map(lambda a, b: (a - b) / 2e-5, above, below)
-        # Of the value and of its gradient, each along the tangents.
-        assert_close(forward_over_reverse, differences, 1e-6)
-        assert_close(reverse_over_forward, differences, 1e-6)
+@rows(lambda row: row.name in FORWARD)
+def test_forward_mode_equals_the_gradient(row: Row) -> None:
+    arrays = row.params, row.inputs
+    tangents = tangents_of(arrays)
+    forward = jax.jit(lambda *given: jax.jvp(functools.partial(total, row), given, tangents)[1])
+    pairs = zip(jax.tree.leaves(gradient(row.name)(*arrays)), jax.tree.leaves(tangents), strict=True)
+    products = [np.float64(slope) * np.float64(tangent) for slope, tangent in pairs]
+    scale = sum(np.abs(product).sum() for product in products)
+    np.testing.assert_allclose(forward(*arrays), sum(product.sum() for product in products), rtol=0, atol=1e-5 * scale)
 
 
-@compiled_rows(TABLE)
-def test_gradients_export_with_a_symbolic_batch(row: Row, request: pytest.FixtureRequest) -> None:
+@rows(takes_floats)
+def test_second_derivatives_of_either_order_agree(row: Row) -> None:
+    function, tangents = functools.partial(total, row), tangents_of((row.params, row.inputs))
+
+    def forward(*arrays: Any) -> jax.Array:
+        return jax.jvp(function, arrays, tangents)[1]
+
+    @jax.jit
+    def run(*arrays: Any) -> Any:
+        return jax.jvp(jax.grad(function, (0, 1)), arrays, tangents)[1], jax.grad(forward, (0, 1))(*arrays)
+
+    if row.name in SECOND_ORDER:
+        assert_close(*run(row.params, row.inputs), 1e-4)
+    else:
+        by_reverse, by_forward = jax.eval_shape(run, row.params, row.inputs)
+        assert by_reverse == by_forward
+
+
+@rows(lambda row: row.name in MAPPED)
+def test_gradient_of_a_nested_vmap_equals_sums_of_separate_runs(row: Row) -> None:
+    # Outer members have their own parameters, inner ones their own inputs, along the last axis.
+    members = [jax.tree.map(lambda leaf: np.stack([leaf, -2 * leaf], -1), tree) for tree in (row.params, row.inputs)]
+    weights = np.array([[1.0, 2.0], [3.0, -1.0]], np.float32)
+
+    def weighed(params: Any, inputs: jax.Array) -> jax.Array:
+        losses = jax.vmap(jax.vmap(functools.partial(total, row), (None, -1)), (-1, None))(params, inputs)
+        return jnp.sum(weights * losses)
+
+    def run(outer: int, inner: int) -> Any:
+        params, inputs = (
+            jax.tree.map(lambda leaf, k=k: leaf[..., k], tree) for k, tree in zip((outer, inner), members, strict=True)
+        )
+        return jax.tree.map(lambda leaf: weights[outer, inner] * leaf, gradient(row.name)(params, inputs))
+
+    to_params, to_inputs = jax.jit(jax.grad(weighed, (0, 1)))(*members)
+    each = [[run(outer, inner) for inner in (0, 1)] for outer in (0, 1)]
+    for k in (0, 1):
+        of_outer, of_inner = (jax.tree.map(jnp.add, *pair) for pair in (each[k], [one[k] for one in each]))
+        assert_close(jax.tree.map(lambda leaf, k=k: leaf[..., k], to_params), of_outer[0], 1e-4)
+        assert_close(to_inputs[..., k], of_inner[1], 1e-4)
+
+
+@rows()
+def test_gradients_export_with_a_symbolic_batch(row: Row) -> None:
     batch = jax.export.symbolic_shape("batch")
     inputs = jax.ShapeDtypeStruct((*batch, *row.inputs.shape[1:]), row.inputs.dtype)
-    exported = jax.export.export(jax.jit(gradient(row)))(row.params, inputs)
-    if row.mixes_rows or request.config.getoption("slow"):
-        assert_close(exported.call(row.params, row.inputs), expected_gradient(row.name), 1e-5)
+    exported = jax.export.export(gradient(row.name))(row.params, inputs)
+    if row.mixes_rows:
+        assert_close(exported.call(row.params, row.inputs), gradient(row.name)(row.params, row.inputs), 1e-5)
 
 
-@rows
+@rows()
 def test_gradients_of_an_empty_batch(row: Row) -> None:
-    params, *rest = jax.eval_shape(gradient(row), row.params, row.inputs[:0])
+    params, *rest = jax.eval_shape(gradient(row.name), row.params, row.inputs[:0])
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, row.params)
     assert all(inputs.size == 0 for inputs in rest)
 
 
-@rows
+@rows()
 def test_saved_products_are_not_recomputed(row: Row) -> None:
     def products(policy: Any) -> int:
         checkpointed = jax.checkpoint(lambda params: total(row, params, row.inputs), policy=policy)
@@ -201,11 +223,14 @@ def test_saved_products_are_not_recomputed(row: Row) -> None:
     assert products(policies.dots_saveable) == products(policies.everything_saveable)
 
 
-@compiled_rows([row for row in TABLE if jax.tree.leaves(row.params) and not row.mixes_rows])
+@rows(lambda row: row.params is not None and not row.mixes_rows)
 def test_gradients_under_shard_map_equal_the_full_batch(row: Row) -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    shared, split = PartitionSpec(), PartitionSpec("data")
-    expected = expected_gradient(row.name)
-    specs = (shared, split)
-    parts = jax.shard_map(gradient(row), mesh=mesh, in_specs=specs, out_specs=specs[: len(expected)])
-    assert_close(jax.jit(parts)(row.params, row.inputs), expected, 1e-4)
+    specs = (PartitionSpec(), PartitionSpec("data"))
+    outputs = specs if takes_floats(row) else specs[:1]
+    parts = jax.jit(jax.shard_map(gradient(row.name), mesh=mesh, in_specs=specs, out_specs=outputs))
+    arrays = row.params, row.inputs
+    if row.name in SHARDED:
+        assert_close(parts(*arrays), gradient(row.name)(*arrays), 1e-4)
+    else:
+        assert parts.lower(*arrays).out_info == gradient(row.name).lower(*arrays).out_info

@@ -10,8 +10,7 @@ from jaxnn.observe import Clock, Table, Window, html_table, markdown_table, stea
 class Time:
     """A time that is set by hand."""
 
-    def __init__(self) -> None:
-        self.seconds = 100.0
+    seconds = 100.0
 
     def __call__(self) -> float:
         return self.seconds
@@ -20,34 +19,25 @@ class Time:
 def test_inner_spans_pause_outer_ones() -> None:
     time = Time()
     clock = Clock(time)
+    assert clock.current == (None, None, 100.0)
     with clock.span("compute"):
         time.seconds += 1.0
-        with clock.span("evaluation"):
+        with clock.span("evaluation", "of a test"):
             time.seconds += 2.0
+            assert clock.seconds["evaluation"] == 2.0, "an open span counts up to now"
+            assert clock.current == ("evaluation", "of a test", 101.0), "reading the seconds starts no span"
             with pytest.raises(KeyError), clock.span("checkpoint"):
                 time.seconds += 4.0
                 raise KeyError
+        assert clock.current == ("compute", None, 107.0)
         time.seconds += 8.0
     time.seconds += 16.0  # outside every span
     with clock.span("evaluation"), clock.span("evaluation"):
         time.seconds += 32.0
-        assert clock.seconds["evaluation"] == 34.0, "an open span counts up to now"
+        assert clock.seconds["evaluation"] == 34.0
     # compute 1 + 8, evaluation 2 + 32, checkpoint 4; together 63 - 16.
     assert clock.seconds == {"compute": 9.0, "evaluation": 34.0, "checkpoint": 4.0}
-
-
-def test_current_is_the_open_span_and_its_start() -> None:
-    time = Time()
-    clock = Clock(time)
-    assert clock.current == (None, None, 100.0)
-    with clock.span("compute"):
-        time.seconds += 1.0
-        with clock.span("data", "loading"):
-            time.seconds += 2.0
-            assert clock.seconds["data"] == 2.0
-            assert clock.current == ("data", "loading", 101.0), "reading the seconds starts no span"
-        assert clock.current == ("compute", None, 103.0)
-    assert clock.current == (None, None, 103.0)
+    assert clock.current == (None, None, 163.0)
 
 
 def test_throughput_is_the_median_with_the_interquartile_range() -> None:

@@ -10,6 +10,7 @@ import pathlib
 import re
 import resource
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,12 +74,7 @@ def test_cpu_count_is_that_of_this_process() -> None:
     ],
 )
 def test_missing_gpu_has_a_reason(
-    platforms: str | None,
-    plugin: bool,
-    words: list[str],
-    absent: str,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    platforms: str | None, plugin: bool, words: list[str], absent: str, tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:
     def version(package: str) -> str:
         if not plugin:
@@ -171,9 +167,8 @@ def test_available_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_format_bytes() -> None:
     # 1023.999 KiB rounds up to the next unit.
     sizes = (0, 1023, 1024, 1536, 1024**2 - 1, 5 * 1024**3, 3 * 1024**5)
-    assert list(map(format_bytes, sizes)) == [
-        *("0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "3072.0 TiB")
-    ]
+    texts = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "5.0 GiB", "3072.0 TiB"]
+    assert [*map(format_bytes, sizes)] == texts
 
 
 # --- placement ---
@@ -194,13 +189,8 @@ def test_placement_counts_copies_shards_and_committed_leaves() -> None:
         "data": {f"{PLATFORM}:0": 16, f"{PLATFORM}:1": 16},
         "model state": {},
     }
-    assert [(tree.num_leaves, tree.num_bytes) for tree in observed.values()] == [
-        (2, 36),
-        (1, 8),
-        (1, 32),
-        (1, 32),
-        (0, 0),
-    ]
+    counts = [(tree.num_leaves, tree.num_bytes) for tree in observed.values()]
+    assert counts == [(2, 36), (1, 8), (1, 32), (1, 32), (0, 0)]
     assert tuple(observed["parameters"].first_leaf) == (PLATFORM,) and observed["parameters"].num_committed == 1
     assert str(observed["parameters"]).endswith("(1 committed)")
     assert str(observed["model state"]) == "model state: 0 leaves, 0 B on no device"

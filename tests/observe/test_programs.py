@@ -30,10 +30,8 @@ from tests import shell
 
 def test_lower_ahead_compiles_and_times_each_stage() -> None:
     x = jnp.arange(3.0)
-    lowered = lower_ahead(
-        lambda x, exponent: x**exponent, "power", "first call", x, 3, static_argnums=1, donate_argnums=0
-    )
-    compiled, entry = lowered.compile()
+    power, options = lambda x, exponent: x**exponent, {"static_argnums": 1, "donate_argnums": 0}
+    compiled, entry = lower_ahead(power, "power", "first call", x, 3, **options).compile()
     np.testing.assert_array_equal(compiled(x), [0.0, 1.0, 8.0])
     assert x.is_deleted(), "donated"
     assert (entry.name, entry.cause) == ("power", "first call")
@@ -62,10 +60,7 @@ def test_cache_hits_of_this_thread_count(monkeypatch: pytest.MonkeyPatch) -> Non
     saved = "/jax/compilation_cache/compile_time_saved_sec"
     # Compiled here, since the cache, if it is on, reports events of its own.
     compiled, reported, listeners = jax.jit(lambda x: x).lower(1.0).compile(), list[float](), list[Any]()
-    register, unregister = (
-        jax.monitoring.register_event_duration_secs_listener,
-        jax.monitoring.unregister_event_duration_listener,
-    )
+    names = {"register_event_duration_secs_listener": "append", "unregister_event_duration_listener": "remove"}
 
     def compile_with_events(lowered):
         assert len(listeners) == 1
@@ -79,12 +74,9 @@ def test_cache_hits_of_this_thread_count(monkeypatch: pytest.MonkeyPatch) -> Non
         return compiled
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_with_events)
-    monkeypatch.setattr(
-        jax.monitoring, "register_event_duration_secs_listener", lambda f: (listeners.append(f), register(f))
-    )
-    monkeypatch.setattr(
-        jax.monitoring, "unregister_event_duration_listener", lambda f: (listeners.remove(f), unregister(f))
-    )
+    for name, change in names.items():
+        real, counted = getattr(jax.monitoring, name), getattr(listeners, change)
+        monkeypatch.setattr(jax.monitoring, name, lambda f, real=real, counted=counted: (counted(f), real(f)))
     # A retrieval slower than the compilation saved nothing; it did not save less than nothing.
     for found, expected in (([], (False, 0.0)), ([2.0], (True, 2.0)), ([-0.5], (True, 0.0))):
         reported[:] = found
@@ -142,25 +134,22 @@ def gradient(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(jax.value_and_grad(lambda kernel: function(X, kernel).sum()))
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        jax.jit(layer),
-        jax.checkpoint(layer),
-        lambda x, kernel: jax.lax.scan(lambda carry, _: (layer(carry, kernel), None), x, length=3)[0],
-        scanned_within,
-        lambda x, kernel: jax.vmap(layer, (None, 0))(x, jnp.stack([kernel, kernel])),
-    ],
-    ids=["jit", "remat", "scan", "scan within the scope", "vmap"],
-)
-def test_implementations_and_plain_convolutions_of_a_training_step(function: Callable[..., Any]) -> None:
-    step = gradient(function)
-    assert implementations(step, KERNEL) == {"convolution": ["mine"]}
-    assert plain_convolutions(step, KERNEL) == 0
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "jit": jax.jit(layer),
+    "remat": jax.checkpoint(layer),
+    "scan": lambda x, kernel: jax.lax.scan(lambda carry, _: (layer(carry, kernel), None), x, length=3)[0],
+    "scan within the scope": scanned_within,
+    "vmap": lambda x, kernel: jax.vmap(layer, (None, 0))(x, jnp.stack([kernel, kernel])),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_implementations_and_plain_convolutions_of_a_training_step(name: str) -> None:
+    function, plain = FUNCTIONS[name], jax.checkpoint(convolve)
+    assert implementations(gradient(function), KERNEL) == {"convolution": ["mine"]}
+    assert plain_convolutions(gradient(function), KERNEL) == 0
     # Those that are no layer's count without their gradients.
-    two = gradient(
-        lambda x, kernel: jax.checkpoint(convolve)(function(convolve(x, kernel), kernel).reshape(-1, 4, 4, 2), kernel)
-    )
+    two = gradient(lambda x, kernel: plain(function(convolve(x, kernel), kernel).reshape(-1, 4, 4, 2), kernel))
     assert plain_convolutions(two, KERNEL) == 2
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -16,59 +18,49 @@ import jaxnn as jn
 from jaxnn import optim, tasks
 from jaxnn.nn import Embed
 from jaxnn.optim import SparseRows, sparse_rows, value_and_grad_of, value_and_row_gradient
-from jaxnn.optim._row_gradients import summed
 from jaxnn.steps import init_train_state, make_train_step
-from jaxnn.types import Batch, ConfigError, TrainState
+from jaxnn.types import Batch, ConfigError
 from tests import tiny
 
 KEY = jax.random.key(0)
 NUM_WORDS, FEATURES = 50, 3
 
 
-class Bag(nn.Module):
-    """The mean of a text's embeddings, classified."""
-
-    layer: type[nn.Embed] = Embed
-    options: Any = ()
-
-    @nn.compact
-    def __call__(self, ids: jax.Array) -> jax.Array:
-        return nn.Dense(2)(self.layer(NUM_WORDS, FEATURES, name="words", **dict(self.options))(ids).mean(axis=1))
+def params_of(num_words: int = NUM_WORDS, features: int = FEATURES) -> Any:
+    table, kernel = (np.sin(np.arange(size, dtype=np.float32)) for size in (num_words * features, features * 2))
+    return {"words": {"embedding": table.reshape(-1, features)}, "dense": {"kernel": kernel.reshape(-1, 2)}}
 
 
-TASK = tasks.classification(Bag())
+def bag(num_words: int = NUM_WORDS, features: int = FEATURES, tied: bool = False) -> jn.Task:
+    """A classifier of the mean of a text's embeddings; ``tied`` reads all of the table."""
+
+    def init(key: jax.Array, ids: jax.Array) -> Any:
+        return jax.tree.map(jnp.asarray, params_of(num_words, features))
+
+    def apply(params: Any, ids: jax.Array) -> jax.Array:
+        table = params["words"]["embedding"]
+        return table[ids].mean(axis=1) @ params["dense"]["kernel"] + (table.mean() if tied else 0.0)
+
+    return tasks.classification((init, apply))
 
 
-def texts(seed: int = 0) -> Batch:
-    """Four texts of five words above 0, some of them the same, and a fifth that is padding."""
+def texts(seed: int) -> Batch:
+    """Four texts of five words above 0, some of them the same, and a fifth that is padding, of word 0."""
     draws = np.random.default_rng(seed)
-    ids, labels = draws.integers(1, NUM_WORDS, (5, 5)), draws.integers(0, 2, 5)
-    return Batch(ids.astype(np.int32), labels.astype(np.int32), np.array([1, 1, 1, 1, 0], np.float32))
+    ids, labels = draws.integers(1, NUM_WORDS, (5, 5), np.int32), draws.integers(0, 2, 5, np.int32)
+    ids[4] = 0
+    return Batch(ids, labels, np.array([1, 1, 1, 1, 0], np.float32))
 
 
+TASK, START = bag(), params_of()
 TEXTS = [texts(seed) for seed in range(4)]
+# Only texts of the first batch hold word 0; later only padding does.
+TEXTS[0].inputs[0] = 0
 SEEN = {int(word) for batch in TEXTS for word in batch.inputs[:4].ravel()}
-
-
-def table_of(state: TrainState) -> np.ndarray:
-    return np.asarray(state.params["words"]["embedding"])
 
 
 def step_of(task: jn.Task, optimizer: Any) -> Any:
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer))
-
-
-def trained(optimizer: Any, task: jn.Task = TASK, batches: Any = TEXTS) -> tuple[TrainState, TrainState]:
-    """The states before and after training on ``batches``, without keys."""
-    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
-
-    @jax.jit
-    def train(batches: Batch) -> Any:
-        before = init_train_state(task, optimizer, KEY, TEXTS[0])
-        return before, jax.lax.scan(step_of(task, optimizer), before, batches)[0]
-
-    before, after = train(stacked)
-    return before._replace(key=0), after._replace(key=0)  # type: ignore[arg-type]
 
 
 def assert_close(found: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-7) -> None:
@@ -83,54 +75,56 @@ def test_rows_that_count_move_as_under_adam_and_others_not_at_all() -> None:
     # Bias-corrected, the first step of Adam is -rate * sign(gradient). In the second, row 0 has no gradient and stays.
     # Row 1 is new at update 2: m = 0.1 g, v = 0.001 g², m / (1 - 0.9²) = 0.1 / 0.19 g = 0.526 g,
     # v / (1 - 0.999²) = 0.001 / 0.001999 g² = 0.50025 g²: a step of 0.526 / 0.7073 = 0.7441 rates.
-    optimizer = sparse_rows(optax.adam(0.1, eps=0.0), tables="words")
-    params = {"words": jnp.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])}
-    state = optimizer.init(params)
-    for ids in ([0], [1, 1]):
-        gradient = {"words": SparseRows(jnp.array(ids), jnp.full((len(ids), 2), -3.0))}
-        updates, state = optimizer.update(gradient, state, params)
-        params = optim.apply_updates(params, updates)
-    np.testing.assert_allclose(params["words"], [[1.1, 1.1], [1.07441, 1.07441], [1.0, 1.0]], rtol=1e-5)
-    moments, count = state[0].mu["words"], state[0].count
+    adam = optax.adam(0.1, eps=0.0)
+    by_rows = [SparseRows(np.array(ids), np.full((len(ids), 2), -3.0, np.float32)) for ids in ([0], [1, 1])]
+    dense = [np.float32([[-3, -3], [0, 0], [0, 0]]), np.float32([[0, 0], [-6, 0], [0, 0]])]
+    everywhere = [np.float32([[1, 0], [0, 2], [3, 3]]), np.float32([[0, 3], [-1, 0], [2, 2]])]
+
+    def updated(optimizer: optax.GradientTransformation, gradients: list[Any]) -> Any:
+        params = {"words": jnp.ones((3, 2))}
+        state = optimizer.init(params)
+        for gradient in gradients:
+            updates, state = optimizer.update({"words": gradient}, state, params)
+            params = optim.apply_updates(params, updates)
+        return params["words"], state[0].mu["words"], state[0].count
+
+    rows, same, dense_everywhere, plain = jax.jit(
+        lambda: (
+            updated(sparse_rows(adam, "words"), by_rows),
+            updated(sparse_rows(adam, "words"), dense),
+            updated(sparse_rows(optax.adam(0.1), "words"), everywhere),
+            updated(optax.adam(0.1), everywhere),
+        )
+    )()
+    np.testing.assert_allclose(rows[0], [[1.1, 1.1], [1.07441, 1.07441], [1.0, 1.0]], rtol=1e-5)
     # Row 0's moment has not decayed; row 1's is of the sum of both, -6.
-    np.testing.assert_allclose(moments, [[-0.3, -0.3], [-0.6, -0.6], [0.0, 0.0]], rtol=1e-6)
-    assert int(count) == 2
+    np.testing.assert_allclose(rows[1], [[-0.3, -0.3], [-0.6, -0.6], [0.0, 0.0]], rtol=1e-6)
+    assert rows[2] == same[2] == 2
+    # A row of a dense gradient counts if any of its elements does; if every row counts, it is Adam.
+    np.testing.assert_array_equal(same[0][:, 0], rows[0][:, 0])
+    np.testing.assert_array_equal(same[1], [[*rows[1][0]], [rows[1][1, 0], 0], [0, 0]])
+    assert_close(dense_everywhere, plain)
 
 
-@pytest.mark.parametrize("num_rows", [100, 6, 3])
-def test_rows_are_summed_by_id(num_rows: int) -> None:
-    # Twice 2, once 0 whose gradient is zero, 1 whose two cancel; 200 is beyond. More ids than 3 rows need no sort.
-    rows = SparseRows(jnp.array([2, 0, 1, 200, 2, 1]), jnp.array([[1.0], [0.0], [4.0], [jnp.nan], [2.0], [-4.0]]))
-    ids, values = summed(rows, num_rows)
-    assert len(set(ids.tolist())) == len(ids) <= num_rows
-    inside = [(int(i), float(v)) for i, v in zip(ids, values[:, 0], strict=True) if i < num_rows]
-    assert inside == [(2, 3.0)]
-    assert float(values.sum()) == 3.0
+def test_rows_are_summed_by_id() -> None:
+    # Twice 2, once 0 whose gradient is zero, 1 whose two cancel; 100 is beyond. More ids than 3 rows need no sort.
+    ids = np.array([2, 0, 1, 100, 2, 1])
+    rows = SparseRows(ids, np.array([[1.0], [0.0], [4.0], [np.nan], [2.0], [-4.0]], np.float32))
+    none, optimizer = SparseRows(np.zeros(0, np.int32), np.zeros((0, 1), np.float32)), sparse_rows(optax.scale(1), "t")
 
+    def summed(rows: SparseRows, num_rows: int) -> SparseRows:
+        params = {"t": jnp.zeros((num_rows, 1))}
+        return optimizer.update({"t": rows}, optimizer.init(params), params)[0]["t"]
 
-def test_no_lookup_gives_no_row() -> None:
-    ids, values = summed(SparseRows(jnp.zeros(0, jnp.int32), jnp.zeros((0, 2))), 3)
-    assert (ids.shape, values.shape) == ((0,), (0, 2))
+    *found, empty = jax.jit(lambda: [*(summed(rows, num_rows) for num_rows in (100, 6, 3)), summed(none, 3)])()
+    for num_rows, (ids, values) in zip((100, 6, 3), found, strict=True):
+        assert len(set(ids.tolist())) == len(ids) <= num_rows
+        assert [(int(i), float(v)) for i, v in zip(ids, values[:, 0], strict=True) if i < num_rows] == [(2, 3.0)]
+        assert float(values.sum()) == 3.0
+    assert (empty.ids.shape, empty.values.shape) == ((0,), (0, 1))
 
 
 # The gradient by rows.
-
-
-def dense_and_by_rows(loss: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any]:
-    """The gradient by rows, written into arrays, and that of JAX."""
-    is_table = lambda path: path[-1].key == "table"  # noqa: E731
-    is_rows = lambda node: isinstance(node, SparseRows)  # noqa: E731
-    aux = lambda params, *args: (loss(params, *args), jnp.float32(7))  # noqa: E731
-    (value, extra), gradient = jax.jit(value_and_row_gradient(aux, is_table, has_aux=True))(params, *args)
-    found = jax.tree.map(
-        lambda rows, param: jnp.zeros_like(param).at[rows.ids].add(rows.values, mode="drop") if is_rows(rows) else rows,
-        gradient,
-        params,
-        is_leaf=is_rows,
-    )
-    expected_value, expected = jax.jit(jax.value_and_grad(loss))(params, *args)
-    assert_close((value, extra), (expected_value, jnp.float32(7)))
-    return found, expected
 
 
 @jax.custom_vjp
@@ -142,7 +136,19 @@ _fetched.defvjp(
     lambda table, ids: (table[ids], (ids, len(table))),
     lambda kept, rows: (jnp.zeros((kept[1], rows.shape[-1])).at[kept[0]].add(rows), None),
 )
-IDS = jnp.array([[0, 3], [3, -1]])
+
+
+def embedded(layer: type[nn.Module], **options: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    return lambda table, ids: layer(5, 2, **options).apply({"params": {"embedding": table}}, jnp.abs(ids))
+
+
+def rest_of_a_loss(table: jax.Array, ids: jax.Array) -> jax.Array:
+    rows = jax.lax.fori_loop(0, 2, lambda _, rows: rows * 1.5, table[ids])
+    rows = jax.checkpoint(jnp.sin)(jax.lax.cond(rows[0, 0, 0] >= 0, jnp.cos, jnp.exp, rows))
+    return rows * jax.random.normal(KEY, rows.shape)
+
+
+IDS = np.array([[0, 3], [3, -1]])
 LOOKUPS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "indexing": lambda table, ids: table[ids],
     "take": lambda table, ids: jnp.take(table, ids, axis=0, mode="clip"),
@@ -150,38 +156,50 @@ LOOKUPS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
     "no row beyond the table": lambda table, ids: table.at[ids + 3].get(mode="fill", fill_value=0.0),
     "vmap": jax.vmap(lambda table, ids: table[ids], in_axes=(None, 0)),
     "unsigned ids": lambda table, ids: table[jnp.abs(ids).astype(jnp.uint8)],
-    "a cast": lambda table, ids: jnp.take(table.astype(jnp.bfloat16), ids, axis=0).astype(jnp.float32),
+    "Flax's layer": embedded(nn.Embed),
+    "our layer": embedded(Embed),
     "jit": lambda table, ids: jax.jit(lambda table: jax.jit(jnp.sin)(table[ids]))(table),
     "a custom derivative": lambda table, ids: _fetched(table, ids),
     "twice": lambda table, ids: table[ids] * table[ids[::-1]],
     "never": lambda table, ids: jnp.ones((2, 2, 2)),
+    "loops, branches, checkpoints and noise after it": rest_of_a_loss,
+    # bfloat16 keeps 8 bits, and JAX sums in it where the table was cast.
+    "a cast": lambda table, ids: jnp.take(table.astype(jnp.bfloat16), ids, axis=0).astype(jnp.float32),
+    "two casts": lambda table, ids: table.astype(jnp.bfloat16).astype(jnp.float32)[ids],
+    "a layer's cast": lambda table, ids: embedded(Embed, dtype=jnp.bfloat16)(table, ids).astype(jnp.float32),
 }
+
+
+@functools.cache
+def gradients() -> dict[str, Any]:
+    """For each lookup, value and gradient by rows, the table's written into an array, and those of JAX."""
+
+    def both(lookup: Callable[..., jax.Array], params: Any, scale: jax.Array) -> Any:
+        def loss(params: Any, ids: jax.Array, scale: jax.Array) -> Any:
+            rows = lookup(params["table"], ids)
+            value = scale * jnp.sum(jnp.cos(rows * params["factor"]) * jnp.cos(jnp.arange(8.0).reshape(2, 2, 2)))
+            return value, jnp.float32(7)
+
+        by_rows = value_and_row_gradient(loss, lambda path: path[-1].key == "table", has_aux=True)
+        given, gradient = by_rows(params, IDS, scale)
+        ids, values = gradient["table"]
+        assert values.dtype == jnp.float32 and ids.dtype == jnp.int32
+        gradient["table"] = jnp.zeros((5, 2)).at[ids].add(values, mode="drop")
+        return (given, gradient), jax.value_and_grad(loss, has_aux=True)(params, IDS, scale)
+
+    params = {"table": np.arange(10, dtype=np.float32).reshape(5, 2) / 10, "factor": np.float32(1.5)}
+    run = jax.jit(lambda *args: {name: both(lookup, *args) for name, lookup in LOOKUPS.items()})
+    return run(params, np.float32(2.0))
 
 
 @pytest.mark.parametrize("lookup", LOOKUPS)
 def test_gradient_by_rows_equals_the_gradient(lookup: str) -> None:
-    def loss(params: Any, ids: jax.Array, scale: jax.Array) -> jax.Array:
-        rows = LOOKUPS[lookup](params["table"], ids)
-        return scale * jnp.sum(jnp.cos(rows * params["factor"]) * jnp.cos(jnp.arange(8.0).reshape(2, 2, 2)))
-
-    params = {"table": jnp.arange(10.0).reshape(5, 2) / 10, "factor": jnp.float32(1.5)}
-    # bfloat16 keeps 8 bits, and JAX sums in it where the table was cast.
-    tolerance = {"rtol": 0.02, "atol": 0.02} if lookup == "a cast" else {}
-    assert_close(*dense_and_by_rows(loss, params, IDS, jnp.float32(2.0)), **tolerance)
+    (given, found), (expected_given, expected) = gradients()[lookup]
+    assert_close(given, expected_given)
+    assert_close(found, expected, **({"rtol": 0.02, "atol": 0.02} if "cast" in lookup else {}))
 
 
-def test_rest_of_the_loss_is_unchanged() -> None:
-    def loss(params: Any, ids: jax.Array, key: jax.Array) -> jax.Array:
-        rows = jax.lax.fori_loop(0, 2, lambda _, rows: rows * params["factor"], params["table"][ids])
-        rows = jax.checkpoint(jnp.sin)(jax.lax.cond(rows[0, 0, 0] >= 0, jnp.cos, jnp.exp, rows))
-        noise = jax.random.normal(key, rows.shape)
-        return jnp.sum(rows * noise) + jax.nn.relu(params["factor"])
-
-    params = {"table": jnp.arange(10.0).reshape(5, 2) / 10, "factor": jnp.float32(1.5)}
-    assert_close(*dense_and_by_rows(loss, params, IDS, KEY))
-
-
-MISUSES: dict[str, tuple[Callable[[jax.Array], jax.Array], str]] = {
+MISUSES: dict[str, tuple[Callable[[jax.Array], Any], str]] = {
     "attend": (lambda table: (table[IDS] @ table.T).sum(), "'transpose'"),
     "a penalty": (lambda table: table[IDS].sum() + jnp.sum(table**2), "'(integer_pow|square|mul)'"),
     "some features": (lambda table: table[IDS, :1].sum(), "'gather'"),
@@ -189,120 +207,91 @@ MISUSES: dict[str, tuple[Callable[[jax.Array], jax.Array], str]] = {
     "a slice": (lambda table: table[:2].sum(), "'slice'"),
     "a loop": (lambda table: jax.lax.map(lambda i: table[i].sum(), IDS).sum(), "'scan'"),
     "checkpoint": (lambda table: jax.checkpoint(lambda table: table[IDS].sum())(table), "'(remat2|checkpoint)'"),
+    "a result": (lambda table: table, "because the loss returns it"),
 }
 
 
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_other_uses_of_a_table_are_named(misuse: str) -> None:
     use, words = MISUSES[misuse]
-    loss = lambda params: (use(params["layer"]["table"]), None)  # noqa: E731
-    with pytest.raises(ConfigError, match=f"'layer/table' has no gradient by rows, .* {words}"):
-        value_and_row_gradient(loss, lambda path: True, has_aux=True)({"layer": {"table": jnp.ones((5, 2))}})
+    gradient = value_and_row_gradient(lambda params: (0.0, use(params["layer"]["table"])), lambda _: True, has_aux=True)
+    with pytest.raises(ConfigError, match=f"'layer/table' has no gradient by rows, .*{words}"):
+        gradient({"layer": {"table": jnp.ones((5, 2))}})
 
 
-def test_a_table_that_the_loss_returns_is_named() -> None:
-    with pytest.raises(ConfigError, match="'table' has no gradient by rows, because the loss"):
-        value_and_row_gradient(lambda params: (params["table"][IDS].sum(), params), lambda path: True, has_aux=True)(
-            {"table": jnp.ones((5, 2))}
-        )
+def test_value_and_grad_of_an_optimizer_gathers_the_rows_of_devices_that_share_a_batch() -> None:
+    plain, optimizer = optax.sgd(0.1), sparse_rows(optax.sgd(0.1), "table")
+    assert value_and_grad_of(plain) is jax.value_and_grad
+    # A combinator around it takes dense gradients.
+    assert value_and_grad_of(optim.with_ema(optimizer, 0.9)) is jax.value_and_grad
+    params = {"table": jnp.arange(10.0)[:, None]}
+
+    def updated(ids: jax.Array, optimizer: Any = optimizer, axis_name: str | None = None) -> Any:
+        loss = lambda params: jnp.mean(params["table"][ids] ** 2)  # noqa: E731
+        value, gradient = value_and_grad_of(optimizer, axis_name)(loss)(params)
+        assert isinstance(gradient["table"], SparseRows) == (optimizer is not plain)
+        return value, optim.apply_updates(params, optimizer.update(gradient, optimizer.init(params), params)[0])
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"mesh": mesh, "in_specs": jax.P("data"), "out_specs": jax.P(), "check_vma": False}
+    by_device = jax.shard_map(lambda ids: updated(ids, axis_name="data")[1], **specs)
+    run = jax.jit(lambda ids: (by_device(ids), updated(ids), updated(ids, plain)))
+    shared, alone, dense = run(np.array([1, 3, 3, 0]))
+    assert_close(alone, dense)
+    assert_close(shared, dense[1])
 
 
-# Training steps.
+# Training.
 
-OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
-    "adamw with a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.1, 10), weight_decay=0.1),
-    "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "narrow moments": lambda: optax.adam(0.1, mu_dtype=jnp.bfloat16),
-    "clipped": lambda: optim.with_clipping(optax.adam(0.1), 0.1),
-    "injected": lambda: optax.inject_hyperparams(optax.adam)(learning_rate=0.1),
-    "plateau": lambda: optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau(patience=2)),
-    "partition": lambda: optax.partition(
-        {"w": optax.adagrad(0.1), "d": optax.sgd(0.1)},
-        lambda params: jax.tree.map_with_path(lambda path, _: path[0].key[0].lower(), params),
+OPTIMIZERS: dict[str, optax.GradientTransformation] = {
+    "injected adamw with a schedule": sparse_rows(
+        optax.inject_hyperparams(optax.adamw)(optax.cosine_decay_schedule(0.1, 10), weight_decay=0.1)
     ),
+    "momentum and plateau": sparse_rows(
+        optax.chain(optax.sgd(0.1, momentum=0.9, nesterov=True), optax.contrib.reduce_on_plateau(patience=2))
+    ),
+    "narrow moments": sparse_rows(optax.adam(0.1, mu_dtype=jnp.bfloat16)),
+    "partition": sparse_rows(
+        optax.partition(
+            {"w": optax.adagrad(0.1), "d": optax.sgd(0.1)},
+            lambda params: jax.tree.map_with_path(lambda path, _: path[0].key[0].lower(), params),
+        )
+    ),
+    "averages and accumulation outside": optim.with_ema(optim.with_accumulation(sparse_rows(optax.adam(0.1)), 2), 0.9),
 }
+
+
+def train(optimizer: Any, start: Any, value_and_grad: Any) -> tuple[Any, Any]:
+    """The state after training on all texts, and the table before and after each step."""
+    step = make_train_step(TASK, optimizer, value_and_grad=value_and_grad)
+    state = init_train_state(TASK, optimizer, KEY, TEXTS[0])
+    state = state._replace(params=start, opt_state=optimizer.init(start))
+
+    def scanned(state: Any, batch: Batch) -> Any:
+        return step(state, batch)[0], state.params["words"]["embedding"]
+
+    state, tables = jax.lax.scan(scanned, state, jax.tree.map(lambda *leaves: np.stack(leaves), *TEXTS))
+    return state._replace(key=0), jnp.concatenate([tables, state.params["words"]["embedding"][None]])
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_by_rows_equal_their_definition(name: str) -> None:
     # Given a dense gradient, the optimizer updates the tables and undoes it for rows without a gradient.
-    optimizer = sparse_rows(OPTIMIZERS[name]())
-    dense_only = optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
-    by_rows, by_definition = (trained(each)[1] for each in (optimizer, dense_only))
-    assert_close(by_rows, by_definition, rtol=1e-2 if name == "narrow moments" else 1e-4, atol=1e-6)
+    optimizer = OPTIMIZERS[name]
+    ways = value_and_grad_of(optimizer), jax.value_and_grad
+    (state, tables), expected = jax.jit(lambda start: [train(optimizer, start, way) for way in ways])(START)
+    assert_close((state, tables), expected, rtol=1e-2 if name == "narrow moments" else 1e-4, atol=1e-6)
+    # Rows without a gradient keep their bits; neither padding nor momentum moves one.
+    assert set(np.flatnonzero((tables[0] != tables[-1]).any(axis=1))) == SEEN
+    assert np.ptp(tables[2:, 0], axis=0).max() == 0
 
 
-def test_rows_without_a_gradient_keep_their_bits_and_padding_moves_none() -> None:
-    before, after = trained(sparse_rows(optax.adamw(0.1, weight_decay=0.1)))
-    # Padding has id 0, which no text of these holds.
-    assert 0 not in SEEN
-    moved = (table_of(before) != table_of(after)).any(axis=1)
-    assert set(np.flatnonzero(moved)) == SEEN
-    moments = after.opt_state[0].mu["words"]["embedding"]
-    assert set(np.flatnonzero(np.asarray(moments).any(axis=1))) == SEEN
-
-
-def test_momentum_does_not_move_a_row_that_is_padding() -> None:
-    # Word 0 is learnt in the first step; in the second only padding has its id.
-    optimizer, zeros = sparse_rows(optax.sgd(0.1, momentum=0.9)), TEXTS[0]._replace(inputs=np.zeros((5, 5), np.int32))
-    (start, once), (_, twice) = (trained(optimizer, batches=[zeros, *TEXTS[:more]]) for more in (0, 1))
-    assert np.array_equal(table_of(twice)[0], table_of(once)[0])
-    assert not np.array_equal(table_of(once)[0], table_of(start)[0])
-    assert not np.array_equal(table_of(twice), table_of(once))
-
-
-def test_equals_adam_if_every_row_counts() -> None:
-    ids = np.arange(NUM_WORDS, dtype=np.int32).reshape(5, 10)
-    batches = [Batch(ids, TEXTS[0].targets, np.ones(5, np.float32))] * 5
-    dense, by_rows = (trained(each, batches=batches)[1] for each in (optax.adam(0.1), sparse_rows(optax.adam(0.1))))
-    assert_close(by_rows, dense, rtol=1e-4, atol=1e-6)
-
-
-def pair() -> jn.Task:
-    def init(key: jax.Array, ids: jax.Array) -> Any:
-        return {"words": {"embedding": jax.random.normal(key, (NUM_WORDS, 2))}}
-
-    model = init, lambda params, ids: params["words"]["embedding"][ids].mean(axis=1)
-    return tasks.classification(model, policy=jn.nn.Policy(compute="bfloat16"))
-
-
-@pytest.mark.parametrize(
-    ("task", "atol"),
-    [
-        (tasks.classification(Bag(nn.Embed)), 1e-6),
-        # Sums in bfloat16 are JAX's own.
-        (tasks.classification(Bag(options=(("dtype", jnp.bfloat16),))), 1e-2),
-        (pair(), 1e-2),
-    ],
-)
-def test_any_lookup_in_a_model_may_be_sparse(task: jn.Task, atol: float) -> None:
-    # Plain gradient descent moves no row without a gradient.
-    by_rows, dense = (trained(each, task, TEXTS[:2])[1] for each in (sparse_rows(optax.sgd(0.1)), optax.sgd(0.1)))
-    assert table_of(by_rows).dtype == np.float32
-    assert_close(by_rows.params, dense.params, atol=atol)
-
-
-@pytest.mark.parametrize("around", [lambda inner: optim.with_ema(inner, 0.9), lambda x: optim.with_accumulation(x, 2)])
-def test_averages_and_accumulation_go_outside(around: Callable) -> None:
-    before, after = trained(around(sparse_rows(optax.adam(0.1))))
-    moved = (table_of(before) != table_of(after)).any(axis=1)
-    assert set(np.flatnonzero(moved)) == SEEN
-
-
-def test_loop_and_vmap_give_the_same() -> None:
-    optimizer = sparse_rows(optim.with_clipping(optax.adam(0.1), 1.0))
-    step = jax.jit(step_of(TASK, optimizer))
-    batches = jax.tree.map(lambda *leaves: np.stack(leaves), *TEXTS)
-
-    def train(key: jax.Array) -> Any:
-        before = init_train_state(TASK, optimizer, key, TEXTS[0])
-        return before, jax.lax.scan(step_of(TASK, optimizer), before, batches)[0]
-
-    starts, ends = jax.jit(jax.vmap(train))(jax.random.split(KEY))
-    state = jax.tree.map(lambda leaf: leaf[1], starts)
-    for batch in TEXTS:
-        state, _ = step(state, batch)
-    assert_close(jax.tree.map(lambda leaf: leaf[1], ends)._replace(key=0), state._replace(key=0))
+def test_vmap_and_clipping_give_the_same() -> None:
+    optimizer = sparse_rows(optim.with_clipping(optax.adam(0.1), 0.1))
+    starts = jax.tree.map(lambda leaf: np.stack([-leaf, leaf]), START)
+    by_rows = jax.vmap(lambda start: train(optimizer, start, value_and_grad_of(optimizer)))
+    found, expected = jax.jit(lambda: (by_rows(starts), train(optimizer, START, jax.value_and_grad)))()
+    assert_close(jax.tree.map(lambda leaf: leaf[1], found), expected, rtol=1e-4, atol=1e-6)
 
 
 def operations(program: Any) -> Iterator[tuple[str, set[tuple[int, ...]]]]:
@@ -327,27 +316,28 @@ def test_only_reads_and_writes_of_rows_see_a_table() -> None:
 
 
 def test_no_copy_of_a_table_in_a_scan() -> None:
-    class Large(nn.Module):
-        @nn.compact
-        def __call__(self, ids: jax.Array) -> jax.Array:
-            return nn.Dense(2)(Embed(100_000, 8, name="words")(ids).mean(axis=1))
-
-    task, optimizer = tasks.classification(Large()), sparse_rows(optax.adam(0.1))
-    step = step_of(task, optimizer)
-    train = jax.jit(
-        lambda state: jax.lax.scan(lambda state, _: step(state, TEXTS[0]), state, length=3), donate_argnums=0
-    )
-    memory = (
-        train.lower(jax.eval_shape(lambda: init_train_state(task, optimizer, KEY, TEXTS[0])))
-        .compile()
-        .memory_analysis()
-    )
+    task, optimizer = bag(100_000, 8), sparse_rows(optax.adam(0.1))
+    step, shapes = step_of(task, optimizer), jax.eval_shape(lambda: init_train_state(task, optimizer, KEY, TEXTS[0]))
+    run = lambda state: jax.lax.scan(lambda state, _: step(state, TEXTS[0]), state, length=3)  # noqa: E731
+    memory = jax.jit(run, donate_argnums=0).lower(shapes).compile().memory_analysis()
     table_bytes = 4 * 8 * 100_000
     assert memory.temp_size_in_bytes < 0.1 * table_bytes
     assert memory.alias_size_in_bytes > 3 * table_bytes
 
 
-# Bad input.
+def test_fit_trains_by_rows_and_records_the_run(tmp_path: Path) -> None:
+    # A text is positive if most of its words are even; word 0 never comes.
+    words = np.random.default_rng(0).integers(1, NUM_WORDS, (300, 7)).astype(np.int32)
+    labels = ((words % 2 == 0).sum(axis=1) > 3).astype(int)
+    splits = jn.data.arrays(train=(words[:250], labels[:250]), test=(words[250:], labels[250:]))
+    options = {"data": splits, "optimizer": lambda config: sparse_rows(optax.adam(0.1)), "batch_size": 16}
+    example = tiny.experiment(task=lambda config: TASK, num_steps=60, **options)
+    run = tiny.fit(example, tmp_path / "run", report_every=20, eval_every=60)
+    # In 60 steps every word comes often enough to learn its sign.
+    assert run.evaluate()["accuracy"] > 0.9
+    assert tiny.read(tmp_path / "run")
+    with pytest.raises(ConfigError, match="'words/embedding' has no gradient by rows"):
+        tiny.fit(tiny.experiment(task=lambda config: bag(tied=True), num_steps=1, **options))
 
 
 @pytest.mark.parametrize(
@@ -359,71 +349,15 @@ def test_no_copy_of_a_table_in_a_scan() -> None:
         (sparse_rows(optim.with_accumulation(optax.adam(0.1), 2)), "MultiStepsState"),
         (sparse_rows(optax.lbfgs()), r"keeps \[10, 50, 3\] for the table 'words/embedding' \[50, 3\]"),
         (sparse_rows(optax.adafactor(0.1, min_dim_size_to_factor=2)), "element by element"),
-        (
-            sparse_rows(optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5))),
-            "searches for a step size",
-        ),
+        (sparse_rows(optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(5))), "for a step size"),
         (sparse_rows(optax.adam(0.1)), "update needs the parameters"),
     ],
 )
 def test_wrong_optimizers_and_uses_are_named(optimizer: Any, words: str) -> None:
-    def train() -> Any:
+    def run() -> Any:
         state = init_train_state(TASK, optimizer, KEY, TEXTS[0])
         step_of(TASK, optimizer)(state, TEXTS[0])
         return optimizer.update(state.params, state.opt_state)
 
     with pytest.raises(ConfigError, match=words):
-        jax.eval_shape(train)
-
-
-# End to end.
-
-
-def test_bag_of_words_is_learnt_and_recorded(tmp_path: Any) -> None:
-    # A text is positive if most of its words are even; word 0 never comes.
-    words = np.random.default_rng(0).integers(1, NUM_WORDS, (300, 7)).astype(np.int32)
-    labels = ((words % 2 == 0).sum(axis=1) > 3).astype(int)
-    splits = jn.data.arrays(train=(words[:250], labels[:250]), test=(words[250:], labels[250:]))
-    optimizer = lambda config: sparse_rows(optax.adam(0.1))  # noqa: E731
-    example = tiny.experiment(data=splits, task=lambda config: TASK, optimizer=optimizer, batch_size=16, num_steps=60)
-    run = tiny.fit(example, tmp_path / "run", report_every=20, eval_every=60)
-    # In 60 steps every word comes often enough to learn its sign.
-    assert run.evaluate()["accuracy"] > 0.9
-    assert tiny.read(tmp_path / "run")
-
-
-@pytest.mark.parametrize("has_aux", [True, False])
-def test_value_and_grad_of_an_optimizer(has_aux: bool) -> None:
-    def loss(params: Any, scale: float) -> Any:
-        value = scale * jnp.sum(params["table"][IDS] ** 2) + params["factor"]
-        return (value, {"scale": scale}) if has_aux else value
-
-    params = {"table": jnp.arange(10.0).reshape(5, 2), "factor": jnp.float32(1.5)}
-    plain = optax.sgd(0.1)
-    assert optim.value_and_grad_of(plain) is jax.value_and_grad
-    # A combinator around it takes dense gradients.
-    assert optim.value_and_grad_of(optim.with_ema(sparse_rows(plain, "table"), 0.9)) is jax.value_and_grad
-    optimizer = sparse_rows(plain, "table")
-    given, gradient = jax.jit(optim.value_and_grad_of(optimizer)(loss, has_aux=has_aux))(params, 2.0)
-    expected, dense = jax.jit(jax.value_and_grad(loss, has_aux=has_aux))(params, 2.0)
-    assert_close(given, expected)
-    assert isinstance(gradient["table"], SparseRows)
-    (updates, _), (expected, _) = (
-        each.update(slope, each.init(params), params) for each, slope in ((optimizer, gradient), (plain, dense))
-    )
-    assert_close(optim.apply_updates(params, updates), optax.apply_updates(params, expected))
-
-
-def test_rows_of_devices_that_share_a_batch_are_gathered() -> None:
-    optimizer, params = sparse_rows(optax.sgd(0.1), "table"), {"table": jnp.arange(10.0).reshape(5, 2)}
-
-    def updated(ids: jax.Array, axis_name: str | None = None) -> Any:
-        gradient = value_and_grad_of(optimizer, axis_name)(lambda params: jnp.mean(params["table"][ids] ** 2))(params)[
-            1
-        ]
-        return optim.apply_updates(params, optimizer.update(gradient, optimizer.init(params), params)[0])
-
-    ids, mesh = jnp.array([1, 3, 3, 0]), jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    specs = {"in_specs": jax.P("data"), "out_specs": jax.P()}
-    shared = jax.shard_map(lambda ids: updated(ids, "data"), mesh=mesh, **specs, check_vma=False)
-    assert_close(jax.jit(shared)(ids), jax.jit(updated)(ids))
+        jax.eval_shape(run)

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import jaxnn as jn
+from jaxnn.models import MLP
 from jaxnn.run import RESUMABLE
 from tests import processes, several, tiny
 from tests.processes import Started, free_port, started
+from tests.tiny import assert_bitwise_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -47,61 +50,61 @@ def fit(num_steps: int = 60, **options: Any) -> jn.Run:
     return jn.fit(several.experiment.replace(num_steps=num_steps), progress="none", **how, **where, **options)
 
 
-def assert_same_numbers(path: Path, expected: jn.Run) -> None:
-    lines, wanted = tiny.lines(path), expected._trainer.logs[0].lines
+def reported(path: Path) -> list[dict[str, Any]]:
+    """The reports of a record without what depends on the clock."""
     timed = ("seconds", "steps_per_second", "examples_per_second")
-    assert [line["step"] for line in lines] == [line["step"] for line in wanted]
-    for line, other in zip(lines, wanted, strict=True):
-        line = {name: value for name, value in line.items() if name not in timed}
-        assert line == pytest.approx({name: other[name] for name in line}, rel=1e-4), line["step"]
+    return [{name: value for name, value in line.items() if name not in timed} for line in tiny.lines(path)]
+
+
+def steps_of(path: Path) -> list[int]:
+    """The steps that have a checkpoint."""
+    return sorted(int(found.name) for found in (path / "checkpoints").glob("[0-9]*") if found.name.isdecimal())
 
 
 def wait_for_checkpoint(path: Path, step: int) -> None:
     deadline = time.monotonic() + SECONDS
-    while not any(int(found.name) >= step for found in (path / "checkpoints").glob("[0-9]*") if found.name.isdecimal()):
+    while not any(found >= step for found in steps_of(path)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_several_processes_train_as_one_does_and_one_of_them_records(tmp_path: Path) -> None:
-    alone = fit()
-    done = run(2, "--strategy", "pmap", "--run-dir", tmp_path / "two", devices=2)
-    assert_same_numbers(tmp_path / "two", alone)
-    facts = tiny.read(tmp_path / "two")
+def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_records(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    fit(20, run_dir=path, devices=2, strategy="fsdp")
+    done = run(2, "--resume", path, "--devices", "all", "--strategy", "pmap", "--num-steps", 40, devices=2)
+    facts = tiny.read(path)
     assert facts["status"] == "finished" and facts["layout"] == {"strategy": "pmap", "mesh": {"data": 4}}
-    assert "4 of 4 devices of 2 processes" in done[0].out and "step 60/60" in done[0].out
+    assert "4 of 4 devices of 2 processes" in done[0].out and "step 40/40" in done[0].out
     assert not processes.words(done[1].out)
     # Here each process is sent its rows alone.
-    run(4, "--resident", False, "--strategy", "fsdp", "--run-dir", tmp_path / "four")
-    assert_same_numbers(tmp_path / "four", alone)
-
-
-def test_checkpoints_of_any_number_of_processes_are_resumed_by_any_other(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    fit(60, run_dir=path, devices=2, strategy="fsdp")
-    run(2, "--resume", path, "--devices", "all", "--strategy", "data", "--num-steps", 80)
-    run(4, "--resume", path, "--strategy", "fsdp", "--num-steps", 100)
-    fit(120, resume=path, strategy="pmap", devices=4)
-    assert_same_numbers(path, fit(120))
+    run(4, "--resume", path, "--resident", False, "--strategy", "fsdp", "--num-steps", 60)
+    fit(80, resume=path, strategy="data", devices=2)
+    lines, expected = reported(path), fit(80)._trainer.logs[0].lines
+    assert [line["step"] for line in lines] == [*range(5, 81, 5)]
+    for line, wanted in zip(lines, expected, strict=True):
+        assert line == pytest.approx({name: wanted[name] for name in line}, rel=1e-4), line["step"]
     assert [resumed["changed"][0] for resumed in tiny.read(path)["resumed"]] == [
-        "the layout fsdp data=2 → data data=2",
-        "the layout data data=2 → fsdp data=4",
-        "the layout fsdp data=4 → pmap data=4",
+        "the layout fsdp data=2 → pmap data=4",
+        "the layout pmap data=4 → fsdp data=4",
+        "the layout fsdp data=4 → data data=2",
     ]
 
 
-def test_signal_to_one_process_stops_all_at_one_step_to_resume_from(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with starting(2, "--strategy", "data", "--num-steps", 40_000, "--run-dir", path) as running:
+def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_path: Path) -> None:
+    path, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    flags = ("--strategy", "data", "--eval-every", 0)
+    with starting(2, *flags, "--num-steps", 40_000, "--run-dir", path) as running:
         wait_for_checkpoint(path, 20)
         running.signal(1, signal.SIGTERM)
         done = running.finish(SECONDS)
     assert [process.status for process in done] == [RESUMABLE, RESUMABLE], done
     assert tiny.read(path)["status"] == "interrupted"
     stopped = tiny.lines(path)[-1]["step"]
-    assert stopped % 5 == 0 and (path / "checkpoints" / str(stopped)).is_dir()
-    run(2, "--resume", path, "--num-steps", stopped + 20)
-    assert_same_numbers(path, fit(stopped + 20))
+    assert stopped % 5 == 0 and stopped in steps_of(path)
+    run(2, *flags, "--num-steps", stopped + 20, "--resume", path)
+    run(2, *flags, "--num-steps", stopped + 20, "--run-dir", undisturbed)
+    assert reported(path) == reported(undisturbed)
+    assert_bitwise_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
 
 
 def test_lost_process_ends_the_others_and_the_last_checkpoint_is_complete(tmp_path: Path) -> None:
@@ -112,11 +115,8 @@ def test_lost_process_ends_the_others_and_the_last_checkpoint_is_complete(tmp_pa
         survivor = running.finish(60)[1]
     assert survivor.status == RESUMABLE and "Traceback" not in survivor.err, survivor
     assert "process 0" in survivor.err and f"--resume {path}" in survivor.err
-    steps = sorted(int(name.name) for name in (path / "checkpoints").iterdir() if name.name.isdecimal())
-    assert steps[-1] >= 40
-    resumed = fit(steps[-1] + 5, resume=path)
-    assert resumed.summary.status == "finished"
-    assert_same_numbers(path, fit(steps[-1] + 5))
+    newest = steps_of(path)[-1]
+    assert newest >= 40 and int(jn.load_checkpoint(path)["step"]) == newest
 
 
 # What differs in process 1, as a field of the experiment.
@@ -211,57 +211,56 @@ def test_two_processes_save_one_state_and_report_the_same_errors(tmp_path: Path)
 
 BATCH_SIZE, NUM_STEPS = 8, 10
 # An epoch is longer than what is read, ahead of the last step too: no two steps have an example in common.
-NUM_TRAIN, NUM_TEST = 800, 40
+SIZES = {"train": 240, "val": 40}
 
 
-class Reader:
-    """Points, and which of them were read."""
-
-    def __init__(self, num_examples: int, seed: int) -> None:
-        inputs, self.targets = tiny.points(num_examples, seed)
-        self.examples = list(zip(inputs, self.targets, strict=True))
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, Any]:
-        self.read.append(int(index))
-        return self.examples[index]
-
-    def fingerprint(self, digest: Any) -> None:
-        digest.update(np.asarray(self.targets).tobytes())
+def write_images(root: Path) -> None:
+    """Images of noise in two classes; the name of each is its index."""
+    rng = np.random.default_rng(0)
+    for split, count in SIZES.items():
+        for index in range(count):
+            path = root / split / ("cats" if index < count // 2 else "dogs") / f"{index:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8)).save(path)
 
 
-def augment(rng: np.random.Generator, inputs: np.ndarray) -> np.ndarray:
-    return inputs + rng.normal(scale=0.1, size=inputs.shape).astype(np.float32)
+def mirror(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+    return image[:, ::-1] if rng.random() < 0.5 else image
 
 
-def streamed(strategy: str) -> tuple[list[dict[str, float]], list[int], list[int]]:
-    """The reports of a run on streamed points without what depends on the clock, and the points that were read."""
-    train, test = Reader(NUM_TRAIN, 0), Reader(NUM_TEST, 1)
-    splits = jn.data.stream(train, test, augment=augment, num_workers=0)
-    experiment = tiny.experiment(data=splits, num_steps=NUM_STEPS, batch_size=BATCH_SIZE)
+def streamed(root: str, strategy: str) -> tuple[list[dict[str, float]], dict[str, list[int]]]:
+    """The reports of a run on streamed images without what depends on the clock, and the images that it opened."""
+    opened: dict[str, list[int]] = {split: [] for split in SIZES}
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).startswith(root):
+            path = Path(arguments[0])
+            opened[path.parent.parent.name].append(int(path.stem))
+
+    sys.addaudithook(note)
+    data = jn.data.image_folder(root, (4, 4), stream=True, augment=mirror, num_workers=0)
+    experiment = tiny.experiment(data=data, model=MLP((5, 2)), num_steps=NUM_STEPS, batch_size=BATCH_SIZE)
     run = tiny.fit(experiment, strategy=strategy, eval_every=5, eval_batch_size=BATCH_SIZE)
-    kept = ("step", "train_loss", "test_loss", "test_accuracy")
-    return [{name: line[name] for name in kept} for line in run._trainer.logs[0].lines], train.read, test.read
+    kept = ("step", "train_loss", "validation_loss", "validation_accuracy")
+    return [{name: line[name] for name in kept} for line in run._trainer.logs[0].lines], opened
 
 
-def test_streams_train_as_in_one_process_and_each_reads_its_rows() -> None:
-    expected, *_ = streamed("data")
-    order = jn.data.stream(Reader(NUM_TRAIN, 0), num_workers=0).train.order(0, np.arange(NUM_STEPS * 2), BATCH_SIZE)
-    batches = np.arange(NUM_TEST).reshape(-1, BATCH_SIZE)
+def test_streams_train_as_in_one_process_and_each_reads_its_rows(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    expected, _ = streamed(str(tmp_path), "data")
+    order = jn.data.batch_indices(0, np.arange(NUM_STEPS * 2), SIZES["train"], BATCH_SIZE)
+    batches = np.arange(SIZES["val"]).reshape(-1, BATCH_SIZE)
     here = "import json\nfrom tests.parallel import test_distributed_training as here\n"
     for strategy in ("fsdp", "pmap"):
-        done = processes.run(f"{here}say(json.dumps(here.streamed({strategy!r})))")
+        done = processes.run(f"{here}say(json.dumps(here.streamed({str(tmp_path)!r}, {strategy!r})))")
         assert [(process.status, process.err) for process in done] == [(0, "")] * 2, done
         for rank, process in enumerate(done):
-            found, train, test = json.loads(process.out.splitlines()[-1])
+            found, opened = json.loads(process.out.splitlines()[-1])
             assert found == [pytest.approx(line, rel=1e-5) for line in expected]
             local = slice(None) if strategy == "pmap" else slice(4 * rank, 4 * rank + 4)
             # The first examples are read for their shapes.
-            shown = set(range(BATCH_SIZE))
+            shown, train = set(range(BATCH_SIZE)), opened["train"]
             assert {*order[:NUM_STEPS, local].flat} <= {*train} <= {*order[:, local].flat} | shown
-            assert {*test} - shown == {*batches[:, local].flat} - shown
+            assert {*opened["val"]} - shown == {*batches[:, local].flat} - shown
             # They are read twice before, under pmap once more to compare devices, and may come again.
             assert len(train) - len({*train}) <= (3 if strategy == "pmap" else 2) * BATCH_SIZE

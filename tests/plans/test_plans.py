@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from jaxnn import engine
 from jaxnn.nn import Conv
 from jaxnn.observe import product_flops
 from jaxnn.parallel import SINGLE_DEVICE, make_layout
-from jaxnn.plans import CARDS, Plan, find_card, work_of
+from jaxnn.plans import CARDS, StepPlan, find_card, work_of
 from jaxnn.types import ConfigError
 from tests import tiny
 
@@ -80,7 +79,7 @@ def test_work_counts_what_kernels_move() -> None:
 
 def test_bounds_are_those_of_the_card() -> None:
     card, work = CARDS["h100"], work_of(HLO)
-    plan = Plan(
+    plan = StepPlan(
         card, SINGLE_DEVICE, 8, 1, {"parameters": 3 * 2**30, "temporaries": 2**30}, work, 1e12, "bfloat16", {}, 512
     )
     assert plan.bounds["products"] == pytest.approx(1e12 / 989.4e12) and plan.bounds["launches"] == 9e-6

@@ -6,7 +6,6 @@ import fcntl
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -156,20 +155,18 @@ def test_occupied_directory_is_refused_and_an_empty_one_taken(tmp_path: Path) ->
             record.create_run_dir(taken)
 
 
-GONE: dict[str, Callable[[Path], Any]] = {
-    "renamed": lambda run: run.rename(run.with_name("new")),
-    "removed": shutil.rmtree,
-}
-
-
-@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
-def test_run_ends_if_its_directory_disappears(tmp_path: Path, gone: Callable[[Path], Any]) -> None:
+def test_run_ends_if_its_directory_disappears(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with pytest.raises(RecordError, match="removed or renamed"):
         for report in jn.iterate(tiny.experiment(), run_dir=path, checkpoint_every=0, **tiny.HOW):
             if report.step == 10:
-                gone(path)
+                shutil.rmtree(path)
     assert not path.exists(), "half a record was left"
+    with pytest.raises(RecordError, match=r"its \.lock deleted"), open_record(tmp_path) as opened:
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").touch()
+        opened.report({"step": 1})
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("option", ["run_dir", "resume"])
@@ -238,5 +235,5 @@ def test_curves_show_every_split_of_every_metric(tmp_path: Path) -> None:
     figure.savefig(tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     # Without a finite loss too.
-    for value in (math.nan, math.inf, 0.0, -1.0):
+    for value in (math.nan, 0.0):
         record.draw_curves([{"step": 1, "train_loss": value, "steps_per_second": 1.0}]).savefig(tmp_path / "curves.png")

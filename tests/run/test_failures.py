@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.record import is_locked, read_metrics
-from jaxnn.run import Interruption, interruptible
+from jaxnn.run import interruptible
 from jaxnn.types import TrainingError
 from tests import shell, tiny
 from tests.acting import acting
@@ -29,9 +30,6 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 def finished() -> jn.Run:
     """The tiny experiment, trained without a failure."""
     return tiny.fit(tiny.experiment())
-
-
-# --- a loss that is no longer finite ---
 
 
 def exploding(bad_step: int) -> jn.Experiment[tiny.Config]:
@@ -53,22 +51,19 @@ def saved(run_dir: Path) -> list[int]:
 
 def test_nonfinite_loss_ends_fit_and_iterate_and_names_the_step(tmp_path: Path) -> None:
     path, steps = tmp_path / "run", []
-    with pytest.raises(
-        TrainingError, match="loss is no longer finite at step 23 of 40.* checkpoint is that of step 20"
-    ):
+    words = "loss is no longer finite at step 23 of 40.* checkpoint is that of step 20"
+    with pytest.raises(TrainingError, match=words):
         tiny.fit(exploding(22), path, checkpoint_every=10)
-    assert saved(path) == [10, 20]
-    facts = tiny.read(path)
-    assert facts["status"] == facts["summary"]["status"] == "diverged"
-    lines = read_metrics(path)
-    assert [line["step"] for line in lines] == [5, 10, 15, 20, 25]
-    assert np.isfinite([line["train_loss"] for line in lines]).tolist() == [True] * 4 + [False]
-    assert '"train_loss": "nan"' in (path / "metrics.jsonl").read_text().splitlines()[-1]
-    assert not is_locked(path)
-    with pytest.raises(TrainingError, match="at step 23"):
-        tiny.fit(exploding(22), resume=path)
-    assert tiny.read(path)["resumed"][0]["step"] == 20
-    assert [line["step"] for line in read_metrics(path)] == [5, 10, 15, 20, 25]
+    for num_resumes in range(2):
+        assert saved(path) == [10, 20] and not is_locked(path)
+        facts, lines = tiny.read(path), read_metrics(path)
+        assert facts["status"] == facts["summary"]["status"] == "diverged"
+        assert [entry["step"] for entry in facts.get("resumed", ())] == [20] * num_resumes
+        assert [line["step"] for line in lines] == [5, 10, 15, 20, 25]
+        assert np.isfinite([line["train_loss"] for line in lines]).tolist() == [True] * 4 + [False]
+        assert '"train_loss": "nan"' in (path / "metrics.jsonl").read_text().splitlines()[-1]
+        with pytest.raises(TrainingError, match="at step 23"):
+            tiny.fit(exploding(22), resume=path)
 
     with pytest.raises(TrainingError, match="at step 23"):
         for report in jn.iterate(exploding(22), run_dir=tmp_path / "iterated", **tiny.HOW):
@@ -101,9 +96,6 @@ def test_finite_parameters_of_a_diverged_run_are_not_saved(tmp_path: Path) -> No
     assert saved(tmp_path / "run") == [5, 10]
 
 
-# --- exceptions and signals ---
-
-
 def test_exception_in_user_code_is_recorded_and_raised(finished: jn.Run, tmp_path: Path) -> None:
     def fail() -> None:
         raise ZeroDivisionError("mine")
@@ -119,12 +111,11 @@ def test_exception_in_user_code_is_recorded_and_raised(finished: jn.Run, tmp_pat
     tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_ends_the_window_and_saves(
-    finished: jn.Run, tmp_path: Path, signum: signal.Signals, capsys: pytest.CaptureFixture[str]
+    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    run = tiny.fit(acting(7, lambda: os.kill(os.getpid(), signum)), tmp_path / "run", resident=False)
+    run = tiny.fit(acting(7, lambda: os.kill(os.getpid(), signal.SIGTERM)), tmp_path / "run", resident=False)
     assert "stopping after the current window" in capsys.readouterr().err
     assert run.summary.status == tiny.read(tmp_path / "run")["status"] == "interrupted"
     assert int(run.state.step) == run.summary.step == 10
@@ -136,6 +127,19 @@ def test_first_signal_ends_the_window_and_saves(
     tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
 
 
+def test_interrupted_script_exits_with_75_if_it_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = functools.partial(jn.main, acting(7, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    flags = "--steps-per-call 5 --report-every 5 --eval-every 10 --resident False --progress none".split()
+    for checkpoint_every, status in (("None", 75), ("0", 130)):
+        path = tmp_path / checkpoint_every
+        how = "--run-dir", path, "--checkpoint-every", checkpoint_every
+        assert "stopping after" in shell.fails(capsys, main, *flags, *how, status=status)
+        assert tiny.read(path)["status"] == "interrupted"
+        assert (path / "checkpoints" / "10").is_dir() == (status == 75)
+
+
 def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -143,8 +147,7 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tiny.fit(acting(15, twice), tmp_path / "run", resident=False)
-    assert tiny.read(tmp_path / "run")["status"] == "interrupted"
-    assert not is_locked(tmp_path / "run")
+    assert tiny.read(tmp_path / "run")["status"] == "interrupted" and not is_locked(tmp_path / "run")
 
 
 def test_interruption_restores_handlers_and_works_in_threads() -> None:
@@ -159,63 +162,51 @@ def test_interruption_restores_handlers_and_works_in_threads() -> None:
         assert signal.getsignal(signal.SIGINT) != before[0]
         raise RuntimeError
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    seen: list[Interruption] = []
+    seen: list[int | None] = []
 
     def work() -> None:
         with interruptible() as interruption:
-            seen.append(interruption)
+            seen.append(interruption.signum)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert [interruption.signum for interruption in seen] == [None]
+    assert seen == [None]
 
 
-# --- signals before the first step ---
-
-
-def loading(action: Callable[[], object]) -> jn.Experiment[Any]:
-    """An experiment that calls ``action`` while it loads its data."""
+def loading(signum: int) -> jn.Experiment[Any]:
+    """An experiment that gets a signal while it loads its data."""
 
     def data(config: Any) -> jn.Splits:
-        action()
+        signal.raise_signal(signum)
         return tiny.splits()
 
-    experiment = tiny.experiment()
-    return jn.Experiment(experiment.config, data, experiment.task, experiment.optimizer)
+    return dataclasses.replace(tiny.experiment(), data=data)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_signal_before_the_first_step_leaves_nothing(signum: signal.Signals, tmp_path: Path) -> None:
-    handler, interrupting = signal.getsignal(signum), loading(lambda: signal.raise_signal(signum))
+    handler = signal.getsignal(signum)
     with pytest.raises(KeyboardInterrupt):
-        tiny.fit(interrupting, tmp_path / "run")
+        tiny.fit(loading(signum), tmp_path / "run")
     with pytest.raises(KeyboardInterrupt):
-        jn.sweep(interrupting, jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **tiny.HOW)
+        jn.sweep(loading(signum), jn.grid(seed=[0, 1]), run_dir=tmp_path / "sweep", **tiny.HOW)
     assert not list(tmp_path.iterdir()) and signal.getsignal(signum) == handler
 
 
 # SIGTERM is a scheduler's: it may start the run again.
-@pytest.mark.parametrize(
-    ("command", "signum", "status", "words"),
-    [
-        (["--no-record"], signal.SIGINT, 130, "interrupted before"),
-        (["--no-record"], signal.SIGTERM, 75, "interrupted before"),
-        (["sweep", "--seed", "0", "1", "--no-record"], signal.SIGINT, 130, "interrupted before"),
-        (["--resume", "RUN", "--num-steps", "20"], signal.SIGTERM, 75, "--resume RUN"),
-    ],
-)
-def test_script_interrupted_before_its_first_step(
-    command: list[str],
-    signum: signal.Signals,
-    status: int,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    if "RUN" in command:
-        tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run")
-    arguments = [word.replace("RUN", str(tmp_path / "run")) for word in [*command, "--progress", "none"]]
-    experiment = loading(lambda: signal.raise_signal(signum))
-    printed = shell.fails(capsys, lambda given: jn.main(experiment, given), *arguments, status=status)
-    assert words.replace("RUN", str(tmp_path / "run")) in printed
+SCRIPTS = [
+    ("--no-record", signal.SIGINT, 130, "interrupted before"),
+    ("--no-record", signal.SIGTERM, 75, "interrupted before"),
+    ("sweep --seed 0 1 --no-record", signal.SIGINT, 130, "interrupted before"),
+    ("--resume RUN --num-steps 20", signal.SIGTERM, 75, "--resume RUN"),
+]
+
+
+def test_script_interrupted_before_its_first_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run")
+    for command, signum, status, words in SCRIPTS:
+        arguments = f"{command} --progress none".replace("RUN", path).split()
+        main = functools.partial(jn.main, loading(signum))
+        assert words.replace("RUN", path) in shell.fails(capsys, main, *arguments, status=status)

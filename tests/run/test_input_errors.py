@@ -33,80 +33,56 @@ class Reader(linen.Module):
         return linen.Embed(6, 3, name="Table")(tokens.T).mean(axis=0)
 
 
-def task(made: Any) -> dict[str, Any]:
-    return {"task": lambda config: made}
+def on(*split: Any, task: Any = None, test: Any = None) -> dict[str, Any]:
+    """The parts of an experiment on these arrays, as they are when its data are loaded."""
+    parts = {} if task is None else {"task": lambda config: task}
+    return parts | {"data": lambda: jn.data.arrays(split, test)}
 
 
-# The parts of an experiment, and what the message must say.
-EXPERIMENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "empty split": (
-        {"data": lambda: jn.data.arrays((INPUTS, LABELS), (np.ones((0, 3)), np.ones(0, int)))},
-        "test.*(empty|no example)|empty.*test",
-    ),
-    "NaN": (
-        {"data": lambda: jn.data.arrays((np.where(np.arange(37)[:, None] == 5, np.nan, INPUTS), LABELS))},
-        "train.*5|5.*train",
-    ),
-    "batch above the set": ({"batch_size": 38}, "batch of 38 is larger than the set of 37"),
-    "negative rate": ({"learning_rate": -0.1}, "learning_rate is -0.1"),
-    "label above the outputs": (
-        {"data": jn.data.arrays((INPUTS, np.arange(37) % 4))},
-        "label 3 of example 3 in train .* model has 3 outputs",
-    ),
-    "label above the outputs in test": (
-        {"data": jn.data.arrays((INPUTS, LABELS), (INPUTS, np.arange(37) % 5))},
-        "label 3 of example 3 in test is out of range",
-    ),
-    "output shape": (
-        {"model": (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, None])},
-        r"logits \[batch, classes\], not \[8, 1, 3\]",
-    ),
-    "data as a pair": ({"data": (INPUTS, LABELS)}, r"experiment's data gave a tuple: .* jn\.data\.arrays"),
-    "model as a task": (task(jn.models.MLP((3,))), r"experiment's task gave a MLP: .* jn\.tasks\.classification"),
-    "number as an optimizer": ({"optimizer": lambda config: 0.1}, "experiment's optimizer gave a float: .* Optax"),
-    "loss shape": (
-        task(jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})),
+WITH_NAN = np.where(np.arange(37)[:, None] == 5, np.nan, INPUTS)
+WIDE = (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, None])
+NARROW = (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, :1])
+FAST_TEXT = jn.tasks.classification(jn.models.FastText(3, vocabulary_size=5, features=2))
+EMBEDDING = jn.tasks.supervised(Reader(), lambda outputs, targets: outputs.mean(axis=1), {})
+UNREDUCED = jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})
+
+# What the message must say, and the parts of the experiment.
+EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
+    ("test.*(empty|no example)|empty.*test", on(INPUTS, LABELS, test=(np.ones((0, 3)), np.ones(0, int)))),
+    ("train.*5|5.*train", on(WITH_NAN, LABELS)),
+    ("batch of 38 is larger than the set of 37", {"batch_size": 38}),
+    ("learning_rate is -0.1", {"learning_rate": -0.1}),
+    ("label 3 of example 3 in train .* model has 3 outputs", on(INPUTS, np.arange(37) % 4)),
+    ("label 3 of example 3 in test is out of range", on(INPUTS, LABELS, test=(INPUTS, np.arange(37) % 5))),
+    (r"logits \[batch, classes\], not \[8, 1, 3\]", {"model": WIDE}),
+    (r"experiment's data gave a tuple: .* jn\.data\.arrays", {"data": (INPUTS, LABELS)}),
+    (r"experiment's task gave a MLP: .* jn\.tasks\.classification", {"task": lambda config: jn.models.MLP((3,))}),
+    ("experiment's optimizer gave a float: .* Optax", {"optimizer": lambda config: 0.1}),
+    (
         r"a number an example, \[8\], not \[8, 3\]: take its mean over every axis but the first",
+        {"task": lambda config: UNREDUCED},
     ),
-    "token above the table in test": (
-        {"data": jn.data.arrays((IDS % 5, CLASSES), (IDS, CLASSES))}
-        | task(jn.tasks.classification(jn.models.FastText(3, vocabulary_size=5, features=2))),
-        r"token id 5 of example 1 in test .* 5 rows",
-    ),
-    "token above an own table": (
-        {"data": jn.data.arrays((IDS, CLASSES))}
-        | task(jn.tasks.supervised(Reader(), lambda outputs, targets: outputs.mean(axis=1), {})),
-        r"token id 6 of example 1 in train .* Table has 6 rows",
-    ),
-    "token above a vocabulary without a table": (
-        {"data": jn.data.arrays((IDS, CLASSES))} | task(jn.tasks.classification(FOLDED)),
-        r"token id 6 of example 1 in train .* 6 rows",
-    ),
-    "binary labels from 1": (
-        {"data": jn.data.arrays((INPUTS, np.arange(37) % 2 + 1))}
-        | task(jn.tasks.binary_classification((tiny.init, lambda p, x: tiny.apply(p, x)[:, :1]))),
+    (r"token id 5 of example 1 in test .* 5 rows", on(IDS % 5, CLASSES, test=(IDS, CLASSES), task=FAST_TEXT)),
+    (r"token id 6 of example 1 in train .* Table has 6 rows", on(IDS, CLASSES, task=EMBEDDING)),
+    # A vocabulary without a table.
+    (r"token id 6 of example 1 in train .* 6 rows", on(IDS, CLASSES, task=jn.tasks.classification(FOLDED))),
+    (
         "label 2 of example 1 in train .* 0 to 1",
+        on(INPUTS, np.arange(37) % 2 + 1, task=jn.tasks.binary_classification(NARROW)),
     ),
-    "one-hot labels": (
-        {"data": jn.data.arrays((INPUTS, np.eye(3)[LABELS]))},
-        r"integers \[batch\], not float32 .* argmax",
-    ),
-    "label -2": (
-        {"data": jn.data.arrays((SEQUENCES, np.full((9, 4), -2)))} | task(NEXT_TOKEN),
-        "label -2 of example 0 in train is out of range",
-    ),
-    "token above the outputs": (
-        {"data": jn.data.arrays((SEQUENCES, np.full((9, 4), 7)))} | task(NEXT_TOKEN),
+    (r"integers \[batch\], not float32 .* argmax", on(INPUTS, np.eye(3)[LABELS])),
+    ("label -2 of example 0 in train is out of range", on(SEQUENCES, np.full((9, 4), -2), task=NEXT_TOKEN)),
+    (
         "label 7 of example 0 in train is out of range: labels must be 0 to 2",
+        on(SEQUENCES, np.full((9, 4), 7), task=NEXT_TOKEN),
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", EXPERIMENTS)
+@pytest.mark.parametrize(("words", "parts"), EXPERIMENTS)
 def test_bad_experiments_from_python_and_the_shell(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: str, parts: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts, words = EXPERIMENTS[case]
     experiment = tiny.experiment(**parts)
     if callable(make := parts.get("data")):
         experiment = dataclasses.replace(experiment, data=lambda config: make())
@@ -138,25 +114,19 @@ class NoSeed:
 TYPED = dataclasses.replace(tiny.experiment(), config=Typed())
 
 
-def replace(**fields: Any) -> Any:
-    return jn.fit(TYPED.replace(**fields), record=False)
-
-
 def fit(experiment: Any = TYPED, **options: Any) -> Any:
     return jn.fit(experiment, **options)
-
-
-def sweep(**options: Any) -> Any:
-    return jn.sweep(TYPED, jn.grid(seed=[0, 1]), **options)
 
 
 def train(data: Any = (INPUTS, LABELS), model: Any = tiny.MODEL, **given: Any) -> jn.Run:
     return jn.train(model, optax.sgd(0.1), data, record=False, progress="none", **given)
 
 
+replace = lambda **fields: fit(TYPED.replace(**fields), record=False)  # noqa: E731
+sweep = lambda **options: jn.sweep(TYPED, jn.grid(seed=[0, 1]), **options)  # noqa: E731
 CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (replace, {"batch_size": 0}, "batch_size is 0"),
-    (replace, {"num_steps": -1}, "num_steps is -1"),
+    (replace, {"batch_size": 0}, "batch_size must be an integer >= 1, not 0"),
+    (replace, {"num_steps": -1}, "num_steps must be an integer >= 1, not -1"),
     (replace, {"seed": 0.5}, "seed is 0.5"),
     (replace, {"seed": 2**32}, r"below 2\*\*32"),
     (replace, {"sed": 1}, "did you mean 'seed'"),
@@ -188,7 +158,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (train, {"num_epochs": float("nan")}, "num_epochs is nan"),
     (train, {"num_epochs": float("inf")}, "num_epochs is inf"),
     (train, {"num_epochs": 0}, "num_epochs is 0"),
-    (train, {"num_steps": 0}, "num_steps is 0"),
+    (train, {"num_steps": 0}, "num_steps must be an integer >= 1, not 0"),
     (train, {"batch_size": "8"}, "batch_size is '8'"),
     (train, {"batch_size": 38}, "larger than the set of 37"),
     (train, {"epochs": 3}, "no argument 'epochs': did you mean 'num_epochs'"),
@@ -214,10 +184,7 @@ def test_convertible_config_values_are_accepted() -> None:
 def test_one_hot_and_integer_targets_are_regressed_if_asked() -> None:
     with pytest.raises(jn.DataError, match=r"targets of train are float32 .*argmax\(axis=-1\)"):
         jn.data.arrays((INPUTS, np.eye(3)[LABELS]), class_names=("a", "b", "c"))
-    assert train((INPUTS, np.eye(3)[LABELS]), jn.tasks.regression(tiny.MODEL), num_steps=1, steps_per_call=1)
-    model = (tiny.init, lambda params, inputs: tiny.apply(params, inputs)[:, :1])
-    integers = tiny.experiment(
-        data=jn.data.arrays((INPUTS, np.arange(37))), learning_rate=0.01, **task(jn.tasks.regression(model))
-    )
-    losses = tiny.fit(integers).metrics["train_loss"]
-    assert losses[-1] < losses[0]
+    for targets, model in ((np.eye(3)[LABELS], tiny.MODEL), (np.arange(37), NARROW)):
+        run = train((INPUTS, targets), jn.tasks.regression(model), num_steps=2, steps_per_call=1, report_every=1)
+        losses = run.metrics["train_loss"]
+        assert losses[-1] < losses[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,15 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.record import config_json, jsonable, read_metrics, write_json
-from jaxnn.run import check_same_config
+from jaxnn.engine import programs_of
+from jaxnn.record import changed_parts, config_json, jsonable, read_metrics, write_json
+from jaxnn.run import check_same_config, recorded_setup
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 EVERY: dict[str, Any] = {"checkpoint_every": 5}
+TASK = jn.tasks.classification(tiny.MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +54,29 @@ def contents(path: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-# --- equality ---
+class Normalized(linen.Module):
+    """A classifier with dropout and batch statistics."""
+
+    @linen.compact
+    def __call__(self, inputs: jax.Array, *, train: bool) -> jax.Array:
+        dropped = linen.Dropout(0.25, deterministic=not train)(inputs)
+        normalized = linen.BatchNorm(use_running_average=not train)(dropped)
+        return jn.nn.Dense(3, kernel_init=linen.initializers.ones)(normalized)
 
 
 def test_every_part_of_a_state_is_restored_bitwise(tmp_path: Path) -> None:
     # Batch statistics, dropout, augmentation, a schedule, two moments and an average of the parameters.
-    images = np.random.default_rng(0).integers(0, 256, (37, 6, 6, 1), np.uint8), tiny.points(37)[1]
+    augment = lambda key, inputs: inputs * jax.random.bernoulli(key, 0.5, inputs.shape)  # noqa: E731
     experiment = tiny.experiment(
-        data=jn.data.with_augmentation(jn.data.arrays(images, images), jn.data.random_shift(1)),
-        model=jn.models.CNN(3, blocks=((2,),), dense=(4,), dropout=0.25, batch_norm=True),
+        data=jn.data.with_augmentation(tiny.splits(), augment),
+        model=Normalized(),
         optimizer=lambda config: jn.optim.with_ema(optax.adam(jn.schedules.cosine(1e-2, config.num_steps)), 0.9),
-        num_steps=30,
     )
-    expected = tiny.fit(experiment, tmp_path / "whole")
+    expected, path = tiny.fit(experiment, tmp_path / "whole"), tmp_path / "run"
     assert "batch_stats" in expected.state.model_state
-    path = tmp_path / "run"
-    for step, options in ((10, {"run_dir": path, **tiny.HOW}), (20, {"resume": path})):
-        for report in jn.iterate(experiment, **options):  # type: ignore[arg-type]
-            if report.step == step:
-                break
+    for report in jn.iterate(experiment, run_dir=path, **tiny.HOW):
+        if report.step == 10:
+            break
     found = tiny.fit(experiment, resume=path)
     assert found.summary.status == "finished" and found.final == expected.final
     assert untimed(path) == untimed(tmp_path / "whole")
@@ -80,35 +84,33 @@ def test_every_part_of_a_state_is_restored_bitwise(tmp_path: Path) -> None:
     tiny.assert_bitwise_equal(*states)
 
 
-def test_ended_runs_are_loaded_and_their_records_stay(whole: jn.Run, tmp_path: Path) -> None:
-    before = contents(whole.dir)
-    run = tiny.fit(tiny.experiment(), resume=whole.dir)
-    assert run.summary.status == tiny.read(whole.dir)["status"] == "finished"
-    assert int(run.state.step) == run.summary.step == 20
-    tiny.assert_bitwise_equal(run.state.params, whole.state.params)
-    assert contents(whole.dir) == before
+def test_finished_run_is_loaded_also_without_its_last_metrics(whole: jn.Run, tmp_path: Path) -> None:
+    shorter, before = shutil.copytree(whole.dir, tmp_path / "run") / "metrics.jsonl", contents(whole.dir)
+    shorter.write_text("".join(shorter.read_text().splitlines(keepends=True)[:-1]))
+    for path in (shorter.parent, whole.dir):
+        run = tiny.fit(tiny.experiment(), resume=path)
+        assert run.summary.status == tiny.read(path)["status"] == "finished"
+        assert int(run.state.step) == 20
+        tiny.assert_bitwise_equal(run.state.params, whole.state.params)
+    assert run.summary.step == 20 and contents(whole.dir) == before
 
-    # The learning rate is 0: the third evaluation is the second without improvement.
-    experiment = tiny.experiment(learning_rate=0.0, num_steps=60)
-    stopped = tiny.fit(experiment, tmp_path / "run", eval_every=5, patience=2)
-    assert stopped.metrics["step"].tolist() == [5, 10, 15] and stopped.summary.step == 15
+
+def test_patience_saves_the_best_state_and_a_run_that_stopped_early_is_loaded(tmp_path: Path) -> None:
+    # The loss falls to the end; the accuracy stops rising before.
+    experiment, options = tiny.experiment(num_steps=60), {"eval_every": 5, "patience": 2}
+    assert tiny.fit(experiment, **options).summary.status == "finished"
+    stopped = tiny.fit(experiment, tmp_path / "run", monitor="accuracy", **options)
+    values, steps = stopped.metrics["test_accuracy"], stopped.metrics["step"].tolist()
+    assert stopped.summary.status == "stopped early" and np.argmax(values) == len(values) - 3
+    # All within the minute between two saves.
+    assert int(stopped.best_state().step) == steps[-3] and steps[-1] < 60
     before = contents(stopped.dir)
     run = tiny.fit(experiment, resume=stopped.dir)
-    assert run.summary.status == tiny.read(stopped.dir)["status"] == "stopped early" and int(run.state.step) == 15
+    assert run.summary.status == tiny.read(stopped.dir)["status"] == "stopped early"
+    assert int(run.state.step) == stopped.summary.step == steps[-1]
     assert contents(stopped.dir) == before
     # Without patience it trains on.
     assert tiny.fit(experiment, resume=stopped.dir, patience=None).summary.status == "finished"
-
-
-def test_lost_metrics_of_a_finished_run_do_not_train_it_again(whole: jn.Run, tmp_path: Path) -> None:
-    path = shutil.copytree(whole.dir, tmp_path / "run")
-    file = path / "metrics.jsonl"
-    file.write_text("".join(f"{line}\n" for line in file.read_text().splitlines()[:-1]))
-    again = tiny.fit(tiny.experiment(), resume=path)
-    assert again.summary.status == "finished" and int(again.state.step) == 20
-
-
-# --- config and options ---
 
 
 def test_record_gets_facts_of_the_resume(half: Path, whole: jn.Run) -> None:
@@ -123,36 +125,6 @@ def test_record_gets_facts_of_the_resume(half: Path, whole: jn.Run) -> None:
     assert sorted(path.name for path in (half / "checkpoints").iterdir()) == ["10", "5"]
 
 
-def test_another_number_of_steps_is_reported(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tiny.fit(tiny.experiment(num_steps=15), resume=half, progress="plain")
-    assert run.summary.step == 15 and tiny.read(half)["resumed"][0]["changed"] == ["num_steps 20 → 15"]
-    assert "after step 10; num_steps 20 → 15\n" in capsys.readouterr().out
-    # A command line takes it from the record, unless a flag gives another.
-    assert jn.main(tiny.experiment(), ["--resume", str(half), "--progress", "none"]).summary.step == 15
-    run = jn.main(tiny.experiment(), ["--resume", str(half), "--num-steps", "25", "--progress", "none"])
-    assert run.summary.step == 25 and tiny.read(half)["resumed"][-1]["changed"] == ["num_steps 15 → 25"]
-
-
-RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9, "checkpoint_every": 10}
-
-
-def test_options_come_from_the_record_unless_given(tmp_path: Path) -> None:
-    first = tiny.fit(tiny.experiment(num_steps=5), tmp_path / "run", **RECORDED)
-
-    def options() -> dict[str, Any]:
-        recorded = tiny.read(first.dir)["options"]
-        return {name: recorded[name] for name in RECORDED}
-
-    defaults = {"monitor": "loss", "keep_last": 2, "patience": None, "checkpoint_every": None}
-    tiny.fit(tiny.experiment(num_steps=10), resume=first.dir)
-    assert options() == RECORDED
-    tiny.fit(tiny.experiment(num_steps=15), resume=first.dir, keep_last=2, patience=None)
-    assert options() == RECORDED | {"keep_last": 2, "patience": None}
-    flags = ["--resume", str(first.dir), "--num-steps", "20", "--monitor=loss", "--checkpoint_every", "None"]
-    jn.main(tiny.experiment(), [*flags, "--progress", "none"])
-    assert options() == defaults
-
-
 class Lines(list[Any]):
     closed = 0
 
@@ -164,25 +136,39 @@ class Lines(list[Any]):
 
 
 WRITTEN = Lines()
+RECORDED: dict[str, Any] = {"monitor": "accuracy", "keep_last": 3, "patience": 9, "checkpoint_every": 10}
 
 
 def never(lines: Any) -> bool:
     return False
 
 
-def test_writers_and_rules_come_from_the_record_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, named = tmp_path / "run", f"{__name__}:WRITTEN"
-    module = __import__(__name__, fromlist=["WRITTEN"])  # where the name is imported from
-    tiny.fit(tiny.experiment(num_steps=5), path, writers=(named,), stop=f"{__name__}:never")
-    tiny.fit(tiny.experiment(num_steps=10), resume=path)
-    assert [line["step"] for line in module.WRITTEN] == [5, 10] and module.WRITTEN.closed == 2
-    assert tiny.read(path)["options"]["stop"] == f"{__name__}:never"
-    tiny.fit(tiny.experiment(num_steps=15), resume=path, writers=(Lines(),))
-    tiny.fit(tiny.experiment(num_steps=20), resume=path, stop=never)
+def test_options_come_from_the_record_unless_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, writer, rule = tmp_path / "run", f"{__name__}:WRITTEN", f"{__name__}:never"
+    written = __import__(__name__, fromlist=["WRITTEN"]).WRITTEN  # where the name is imported from
+
+    def options() -> dict[str, Any]:
+        recorded = tiny.read(path)["options"]
+        return {name: recorded[name] for name in RECORDED}
+
+    tiny.fit(tiny.experiment(num_steps=5), path, writers=(writer,), stop=rule, **RECORDED)
+    tiny.fit(tiny.experiment(num_steps=10), resume=path, progress="plain")
+    assert options() == RECORDED and tiny.read(path)["options"]["stop"] == rule
+    assert "after step 5; num_steps 5 → 10\n" in capsys.readouterr().out
+    assert [line["step"] for line in written] == [5, 10] and written.closed == 2
+    # A command line takes the number of steps from the record, unless a flag gives another.
+    assert jn.main(tiny.experiment(), ["--resume", str(path), "--progress", "none"]).summary.step == 10
+    tiny.fit(tiny.experiment(num_steps=15), resume=path, writers=(Lines(),), keep_last=2, patience=None)
+    assert options() == RECORDED | {"keep_last": 2, "patience": None}
+    flags = ["--num-steps", "20", "--monitor=loss", "--checkpoint_every", "None", "--progress", "none"]
+    assert jn.main(tiny.experiment(), ["--resume", str(path), *flags]).summary.step == 20
+    assert options() == {"monitor": "loss", "keep_last": 2, "patience": None, "checkpoint_every": None}
+    assert tiny.read(path)["resumed"][-1]["changed"] == ["num_steps 15 → 20"]
     assert "used the metric writers Lines, without MODULE:NAME: give them again\n" in capsys.readouterr().err
+    tiny.fit(tiny.experiment(num_steps=25), resume=path, writers=(), stop=never)
     with pytest.raises(jn.ConfigError, match="stopping rule 'never'.*give stop again"):
-        tiny.fit(tiny.experiment(num_steps=25), resume=path)
-    assert capsys.readouterr().err == ""
+        tiny.fit(tiny.experiment(num_steps=30), resume=path)
+    assert len(written) == 2 and capsys.readouterr().err == ""
 
 
 def other_data() -> jn.Splits:
@@ -193,7 +179,7 @@ def other_data() -> jn.Splits:
 MISMATCHES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another value": ({"learning_rate": 0.5}, {}, r"has learning_rate = 0\.1, this experiment 0\.5"),
     "other data": ({"data": other_data()}, {}, "data are not those"),
-    "another optimizer": ({"optimizer": lambda config: optax.adam(0.1)}, {}, "the model and optimizer it was saved"),
+    "another optimizer": ({"optimizer": lambda config: optax.sgd(0.1)}, {}, "the model and optimizer it was saved"),
     "fewer steps": ({"num_steps": 10}, {}, "has done 20 steps already, more than num_steps = 10"),
     "no record": ({}, {"record": False}, "leave record at its default"),
 }
@@ -213,31 +199,30 @@ def test_config_with_nan_equals_its_record() -> None:
     check_same_config(jsonable(config_json(config)), config, "run", Path("there"))
 
 
-TASK = jn.tasks.classification(tiny.MODEL)
-
-
 def counted(params: Any, state: Any, batch: Any) -> dict[str, jax.Array]:
     return {"loss": batch.mask.sum() * 2.0, "accuracy": batch.mask.sum(), "count": batch.mask.sum()}
 
 
-CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, ""),
-    "augmentation": ({"data": jn.data.with_augmentation(tiny.splits(), lambda key, x: x + 1)}, "augmentation"),
-    "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, "the evaluation"),
-    "metrics": ({"task": lambda _: TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})}, "evaluation"),
-    "optimizer": ({"optimizer": lambda config: optax.sgd(0.2, momentum=0.9)}, "the program of a step"),
+DERIVED = TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})
+CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "nothing": ({}, []),
+    "augmentation": (
+        {"data": jn.data.with_augmentation(tiny.splits(), lambda key, x: x + 1)},
+        ["the order or augmentation of the data"],
+    ),
+    "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, ["the evaluation"]),
+    "metrics": ({"task": lambda config: DERIVED}, ["the evaluation"]),
+    "learning rate": ({"learning_rate": 0.2}, ["the program of a step"]),
+    "optimizer": ({"optimizer": lambda config: optax.sgd(0.2, momentum=0.9)}, ["the program of a step"]),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_programs_are_reported(whole: jn.Run, change: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parts, words = CHANGES[change]
-    tiny.fit(tiny.experiment(**parts), resume=whole.dir, progress="plain")
-    line = next(line for line in capsys.readouterr().out.splitlines() if "after step 20" in line)
-    assert re.search(f"since these changed: [^;]*{words}[^;]*$" if words else "after step 20$", line)
-
-
-# --- damage ---
+def test_fingerprints_show_which_programs_changed(whole: jn.Run, change: str) -> None:
+    parts, expected = CHANGES[change]
+    experiment = tiny.experiment(**parts)
+    fingerprint = programs_of(experiment, experiment.data(experiment.config)).fingerprint()
+    assert changed_parts(tiny.read(whole.dir)["fingerprint"], fingerprint) == expected
 
 
 def flip(file: Path) -> None:
@@ -247,32 +232,24 @@ def flip(file: Path) -> None:
 
 
 def test_damaged_checkpoint_is_moved_aside_and_the_one_before_used(
-    whole: jn.Run, half: Path, capsys: pytest.CaptureFixture[str]
+    whole: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flip(half / "checkpoints" / "10" / "default" / "manifest.ocdbt")
-    with pytest.raises(jn.RecordError, match="has done 5 steps already, more than num_steps = 4"):
-        tiny.fit(tiny.experiment(num_steps=4), resume=half)
-    assert (half / "checkpoints" / "10").is_dir(), "an error changes nothing"
-    resumed = tiny.fit(tiny.experiment(), resume=half, progress="plain")
-    aside = half / "checkpoints" / "damaged" / "10"
-    ((step, (damage,)),) = [(entry["step"], entry["damaged"]) for entry in tiny.read(half)["resumed"]]
-    for words in ("checkpoint of step 10 is damaged", "default/manifest.ocdbt has other bytes", f"moved to {aside}"):
-        assert words in damage
-    assert step == 5 and f"resumed after step 5; {damage}" in " ".join(capsys.readouterr().out.split())
-    assert (aside / "default" / "manifest.ocdbt").is_file()
-    tiny.assert_bitwise_equal(resumed.state.params, whole.state.params)
-    tiny.assert_bitwise_equal(resumed.state.opt_state, whole.state.opt_state)
-    assert untimed(half) == untimed(whole.dir) and tiny.read(half)["status"] == "finished"
-
-
-def test_finished_run_with_a_damaged_checkpoint_repeats_its_last_steps(whole: jn.Run, tmp_path: Path) -> None:
     path = shutil.copytree(whole.dir, tmp_path / "run")
-    (path / "checkpoints" / "20" / "default" / "_METADATA").unlink()
-    again = tiny.fit(tiny.experiment(), resume=path)
-    assert tiny.read(path)["resumed"][0]["step"] == 15 and again.summary.status == "finished"
-    tiny.assert_bitwise_equal(again.state.params, whole.state.params)
+    flip(path / "checkpoints" / "20" / "default" / "manifest.ocdbt")
+    with pytest.raises(jn.RecordError, match="has done 15 steps already, more than num_steps = 10"):
+        tiny.fit(tiny.experiment(num_steps=10), resume=path)
+    assert (path / "checkpoints" / "20").is_dir(), "an error changes nothing"
+    resumed = tiny.fit(tiny.experiment(), resume=path, progress="plain")
+    aside = path / "checkpoints" / "damaged" / "20"
+    ((step, (damage,)),) = [(entry["step"], entry["damaged"]) for entry in tiny.read(path)["resumed"]]
+    for words in ("checkpoint of step 20 is damaged", "default/manifest.ocdbt has other bytes", f"moved to {aside}"):
+        assert words in damage
+    assert step == 15 and f"resumed after step 15; {damage}" in " ".join(capsys.readouterr().out.split())
+    assert (aside / "default" / "manifest.ocdbt").is_file()
+    for again in (resumed, tiny.fit(tiny.experiment(), resume=path)):
+        assert again.summary.status == "finished"
+        tiny.assert_bitwise_equal(again.state._replace(key=None), whole.state._replace(key=None))
     assert untimed(path) == untimed(whole.dir)
-    tiny.assert_bitwise_equal(tiny.fit(tiny.experiment(), resume=path).state.params, whole.state.params)
 
 
 def test_run_without_an_undamaged_checkpoint_is_an_error(half: Path, tmp_path: Path) -> None:
@@ -311,41 +288,14 @@ def test_sweep_resumes_from_the_checkpoint_before(tmp_path: Path, capsys: pytest
     assert [member.final for member in rest.members] == [member.final for member in expected.members]
 
 
-# --- other devices ---
-
 GRID = "data=2,model=2"
 
 
-class Sharded(linen.Module):
-    """Two layers, the first sharded along the axis ``model`` of a mesh."""
-
-    @linen.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        init = jn.nn.partitioned(linen.initializers.lecun_normal(), (None, "model"))
-        return jn.nn.Dense(3)(linen.tanh(jn.nn.Dense(8, kernel_init=init)(inputs)))
-
-
-class Layout(BaseException):
-    """Raised with the arguments of ``parallel.make_layout`` in its place."""
-
-
-@pytest.fixture
-def resumed_layout(whole: jn.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    def make_layout(strategy: Any, devices: Any, mesh: Any, device: Any) -> Any:
-        raise Layout({"devices": devices, "mesh": mesh, "strategy": strategy})
-
-    def resume(recorded: dict[str, Any], **given: Any) -> dict[str, Any]:
-        """The layout options, without defaults, of a run with ``recorded`` options that is resumed with ``given``."""
-        facts = tiny.read(whole.dir)
-        path = tmp_path / "there"
-        path.mkdir(exist_ok=True)
-        write_json(path / "run.json", facts | {"options": facts["options"] | recorded})
-        with pytest.raises(Layout) as caught:
-            tiny.fit(tiny.experiment(), resume=path, **given)
-        return {name: value for name, value in caught.value.args[0].items() if value not in (None, "auto")}
-
-    monkeypatch.setattr("jaxnn.parallel.make_layout", make_layout)
-    return resume
+def resumed_layout(recorded: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The layout options, without defaults, of a run with ``recorded`` options that is resumed with ``given``."""
+    defaults = {"devices": None, "mesh": None, "strategy": "auto"}
+    found = recorded_setup(defaults | recorded, given, None, "the run in there") | given
+    return {name: found[name] for name in defaults if found[name] not in (None, "auto")}
 
 
 @pytest.mark.parametrize(
@@ -375,33 +325,31 @@ def resumed_layout(whole: jn.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_given_layout_options_replace_those_of_the_record(
-    resumed_layout: Any, recorded: dict[str, Any], given: dict[str, Any], expected: dict[str, Any]
+    recorded: dict[str, Any], given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert resumed_layout(recorded, **given) == expected
+    assert resumed_layout(recorded, given) == expected
 
 
-def test_missing_devices_of_the_record_are_named(resumed_layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_devices_of_the_record_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for recorded, used in (({"devices": 8}, "devices=8"), ({"mesh": "data=8", "devices": 8}, "mesh data=8")):
-        message = rf"there used {used}: give --devices 4 .* only 4 CPU devices are available"
+        message = rf"the run in there used {used}: give --devices 4 .* only 4 CPU devices are available"
         for given in ({}, {"strategy": "fsdp"}):
             with pytest.raises(jn.ConfigError, match=message):
-                resumed_layout(recorded, **given)
-        assert resumed_layout(recorded, devices=4) == {"devices": 4}
+                resumed_layout(recorded, given)
+        assert resumed_layout(recorded, {"devices": 4}) == {"devices": 4}
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(
-        jn.ConfigError, match="there used devices=2: give --devices 4 .* 2 processes of this run have 4"
-    ):
-        resumed_layout({"devices": 2})
+    with pytest.raises(jn.ConfigError, match="used devices=2: give --devices 4 .* 2 processes of this run have 4"):
+        resumed_layout({"devices": 2}, {})
 
 
-def test_sharded_run_resumes_on_fewer_devices_and_reports_it(tmp_path: Path) -> None:
+def test_run_resumes_on_fewer_devices_and_reports_it(whole: jn.Run, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    tiny.fit(tiny.experiment(model=Sharded(), num_steps=10), path, mesh=GRID)
-    last = tiny.fit(tiny.experiment(model=Sharded(), num_steps=20), resume=path, devices=2)
-    expected = tiny.fit(tiny.experiment(model=Sharded()))
-    assert last.summary.metrics == pytest.approx(expected.summary.metrics, rel=1e-4)
+    tiny.fit(tiny.experiment(), path, devices=2, checkpoint_every=10)
+    shutil.rmtree(path / "checkpoints" / "20")
+    last = tiny.fit(tiny.experiment(), resume=path, devices=1)
+    assert last.summary.metrics == pytest.approx(whole.summary.metrics, rel=1e-4)
     (entry,) = tiny.read(path)["resumed"]
-    assert entry["changed"] == ["the layout data data=2,model=2 → data data=2", "num_steps 10 → 20"]
+    assert (entry["step"], entry["changed"]) == (10, ["the layout data data=2 → single"])
 
 
 def test_another_kind_of_device_is_reported(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,6 +360,7 @@ def test_another_kind_of_device_is_reported(half: Path, capsys: pytest.CaptureFi
     tiny.fit(tiny.experiment(num_steps=15), resume=half)
     assert tiny.read(half)["resumed"][-1]["changed"] == ["num_steps 20 → 15"], "it computed on the CPU"
     write_json(half / "run.json", elsewhere)
-    tiny.fit(tiny.experiment(), resume=half, progress="plain")
-    assert "not bit for bit, since these changed: the device NVIDIA H100 → cpu" in capsys.readouterr().out
-    assert tiny.read(half)["resumed"][-1]["changed"] == ["the device NVIDIA H100 → cpu"]
+    tiny.fit(tiny.experiment(task=lambda config: DERIVED), resume=half, progress="plain")
+    changed = ["the device NVIDIA H100 → cpu", "the evaluation"]
+    assert f"not bit for bit, since these changed: {'; '.join(changed)}" in capsys.readouterr().out
+    assert tiny.read(half)["resumed"][-1]["changed"] == changed

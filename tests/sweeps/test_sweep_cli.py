@@ -1,15 +1,17 @@
-"""``experiment.py sweep`` and ``plan``: flags of many values, points of the script, and errors of one line."""
+"""``experiment.py sweep``: flags of many values, points of the script, and errors of one line."""
 
 from __future__ import annotations
 
 import dataclasses
+import signal
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 
 import jaxnn as jn
-from jaxnn.advice import BatchSizePlan
 from jaxnn.cli import parse_sweep as parse
 from tests import shell, tiny
 
@@ -32,9 +34,7 @@ class Config(tiny.Config):
     norm: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Clashing(tiny.Config):
-    vmap_size: int = 3
+CLASHING = dataclasses.make_dataclass("Clashing", [("vmap_size", int, 3)], bases=(tiny.Config,), frozen=True)
 
 
 def with_config(config: Any) -> jn.Experiment[Any]:
@@ -63,16 +63,16 @@ def test_every_field_takes_several_values() -> None:
     assert (design.combine, design.halving, options.vmap_size) == ("zip", 3, 7)
 
 
-def test_several_values_are_swept_one_is_set_and_points_of_the_script_are_overridden() -> None:
+def test_points_are_those_of_the_flags_or_of_the_script_overridden() -> None:
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
-    assert len(sweep("--no-record", "--num-steps", 10, points=points).members) == 4
-    found = sweep("sweep", "--learning-rate", 0.1, 0.2, "--seed", 0, 1, "--num-steps", 10, "--no-record")
+    short = ("--num-steps", 10, "--no-record")
+    assert [member.point for member in sweep(*short, points=points).members] == list(points)
+    found = sweep("sweep", "--learning-rate", 0.1, 0.2, "--seed", 0, 1, *short)
     assert [member.point for member in found.members] == list(points)
     assert [axis.name for axis in found.axes] == ["learning_rate", "seed"] and found.members[0].step == 10
-    words = ["--no-record", "--seed", 3, "--batch-size", 4, 8, "--halving", 2]
-    halved = sweep(*words, points=points)
-    assert [tuple(m.point.values()) for m in halved.members] == [(r, b, 3) for r in (0.1, 0.2) for b in (4, 8)]
-    assert {m.status for m in halved.members} == {"finished", "pruned"}
+    halved = sweep(*short, "--learning-rate", 0.3, "--seed", 3, 4, 5, "--halving", 2, points=points)
+    assert [tuple(member.point.values()) for member in halved.members] == [(0.3, 3), (0.3, 4), (0.3, 5)]
+    assert {member.status for member in halved.members} == {"finished", "pruned"}
     run = jn.main(tiny.experiment(), ["run", "--no-record", "--progress", "none"], points=points)
     assert isinstance(run, jn.Run) and run.summary.step == 20
 
@@ -80,49 +80,37 @@ def test_several_values_are_swept_one_is_set_and_points_of_the_script_are_overri
 def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "ending.py").write_text(
-        "import signal\nclass Writer:\n    left = 1\n    def write(self, lines):\n        self.left -= 1\n"
-        "        if self.left == 0:\n            signal.raise_signal(signal.SIGINT)\nwriter = Writer()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    words = ("sweep", "--seed", 0, 1, 2, "--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
-    shell.fails(capsys, lambda given: sweep(*given), *words, status=75)
+    signals = [signal.SIGINT]
+    writer = SimpleNamespace(write=lambda lines: signals and signal.raise_signal(signals.pop()))
+    monkeypatch.setitem(sys.modules, "ending", SimpleNamespace(writer=writer))
+    words = ("sweep", "--learning-rate", 0.01, 0.1, 0.2, 0.3)
+    ending = ("--run-dir", tmp_path / "sweep", "--writers", "ending:writer")
+    shell.fails(capsys, lambda given: sweep(*given), *words, *ending, status=75)
     # The word is not needed: the directory shows what it holds.
     found = sweep("--resume", tmp_path / "sweep")
-    expected = sweep("sweep", "--seed", 0, 1, 2, "--no-record")
-    assert [m.final for m in found.members] == [m.final for m in expected.members]
-
-
-@pytest.mark.slow
-def test_plan_measures_each_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = jn.main(tiny.experiment(), ["plan", "--batch-size", "4", "16", "--learning-rate", "0.5"])
-    assert isinstance(plan, BatchSizePlan) and "examples/s" in capsys.readouterr().out
+    assert [m.final for m in found.members] == [m.final for m in sweep(*words, "--no-record").members]
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "config"),
+    ("command", "words"),
     [
-        ("sweep", "nothing to sweep: give a field several values, as in --seed 0 1 2 3.", tiny.Config()),
-        ("sweep --seed 3", "nothing to sweep", tiny.Config()),
-        ("sweep --seed 0 0", "the axis 'seed' of grid holds 0 twice", tiny.Config()),
-        ("sweep --seed 0 1 --combine zip --batch-size 4 8 9", "zip needs axes of one length", tiny.Config()),
-        ("sweep --seed 0 1 --halving 1", "halving's eta is 1", tiny.Config()),
-        ("sweep --batch-size 64 99 --progress none", "no member of the sweep can be run", tiny.Config()),
-        ("sweep --resume nowhere", "holds no sweep", tiny.Config()),
-        ("sweep --seed 0 x", "Error parsing --seed", tiny.Config()),
-        ("sweep --features 8,x 16", "--model.features '8,x' is no value of tuple[int, ...].", Config()),
-        ("sweep --clip much 1", "--clip 'much' is no value of", Config()),
-        ("sweep --seed 0 1", "Clashing has a field 'vmap_size', which is an option's name", Clashing()),
-        ("sweep --seed 0 1 --device gpu", "device is 'gpu', which JAX cannot open here", tiny.Config()),
-        ("sweep --seed 0 1 --devices 9", "requested 9 devices, but only 4 CPU devices are available", tiny.Config()),
-        ("sweep --seed 0 1 --mesh data=3", "batch_size is 8, which 3 devices cannot share evenly", tiny.Config()),
-        ("plan --seed 0 1", "plan takes several values for --batch-size alone, not for --seed", tiny.Config()),
+        ("sweep", "nothing to sweep: give a field several values, as in --seed 0 1 2 3."),
+        ("sweep --seed 3", "nothing to sweep"),
+        ("sweep --seed 0 1 --combine zip --batch-size 4 8 9", "zip needs axes of one length"),
+        ("sweep --batch-size 64 99 --progress none", "no member of the sweep can be run"),
+        ("sweep --resume nowhere", "holds no sweep"),
+        ("sweep --seed 0 x", "Error parsing --seed"),
+        ("sweep --features 8,x 16", "--model.features '8,x' is no value of tuple[int, ...]."),
+        ("sweep --clip much 1", "--clip 'much' is no value of"),
+        ("sweep --seed 0 1", "Clashing has a field 'vmap_size', which is an option's name"),
+        ("sweep --seed 0 1 --device gpu", "device is 'gpu', which JAX cannot open here"),
     ],
 )
 def test_errors_are_one_line(
-    command: str, words: str, config: Any, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+    command: str, words: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    config = CLASHING() if "Clashing" in words else Config()
     error = shell.fails(capsys, lambda given: jn.main(with_config(config), given), *command.split())
     assert error.startswith("error: ") and words in error and not list(tmp_path.iterdir())
 

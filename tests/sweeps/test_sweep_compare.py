@@ -1,48 +1,86 @@
-"""Comparisons of two sweeps or runs: pairs by seed, intervals, texts, and errors."""
+"""Comparisons of two sweeps or runs: statistics, pairs by seed, intervals, texts, and errors."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from jaxnn.sweeps import Sweep, compare
+from jaxnn.sweeps import Sweep, bootstrap_interval, compare, mean_difference, seeds_needed
 from jaxnn.types import ConfigError, RecordError
 from tests import swept, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
+
+NAN = math.nan
+
+type Sides = Callable[..., Sweep]
 
 # The seed changes a loss far more than the difference of the sides: 0.1 to 0.13 better with each seed.
 LUCK = [1.0, 3.0, 2.0, 4.0]
 BETTER = [0.9, 2.87, 1.88, 3.9]
 
 
-class Sides:
-    """Makes sweeps of given losses."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
-
-    def __call__(self, losses: dict[Any, float | None], *names: str) -> Sweep:
-        self.count += 1
-        points = {key if isinstance(key, tuple) else (key,): loss for key, loss in losses.items()}
-        return swept.sweep(self.folder / str(self.count), points, *names or ("seed",))
-
-    def seeds(self, losses: list[float | None], first: int = 0) -> Sweep:
-        return self(dict(enumerate(losses, first)))
-
-
 @pytest.fixture
 def sides(tmp_path: Path) -> Sides:
-    return Sides(tmp_path)
+    """Makes sweeps of losses by seed, or by the values of other fields."""
+    counter = itertools.count()
+
+    def make(losses: Any, *names: str) -> Sweep:
+        points = losses if isinstance(losses, dict) else {(seed,): loss for seed, loss in enumerate(losses)}
+        return swept.sweep(tmp_path / str(next(counter)), points, *names or ("seed",))
+
+    return make
+
+
+def test_bootstrap_interval_covers_the_mean() -> None:
+    # The target is 95 %; the plain percentile interval covers 84 % for n = 5 and 89 % for n = 8.
+    for n, least, most in ((5, 0.90, 0.97), (8, 0.91, 0.98)):
+        samples = np.random.default_rng(100 + n).normal(size=(400, n))
+        assert least <= np.mean([low <= 0 <= high for low, high in map(bootstrap_interval, samples)]) <= most
+
+
+def test_bootstrap_interval_of_large_and_small_samples() -> None:
+    # 400 values, 0 and 1 by halves: mean 0.5, deviation 0.5, so 0.5 ± 1.96 · 0.5 / 20 = 0.451 to 0.549.
+    interval = bootstrap_interval([0.0, 1.0] * 200)
+    assert interval == pytest.approx((0.451, 0.549), abs=0.003) and interval == bootstrap_interval([0.0, 1.0] * 200)
+    # Fewer than five values have their range.
+    for values in ([3.0, 1.0], [1.0, 3.0, 2.0], [1.0, 3.0, 2.0, 2.5]):
+        assert bootstrap_interval(values) == (1, 3)
+    assert bootstrap_interval([0.5] * 6) == (0.5, 0.5)
+    assert all(map(math.isnan, (*bootstrap_interval([1.0]), *bootstrap_interval([]))))
+
+
+def test_difference_of_means_and_its_interval() -> None:
+    # b - a = 1, 2, 3: mean 2, deviation 1, error 1/√3 = 0.57735, t(0.975; 2) = 4.30265: 2 ± 2.48414.
+    found = mean_difference([1.0, 5.0, 3.0], [2.0, 7.0, 6.0])
+    assert found == pytest.approx((2.0, -0.48414, 4.48414, 1.0), abs=1e-5)
+    assert mean_difference([1.0], [3.0]) == pytest.approx((2.0, NAN, NAN, NAN), nan_ok=True)
+    # Five equal differences are so by chance in 2 · 0.5⁵ = 6 % of all cases, six in 3 %. Thirds round differently.
+    for few in (2, 5):
+        found = mean_difference(np.arange(few), np.arange(few) + 1 / 3)
+        assert found == pytest.approx((1 / 3, NAN, NAN, 0.0), nan_ok=True)
+    assert mean_difference(np.arange(6), np.arange(6)) == (0.0, 0.0, 0.0, 0.0)
+    assert mean_difference(np.arange(6), np.arange(6) + 2) == (2.0, 2.0, 2.0, 0.0)
+
+
+def test_seeds_needed_equal_published_tables() -> None:
+    # Two-sided paired t-test, significance 0.05, power 0.8, by effect size d = difference / deviation: as in G*Power.
+    for effect, pairs in ((0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (1.5, 6)):
+        assert seeds_needed(effect, 1.0) == pairs and seeds_needed(-3 * effect, 3.0) == pairs
+    for difference, deviation in ((0.0, 1.0), (0.0, 0.0), (1e-6, 1.0), (NAN, NAN)):
+        assert seeds_needed(difference, deviation) is None
+    assert seeds_needed(1.0, 0.0) == 2
 
 
 def test_pairs_cancel_the_effect_of_the_seed(sides: Sides) -> None:
-    a, b = sides.seeds(LUCK), sides.seeds(BETTER)
+    a, b = sides(LUCK), sides(BETTER)
     found = compare(a, b)
     # Differences -0.1, -0.13, -0.12, -0.1: mean -0.1125, deviation 0.015, error 0.0075, t(0.975; 3) = 3.18245.
     assert found.num_seeds == 4 and found.by == ("seed",) and found.verdict == "better"
@@ -56,14 +94,14 @@ def test_pairs_cancel_the_effect_of_the_seed(sides: Sides) -> None:
 
 
 def test_report_names_sides_interval_and_seeds_needed(sides: Sides) -> None:
-    a, b = sides.seeds(LUCK), sides.seeds(BETTER)
+    a, b = sides(LUCK), sides(BETTER)
     assert str(compare(a, b)).splitlines() == [
         f"A  {a.dir}",
         f"B  {b.dir}",
         "test_loss: B 2.388 against A 2.5, paired over 4 seeds.",
         "Difference -0.1125 (95 % interval -0.1364 to -0.08863): B is better.",
     ]
-    unclear = compare(a, sides.seeds([1.1, 2.9, 2.2, 4.2]))
+    unclear = compare(a, sides([1.1, 2.9, 2.2, 4.2]))
     # Differences 0.1, -0.1, 0.2, 0.2: mean 0.1, deviation 0.141421, so n with √n ≥ 1.41421 (t + t'): 18.
     assert unclear.seeds_needed == 18
     assert str(unclear).splitlines()[3] == (
@@ -73,35 +111,26 @@ def test_report_names_sides_interval_and_seeds_needed(sides: Sides) -> None:
 
 
 def test_one_pair_and_equal_differences_of_few_seeds_are_not_separable(sides: Sides) -> None:
-    found = compare(sides.seeds([1.0]), sides.seeds([0.5]))
+    found = compare(sides([1.0]), sides([0.5]))
     assert found.verdict == "not separable" and all(map(math.isnan, found.interval))
     assert str(found).splitlines()[2:] == [
         "test_loss: B 0.5 against A 1, paired over 1 seed.",
         "Difference -0.5: not separable with 1 seed: run at least 2 more.",
     ]
-    a = sides.seeds([1.0, 2.0, 4.0])
-    same, shifted = compare(a, sides.seeds([1.0, 2.0, 4.0])), compare(a, sides.seeds([0.9, 1.9, 3.9]))
-    for found in (same, shifted):
-        assert found.verdict == "not separable" and found.seeds_needed is None and math.isnan(found.interval[0])
-        assert str(found).endswith("not separable with 3 seeds: all differences are equal, run more.")
-    many = [1.0, 2.0, 4.0, 3.0, 5.0, 6.0]
-    found = compare(sides.seeds(many), sides.seeds([loss - 0.5 for loss in many]))
-    assert (found.verdict, found.interval) == ("better", (-0.5, -0.5))
+    found = compare(sides([1.0, 2.0, 4.0]), sides([0.9, 1.9, 3.9]))
+    assert found.verdict == "not separable" and found.seeds_needed is None and math.isnan(found.interval[0])
+    assert str(found).endswith("not separable with 3 seeds: all differences are equal, run more.")
 
 
 def test_members_that_were_cut_short_are_left_out_and_named(sides: Sides) -> None:
-    a, b = sides.seeds(LUCK), sides.seeds(BETTER)
-    members = tuple(
-        dataclasses.replace(member, status=status)
-        for member, status in zip(b.members, ("pruned", "finished", "stopped early", "interrupted"), strict=True)
-    )
-    found = compare(a, dataclasses.replace(b, members=members))
+    a, b = sides(LUCK), sides(BETTER)
+    statuses = ("pruned", "finished", "stopped early", "interrupted")
+    members = [dataclasses.replace(one, status=status) for one, status in zip(b.members, statuses, strict=True)]
+    found = compare(a, dataclasses.replace(b, members=tuple(members)))
     assert found.num_seeds == 2 and found.mean_a == 2.5
     assert found.left_out[2:] == ("B seed 0 (pruned)", "B seed 3 (interrupted)")
     none = dataclasses.replace(b, members=(members[0], members[3]))
-    with pytest.raises(
-        ConfigError, match=r"1 pruned, 1 interrupted\): only members that finished or stopped early have one"
-    ):
+    with pytest.raises(ConfigError, match=r"1 pruned, 1 interrupted\): only members that finished or stopped early"):
         compare(a, none)
 
 
@@ -116,13 +145,13 @@ def test_sides_are_named_by_what_differs(sides: Sides) -> None:
 
 
 def test_members_without_a_partner_or_a_result_are_left_out_and_named(sides: Sides) -> None:
-    a = sides.seeds([1.0, 3.0, 2.0, None, 7.0])
-    b = sides.seeds([0.9, 2.87, 1.88, 4.0])
+    a = sides([1.0, 3.0, 2.0, None, 7.0])
+    b = sides([0.9, 2.87, 1.88, 4.0])
     found = compare(a, b)
     assert found.num_seeds == 3 and (found.mean_a, found.mean_b) == pytest.approx((2.0, 1.883333))
     assert found.left_out == ("A seed 3 (diverged)", "A seed 4 (no partner)", "B seed 3 (no partner)")
     assert str(found).endswith("Left out: A seed 3 (diverged); A seed 4 (no partner); B seed 3 (no partner).")
-    many = compare(sides.seeds([1.0, 2.0]), sides.seeds([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
+    many = compare(sides([1.0, 2.0]), sides([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]))
     assert len(many.left_out) == 5 and str(many).endswith("B seed 5 (no partner); and 1 more.")
 
 
@@ -139,24 +168,23 @@ def test_pairs_of_one_seed_are_averaged(sides: Sides) -> None:
     assert "paired over 2 seeds, averaged over 2 settings." in str(found)
     lost = sides(losses | {(0.1, 1): None}, "learning_rate", "seed")
     assert "averaged over up to 2 settings" in str(compare(lost, b))
-    a, b = (sides(dict(zip((0.1, 0.2, 0.3, 0.4), losses, strict=True)), "learning_rate") for losses in (LUCK, BETTER))
-    found = compare(a, b)
-    assert found.num_seeds == 1 and found.verdict == "not separable"
-    assert "paired over 1 seed, averaged over 4 settings.\n" in str(found)
-    assert str(found).endswith("Difference -0.1125: not separable with 1 seed: run at least 2 more.")
+    one_seed = [
+        sides({(float(rate), 0): side[rate] for rate in range(4)}, "learning_rate", "seed") for side in (LUCK, BETTER)
+    ]
+    assert "paired over 1 seed, averaged over 4 settings.\nDifference -0.1125: not" in str(compare(*one_seed))
 
 
 ERRORS: dict[str, Callable[[Sides], Any]] = {
     "side B has 2 members with seed 0, .* differ in learning_rate: .*open_sweep.path..select.learning_rate=0.01.": (
-        lambda s: compare(s.seeds(LUCK), s({(0.01, 0): 1.0, (0.1, 0): 2.0}, "learning_rate", "seed"))
+        lambda s: compare(s(LUCK), s({(0.01, 0): 1.0, (0.1, 0): 2.0}, "learning_rate", "seed"))
     ),
-    "side A has 2 members with seed 0, which are the same": lambda s: compare([s.seeds([1.0])] * 2, s.seeds(LUCK)),
-    "side A: no member has a metric 'acuracy'": lambda s: compare(s.seeds(LUCK), s.seeds(LUCK), "acuracy"),
-    "side B has no result in 'test_loss' .1 diverged.: only": lambda s: compare(s.seeds(LUCK), s.seeds([None])),
-    "no member of A has a partner in B with the same seed": lambda s: compare(s.seeds([1.0]), s.seeds([1.0], first=2)),
-    "side A is ..: give a sweep, a run": lambda s: compare([], s.seeds(LUCK)),
-    "side B is 3: give a sweep, a run": lambda s: compare(s.seeds(LUCK), 3),  # type: ignore[arg-type]
-    "nowhere holds no run": lambda s: compare(s.folder / "nowhere", s.seeds(LUCK)),
+    "side A has 2 members with seed 0, which are the same": lambda s: compare([s([1.0])] * 2, s(LUCK)),
+    "side A: no member has a metric 'acuracy'": lambda s: compare(s(LUCK), s(LUCK), "acuracy"),
+    "side B has no result in 'test_loss' .1 diverged.: only": lambda s: compare(s(LUCK), s([None])),
+    "no member of A has a partner in B with the same seed": lambda s: compare(s([1.0]), s({(2,): 1.0})),
+    "side A is ..: give a sweep, a run": lambda s: compare([], s(LUCK)),
+    "side B is 3: give a sweep, a run": lambda s: compare(s(LUCK), 3),
+    "nowhere holds no run": lambda s: compare("nowhere", s(LUCK)),
 }
 
 
@@ -167,12 +195,12 @@ def test_errors_name_the_side_and_the_fix(sides: Sides, words: str) -> None:
 
 
 def test_paths_and_runs_are_compared_like_sweeps(sides: Sides, tmp_path: Path) -> None:
-    a = sides.seeds(LUCK)
+    a = sides(LUCK)
     assert compare(str(a.dir), a).difference == 0.0
     runs = [tiny.fit(tiny.experiment(seed=seed), tmp_path / f"run{seed}", checkpoint_every=0) for seed in range(2)]
     losses = [run.final["test_loss"] for run in runs]
     found = compare(runs, [run.dir for run in runs if run.dir])
     assert found.metric == "test_loss" and found.num_seeds == 2 and found.difference == 0
     assert found.mean_a == pytest.approx(sum(losses) / 2)
-    shifted = compare(runs[0], sides.seeds([losses[0] + 1]))
+    shifted = compare(runs[0], sides([losses[0] + 1]))
     assert shifted.num_seeds == 1 and shifted.difference == pytest.approx(1)

@@ -118,18 +118,14 @@ def test_seeds_alone_have_their_mean_and_interval(tmp_path: Path) -> None:
     np.testing.assert_allclose(marks(strip, "x"), [[2, 0.97]])
 
 
-@pytest.mark.parametrize(
-    ("seeds", "title"),
-    [
+def test_title_names_the_band(tmp_path: Path) -> None:
+    for seeds, title in (
         ((1, 1), "curves"),
         ((4, 5), "mean over seeds, with the range of few seeds"),
         ((5, 6), "mean over seeds, with its 95 % interval"),
-    ],
-)
-def test_title_names_the_band(tmp_path: Path, seeds: tuple[int, int], title: str) -> None:
-    points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
-    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "seed")
-    assert sweep.plot().axes[0].get_title() == title
+    ):
+        points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
+        assert swept.sweep(tmp_path / "s", points, "learning_rate", "seed").plot().axes[0].get_title() == title
 
 
 def test_curves_end_when_a_member_stops_and_members_cut_short_are_rings(tmp_path: Path) -> None:
@@ -213,27 +209,29 @@ def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
 
 def test_plot_handles_sweeps_without_results(tmp_path: Path) -> None:
     losses: list[list[float | None]] = [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]]
-    for axes, values in itertools.product((("seed",), ("learning_rate", "model.dropout")), losses):
-        points = {(0.1 * place + 0.1, *[place] * (len(axes) - 1)): loss for place, loss in enumerate(values)}
+    for axes, values in [(("seed",), each) for each in losses[:3]] + [
+        (("learning_rate", "width"), each) for each in losses
+    ]:
+        points = {(0.1 * place + 0.1, place)[: len(axes)]: loss for place, loss in enumerate(values)}
         figure = swept.sweep(tmp_path / "s", points, *axes).plot()
         figure.draw_without_rendering()
         if values == [None, None]:
             assert figure.axes[0].get_title() == "no results" and not ticks(figure, figure.axes[0], "y")
 
 
-@pytest.mark.parametrize(
-    ("values", "scale", "kind"),
-    [
-        ((0.1, 0.001), "log", "log"),
-        ((0.0, 0.1), "log", "nominal"),
-        ((0.0, 1e-4, 1e-3, 1e-2), "linear", "nominal"),
-        ((0.0, 0.1, 0.2, 0.3), "linear", "linear"),
-        ((1.0, math.inf), "linear", "nominal"),
-        ((True, False), "linear", "nominal"),
-        (("a", "b"), "log", "nominal"),
-        ((1, 2), "nominal", "nominal"),
-    ],
-)
+SCALES: list[tuple[tuple[Any, ...], str, str]] = [
+    ((0.1, 0.001), "log", "log"),
+    ((0.0, 0.1), "log", "nominal"),
+    ((0.0, 1e-4, 1e-3, 1e-2), "linear", "nominal"),
+    ((0.0, 0.1, 0.2, 0.3), "linear", "linear"),
+    ((1.0, math.inf), "linear", "nominal"),
+    ((True, False), "linear", "nominal"),
+    (("a", "b"), "log", "nominal"),
+    ((1, 2), "nominal", "nominal"),
+]
+
+
+@pytest.mark.parametrize(("values", "scale", "kind"), SCALES)
 def test_scale_is_one_that_the_values_allow(tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str) -> None:
     losses = {(value,): 1.0 + place for place, value in enumerate(values)}
     sweep = swept.sweep(tmp_path / "s", losses, "x")

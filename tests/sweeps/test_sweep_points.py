@@ -41,10 +41,11 @@ def test_draws_follow_the_key_and_their_distributions() -> None:
 
 def test_draws_with_typed_keys_rounding_and_listed_values() -> None:
     rate = jn.search.uniform(0.0, 1.0)
-    one, other = (jn.search.random(3, jax.random.key(seed), rate=rate) for seed in (0, 1))
-    assert one == jn.search.random(3, jax.random.key(0), rate=rate) != other
-    for point in jn.search.random(20, 0, rate=jn.search.log_uniform(1e-4, 1e-1)):
-        assert float(f"{point['rate']:.6g}") == point["rate"], "the printed value is the one that runs"
+    one, again, other = (jn.search.random(3, jax.random.key(seed), rate=rate) for seed in (0, 0, 1))
+    assert one == again != other
+    assert all(float(f"{point['rate']:.6g}") == point["rate"] for point in one), (
+        "the printed value is the one that runs"
+    )
     points = jn.search.random(2, 0, rate=rate, seed=range(3))
     assert [point["seed"] for point in points] == [0, 1, 2, 0, 1, 2] and len(points.values("rate")) == 2
     assert dict(points.scales) == {"rate": "linear", "seed": "nominal"}
@@ -76,8 +77,8 @@ ERRORS: dict[str, Any] = {
     "is a distribution: .*jn.search.random": lambda: jn.grid(rate=UNIFORM),
     "zip needs axes of one length, but a has 2, b has 1": lambda: jn.search.zip(a=[1, 2], b=[1]),
     "cannot be joined: give 'a' to both": lambda: jn.grid(a=[1]) + jn.grid(b=[1]),
-    "at least 1, not 0": lambda: jn.search.random(0, 0, a=UNIFORM),
-    "at least 1, not 2.5": lambda: jn.search.random(2.5, 0, a=UNIFORM),  # type: ignore[arg-type]
+    "num must be an integer >= 1, not 0": lambda: jn.search.random(0, 0, a=UNIFORM),
+    "num must be an integer >= 1, not 2.5": lambda: jn.search.random(2.5, 0, a=UNIFORM),  # type: ignore[arg-type]
     "key is -1": lambda: jn.search.random(3, -1, a=UNIFORM),
     "key is 'a'": lambda: jn.search.random(3, "a", a=UNIFORM),
     "random needs a field to draw": lambda: jn.search.random(3, 0, a=[1]),
@@ -88,7 +89,7 @@ ERRORS: dict[str, Any] = {
     "integers needs two integers, not 0.5": lambda: jn.search.integers(0.5, 2),  # type: ignore[arg-type]
     "nothing to choose from": lambda: jn.search.choice([]),
     "halving needs points": lambda: jn.search.halving([{"a": 1}]),  # type: ignore[arg-type]
-    "halving's eta is 1": lambda: jn.search.halving(jn.grid(a=[1]), 1),
+    "halving: eta must be an integer >= 2, not 1": lambda: jn.search.halving(jn.grid(a=[1]), 1),
     "halving's min_fraction is 0": lambda: jn.search.halving(jn.grid(a=[1]), min_fraction=0),
 }
 

@@ -40,7 +40,7 @@ INSTALL = "pip install 'jaxnn[gpu-compile]'"
 TRIES = 4  # compilations that look for the largest batch
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """What a training step needs and can reach on a card: compiled, not measured; prints as a table.
 
     Memory of libraries' workspaces, of the autotuner and of communication comes on top; times are lower bounds.
@@ -161,7 +161,7 @@ class PlanOptions:
         check_int("members", self.members)
 
 
-def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **changes: Any) -> Plan:
+def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **changes: Any) -> StepPlan:
     """Compiles a training step of ``experiment`` for a graphics card that need not be here; trains nothing.
 
     Args:
@@ -227,7 +227,7 @@ def _strategy(which: str | Strategy, card: Card) -> Strategy:
     return strategy._replace(choose=lambda _, shapes: data if nbytes(shapes) <= 0.2 * card.memory else fsdp)
 
 
-def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layout, members: int) -> Plan:
+def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layout, members: int) -> StepPlan:
     room = MEMORY_SHARE * RESIDENT_SHARE * card.memory
     sizes = [nbytes(one.examples) for one in splits.named().values() if one.examples is not None]
     resident = splits.train.examples is not None and sum(sizes) <= room
@@ -251,7 +251,7 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layou
     work = work_of(compiled.as_text())
     dtype = next(iter(dtypes), "float32").partition("*")[0]
     size = experiment.config.batch_size
-    return Plan(card, programs.layout, size, members, parts, work, flops, dtype, used, None)
+    return StepPlan(card, programs.layout, size, members, parts, work, flops, dtype, used, None)
 
 
 def _shard_bytes(tree: Any, shardings: Any) -> int:
@@ -260,7 +260,7 @@ def _shard_bytes(tree: Any, shardings: Any) -> int:
     return sum(nbytes(jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype)) for leaf, where in leaves)
 
 
-def _largest(found: Plan, experiment: Experiment[Any], splits: Splits) -> int:
+def _largest(found: StepPlan, experiment: Experiment[Any], splits: Splits) -> int:
     """The largest batch size that fits, found by compiling; temporaries are nearly linear in the batch."""
     step = found.layout.data_size
     limit = MEMORY_SHARE * found.card.memory
