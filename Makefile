@@ -10,7 +10,7 @@ PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark test test-all lint check docs clean
+.PHONY: help demo benchmark gpu-day test test-all lint check docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +20,9 @@ demo: $(INSTALLED)  ## train a small network on handwritten digits, in seconds
 
 benchmark: $(VENV)/.benchmark $(PEERS)/.installed  ## time training against PyTorch, Keras and plain JAX
 	@$(BIN)/python experiments/benchmarks/peers.py --torch-python $(PEERS)/bin/python $(ARGS)
+
+gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in ten minutes
+	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
 
 test: $(INSTALLED)  ## run the fast tests, in minutes
 	@$(BIN)/python -m pytest -n 2 tests
