@@ -73,7 +73,10 @@ def test_api_pages_cover_every_public_name() -> None:
     documented = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
     # The page of `jaxnn` lists what is defined below it; a module has a page of its own.
     modules = {getattr(jn, name).__name__ for name in jn.__all__ if isinstance(getattr(jn, name), ModuleType)}
-    assert modules | {"jaxnn", "jaxnn.parallel", "jaxnn.record", "jaxnn.sweeps", "jaxnn.bench"} <= documented
+    assert (
+        modules | {"jaxnn", "jaxnn.parallel", "jaxnn.record", "jaxnn.sweeps", "jaxnn.bench", "jaxnn.plans"}
+        <= documented
+    )
 
 
 def test_style_of_figures_is_in_the_package() -> None:
