@@ -271,8 +271,8 @@ def _largest(found: StepPlan, experiment: Experiment[Any], splits: Splits) -> in
         high = min((size for size, used in tried.items() if used > limit), default=most + step)
         if high - low <= step:
             break
-        guess = 2 * found.batch_size if len(tried) == 1 else int(_line(tried, limit))
-        if guess <= low or guess >= high:
+        guess = 2 * found.batch_size if len(tried) == 1 else int(min(_line(tried, limit), most + step))
+        if guess <= low or (guess >= high and high in tried):  # beyond all examples: all of them
             guess = (low + high) // 2
         guess = min(max(guess // step * step, low + step), high - step)
         again = dataclasses.replace(experiment, config=dataclasses.replace(experiment.config, batch_size=guess))

@@ -127,6 +127,10 @@ def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
     assert many.memory["parameters"] == 4 * one.memory["parameters"] and many.flops == 4 * one.flops
 
 
+def test_largest_batch_is_all_examples_if_they_fit() -> None:
+    assert jn.plan(tiny.experiment(batch_size=8), largest=True).largest == tiny.NUM_TRAIN
+
+
 def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
     card, path = CARDS["t4"], tmp_path / "card.toml"
     lines = [
