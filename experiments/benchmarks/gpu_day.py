@@ -248,8 +248,8 @@ def work(day: Day, name: str) -> None:
         started = time.perf_counter()
         rows += [row._asdict() for row in measure_group([one], SimpleNamespace(rounds=3, seconds=0.02))]
         write(day, name, rows=rows, running=None)
-        seen = [f"{key} {shown(value)}" for key, value in rows[-1]["observed"].items() if value not in (None, "")]
-        what, seen = ", ".join(map(str, one.what.values())), rows[-1]["missing"] or ", ".join(seen)
+        found = [f"{key} {shown(value)}" for key, value in rows[-1]["observed"].items() if value not in (None, "")]
+        what, seen = ", ".join(map(str, one.what.values())), rows[-1]["missing"] or ", ".join(found)
         print(f"{name}: {what}: {seen} ({time.perf_counter() - started:.1f} s)", flush=True)
     write(day, name, complete=len(left) <= 1 or name != "plans")
 
