@@ -44,7 +44,7 @@ class Programs:
     values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
     num_members: int = 1  # the number of members
     ledger: observe.Ledger = dataclasses.field(default_factory=observe.Ledger)  # gets an entry per compilation
-    clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``compile``
+    clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``trace``, ``compile``
     first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
@@ -55,7 +55,7 @@ class Programs:
     def __post_init__(self) -> None:
         size = self.spec.experiment.config.batch_size
         self.first_examples = self.layout.place(self.source.read(np.arange(size)))
-        with self.clock.span("compile", "tracing the model"):
+        with self.clock.span("trace", "tracing the model"):
             self.shapes = jax.eval_shape(_pure.make_init(self.spec.experiment, self.source), self.first_examples)
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
@@ -85,9 +85,10 @@ class Programs:
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
         keys += [("evaluate", shape, split)] if split is not None else []
         missing = [key for key in keys if key not in self._compiled]
-        with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
-            # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
+        # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
+        with self.clock.span("trace", f"tracing the programs{_of_members(shape)}"):
             lowered = [self._lower(key, cause) for key in missing]
+        with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
             with concurrent.futures.ThreadPoolExecutor(max(1, len(lowered))) as pool:
                 done = list(pool.map(observe.Lowered.compile, lowered))
         for key, (program, entry) in zip(missing, done, strict=True):
@@ -250,17 +251,20 @@ class Programs:
 
     def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
         """Compiles ``function`` as `lower_ahead` does, on the clock and in the ledger."""
-        with self.clock.span("compile", f"compiling the program to {name}"):
-            program, entry = observe.lower_ahead(function, name, cause, *arguments, **jit).compile()
-        self.ledger.compilations.append(entry)
-        return program
+        return self._compile(name, lambda: observe.lower_ahead(function, name, cause, *arguments, **jit))
 
     def _program(self, key: tuple[Any, ...], cause: str) -> Any:
         if key not in self._compiled:
-            with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
-                self._compiled[key], entry = self._lower(key, cause).compile()
-            self.ledger.compilations.append(entry)
+            self._compiled[key] = self._compile(" ".join(map(str, key[::2])), lambda: self._lower(key, cause))
         return self._compiled[key]
+
+    def _compile(self, name: str, lower: Callable[[], observe.Lowered]) -> Any:
+        with self.clock.span("trace", f"tracing the program to {name}"):
+            lowered = lower()
+        with self.clock.span("compile", f"compiling the program to {name}"):
+            program, entry = lowered.compile()
+        self.ledger.compilations.append(entry)
+        return program
 
     def _lower(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
         """Traces and lowers the program of ``key``."""

@@ -26,7 +26,7 @@ class Session:
     """A run under way: a population of one, and its record."""
 
     trainer: engine.Trainer  # what trains it
-    ready_seconds: float  # from the call of ``fit`` to the moment the first step could run
+    ready_seconds: dict[str, float]  # by span, from the call of ``fit`` to the moment the first step could run
     # Of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of newer
     # checkpoints that are ``damaged``.
     resumed: dict[str, Any] | None = None
@@ -49,7 +49,6 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     ``display`` shows the device as soon as JAX has opened it. ConfigError, DataError or RecordError if the run cannot
     start; then nothing was written.
     """
-    started = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine.closing_writers(options))
         before = record = None
@@ -80,7 +79,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
         steps_per_call = before["steps_per_call"] if before else None
         trainer = engine.open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
         stack.callback(trainer.programs.spec.feed.close)
-        session = Session(trainer, time.perf_counter() - started)
+        session = Session(trainer, clock.seconds)
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
@@ -167,7 +166,6 @@ def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
     trainer = session.trainer
     throughput = steady_throughput(trainer.windows)
-    seconds = {name: value for name, value in trainer.clock.seconds.items() if name != "caller"}
     totals = trainer.programs.ledger.totals()
     return Summary(
         status=session.log.status,
@@ -175,15 +173,10 @@ def summarise(session: Session) -> Summary:
         metrics=session.log.final,
         throughput=throughput,
         examples_per_second=throughput and throughput.steps_per_second * trainer.experiment.config.batch_size,
-        first_step_seconds={
-            "total": session.ready_seconds,
-            "trace": totals["trace_seconds"] + totals["lower_seconds"],
-            "compile": totals["compile_seconds"],
-            "measure": seconds.get("measure", 0.0),
-        },
-        seconds=seconds,
+        first_step_seconds={"total": sum(session.ready_seconds.values()), **session.ready_seconds},
+        seconds=trainer.clock.seconds,
         peak_bytes=peak_memory_bytes(),
-        compilations=totals,
+        compilations=trainer.programs.ledger.totals(),
         stalls=tuple(trainer.flight.stalls),
     )
 

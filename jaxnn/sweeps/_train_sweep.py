@@ -7,7 +7,6 @@ import dataclasses
 import math
 import operator
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -75,6 +74,7 @@ def sweep_here(
     origin: Mapping[str, Any] | None = None,
 ) -> Sweep:
     """Trains the members in this process."""
+    clock = Clock()
     with contextlib.ExitStack() as around:
         interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
@@ -88,7 +88,7 @@ def sweep_here(
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             preload_orbax()
-        display, clock = around.enter_context(open_display(options.progress)), Clock()
+        display = around.enter_context(open_display(options.progress))
         with display.announcing(clock):
             display.rows(device_rows(), NAME_WIDTH)
             plan = plan_sweep(experiment, points, options, clock)
@@ -156,7 +156,6 @@ class SweepRun:
         """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
-        started = time.perf_counter()
         try:
             for share in self.plan.rungs:
                 for group in self.plan.groups:
@@ -170,7 +169,7 @@ class SweepRun:
             # The error that ended the sweep is raised, even if the disk refuses after that.
             failed = isinstance(sys.exception(), Exception)
             with contextlib.suppress(*([RecordError] if failed else [])):
-                self._complete(time.perf_counter() - started)
+                self._complete()
 
     def _train_group(self, group: Group, share: float) -> None:
         plan, until = self.plan, self.plan.rung_end(group, share)
@@ -267,7 +266,7 @@ class SweepRun:
                 member.log.status = "pruned"
         self.record.write_members(plan)
 
-    def _complete(self, seconds: float) -> None:
+    def _complete(self) -> None:
         """Closes the open groups, and writes the outcome."""
         plan, logs = self.plan, [member.log for member in self.plan.members]
         for number in list(plan.open):
@@ -282,8 +281,8 @@ class SweepRun:
         spent = plan.clock.seconds
         training = spent.get("train", 0.0)
         summary = {
-            "seconds": seconds,
-            "spent": {name: value for name, value in spent.items() if name != "caller"},
+            "seconds": sum(spent.values()),
+            "spent": spent,
             "member_steps": self.member_steps,
             "member_steps_per_second": self.member_steps / training if training else None,
             "num_compilations": len(self.compilations),
