@@ -60,7 +60,9 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples
         for path, leaf in jax.tree.leaves_with_path((state.params, state.model_state)):
             if 0 in leaf.shape:  # which no checkpoint can hold
                 name = jax.tree_util.keystr(path[1:], simple=True, separator="/")
-                raise ConfigError(f"the parameter {name} is empty, {list(leaf.shape)}: give its layer at least one unit.")
+                raise ConfigError(
+                    f"the parameter {name} is empty, {list(leaf.shape)}: give its layer at least one unit."
+                )
         return state
 
     return init

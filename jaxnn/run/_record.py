@@ -166,7 +166,6 @@ def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
     trainer = session.trainer
     throughput = steady_throughput(trainer.windows)
-    totals = trainer.programs.ledger.totals()
     return Summary(
         status=session.log.status,
         step=session.log.step,

@@ -175,10 +175,10 @@ class Sweep:
         return dataclasses.replace(self, members=members, lines=lines, axes=tuple(axes))
 
     def group(self, by: str | Sequence[str] | None = None, metric: str | None = None) -> Groups:
-        """Returns mean, standard deviation and 95 % interval of each metric over members that share some fields.
+        """Returns mean, standard deviation and 95 % interval over seeds of each metric, for members that share fields.
 
-        Only members that finished or stopped early are averaged; the others are counted. ConfigError if a field or the
-        metric is unknown.
+        Settings that vary within a group are averaged for each seed, as they are not independent. Only members that
+        finished or stopped early are averaged; the others are counted. ConfigError if a field or metric is unknown.
 
         >>> swept.group(metric="test_accuracy")
         learning_rate  n  test_accuracy
@@ -201,8 +201,10 @@ class Sweep:
         for point, positions in _members.grouped(self.members, names):
             members = [self.members[position] for position in positions]
             left_out = Counter(member.status for member in members if not member.complete)
-            spreads = {name: _members.spread_of(values[positions]) for name, values in scores.items()}
-            rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads))
+            means = {name: _members.seed_means(members, values[positions]) for name, values in scores.items()}
+            spreads = {name: _members.spread_of(values) for name, (values, _) in means.items()}
+            most = max((count for _, count in means.values()), default=0)
+            rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads, most))
         return Groups(tuple(rows), names, {name: self.more_is_better(name) for name in metrics})
 
     def frame(self, *, curves: bool = False) -> pandas.DataFrame:
