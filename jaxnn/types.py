@@ -11,7 +11,9 @@ import difflib
 import importlib
 import numbers
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -283,6 +285,11 @@ def check_int(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, not {value!r}.")
     return int(value)
+
+
+def warn(message: str) -> None:
+    """Warns of ``message`` at the line that called jaxnn."""
+    warnings.warn(message, skip_file_prefixes=(str(Path(__file__).parent),))
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

@@ -118,24 +118,23 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points
         values, design, options = parse_sweep(experiment, arguments)
         # A field with one value is set, not swept.
         many = {name: words for name, words in values.items() if len(words) > 1}
-        points, eta = (script.points, script.eta) if isinstance(script, search.Halving) else (script, None)
         # A shard that was not started is started with the flags or the points that are given.
-        recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
-        if recorded and not values:
-            experiment, swept = recorded_points(options.resume, experiment)
-        else:
-            if points is not None and design.combine != "grid":
-                raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
-            if points is None and not many:
-                raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
-            experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
-            if points is None:
-                points = (search.grid if design.combine == "grid" else search.zip)(**many)
-            elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
-                points = search.override(points, axes)
-            eta = eta if design.halving is None else design.halving
-            swept = points if eta is None else search.halving(points, eta)
-        found = sweep(experiment, swept, options)
+        if options.resume is not None and not many and (options.shard is None or is_sweep(options.resume)):
+            experiment, script = recorded_points(options.resume, experiment)
+        elif script is not None and design.combine != "grid":
+            raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
+        halved = script if isinstance(script, search.Halving) else None
+        points = halved.points if halved else script
+        if points is None and not many:
+            raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
+        experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
+        if points is None:
+            points = (search.grid if design.combine == "grid" else search.zip)(**many)
+        elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
+            points = search.override(points, axes)
+        if design.halving is not None:
+            halved = search.halving(points, design.halving)
+        found = sweep(experiment, dataclasses.replace(halved, points=points) if halved else points, options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else _process.INTERRUPTED)
     return found
@@ -207,7 +206,10 @@ def parse_values(
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
     form = _parse({"config": axes(), **parts}, arguments, about, command)
     values = {}
+    bare = {word.replace("_", "-") for word in arguments}
     for flag, (name, _) in flags.items():
+        if f"--{flag.replace('_', '-')}" in bare and not getattr(form.config, flag):
+            raise ConfigError(f"--{flag.replace('_', '-')} has no value: give one or more after it.")
         if words := getattr(form.config, flag):
             values[name] = [_value(name, kinds[flag], word) for word in words]
     return values, form

@@ -85,10 +85,9 @@ class Programs:
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
         keys += [("evaluate", shape, split)] if split is not None else []
         missing = [key for key in keys if key not in self._compiled]
-        # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
-        with self.clock.span("trace", f"tracing the programs{_of_members(shape)}"):
-            lowered = [self._lower(key, cause) for key in missing]
         with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
+            # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
+            lowered = [self._lower(key, cause) for key in missing]
             with concurrent.futures.ThreadPoolExecutor(max(1, len(lowered))) as pool:
                 done = list(pool.map(observe.Lowered.compile, lowered))
         for key, (program, entry) in zip(missing, done, strict=True):
@@ -251,22 +250,23 @@ class Programs:
 
     def compile(self, function: Any, name: str, cause: str, *arguments: Any, **jit: Any) -> Any:
         """Compiles ``function`` as `lower_ahead` does, on the clock and in the ledger."""
-        return self._compile(name, lambda: observe.lower_ahead(function, name, cause, *arguments, **jit))
-
-    def _program(self, key: tuple[Any, ...], cause: str) -> Any:
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(" ".join(map(str, key[::2])), lambda: self._lower(key, cause))
-        return self._compiled[key]
-
-    def _compile(self, name: str, lower: Callable[[], observe.Lowered]) -> Any:
-        with self.clock.span("trace", f"tracing the program to {name}"):
-            lowered = lower()
         with self.clock.span("compile", f"compiling the program to {name}"):
-            program, entry = lowered.compile()
+            program, entry = observe.lower_ahead(function, name, cause, *arguments, **jit).compile()
         self.ledger.compilations.append(entry)
         return program
 
+    def _program(self, key: tuple[Any, ...], cause: str) -> Any:
+        if key not in self._compiled:
+            with self.clock.span("compile", f"compiling the program to {' '.join(map(str, key[::2]))}"):
+                self._compiled[key], entry = self._lower(key, cause).compile()
+            self.ledger.compilations.append(entry)
+        return self._compiled[key]
+
     def _lower(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
+        with self.clock.span("trace", "tracing the programs"):
+            return self._lowered(key, cause)
+
+    def _lowered(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
         """Traces and lowers the program of ``key``."""
         jit: dict[str, Any] = {}
         match key:

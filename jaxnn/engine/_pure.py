@@ -48,10 +48,7 @@ def make_step(experiment: Experiment[Any], axis_name: str | None = None) -> Trai
 
 
 def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:
-    """Returns a pure function from one batch's examples to the state before the first step.
-
-    It raises ConfigError for a parameter without elements.
-    """
+    """Returns a pure function from one batch's examples to the state before the first step, without empty arrays."""
     config = experiment.config
 
     def init(examples: Examples) -> TrainState:

@@ -142,9 +142,8 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
             f"no member of A has a partner in B with the same {' and '.join(by)}: A has {keys[0]}, and B {keys[1]}: "
             "train both with the same."
         )
-    pairs = [[side[key] for key in common] for side in scored]
-    means = [seed_means([member for member, _ in side], np.array([score for _, score in side])) for side in pairs]
-    (a_means, num_settings), (b_means, _) = means
+    pairs = ([side[key] for key in common] for side in scored)
+    (a_means, num_settings), (b_means, _) = (seed_means(*zip(*side, strict=True)) for side in pairs)
     difference, low, high, deviation = mean_difference(a_means, b_means)
     sign = int(low > 0) - int(high < 0)
     inconclusive = not sign and not math.isnan(low)

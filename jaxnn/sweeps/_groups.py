@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import operator
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from jaxnn.record import config_json
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
-from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest
+from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest, warn
 
 # An untraceable field is reported with the user's line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
@@ -243,7 +242,7 @@ def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_
         if name.partition(".")[0] in read:
             notes[name] = f"data(config) reads {name!r}, so each of its values is compiled separately."
     for note in notes.values():
-        warnings.warn(note, stacklevel=2)
+        warn(note)
     return list(notes)
 
 
@@ -289,10 +288,9 @@ def _unread(members: Sequence[PlannedMember], varying: Sequence[str], read: set[
         return ()
     unread = tuple(name for name in varying if name.partition(".")[0] not in read)
     for name in unread:
-        warnings.warn(
+        warn(
             f"nothing reads the swept field {name!r}, so members that differ in it alone are the same: use "
-            f"config.{name} in data, task or optimizer, or do not sweep it.",
-            stacklevel=2,
+            f"config.{name} in data, task or optimizer, or do not sweep it."
         )
     return unread
 

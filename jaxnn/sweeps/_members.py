@@ -242,13 +242,14 @@ class Groups:
         return self.table()._repr_html_()
 
 
-def seed_means(members: Sequence[Member], scores: np.ndarray) -> tuple[np.ndarray, int]:
+def seed_means(members: Sequence[Member], scores: ArrayLike) -> tuple[np.ndarray, int]:
     """Returns the mean of the finite ``scores [members]`` of each seed, and how many, at most, one of them is of.
 
     Settings with the same seed are not independent, so they are not replicates of an interval.
     """
-    finite = np.flatnonzero(np.isfinite(scores))
-    parts = [scores[finite[positions]] for _, positions in grouped([members[i] for i in finite], [SEED])]
+    values = np.asarray(scores, float)
+    parts = [values[positions] for _, positions in grouped(members, [SEED])]
+    parts = [part[np.isfinite(part)] for part in parts if np.isfinite(part).any()]
     return np.array([part.mean() for part in parts]), max(map(len, parts), default=0)
 
 

@@ -179,6 +179,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
                 raise RecordError(
                     f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
                 )
+            configs = {line["member"]: line["config"] for line in record.read_lines(part / MEMBERS_FILE)}
+            group["first"] = configs[group["members"][0]]
             for member in found:
                 state = engine.member_state(restored.state, like, group["members"].index(member.index))
                 path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
@@ -227,5 +229,5 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
         "precision": group["precision"],
         "implementations": group["implementations"],
         "layout": SINGLE_DEVICE.as_json(),
-        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
+        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"], "first": group["first"]},
     }

@@ -80,7 +80,10 @@ class Sweep:
         """Returns ``metric``, or the monitored one for None; a ConfigError if no member has it."""
         metric, known = metric or self.monitor, self.metric_names()
         if metric not in known:
-            raise ConfigError(f"no member has a metric {metric!r}: {suggest(metric, known)}.")
+            split = self.monitor.partition("_")[0]
+            meant = f"{split}_{metric.removeprefix('test_')}"
+            hint = f"the sweep was evaluated on {split}: {meant!r}" if meant in known else suggest(metric, known)
+            raise ConfigError(f"no member has a metric {metric!r}: {hint}.")
         return metric
 
     def values(self, metric: str) -> np.ndarray:
@@ -318,6 +321,7 @@ class Sweep:
             rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
+        rows += [("diverged", str(member)) for member in self.members if member.status == "diverged"][:MOST_ERRORS]
         errors = Counter(member.error for member in self.members if member.error)
         rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
         return [*rows, ("record", str(self.dir or "none"))]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
 from jaxnn.run import check_same_config, file_name_of, recorded_setup
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
-from jaxnn.sweeps._members import Member
+from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
@@ -250,14 +251,27 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
 
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
     """Confirms that ``plan`` is the sweep of the ``sweep.json`` in ``where``, or of another shard of it."""
-    now = design_facts(plan)
     check_same_config(before["config"], plan.experiment.config, "sweep", where)
+    now = record.jsonable(design_facts(plan))
     for name in ("points", "halving"):
-        if record.jsonable(now[name]) != before[name]:
+        if now[name] != before[name]:
+            what = f"{before[name]} there, {now[name]} here"
+            if name == "points":
+                what = _difference(before["points"], now["points"])
             raise ConfigError(
-                f"the {name} of the sweep in {where} are not these: resume it with those it was started with, or start "
-                "a new sweep."
+                f"the {name} of the sweep in {where} are not these ({what}): --resume {where} without points continues "
+                "the recorded ones; or start a new sweep."
             )
+
+
+def _difference(before: Sequence[Any], now: Sequence[Any]) -> str:
+    """The first member whose points differ."""
+    if len(now) == len(before) and all(point in now for point in before):
+        return "they are in another order"
+    pairs = list(itertools.zip_longest(before, now, fillvalue={}))
+    number = next(number for number, (old, new) in enumerate(pairs) if old != new)
+    old, new = (show_point(point) or "none" for point in pairs[number])
+    return f"member {number} is {old} there, {new} here"
 
 
 def with_shard_dir(options: SweepOptions) -> SweepOptions:

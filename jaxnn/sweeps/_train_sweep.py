@@ -236,7 +236,8 @@ class SweepRun:
                 latest.append((value, member.point))
         if latest:
             value, point = (max if self.higher_is_better else min)(latest, key=operator.itemgetter(0))
-            numbers += f"; best {self.monitored.replace('_', ' ')} {value:.4g} ({show_point(point)})"
+            extreme = f"{'highest' if self.higher_is_better else 'lowest'} {self.monitored.replace('_', ' ')}"
+            numbers += f"; {extreme} now {value:.4g} ({show_point(point)})"
         report = SweepReport(
             step=done,
             num_steps=done + left,
