@@ -10,13 +10,13 @@ import io
 import itertools
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
-from jaxnn.record import config_from_json, is_sweep, read_run
+from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
 from jaxnn.run import RESUMABLE, Run, fit
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
@@ -123,8 +123,7 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points
             experiment, script = recorded_points(options.resume, experiment)
         elif script is not None and design.combine != "grid":
             raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
-        halved = script if isinstance(script, search.Halving) else None
-        points = halved.points if halved else script
+        halved, points = (script, script.points) if isinstance(script, search.Halving) else (None, script)
         if points is None and not many:
             raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
         experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
@@ -266,21 +265,11 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
         )
 
 
-def _leaf_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted name of each field of a config and its nested dataclasses, with the dataclass that has it."""
-    for field in (field for field in dataclasses.fields(config) if field.init):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from _leaf_fields(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, config
-
-
 def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[str, tuple[str, Any]]:
-    """By flag its field, as :func:`_leaf_fields`; raises ConfigError for usual names such as --lr, too."""
+    """By flag its field, as :func:`leaf_fields`; raises ConfigError for usual names such as --lr, too."""
     taken = {field.name for form in options for field in dataclasses.fields(form)}
     flags: dict[str, tuple[str, Any]] = {}
-    for name, owner in _leaf_fields(config):
+    for name, owner in leaf_fields(config):
         flag = name.rpartition(".")[2]
         if flag in taken or flag in flags:
             raise ConfigError(

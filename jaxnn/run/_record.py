@@ -73,9 +73,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
         display.rows(device_rows(layout.num_devices), NAME_WIDTH)
         with clock.span("load", "loading the data"):
-            splits = experiment.data(experiment.config)
-            engine.check_data(splits)
-            engine.check_parts(experiment)
+            splits = engine.load_data(experiment)
         steps_per_call = before["steps_per_call"] if before else None
         trainer = engine.open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
         stack.callback(trainer.programs.spec.feed.close)

@@ -232,9 +232,7 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
     if experiment is not None:
         config = record.config_from_json(config, experiment.config)
         experiment = dataclasses.replace(experiment, config=config)
-        splits = experiment.data(config)
-        engine.check_data(splits)
-        engine.check_parts(experiment)
+        splits = engine.load_data(experiment)
         record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
         # Nothing of its training is compiled.
         programs, options = engine.programs_of(experiment, splits), engine.resolve_cadences(options, config.num_steps)

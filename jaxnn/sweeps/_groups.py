@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import operator
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxnn.data import check_batch_size
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step
-from jaxnn.record import config_json
+from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
@@ -24,15 +24,6 @@ from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, So
 
 # An untraceable field is reported with the user's line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
-
-
-def field_names(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the names of a config's fields; those of nested dataclasses are dotted and follow their owner's."""
-    for field in (field for field in dataclasses.fields(config) if field.init):
-        value = getattr(config, field.name)
-        yield prefix + field.name
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from field_names(value, f"{prefix}{field.name}.")
 
 
 def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
@@ -112,13 +103,12 @@ class Group(NamedTuple):
 
 def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMember]:
     """Returns every point as a member; one whose config cannot be built has failed and stops no other."""
-    known = list(field_names(experiment.config))
+    known = [name for name, _ in leaf_fields(experiment.config)]
     for name in points.scales:
+        if inner := [other for other in known if other.startswith(f"{name}.")]:
+            raise ConfigError(f"the field {name!r} is a dataclass: sweep its fields, as in {inner[0]!r}.")
         if name not in known:
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
-        inner = next((other for other in known if other.startswith(f"{name}.")), None)
-        if inner is not None:
-            raise ConfigError(f"the field {name!r} is a dataclass: sweep its fields, as in {inner!r}.")
     members = []
     for number, point in enumerate(points):
         member = PlannedMember(number, point, experiment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -268,9 +267,8 @@ def _difference(before: Sequence[Any], now: Sequence[Any]) -> str:
     """The first member whose points differ."""
     if len(now) == len(before) and all(point in now for point in before):
         return "they are in another order"
-    pairs = list(itertools.zip_longest(before, now, fillvalue={}))
-    number = next(number for number, (old, new) in enumerate(pairs) if old != new)
-    old, new = (show_point(point) or "none" for point in pairs[number])
+    number = next(number for number, point in enumerate((*before, None)) if [point] != [*now[number : number + 1]])
+    old, new = (show_point(points[number]) if number < len(points) else "none" for points in (before, now))
     return f"member {number} is {old} there, {new} here"
 
 
