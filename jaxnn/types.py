@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import numbers
 import sys
@@ -288,8 +289,9 @@ def check_int(name: str, value: Any, least: int = 1) -> int:
 
 
 def warn(message: str) -> None:
-    """Warns of ``message`` at the line that called jaxnn."""
-    warnings.warn(message, skip_file_prefixes=(str(Path(__file__).parent),))
+    """Warns of ``message`` at the line that called jaxnn, also through a cached property."""
+    # Python 3.12 skips no file by its full name.
+    warnings.warn(message, skip_file_prefixes=(f"{Path(__file__).parent}/", functools.__file__.removesuffix(".py")))
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

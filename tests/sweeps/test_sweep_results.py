@@ -322,6 +322,7 @@ def test_summary_has_axes_throughput_best_and_errors(grid: Sweep) -> None:
         "time           2.50 s, 1 program compiled",
         "best           member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss: train_loss 0.25, "
         "test_loss 0.5, test_accuracy 0.95",
+        "diverged       member 5 (learning_rate 0.1, seed 2)",
         f"record         {grid.dir}",
     ]
     assert "<td" in grid._repr_html_() and "5 finished, 1 diverged" in grid._repr_html_()
