@@ -14,7 +14,6 @@ import numbers
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -291,7 +290,9 @@ def check_int(name: str, value: Any, least: int = 1) -> int:
 def warn(message: str) -> None:
     """Warns of ``message`` at the line that called jaxnn, also through a cached property."""
     # Python 3.12 skips no file by its full name.
-    warnings.warn(message, skip_file_prefixes=(f"{Path(__file__).parent}/", functools.__file__.removesuffix(".py")))
+    warnings.warn(
+        message, skip_file_prefixes=(__file__.removesuffix("types.py"), functools.__file__.removesuffix(".py"))
+    )
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

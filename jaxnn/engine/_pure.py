@@ -54,12 +54,10 @@ def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples
     def init(examples: Examples) -> TrainState:
         task, optimizer = experiment.task(config), experiment.optimizer(config)
         state = init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples))
-        for path, leaf in jax.tree.leaves_with_path((state.params, state.model_state)):
+        for path, leaf in jax.tree.leaves_with_path(state.params):
             if 0 in leaf.shape:  # which no checkpoint can hold
-                name = jax.tree_util.keystr(path[1:], simple=True, separator="/")
-                raise ConfigError(
-                    f"the parameter {name} is empty, {list(leaf.shape)}: give its layer at least one unit."
-                )
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ConfigError(f"the parameter {name} is empty, {list(leaf.shape)}: give its layer a unit or more.")
         return state
 
     return init

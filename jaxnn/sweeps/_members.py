@@ -230,9 +230,7 @@ class Groups:
             if any(1 < n < ENOUGH for n in sizes):
                 notes.append(f"With fewer than {ENOUGH} seeds it is their range, which holds the mean less often.")
         if (most := max((row.num_settings for row in self.rows), default=1)) > 1:
-            notes.append(
-                f"n counts seeds; the value of each is averaged over {'up to ' if counts else ''}{most} settings."
-            )
+            notes.append(f"Values of a seed are averaged over {'up to ' if counts else ''}{most} settings.")
         return Table([*self.by, "n", *counts, *self.more_is_better], rows, notes)
 
     def __repr__(self) -> str:
@@ -247,8 +245,7 @@ def seed_means(members: Sequence[Member], scores: ArrayLike) -> tuple[np.ndarray
 
     Settings with the same seed are not independent, so they are not replicates of an interval.
     """
-    values = np.asarray(scores, float)
-    parts = [values[positions] for _, positions in grouped(members, [SEED])]
+    parts = [np.asarray(scores, float)[positions] for _, positions in grouped(members, [SEED])]
     parts = [part[np.isfinite(part)] for part in parts if np.isfinite(part).any()]
     return np.array([part.mean() for part in parts]), max(map(len, parts), default=0)
 

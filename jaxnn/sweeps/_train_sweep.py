@@ -9,7 +9,7 @@ import operator
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -126,8 +126,7 @@ def sweep_here(
         return results
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepReport:
+class SweepReport(NamedTuple):
     """One window of one block of members for the display; steps are those of all members together."""
 
     step: int
