@@ -172,9 +172,7 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
         # Orbax casts other dtypes silently, and reports other shapes from a task that is never awaited.
         found, wanted = leaves_by_path(saved), leaves_by_path(like)
         for name in sorted(found.keys() | wanted.keys()):
-            saved_as, wanted_as = (
-                _described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted)
-            )
+            saved_as, wanted_as = (_described(one[name]) if name in one else "absent" for one in (found, wanted))
             if saved_as != wanted_as:
                 raise ValueError(f"its {name} is {saved_as}, the requested one {wanted_as}")
         return jax.tree.map(_as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)

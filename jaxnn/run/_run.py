@@ -167,9 +167,8 @@ def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> b
     if any(facts["devices"][name] != here[name] for name in ("backend", "versions")):
         return False  # they may decide what is traced
     if (first := facts.get("sweep", {}).get("first")) is not None:  # the member whose fingerprint its group has
-        config = record.config_from_json(first, trainer.experiment.config)
-        experiment = dataclasses.replace(trainer.experiment, config=config)
-        now = engine.programs_of(experiment, trainer.splits).fingerprint()
+        same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
+        now = engine.programs_of(same, trainer.splits).fingerprint()
     return bool(facts["fingerprint"]["evaluation"] != now["evaluation"])
 
 

@@ -195,9 +195,8 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
             splits, by_data = load(member)
             check_batch_size(splits.train, member.experiment.config.batch_size)
             config, by_program = watched(member.experiment.config)
-            if (
-                failure := _failure(dataclasses.replace(member.experiment, config=config), splits.train, ())
-            ) is not None:
+            failure = _failure(dataclasses.replace(member.experiment, config=config), splits.train, ())
+            if failure is not None:
                 raise failure
             read.update(by_program | by_data)
         except Exception as error:

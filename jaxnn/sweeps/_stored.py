@@ -15,7 +15,6 @@ import numpy as np
 from jaxnn import engine, record
 from jaxnn.engine import RunOptions
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.run import Run, open_run
 from jaxnn.search import Axis
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._sweep import Sweep
@@ -148,13 +147,6 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _tuples(item) for name, item in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def open_member(sweep: Sweep, member: Member) -> Run:
-    """Loads a member as a run, from its run directory, which is exported first if there is none; compiles nothing."""
-    assert sweep.experiment is not None
-    path = member.dir if member.dir is not None and member.dir.is_dir() else export_members(sweep, [member])[0]
-    return open_run(path, sweep.experiment)
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxnn.engine import more_is_better
 from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
-from jaxnn.run import Run, format_rate, format_split
+from jaxnn.run import Run, format_rate, format_split, open_run
 from jaxnn.search import Axis
 from jaxnn.sweeps import _members
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
@@ -266,9 +266,10 @@ class Sweep:
             if found.dir is None:
                 hint = "jn.sweep(experiment, resume=…, member_runs=True) exports it, for jn.fit to resume"
             raise ConfigError(f"member {index} is {found.status}, so it is not a complete run: {hint}.")
-        from jaxnn.sweeps._stored import open_member
+        from jaxnn.sweeps._stored import export_members
 
-        return open_member(self, found)
+        path = found.dir if found.dir is not None and found.dir.is_dir() else export_members(self, [found])[0]
+        return open_run(path, self.experiment)
 
     def table(self, metric: str | None = None, limit: int = 20) -> Table:
         """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.

@@ -161,11 +161,8 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
     """The evaluation of a member that was best by the monitored metric, and its ``step``; empty before the first."""
     lines = [line for line in log.lines if monitored in line]
     since = evaluations_since_best(log.values(monitored), higher_is_better=higher_is_better)
-    if since >= len(lines):
-        return {}
-    line = lines[len(lines) - 1 - since]
-    split = monitored.partition("_")[0]
-    return {"step": line["step"], **{name: v for name, v in record.metrics_of(line).items() if name.startswith(split)}}
+    best, split = lines[: len(lines) - since][-1:], monitored.partition("_")[0]
+    return {name: value for line in best for name, value in line.items() if name == "step" or name.startswith(split)}
 
 
 def read_before(path: Path) -> dict[str, Any]:
@@ -254,9 +251,7 @@ def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None
     now = record.jsonable(design_facts(plan))
     for name in ("points", "halving"):
         if now[name] != before[name]:
-            what = f"{before[name]} there, {now[name]} here"
-            if name == "points":
-                what = _difference(before["points"], now["points"])
+            what = _difference(before[name], now[name]) if name == "points" else f"{before[name]}, not {now[name]}"
             raise ConfigError(
                 f"the {name} of the sweep in {where} are not these ({what}): --resume {where} without points continues "
                 "the recorded ones; or start a new sweep."

@@ -228,23 +228,14 @@ class SweepRun:
         done, left = sum(member.log.step for member in plan.members), plan.num_left
         place = f"group {group.number + 1}/{len(plan.groups)}  " if len(plan.groups) > 1 else ""
         numbers = count_by_status(member.log for member in plan.members)
-        latest = []
-        for member in plan.members:
-            values = (line[self.monitored] for line in reversed(member.log.lines) if self.monitored in line)
-            if math.isfinite(value := next(values, math.nan)) and member.log.status not in LOST:
-                latest.append((value, member.point))
-        if latest:
-            value, point = (max if self.higher_is_better else min)(latest, key=operator.itemgetter(0))
+        kept = [member for member in plan.members if member.log.status not in LOST]
+        latest = [(member.log.values(self.monitored)[-1:], member.point) for member in kept]
+        if finite := [(values[0], point) for values, point in latest if values and math.isfinite(values[0])]:
+            value, point = (max if self.higher_is_better else min)(finite, key=operator.itemgetter(0))
             extreme = f"{'highest' if self.higher_is_better else 'lowest'} {self.monitored.replace('_', ' ')}"
             numbers += f"; {extreme} now {value:.4g} ({show_point(point)})"
-        report = SweepReport(
-            step=done,
-            num_steps=done + left,
-            title=f"{place}step {window.step}",
-            numbers=numbers,
-            rates=f"{format_rate(num_updates / window.seconds)} member-steps/s",
-            is_milestone=window.evaluated or left == 0,
-        )
+        title, rates = f"{place}step {window.step}", f"{format_rate(num_updates / window.seconds)} member-steps/s"
+        report = SweepReport(done, done + left, title, numbers, rates, window.evaluated or left == 0)
         with self.interruption.stopping_if_unread():
             self.display.report(report)
 
@@ -253,13 +244,9 @@ class SweepRun:
         plan = self.plan
         assert plan.halving is not None
         # Ranked by what they reported there, so that a resumed sweep decides the same.
-        values: dict[int, float] = {}
-        for group in plan.groups:
-            end = plan.rung_end(group, share)
-            for member in group.members:
-                for line in member.log.lines:
-                    if line["step"] == end and self.monitored in line:
-                        values[member.number] = line[self.monitored]
+        ends = {member.number: plan.rung_end(group, share) for group in plan.groups for member in group.members}
+        reports = ((member, line) for member in plan.members for line in member.log.lines if self.monitored in line)
+        values = {m.number: line[self.monitored] for m, line in reports if line["step"] == ends.get(m.number)}
         kept = plan.halving.survivors(values, higher_is_better=self.higher_is_better)
         for member in plan.members:
             if member.number in values and member.number not in kept and member.log.unfinished:
