@@ -30,6 +30,7 @@ class Session:
     # Of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of newer
     # checkpoints that are ``damaged``.
     resumed: dict[str, Any] | None = None
+    ending: Summary | None = None  # what the record has of its end
 
     @property
     def log(self) -> engine.MemberLog:
@@ -152,7 +153,8 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         if refused:
             log.status = "failed"
         kept = () if alone else checkpoints.steps()
-        ending = {"status": log.status, "summary": summarise(session).as_json(), "checkpoints": kept}
+        session.ending = summarise(session)
+        ending = {"status": log.status, "summary": session.ending.as_json(), "checkpoints": kept}
         attempt(lambda: record.write("run.json", facts | ending))
         attempt(lambda: record.write("compiles.json", trainer.programs.ledger.as_json()))
         # An error that ended the run is reported in place of the disk's; leaving the loop by `break` is none.
@@ -162,8 +164,7 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
 
 def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
-    trainer = session.trainer
-    throughput = steady_throughput(trainer.windows)
+    trainer, throughput = session.trainer, steady_throughput(session.trainer.windows)
     return Summary(
         status=session.log.status,
         step=session.log.step,

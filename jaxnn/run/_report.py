@@ -139,8 +139,7 @@ class Summary:
     examples_per_second: float | None = None  # at that rate
     # ``total``, from the call of ``fit`` to the first step, and its parts by span.
     first_step_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Wall time since the call by span: load, compile, train, data (waiting for batches), evaluation, checkpoint,
-    # caller (printing, or the body of a loop over `iterate`), …, and other.
+    # Wall time since the call by span: load, compile, train, data (waiting for batches), caller (printing, a loop), …
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     peak_bytes: tuple[int, str] | None = None  # the most memory taken, and of what
     compilations: Mapping[str, float] = dataclasses.field(default_factory=dict)  # totals of the ledger

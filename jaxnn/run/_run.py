@@ -166,7 +166,7 @@ def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> b
     here, now = describe_devices(), trainer.fingerprint
     if any(facts["devices"][name] != here[name] for name in ("backend", "versions")):
         return False  # they may decide what is traced
-    if (first := facts.get("sweep", {}).get("first")) is not None:  # the member whose fingerprint its group has
+    if (first := facts.get("fingerprint_config")) is not None:  # of the member whose fingerprint its group has
         same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
         now = engine.programs_of(same, trainer.splits).fingerprint()
     return bool(facts["fingerprint"]["evaluation"] != now["evaluation"])
@@ -193,10 +193,10 @@ def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
 
 def run_of(session: Session) -> Run:
     """Returns the run of ``session`` so far."""
-    trainer = session.trainer
+    trainer, summary = session.trainer, session.ending or summarise(session)
     path = trainer.record.path if trainer.record is not None else None
     ranking = trainer.monitored, trainer.options.higher_is_better
-    return _run(trainer.experiment.config, trainer, session.log.lines, summarise(session), path, ranking)
+    return _run(trainer.experiment.config, trainer, session.log.lines, summary, path, ranking)
 
 
 def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run:

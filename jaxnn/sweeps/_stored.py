@@ -171,8 +171,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
                 raise RecordError(
                     f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
                 )
-            configs = {line["member"]: line["config"] for line in record.read_lines(part / MEMBERS_FILE)}
-            group["first"] = configs[group["members"][0]]
+            lines = record.read_lines(part / MEMBERS_FILE)
+            group["first"] = next(line["config"] for line in lines if line["member"] == group["members"][0])
             for member in found:
                 state = engine.member_state(restored.state, like, group["members"].index(member.index))
                 path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
@@ -209,6 +209,7 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
         **{name: facts[name] for name in shared},
         "status": member.status,
         "config": member.config,
+        "fingerprint_config": group["first"],
         "member": member.index,
         "options": options | {"devices": None, "strategy": "auto", "mesh": None},
         "steps_per_call": group["steps_per_call"],
@@ -221,5 +222,5 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
         "precision": group["precision"],
         "implementations": group["implementations"],
         "layout": SINGLE_DEVICE.as_json(),
-        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"], "first": group["first"]},
+        "sweep": {"vmap_size": group["vmap"]["size"], "traced": group["traced"]},
     }

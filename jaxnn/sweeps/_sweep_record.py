@@ -259,10 +259,9 @@ def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None
 
 
 def _difference(before: Sequence[Any], now: Sequence[Any]) -> str:
-    """The first member whose points differ."""
     if len(now) == len(before) and all(point in now for point in before):
         return "they are in another order"
-    number = next(number for number, point in enumerate((*before, None)) if [point] != [*now[number : number + 1]])
+    number = next(n for n in range(len(before) + 1) if before[n : n + 1] != now[n : n + 1])
     old, new = (show_point(points[number]) if number < len(points) else "none" for points in (before, now))
     return f"member {number} is {old} there, {new} here"
 
