@@ -35,8 +35,8 @@ def test_inner_spans_pause_outer_ones() -> None:
     with clock.span("evaluation"), clock.span("evaluation"):
         time.seconds += 32.0
         assert clock.seconds["evaluation"] == 34.0
-    # compute 1 + 8, evaluation 2 + 32, checkpoint 4; together 63 - 16.
-    assert clock.seconds == {"compute": 9.0, "evaluation": 34.0, "checkpoint": 4.0}
+    # compute 1 + 8, evaluation 2 + 32, checkpoint 4; other 16; together 63, the wall time.
+    assert clock.seconds == {"compute": 9.0, "evaluation": 34.0, "checkpoint": 4.0, "other": 16.0}
     assert clock.current == (None, None, 163.0)
 
 

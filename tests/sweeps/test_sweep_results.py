@@ -241,12 +241,12 @@ def test_groups_have_mean_deviation_and_interval(grid: Sweep, tmp_path: Path) ->
     assert by_seed.by == ("seed",) and [row.members for row in by_seed.rows] == [(0, 3), (1, 4), (2, 5)]
     assert list(by_seed.rows[0].metrics) == ["test_accuracy"]
     assert len(grid.group(["learning_rate", "seed"]).rows) == 6
-    assert [row.n for row in grid.group("features").rows] == [5]
+    assert [row.n for row in grid.group("features").rows] == [3]
     one = grid.group(("seed", "learning_rate")).rows[0].metrics["test_loss"]
     assert (one.n, one.mean) == (1, 1.0) and math.isnan(one.deviation) and math.isnan(one.low)
     lines = [swept.member(index, {"model": {"dropout": rate}}, rate) for index, rate in enumerate((0.1, 0.2, 0.2))]
     dataclass_values = open_sweep(swept.write(tmp_path / "s", lines))
-    assert [row.n for row in dataclass_values.group().rows] == [1, 2]
+    assert [row.n for row in dataclass_values.group().rows] == [1, 1]
     assert numbers(dataclass_values.select(**{"model.dropout": 0.2})) == [1, 2]
 
 
@@ -288,6 +288,7 @@ def test_summary_has_axes_throughput_best_and_errors(grid: Sweep) -> None:
         "time           2.50 s, 1 program compiled",
         "best           member 3 (learning_rate 0.1, seed 0), by the lowest final test_loss: train_loss 0.25, "
         "test_loss 0.5, test_accuracy 0.95",
+        "diverged       member 5 (learning_rate 0.1, seed 2)",
         f"record         {grid.dir}",
     ]
     assert "<td" in grid._repr_html_() and "5 finished, 1 diverged" in grid._repr_html_()
@@ -321,7 +322,7 @@ def test_groups_are_shown_with_the_decimals_of_their_deviation(grid: Sweep, tmp_
         "0.01           3  0         2.0 ± 1.0 (1.0 to 3.0)",
         "0.1            2  1         0.60 ± 0.14 (0.50 to 0.70)",
         "mean ± standard deviation (95 % bootstrap interval of the mean)",
-        "With fewer than 5 members it is their range, which holds the mean less often.",
+        "With fewer than 5 seeds it is their range, which holds the mean less often.",
     ]
     assert "<th" in grid.group()._repr_html_() and "0.60 ± 0.14" in grid.group()._repr_html_()
     smallest = swept.sweep(tmp_path / "s", {(0,): 1e-7, (1,): 3e-7}, "seed")
