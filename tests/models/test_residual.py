@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import Bottleneck, MobileNetV2, ResNet, ResNetBlock
+from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from tests import draws
 
 IMAGES = draws.normal(1, 2, 17, 12, 3)
@@ -111,12 +111,6 @@ def test_an_image_is_halved_five_times(make: Callable[[], linen.Module]) -> None
     assert logits.shape == (1, 1000)
 
 
-@pytest.mark.parametrize(("shape", "project"), [((1, 1, 1, 3), True), ((2, 5, 4, 1), False)])
-def test_images_of_any_size(shape: tuple[int, ...], project: bool) -> None:
-    init = partial(ResNet(4, num_blocks=(1, 1, 1), features=2, project=project).init_with_output, jax.random.key(0))
-    assert jax.eval_shape(init, jnp.ones(shape))[0].shape == (shape[0], 4)
-
-
 def test_a_block_is_any_module_with_the_same_call() -> None:
     class Plain(linen.Module):
         features: int
@@ -128,6 +122,4 @@ def test_a_block_is_any_module_with_the_same_call() -> None:
             return linen.Conv(self.features, (1, 1), (self.strides, self.strides))(x)
 
     params = jax.eval_shape(ResNet(3, **SIZES, block=Plain).init, jax.random.key(0), IMAGES)["params"]
-    assert set(params) == {"Conv_0", "BatchNorm_0", "Plain_0", "Plain_1", "Plain_2", "Dense_0"}
     assert params["Plain_2"]["Conv_0"]["kernel"].shape == (1, 1, 8, 8)
-    assert ResNet(3) == ResNet(3, block=ResNetBlock, stem="cifar")
