@@ -1,6 +1,5 @@
 """The benchmark harness: timer, statistics, cases that cannot be measured, results of several machines, the command."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -42,15 +41,11 @@ def test_interleaved_rotates_contenders_and_stops_when_the_median_is_precise() -
 
 
 def test_the_first_call_is_not_timed() -> None:
-    calls: list[int] = []
-
-    def begin() -> Callable[[], object]:
-        calls.append(-1)
-        return lambda: calls.append(1)
-
+    call = Mock()
+    begin = Mock(return_value=call)
     (row,) = measured_rows(Case("cpu", {"size": 1}, begin), rounds=2, seconds=0.0)
-    assert calls == [-1, 1, 1, 1, 1]  # prepared, compiled, once for the estimate, and two rounds
-    assert row.what == {"size": 1} and len(row.seconds) == 2
+    assert row.what == {"size": 1} and len(row.seconds) == 2 and begin.call_count == 1
+    assert call.call_count == 4, "to compile, once for the estimate, and two rounds"
     own = Case("cpu", {"size": 1}, lambda: (lambda: None, 7.0, {"form": "loop"}), observe=lambda: {"loss": 1.0})
     row = measured_rows(own)[0]
     assert row.work == 7.0 and row.observed == {"form": "loop", "loss": 1.0}

@@ -125,7 +125,6 @@ DROPPED: list[tuple[linen.Module, jax.ShapeDtypeStruct, list[tuple[int, ...]]]] 
     (MLP((4, 2, 3), dropout=0.5), IMAGE, [(1, 4), (1, 2)]),
     # What is pooled, then dense layers.
     (SMALL_CNN, IMAGE, [(1, 6, 6, 4), (1, 3, 3, 6), (1, 8)]),
-    (CNN(3, blocks=((4,),), dense=(), dropout=0.5), IMAGE, [(1, 6, 6, 4)]),
     (MOBILENET, IMAGE, [(1, 6)]),
     (Classifier(2, **SIZES, dropout=0.5), TEXT, [(1, 3)]),
     # Before each layer and the logits; time comes first.
