@@ -32,8 +32,9 @@ def test_interleaved_rotates_contenders_and_stops_when_the_median_is_precise() -
     assert jn.bench.interleaved(measures, rounds=3) == {name: (1.0, 1.0, 1.0) for name in "abc"}
     assert "".join(order) == "abcbcacab"
     values = iter([1.0, 2.0, 0.5, *[1.0] * 40])
-    # The 95 % interval of the median of n values is 1.0 to 1.0 once three of 1.0 are on either side.
-    assert 6 < len(jn.bench.interleaved({"a": lambda: next(values)}, rounds=3, precision=0.01)["a"]) < 30
+    # The 95 % interval of the median of 9 values is that of the 2nd to the 8th.
+    assert len(jn.bench.interleaved({"a": lambda: next(values)}, rounds=3, precision=0.01)["a"]) == 9
+    assert len(jn.bench.interleaved({"a": lambda: 1.0}, rounds=3, precision=0.01)["a"]) == 3
     assert len(jn.bench.interleaved({"a": iter(range(1, 100)).__next__}, rounds=3, precision=0.01)["a"]) == 50
     # Conover (1999): of 10 values the 2nd and 9th contain the median with 97.9 %.
     assert jn.bench.median_interval([float(value) for value in range(1, 11)]) == (2.0, 9.0)
