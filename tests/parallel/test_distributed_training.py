@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,7 +20,6 @@ from jaxnn.models import MLP
 from jaxnn.run import RESUMABLE
 from tests import processes, several, tiny
 from tests.processes import Started, free_port, started
-from tests.tiny import assert_bitwise_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -104,7 +104,7 @@ def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_
     run(2, *flags, "--num-steps", stopped + 20, "--resume", path)
     run(2, *flags, "--num-steps", stopped + 20, "--run-dir", undisturbed)
     assert reported(path) == reported(undisturbed)
-    assert_bitwise_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
+    chex.assert_trees_all_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
 
 
 def test_lost_process_ends_the_others_and_the_last_checkpoint_is_complete(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
 
@@ -361,7 +362,7 @@ def test_exported_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
     sweep = jn.open_sweep(swept.write(path, [line]), experiment)
     run = sweep.run(sweep.members[0])
     assert sweep.run(7).dir == run.dir and run.summary.status == "finished" and run.monitor == "test_accuracy"
-    tiny.assert_bitwise_equal(run.state.params, alone.state.params)
+    chex.assert_trees_all_equal(run.state.params, alone.state.params)
     assert run.experiment.config == tiny.Config(learning_rate=0.25, seed=1)
     assert run.summary.compilations == alone.summary.compilations, "the summary is that of the recorded run"
     assert run.evaluate() == pytest.approx({"loss": alone.final["test_loss"], "accuracy": alone.final["test_accuracy"]})
