@@ -27,7 +27,6 @@ SECONDS = 150
 
 
 def starting(count: int, *flags: object, devices: int = 1) -> contextlib.AbstractContextManager[Started]:
-    """The experiment in ``count`` processes of ``devices`` devices each."""
     where = ("--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", count, "--start-timeout", 60)
     command = [sys.executable, several.__file__, devices, *several.FLAGS, *where, *flags]
     return started([[*command, "--process-id", rank] for rank in range(count)])
@@ -83,11 +82,8 @@ def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_
     assert [line["step"] for line in lines] == [*range(5, 81, 5)]
     for line, wanted in zip(lines, expected, strict=True):
         assert line == pytest.approx({name: wanted[name] for name in line}, rel=1e-4), line["step"]
-    assert [resumed["changed"][0] for resumed in tiny.read(path)["resumed"]] == [
-        "the layout fsdp data=2 → pmap data=4",
-        "the layout pmap data=4 → fsdp data=4",
-        "the layout fsdp data=4 → data data=2",
-    ]
+    layouts = [resumed["changed"][0].removeprefix("the layout ") for resumed in tiny.read(path)["resumed"]]
+    assert layouts == ["fsdp data=2 → pmap data=4", "pmap data=4 → fsdp data=4", "fsdp data=4 → data data=2"]
 
 
 def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_path: Path) -> None:
@@ -107,30 +103,15 @@ def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_
     chex.assert_trees_all_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
 
 
-def test_lost_process_ends_the_others_and_the_last_checkpoint_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with starting(2, "--strategy", "fsdp", "--num-steps", 40_000, "--run-dir", path) as running:
-        wait_for_checkpoint(path, 40)
-        running.signal(0, signal.SIGKILL)
-        survivor = running.finish(60)[1]
-    assert survivor.status == RESUMABLE and "Traceback" not in survivor.err, survivor
-    assert "process 0" in survivor.err and f"--resume {path}" in survivor.err
-    newest = steps_of(path)[-1]
-    assert newest >= 40 and int(jn.load_checkpoint(path)["step"]) == newest
-
-
 # What differs in process 1, as a field of the experiment.
 DIFFERENCES = {
     "learning_rate": "config=tiny.Config(learning_rate=0.2, num_steps=60)",
     "the program of a step": "optimizer=lambda config: optax.adam(0.02)",
-    "the order or augmentation of the data": "data=lambda _: jn.data.with_augmentation(tiny.splits(), lambda _, x: -x)",
-    "the evaluation": "task=lambda _: CLASSES._replace(derive_metrics=lambda m: m | {'doubled': 2 * m['loss']})",
     "the data": "data=lambda _: jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))",
 }
 FIT = """
 import dataclasses, optax
 from tests import several, tiny
-CLASSES = jn.tasks.classification(several.MODEL)
 
 def fit(**other):
     mine = dataclasses.replace(several.experiment, **other if rank else {})
@@ -199,12 +180,9 @@ def test_two_processes_save_one_state_and_report_the_same_errors(tmp_path: Path)
         assert file.startswith(f"RecordError: {tmp_path}/file/state cannot be written (File exists): check that the")
         assert f"cannot save a.b to {tmp_path}/new: it is only on devices of process {rank}; shard or" in local
         assert late.startswith(f"RecordError: {tmp_path}/late cannot be written (No space left on device): free disk")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "file"]
-    found = jn.load_checkpoint(tmp_path / "1")
-    np.testing.assert_array_equal(found["sharded"], [1, 2, 3, 4])
-    np.testing.assert_array_equal(found["same"], [1, 1])
-    np.testing.assert_array_equal(found["host"], [1, 1, 1])
-    assert found["number"] == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "file"}
+    saved = {name: np.asarray(value).tolist() for name, value in jn.load_checkpoint(tmp_path / "1").items()}
+    assert saved == {"sharded": [1, 2, 3, 4], "same": [1, 1], "host": [1, 1, 1], "number": 1}
 
 
 # --- streamed data ---
