@@ -42,15 +42,13 @@ def write(path, data):
     return path
 
 
-@pytest.mark.parametrize(
-    ("code", "dtype"), ((0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8"))
-)
-def test_idx_is_big_endian_in_the_file_and_native_in_memory(tmp_path, code, dtype):
-    expected = np.array([[[1, 2], [3, 100]]], dtype) - np.array(0 if dtype == "u1" else 5, dtype)
-    for name in ("a.gz", "a"):
-        array = read_idx(str(write(tmp_path / name, idx_bytes(expected, code))), 3)
-        assert array.dtype == np.dtype(dtype)
-        np.testing.assert_array_equal(array, expected)
+def test_idx_is_big_endian_in_the_file_and_native_in_memory(tmp_path):
+    for code, dtype in ((0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8")):
+        expected = np.array([[[1, 2], [3, 100]]], dtype) - np.array(0 if dtype == "u1" else 5, dtype)
+        for name in ("a.gz", "a"):
+            array = read_idx(str(write(tmp_path / name, idx_bytes(expected, code))), 3)
+            assert array.dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(array, expected)
 
 
 GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
@@ -66,7 +64,6 @@ GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
         (GOOD[:-1], 3, "should have 24 bytes .* but has 23"),
         (GOOD + b"\0", 3, "should have 24 bytes .* but has more"),
         (header(20, 2**15, 2**15) + b"abc", None, "should have .* but has 3|would decompress to"),
-        (header(1000) + bytes(10_000_000), None, "should have .* but has more"),
         (header(0, *[2**32 - 1] * 3), None, "impossible shape"),
     ),
 )
@@ -124,8 +121,8 @@ def write_folder(root, **changed):
     return root / FOLDER
 
 
-def write_archive(root, leave_out=(), first=b"", zeros=0):
-    """Writes the archive, with headers ``first`` and then ``zeros`` MiB at its start."""
+def write_archive(root, leave_out=(), first=b""):
+    """Writes the archive, with headers ``first`` at its start."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as file:
         for name, batch in BATCHES.items():
@@ -135,9 +132,7 @@ def write_archive(root, leave_out=(), first=b"", zeros=0):
                 member.size = len(data)
                 file.addfile(member, io.BytesIO(data))
     # A gzip file may have several parts.
-    parts = (first, *[bytes(1 << 20)] * zeros, stream.getvalue())
-    compressed = {part: gzip.compress(part) for part in {*parts}}
-    (root / ARCHIVE).write_bytes(b"".join(compressed[part] for part in parts))
+    (root / ARCHIVE).write_bytes(gzip.compress(first) + gzip.compress(stream.getvalue()))
     return root / ARCHIVE
 
 
@@ -171,21 +166,13 @@ def member(name, size=0, kind=tarfile.REGTYPE, target=""):
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-def sparse(name, size):
-    """A member of ``size`` bytes, none of which are in the archive."""
-    buffer = bytearray(member(name, 0, tarfile.GNUTYPE_SPARSE))
-    buffer[483:495] = b"%011o\0" % size
-    buffer[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(buffer))[0]
-    return bytes(buffer)
-
-
 def enlarge(root):
     with open(write_folder(root) / "data_batch_4.bin", "wb") as file:
         file.truncate(8 << 30)  # sparse: it takes no space
 
 
-def archive(*first, zeros=0):
-    return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)), zeros)
+def archive(*first):
+    return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)))
 
 
 PLANES = np.zeros((2, 3072), np.uint8)
@@ -201,9 +188,6 @@ PLANES = np.zeros((2, 3072), np.uint8)
         (archive(), rf"{ARCHIVE} does not have data_batch_1\.bin"),
         (lambda root: os.truncate(write_archive(root), 30_000), rf"{ARCHIVE} is truncated or damaged"),
         (archive(member("data_batch_1.bin", 8 << 30)), "decompresses to over"),
-        (archive(member("other", 200 << 20), zeros=300), "decompresses to over"),
-        (archive(sparse("data_batch_1.bin", 1 << 27)), "a link or the like at data_batch_1"),
-        (archive(member("pax", 8 << 30, tarfile.XHDTYPE)), "truncated or damaged"),
         # With a negative size the next header would be this one, forever.
         (archive(member("other", -512)), "truncated or damaged"),
         (archive(member("../evil", kind=tarfile.DIRTYPE)), r"would be outside of it, '\.\./evil'"),

@@ -28,20 +28,16 @@ def test_columns_are_joined_and_labels_ordered_by_number(tmp_path: Path) -> None
     splits = read_csv(path, SHORT, **{**PLACES, "text": (1, 2)})
     assert texts(splits) == ["up two big gains", "match won", "oil over two lines"]  # the last four words of each
     assert (splits.name, splits.class_names) == ("news", ("3", "10"))
-    np.testing.assert_array_equal(splits.train.targets, [0, 1, 0])
-    assert list(splits.named()) == ["train"]
-    long = "a " * 70_000 + "word"
-    splits = read_csv(write(tmp_path, f'1,"{long}"\n01,other\n2,two\n10,ten\n'), SHORT, **PLACES)
-    assert splits.class_names == ("01", "1", "2", "10")
-    assert texts(splits)[0].endswith("word")
+    assert list(splits.named()) == ["train"] and splits.train.targets.tolist() == [0, 1, 0]
+    splits = read_csv(write(tmp_path, f'1,"{"a " * 70_000}word"\n01,other\n2,two\n10,ten\n'), SHORT, **PLACES)
+    assert splits.class_names == ("01", "1", "2", "10") and texts(splits)[0].endswith("word")
 
 
 def test_a_header_names_columns(tmp_path: Path) -> None:
     path = write(tmp_path, "\ufeffkind,words\nham,so long\n\nspam , buy now\nham,hi\n")
     splits = read_csv(path, SHORT, text="words", label="kind")
-    assert texts(splits) == ["so long", "buy now", "hi"]
-    assert splits.class_names == ("ham", "spam")
-    np.testing.assert_array_equal(splits.train.targets, [0, 1, 0])
+    assert texts(splits) == ["so long", "buy now", "hi"] and splits.class_names == ("ham", "spam")
+    assert splits.train.targets.tolist() == [0, 1, 0]
 
 
 def test_without_quoting_a_quotation_mark_is_a_character(tmp_path: Path) -> None:
@@ -71,7 +67,7 @@ def test_fractions_are_random_by_seed_and_disjoint(tmp_path: Path) -> None:
 def test_other_splits_may_be_other_tables(tmp_path: Path) -> None:
     train = write(tmp_path, "b,one two\na,two\n", "train.csv")
     splits: Any = read_csv(train, SHORT, test=write(tmp_path, "a,two three\n"), **PLACES)
-    np.testing.assert_array_equal(splits.test.examples.inputs, [[2, 1, 0, 0]])
+    assert splits.test.examples.inputs.tolist() == [[2, 1, 0, 0]]
     assert (splits.test.targets.tolist(), splits.train.targets.tolist()) == ([0], [1, 0])
 
 
@@ -82,16 +78,13 @@ ROWS = "kind,words\nham,so long\nspam,buy\n"
     ("content", "options", "message"),
     [
         ("", {}, "news.csv has no row: give"),
-        ("kind,words\n", {}, "news.csv has no row below its header"),
         (ROWS + "ham\n", {}, "line 4 of .*news.csv has 1 columns, but the first row has 2"),
-        (ROWS + '"a\nb",c\nham,so,long\n', {}, "line 6 of .*news.csv has 3 columns"),
         (ROWS + " ,so\n", {}, "line 4 of .*news.csv has no label"),
         (ROWS + "ham, \n", {}, r"line 4 of .*news.csv has no text"),
         (ROWS + 'ham,"so\nham,x\n', {}, r"the row that starts in line 4 of .*news.csv is .*quoting=False"),
         (ROWS, {"label": "kin"}, "has no column 'kin': did you mean 'kind'"),
         (ROWS, {"text": (1, 2)}, "has no column 1: .*Known are 'kind', 'words'; .*header=False"),
         (ROWS, {"header": False}, "has no column 'words': with header=False, columns are 0 to 1"),
-        (ROWS, {"header": False, "text": 2}, "has no column 2"),
         (ROWS, {"text": ()}, "text is empty"),
         (ROWS, {"test": 1.0}, "test must be a fraction of the examples, at least 0 and below 1, not 1.0"),
         (ROWS, {"test": 0.5, "validation": 0.5}, "1 for test and 1 for validation leaves none of 2 examples"),
