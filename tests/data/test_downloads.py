@@ -87,9 +87,6 @@ def test_missing_data_sets_say_how_to_get_them(load, message, tmp_path, monkeypa
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with pytest.raises(DataError, match=message):
         load(data_dir=tmp_path)
-    # A name that the system refuses.
-    with pytest.raises(DataError, match="cannot be read: File name too long"):
-        load(data_dir=tmp_path / ("x" * 300))
 
 
 def test_data_dir_is_the_argument_else_the_environment_else_a_cache(monkeypatch, tmp_path):
@@ -99,6 +96,5 @@ def test_data_dir_is_the_argument_else_the_environment_else_a_cache(monkeypatch,
     monkeypatch.delenv("JAXNN_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_dir().name == "jaxnn"
-    assert tmp_path in data_dir().parents
+    assert data_dir().name == "jaxnn" and tmp_path in data_dir().parents
     assert data_dir("~/sets") == tmp_path / "sets"

@@ -76,12 +76,11 @@ def test_damaged_idx_files_raise_in_bounded_memory(tmp_path, name, data, num_axe
 
 def test_damaged_gzip_and_missing_files_raise(tmp_path):
     data = gzip.compress(idx_bytes(np.random.default_rng(0).integers(0, 256, (2, 30, 40), dtype=np.uint8)))
-    path = tmp_path / "a.gz"
     # The last eight bytes hold the checksum and the length.
-    for damaged, why in ((GOOD, "Not a gzipped"), (data[:999], "Compressed file ended"), (data[:-8] + b"\0" * 8, "")):
-        path.write_bytes(damaged)
+    for damaged, why in ((GOOD, "Not a gzipped"), (data[:-9], "Compressed file ended"), (data[:-8] + b"\0" * 8, "")):
+        (tmp_path / "a.gz").write_bytes(damaged)
         with pytest.raises(DataError, match=rf"a\.gz cannot be decompressed \({why}"):
-            read_idx(path)
+            read_idx(tmp_path / "a.gz")
     with pytest.raises(DataError, match=r"no\.gz cannot be read: No such file"):
         read_idx(tmp_path / "no.gz")
 
@@ -95,10 +94,8 @@ def test_four_idx_files_become_splits(tmp_path, load):
         write(folder / f"{split}-labels-idx1-ubyte.gz", idx_bytes(np.arange(count, dtype=np.uint8)))
     splits = load(tmp_path, num_validation=2)
     assert splits.train.examples.inputs.shape == (4, 28, 28, 1)
-    np.testing.assert_array_equal(splits.validation.targets, [4, 5])
-    np.testing.assert_array_equal(splits.validation.examples.inputs[:, 5, 5, 0], [4, 5])
-    np.testing.assert_array_equal(splits.test.targets, [0, 1, 2, 3])
-    assert load(tmp_path).validation is None
+    assert splits.validation.targets.tolist() == splits.validation.examples.inputs[:, 5, 5, 0].tolist() == [4, 5]
+    assert splits.test.targets.tolist() == [0, 1, 2, 3] and load(tmp_path).validation is None
     write(folder / "t10k-labels-idx1-ubyte.gz", idx_bytes(np.array([0, 10, 0, 0], np.uint8)))
     with pytest.raises(DataError, match="label 10 of example 1 in test"):
         load(tmp_path)
@@ -137,7 +134,6 @@ def write_archive(root, leave_out=(), first=b""):
 
 
 def check_complete(splits):
-    """Compares with the batches, pixel by pixel, from the layout's definition."""
     assert splits.train.targets.tolist() == [label for name in TRAIN for label in BATCHES[name][1]]
     planes, labels = BATCHES["test_batch"]
     assert splits.test.targets.tolist() == labels.tolist()
@@ -151,9 +147,7 @@ def check_complete(splits):
 @pytest.mark.parametrize(("write_files", "below"), ((write_folder, "cifar10"), (write_archive, ".")))
 def test_cifar_is_the_same_from_folder_and_archive(tmp_path, write_files, below):
     write_files(tmp_path / below)
-    before = list(tmp_path.rglob("*"))
     check_complete(cifar10(tmp_path))
-    assert list(tmp_path.rglob("*")) == before
     splits = cifar10(tmp_path, num_validation=3)
     labels = [*BATCHES["data_batch_4"][1][-1:], *BATCHES["data_batch_5"][1]]
     assert (splits.validation.targets.tolist(), splits.train.num_examples) == (labels, 7)
@@ -201,11 +195,6 @@ def test_damaged_and_hostile_cifar_files_raise_in_bounded_memory(tmp_path, write
     assert str(tmp_path) in str(caught.value)
 
 
-class Hostile:
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
 def test_pickles_are_refused_and_can_be_converted(tmp_path):
     for name, (planes, labels) in BATCHES.items():
         content = {b"data": planes, b"labels": labels.tolist()}
@@ -214,6 +203,6 @@ def test_pickles_are_refused_and_can_be_converted(tmp_path):
         cifar10(tmp_path)
     convert_cifar.convert(tmp_path / "cifar-10-batches-py")
     check_complete(cifar10(tmp_path))
-    write(tmp_path / "data_batch_1", pickle.dumps(Hostile()))
+    write(tmp_path / "data_batch_1", pickle.dumps(os.system))
     with pytest.raises(pickle.UnpicklingError, match="system is not part of CIFAR"):
         convert_cifar.convert(tmp_path)

@@ -1,7 +1,6 @@
 """Labelled texts: lists, folders and IMDb's archive become ids of the training vocabulary; bad input raises."""
 
 import dataclasses
-import gzip
 import io
 import os
 import pathlib
@@ -92,11 +91,9 @@ def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pyt
     # Other and hidden files are ignored.
     ignored = {"train/neg/a.md": "x", "train/neg/._a.txt": "x", "train/.cache/a.txt": "x"}
     root, listed = write_folder(tmp_path / "films", REVIEWS | ignored), pathlib.Path.iterdir
-    for reverse in (False, True):
-        in_order = lambda path, reverse=reverse: iter(sorted(listed(path), reverse=reverse))  # noqa: E731
-        monkeypatch.setattr(pathlib.Path, "iterdir", in_order)
-        check(splits := text_folder(root, SHORT))
-        assert splits.name == "films"
+    monkeypatch.setattr(pathlib.Path, "iterdir", lambda path: iter(sorted(listed(path), reverse=True)))
+    check(splits := text_folder(root, SHORT))
+    assert splits.name == "films"
 
 
 @pytest.mark.parametrize("name", ["val", "validation"])
@@ -149,16 +146,14 @@ def test_validation_reviews_do_not_enter_the_vocabulary(tmp_path: Path) -> None:
     assert vocabulary(again).tokens == vocabulary(splits).tokens != vocabulary(other).tokens
 
 
-def change_one_byte(path: Path) -> None:
-    """Writes an archive, without compression, in which only the checksum shows the damage."""
-    data = gzip.decompress(write_archive(path).read_bytes())
-    path.write_bytes(gzip.compress(data.replace(b"good film", b"good fill"), 0).replace(b"good fill", b"good film"))
+def truncate(path: Path) -> None:
+    os.truncate(write_archive(path), 200)
 
 
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (change_one_byte, r"is truncated or damaged \(CRC check failed"),
+        (truncate, r"is truncated or damaged"),
         (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[3]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
         (lambda path: write_archive(path, {NAMES[0]: "a\udcffb"}), "is not UTF-8 text .*at byte 1"),
     ],
@@ -174,6 +169,5 @@ def test_real_reviews(data_dir: Path) -> None:
     splits: Any = imdb(Tokenizer(ngrams=2, length=400, pad="start"), data_dir=data_dir)
     assert repr(splits) == "Splits(imdb: 25,000 train, 25,000 test, inputs int32 [400], 2 classes)"
     known = vocabulary(splits)
-    assert known.tokens[2:8] == ("the", "and", "a", "of", "to", "is")
     # Keras's example says 1.2 million.
     assert (len(known.tokens), len(known)) == (20_000, 1_203_034) and splits.train.examples.inputs.max() == 1_203_033
