@@ -140,8 +140,7 @@ def test_wrong_devices_are_named_before_data_are_read(
 
 def test_axes_that_shard_nothing_are_refused(tmp_path: Path) -> None:
     for mesh in ("data=2,modle=2", "model=2"):
-        words = "mod.*=2, and nothing is (split|sharded) .*mod.* no axis of its own, .* over data"
-        with pytest.raises(jn.ConfigError, match=words):
+        with pytest.raises(jn.ConfigError, match="mod.*=2, and nothing is (split|sharded) .*mod.* over data"):
             tiny.fit(tiny.experiment(), tmp_path / "run", mesh=mesh)
     assert not (tmp_path / "run").exists()
 
@@ -231,10 +230,7 @@ def along_data(mesh: Mesh, leaf: Any) -> NamedSharding:
     ("call", "words"),
     [
         (lambda: find_strategy("nowhere:mine"), "'nowhere:mine', .*No module named 'nowhere'"),
-        (lambda: find_strategy("math:mine"), "module 'math' has no attribute 'mine'"),
-        (lambda: find_strategy(":mine"), "must be MODULE:NAME"),
         (lambda: find_strategy("math:pi"), "'math:pi', of type float: .* jaxnn.parallel.Strategy"),
-        (lambda: layout(wrap=None), "wrap of strategy zero1 is None: it must be a function"),
         (lambda: layout(axis_name="batch"), "axis_name of strategy zero1 is 'batch': .* 'data' or None"),
         (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
         (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),

@@ -121,10 +121,10 @@ def send(port: int, content: bytes) -> None:
             pass
 
 
-def greet(port: int, secret: str, count: int = 2, host: str = "node", kind: str = "join") -> bytes:
+def greet(port: int, secret: str, kind: str) -> bytes:
     """Greets as a process would; the answer of process 0."""
-    message = {"kind": kind, "rank": 1, "host": host}
-    message["greeting"] = {"--num-processes": count, "jax": jax.__version__}
+    greeting = {"--num-processes": 2, "jax": jax.__version__}
+    message = {"kind": kind, "rank": 1, "host": "node", "greeting": greeting}
     with connect(port) as client, client.makefile("rb") as lines, contextlib.suppress(OSError):
         signed = json.dumps([json.loads(lines.readline())["nonce"], message], sort_keys=True).encode()
         proof = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
@@ -151,7 +151,7 @@ def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.Monkey
         for content in GARBAGE:
             send(port, content)
         for kind in ("join", "jax"):
-            assert greet(port, "guessed", count=7, kind=kind) == b""
+            assert greet(port, "guessed", kind) == b""
         hanging = [stack.enter_context(connect(port)) for _ in range(200)]
         for connection in hanging[:100]:  # as many hold a place until they time out
             connection.close()
@@ -166,17 +166,6 @@ def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.Monkey
                 time.sleep(0.01)
         for link in found:
             link.leave()
-
-
-def test_greetings_are_printed_without_control_characters() -> None:
-    port = free_port()
-    with links(0, port=port) as found, ThreadPoolExecutor() as pool:
-        first = pool.submit(found[0].join)
-        answer = greet(port, "", count=3, host="\x1b[2J\x07node\r\n\u202eevil" * 100)
-        assert b"refused" in answer
-        with pytest.raises(jn.ConfigError, match="with --num-processes 3") as caught:
-            first.result()
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
 
 
 def test_process_with_another_secret_is_not_admitted() -> None:
