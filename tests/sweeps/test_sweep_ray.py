@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-import time
 import types
 import warnings
 from collections.abc import Iterator
@@ -143,26 +141,6 @@ def test_killed_worker_is_replaced_and_its_shard_continues(cluster: Any, tmp_pat
     least, most = sorted(tiny.read(path, "sweep.json")["summary"]["member_steps"] for path in shards)
     # The worker that took over did not start from the beginning.
     assert most == 4_000 and 0 < least < 4_000 and len(found.lines) == 4 * 400
-
-
-@pytest.mark.slow
-def test_interrupted_sweep_on_ray_resumes(cluster: Any, tmp_path: Path) -> None:
-    path, experiment, points = tmp_path / "swept", tiny.experiment(num_steps=3_000), FOUR
-
-    def interrupt() -> None:
-        while len(list(path.glob("shards/*/metrics.jsonl"))) < 2:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    watching = threading.Thread(target=interrupt)
-    watching.start()
-    stopped = sweep(experiment, points, run_dir=path, steps_per_call=1)
-    watching.join()
-    assert stopped.status == "interrupted" and 0 < sum(member.step for member in stopped.members) < 4 * 3_000
-    # As many shards as before, whatever the number of workers.
-    resumed = sweep(experiment, points, resume=path, num_workers=1)
-    assert len(list(path.glob("shards/*"))) == 2
-    assert_equal(resumed, jn.sweep(experiment, points, record=False, **HOW))
 
 
 SCRIPT = '''
