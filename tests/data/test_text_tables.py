@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from jaxnn.data import Tokenizer, ag_news, read_csv, read_tsv, sms_spam, vocabulary
+from jaxnn.data import Tokenizer, read_csv, read_tsv, vocabulary
 from jaxnn.types import DataError
 
 SHORT = Tokenizer(length=4)
@@ -98,12 +97,3 @@ def test_bad_tables_raise(content: str, options: dict[str, Any], message: str, t
     paths = {key: tmp_path / value for key, value in options.items() if str(value).endswith(".csv")}
     with pytest.raises(DataError, match=message):
         read_csv(tmp_path / "news.csv", SHORT, **{"text": "words", "label": "kind", **options, **paths})
-
-
-def test_real_news_and_messages(data_dir: Path) -> None:
-    news = ag_news(test=0.0, data_dir=data_dir)
-    assert texts(news)[0].startswith("fears for t n pension after talks unions representing workers at turner newall")
-    assert news.class_names[news.train.targets[0]] == "Business" and news.train.num_examples == 7_600
-    messages = sms_spam(Tokenizer(length=20, keep="start"), test=0.0, data_dir=data_dir)
-    assert np.bincount(messages.train.targets).tolist() == [5_574 - 747, 747]
-    assert messages.class_names == ("ham", "spam") and messages.train.targets[2] == 1

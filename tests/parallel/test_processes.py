@@ -305,20 +305,17 @@ def environment(commands: Path, **variables: str) -> dict[str, str]:
     return {"PATH": path, "RUN_DIR": run_dir, "SCRIPT": str(commands / "joins.py"), "JAX_PLATFORMS": "cpu", **variables}
 
 
-def finish(command: list[object], **variables: str) -> processes.Done:
-    with processes.started([command], **variables) as running:
-        return running.finish()[0]
-
-
 @pytest.mark.slow
 def test_slurm_script_starts_a_run_and_requeues_it_if_interrupted(commands: Path) -> None:
     port = processes.free_port(61440, 65535)
     variables = environment(commands, **cluster("slurm", port, 0, 2), SLURM_CPUS_PER_TASK="4")
-    done = finish(["docs/slurm_run.sh", "--num-steps", 7, "--seed", 75], **variables)
+    with processes.started([["docs/slurm_run.sh", "--num-steps", 7, "--seed", 75]], **variables) as running:
+        (done,) = running.finish()
     assert done.status == 75, done
     assert done.out.count(f"None {commands / 'a run'} 7 2 ok\n") == 2
     assert f"scontrol requeue {port - 61440}" in done.out
-    done = finish(["docs/slurm_run.sh"], **variables, STATUS="2")
+    with processes.started([["docs/slurm_run.sh"]], **variables, STATUS="2") as running:
+        (done,) = running.finish()
     assert done.status == 2 and "scontrol" not in done.out
 
 
