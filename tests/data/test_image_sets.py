@@ -160,6 +160,14 @@ def member(name, size=0, kind=tarfile.REGTYPE, target=""):
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
+def sparse(name, size):
+    """A member of ``size`` bytes, none of which are in the archive."""
+    buffer = bytearray(member(name, 0, tarfile.GNUTYPE_SPARSE))
+    buffer[483:495] = b"%011o\0" % size
+    buffer[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(buffer))[0]
+    return bytes(buffer)
+
+
 def enlarge(root):
     with open(write_folder(root) / "data_batch_4.bin", "wb") as file:
         file.truncate(8 << 30)  # sparse: it takes no space
@@ -182,6 +190,7 @@ PLANES = np.zeros((2, 3072), np.uint8)
         (archive(), rf"{ARCHIVE} does not have data_batch_1\.bin"),
         (lambda root: os.truncate(write_archive(root), 30_000), rf"{ARCHIVE} is truncated or damaged"),
         (archive(member("data_batch_1.bin", 8 << 30)), "decompresses to over"),
+        (archive(sparse("data_batch_1.bin", 1 << 27)), "a link or the like at data_batch_1"),
         # With a negative size the next header would be this one, forever.
         (archive(member("other", -512)), "truncated or damaged"),
         (archive(member("../evil", kind=tarfile.DIRTYPE)), r"would be outside of it, '\.\./evil'"),

@@ -1,6 +1,7 @@
 """Labelled texts: lists, folders and IMDb's archive become ids of the training vocabulary; bad input raises."""
 
 import dataclasses
+import gzip
 import io
 import os
 import pathlib
@@ -146,14 +147,16 @@ def test_validation_reviews_do_not_enter_the_vocabulary(tmp_path: Path) -> None:
     assert vocabulary(again).tokens == vocabulary(splits).tokens != vocabulary(other).tokens
 
 
-def truncate(path: Path) -> None:
-    os.truncate(write_archive(path), 200)
+def change_one_byte(path: Path) -> None:
+    """Writes an archive, without compression, in which only the checksum shows the damage."""
+    data = gzip.decompress(write_archive(path).read_bytes())
+    path.write_bytes(gzip.compress(data.replace(b"good film", b"good fill"), 0).replace(b"good fill", b"good film"))
 
 
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (truncate, r"is truncated or damaged"),
+        (change_one_byte, r"is truncated or damaged \(CRC check failed"),
         (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[3]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
         (lambda path: write_archive(path, {NAMES[0]: "a\udcffb"}), "is not UTF-8 text .*at byte 1"),
     ],
