@@ -23,7 +23,7 @@ from jaxnn.sweeps._members import show_point
 from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest, warn
 
 # An untraceable field is reported with the user's line, not with one of the libraries it calls.
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "jaxnn")
 
 
 def with_fields(config: Any, point: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import pytest
 
 import jaxnn as jn
@@ -47,7 +48,7 @@ def test_flags_change_the_config_and_how_it_is_run(finished: jn.Run) -> None:
     facts = tiny.read(finished.dir)
     assert facts["config"]["learning_rate"] == 0.25 and facts["options"]["keep_last"] == 1
     expected = tiny.fit(tiny.experiment(learning_rate=0.25))
-    tiny.assert_bitwise_equal(finished.state.params, expected.state.params)
+    chex.assert_trees_all_equal(finished.state.params, expected.state.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
     assert re.match("error: the run in .* has learning_rate = 0.25, this experiment 0.5", error)
     longer = script("--resume", shutil.copytree(path, tmp_path / "run"), "--num-steps", 30)
     expected = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
-    tiny.assert_bitwise_equal(longer.state.params, expected.state.params)
+    chex.assert_trees_all_equal(longer.state.params, expected.state.params)
 
 
 @pytest.mark.slow
