@@ -67,7 +67,7 @@ def plan_batch_size(
     batch size  examples/s ...
     """
     with computing_on(device):
-        config, splits = experiment.config, _checked_data(experiment)
+        config, splits = experiment.config, engine.load_data(experiment)
         for size in batch_sizes or ():
             check_int("batch_size", size)
         doubled = (max(1, config.batch_size // 4) * 2**power for power in range(9))
@@ -96,15 +96,6 @@ def plan_batch_size(
     best = max(trial.per_second for trial in trials)
     smallest = next(trial.size for trial in trials if trial.per_second >= SATURATED * best)
     return BatchSizePlan(tuple(trials), smallest, note)
-
-
-def _checked_data(experiment: Experiment[Any]) -> Splits:
-    """Returns the data of the experiment, after checking that it can be run."""
-    engine.check_config(experiment.config)
-    splits = experiment.data(experiment.config)
-    engine.check_data(splits)
-    engine.check_parts(experiment)
-    return splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +214,7 @@ def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **
     """
     options = engine.with_changes(options or AdviseOptions(), changes)
     devices = first_devices(options.devices)
-    config, splits = experiment.config, _checked_data(experiment)
+    config, splits = experiment.config, engine.load_data(experiment)
     check_batch_size(splits.train, config.batch_size)
     tried = {int(config.batch_size * factor) for factor in FACTORS}
     sizes = sorted(size for size in tried if 1 <= size <= splits.train.num_examples)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import numbers
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -283,6 +285,14 @@ def check_int(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, not {value!r}.")
     return int(value)
+
+
+def warn(message: str) -> None:
+    """Warns of ``message`` at the line that called jaxnn, also through a cached property."""
+    # Python 3.12 skips no file by its full name.
+    warnings.warn(
+        message, skip_file_prefixes=(__file__.removesuffix("types.py"), functools.__file__.removesuffix(".py"))
+    )
 
 
 def suggest(word: object, known: Iterable[str]) -> str:

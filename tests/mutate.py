@@ -1,15 +1,14 @@
 """Mutation testing: changes the library in one place at a time and runs the tests that execute that place.
 
-A development tool, not a test. It never changes the working tree: everything runs in temporary copies of it::
+A development tool, not a test. Everything runs in temporary copies of the working tree::
 
     python -m tests.mutate --results mutations.json           # the same command resumes
     python -m tests.mutate --results other.json --tests-from ../other/tests
 
-First it runs every test file unmutated, in a process of its own, and records its duration, its failures, which are
-deselected from then on, and the lines of the library that it executes, in subprocesses too. Then it applies each
-mutation of `mutations.py` and runs the test files that execute the statement: first those named after the module, then
-the others of its package, then the rest, the fastest first. A mutation is killed if a test fails twice, the second
-time alone, or if pytest crashes or exceeds its time limit. To stop, interrupt the process group (Ctrl-C).
+First it runs every test file unmutated and records its duration, its failures, which are deselected from then on, and
+the lines of the library that it executes, in subprocesses too. Then it applies each mutation of `mutations.py` and runs
+the test files that execute the statement: those named after the module, then of its package, then the fastest first.
+A mutation is killed if a test fails twice, the second time alone, or if pytest crashes or exceeds its time limit.
 """
 
 import argparse
@@ -71,7 +70,7 @@ class Copy:
         self.command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={folder / 'pytest'}"]
 
     def pytest(self, *arguments: str, limit: float, **environment: str) -> tuple[int | None, list[str]]:
-        """Returns pytest's exit status, None if it took longer than ``limit`` seconds, and the ids of failed tests."""
+        """Returns pytest's exit status, None if it exceeded ``limit`` seconds, and the ids of failed tests."""
         failed = self.root / ".pytest_cache" / "v" / "cache" / "lastfailed"
         failed.unlink(missing_ok=True)
         with (self.root.parent / "log").open("wb") as log:
@@ -80,7 +79,7 @@ class Copy:
             try:
                 status = process.wait(limit)
             except subprocess.TimeoutExpired:
-                # First as by Ctrl-C: then tests end the processes that they started.
+                # As Ctrl-C does: tests end the processes that they started.
                 process.send_signal(signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(30)
@@ -93,7 +92,7 @@ class Copy:
         return status, names
 
     def profile(self, file: str, limit: float) -> dict[str, Any]:
-        """Runs a test file unmutated; returns its seconds, failed tests, and the lines that it executes by module."""
+        """Runs a test file unmutated; returns its seconds, failed tests, and executed lines by module."""
         start = time.monotonic()
         self.trace.write_text("")
         status, failed = self.pytest(file, limit=limit, MUTATE_TRACE=str(self.trace))
@@ -161,43 +160,29 @@ def sources_digest(tests: Path) -> str:
 
 
 def summary(outcomes: Sequence[dict[str, Any]]) -> str:
-    """The killed and all mutations by area; of the others, how many no test executes."""
+    """The killed and all mutations by area, and how many no test executes."""
     rows = []
     for area in (*AREAS, "all"):
         mine = [outcome for outcome in outcomes if area in ("all", outcome["area"])]
-        killers = [outcome["killer"] for outcome in mine if outcome["killer"]]
-        late, unreached = killers.count("time-out"), sum(not outcome["files"] for outcome in mine)
-        rows.append(f"{area:8} {len(killers):3}/{len(mine):<3} killed, {late} by time-out; {unreached} not executed")
+        killed, unreached = (sum(map(test, mine)) for test in (lambda o: bool(o["killer"]), lambda o: not o["files"]))
+        rows.append(f"{area:8} {killed:3}/{len(mine):<3} killed; {unreached} not executed")
     return "\n".join(rows)
-
-
-def describe(key: str, facts: dict[str, Any]) -> str:
-    """One result as text: of a mutation, or of a test file unmutated."""
-    if "mutation" not in facts:
-        return f"unmutated {key}: failed: {' '.join(facts['failed']) or 'none'} ({facts['seconds']:.0f} s)"
-    flaky = f", failed once: {' '.join(facts['flaky'])}" if facts["flaky"] else ""
-    verdict = f"killed by {facts['killer']}" if facts["killer"] else f"survived {facts['files']} test files"
-    return f"{facts['mutation']}\n         {verdict} ({facts['seconds']:.0f} s{flaky})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--results", type=Path, help="JSON file of results; those in it are not run again")
+    add("--results", type=Path, default="mutations.json", help="JSON file of results; those in it are not run again")
     add("--count", type=int, default=80, help="number of mutations over all areas")
     add("--seed", type=int, default=0, help="another seed selects other mutations")
     add("--jobs", type=int, default=1, help="number of pytest processes at a time")
-    add(
-        "--timeout", type=float, default=300, help="time limit: these seconds plus 4 times those of the unmutated tests"
-    )
+    add("--timeout", type=float, default=300, help="time limit in seconds, plus 4 times the unmutated tests")
     add("--tests-from", type=Path, default=ROOT / "tests", help="folder of tests to run instead of this tree's")
     add("--list", action="store_true", help="print the mutations and exit")
     options = parser.parse_args()
     mutations, tests = choose(ROOT, options.count, options.seed), options.tests_from
     if options.list:
         return print(*mutations, sep="\n")
-    if options.results is None:
-        parser.error("--results FILE is required without --list")
     results: dict[str, Any] = {"sources": sources_digest(tests), "profile": {}, "mutations": {}}
     if options.results.exists():
         stored = json.loads(options.results.read_text())
@@ -223,7 +208,9 @@ def main() -> None:
                 for future in concurrent.futures.as_completed(futures):
                     key = futures[future]
                     table[key] = facts = future.result()
-                    print(time.strftime("%H:%M:%S"), describe(key, facts), flush=True)
+                    print(
+                        key, json.dumps({name: value for name, value in facts.items() if name != "lines"}), flush=True
+                    )
                     partial = options.results.with_suffix(".partial")
                     partial.write_text(json.dumps(results))
                     partial.replace(options.results)

@@ -69,7 +69,7 @@ def say(*words):
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """A process that has ended: its exit status, negative for a signal, and its output."""
+    """A process that has ended."""
 
     rank: int
     status: int
@@ -114,16 +114,8 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(
-    commands: Sequence[Sequence[object]], *variables: Mapping[str, str], **environment: str
-) -> Iterator[Started]:
-    """Starts commands side by side, each in its own session; they are killed at the end if they still run.
-
-    Args:
-        commands: of each process.
-        *variables: of each process, if they differ.
-        **environment: of all processes.
-    """
+def started(commands: Sequence[Sequence[object]], **environment: str) -> Iterator[Started]:
+    """Starts commands side by side, each in its own session; they are killed at the end if they still run."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     # A process that crashes prints its stack.
     clean |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **environment}
@@ -131,9 +123,8 @@ def started(
         running = Started([], Path(folder))
         for rank, command in enumerate(commands):
             out, err = (stack.enter_context((running.folder / f"{rank}.{name}").open("wb")) for name in ("out", "err"))
-            own = clean | dict(variables[rank] if variables else {})
             line = list(map(str, command))
-            process = subprocess.Popen(line, stdout=out, stderr=err, env=own, cwd=ROOT, start_new_session=True)
+            process = subprocess.Popen(line, stdout=out, stderr=err, env=clean, cwd=ROOT, start_new_session=True)
             stack.callback(_end, process)
             running.processes.append(process)
         yield running
@@ -146,19 +137,11 @@ def start(
     devices: int = 1,
     ranks: Sequence[int] | None = None,
     flags: Mapping[str, Any] | None = None,
-    variables: Sequence[Mapping[str, str]] = (),
     **environment: str,
 ) -> contextlib.AbstractContextManager[Started]:
-    """Starts a snippet in ``count`` processes that have joined each other.
+    """Starts a snippet, with the names of ``PRELUDE``, in ``ranks`` of ``count`` processes, default all, which join.
 
-    Args:
-        code: runs in each process once it has joined, with the names of ``PRELUDE``.
-        count: number of processes of the run.
-        devices: number of CPU devices of each.
-        ranks: the processes to start; default: all.
-        flags: further fields of ``ClusterOptions``.
-        variables: of each process, if they differ.
-        **environment: variables of all.
+    Each has ``devices`` CPU devices; ``flags`` are fields of ``ClusterOptions``, ``environment`` variables of all.
     """
     where = {"coordinator": f"127.0.0.1:{free_port()}", "num_processes": count, "start_timeout": 30.0}
     options = "".join(f", {name}={value!r}" for name, value in {**where, **(flags or {})}.items())
@@ -166,7 +149,6 @@ def start(
     program = PRELUDE + body + textwrap.indent(textwrap.dedent(code).strip(), "    ")
     return started(
         [[sys.executable, "-c", program, rank, count, devices] for rank in (range(count) if ranks is None else ranks)],
-        *variables,
         **environment,
     )
 

@@ -27,7 +27,6 @@ def sum_cases(bench: Bench) -> Iterator[Sequence[Case]]:
 
 
 def study(cases: Callable[[Bench], Any] = sum_cases, name: str = "sums") -> Study:
-    """A study that sums numbers."""
     return Study(
         name=name,
         title="How long?",
@@ -54,7 +53,6 @@ def interrupted_at(number: int) -> Callable[[Bench], Iterator[Sequence[Case]]]:
 
 
 def measured_rows(study: Study, context: Bench) -> dict[str, Rows]:
-    """The rows of a study by kind of device."""
     pairs = [
         (case.device, row)
         for group in study.cases(context)

@@ -41,7 +41,6 @@ for module_name, module in MODULES.items():
 
 @functools.cache
 def experiment() -> jn.Experiment[tiny.Config]:
-    """A small network on scikit-learn's digits: ``experiment`` in the examples."""
     return jn.Experiment(
         tiny.Config(batch_size=32),
         data=lambda config: jn.data.digits(),
@@ -52,32 +51,27 @@ def experiment() -> jn.Experiment[tiny.Config]:
 
 @functools.cache
 def run() -> jn.Run:
-    """The finished run of that experiment, without a record: ``run`` in the examples."""
     return jn.fit(experiment(), record=False, progress="none", steps_per_call=5)
 
 
 @functools.cache
 def swept() -> jn.Sweep:
-    """A finished sweep of two learning rates by two seeds: ``swept`` in the examples."""
     points = jn.grid(learning_rate=[0.1, 0.2], seed=[0, 1])
     return jn.sweep(experiment(), points, record=False, progress="none", steps_per_call=5)
 
 
 @functools.cache
 def batch() -> jn.Batch:
-    """Thirty-two digits: ``batch`` in the examples."""
     examples = jn.data.digits().train.examples
     assert examples is not None
     return jn.Batch(examples.inputs[:32], examples.targets[:32], np.ones(32, np.float32))
 
 
+# Values that examples name.
 SHARED: dict[str, Callable[[], Any]] = {"experiment": experiment, "run": run, "swept": swept, "batch": batch}
 # Examples with these calls need the folder of a real data set.
-REAL = {
-    f"jn.data.{name}(": name
-    for name in ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms_spam")
-}
-REAL |= {"jn.data.ag_news(": "ag_news_test"}
+SETS = ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms_spam")
+REAL = {f"jn.data.{name}(": name for name in SETS} | {"jn.data.ag_news(": "ag_news_test"}
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
 

@@ -74,9 +74,3 @@ def read(run_dir: Path, name: str = "run.json") -> Any:
 def lines(run_dir: Path) -> list[dict[str, Any]]:
     """The reports of a record."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_bitwise_equal(found: Any, expected: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))

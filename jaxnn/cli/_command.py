@@ -107,7 +107,8 @@ def show(run: tyro.conf.Positional[Path], /) -> None:
         groups = sweep.group()
         # Without repeats a group is a member: show the best of them.
         alone = all(len(row.members) == 1 for row in groups.rows)
-        print(printable(f"{sweep}\n\n{sweep.table() if alone else groups}"))
+        fixed = "config", _brief([{**one.fields, **dict.fromkeys(one.point)} for one in sweep.members[:1]])
+        print(printable(f"{text_table([*sweep.rows(), fixed])}\n\n{sweep.table() if alone else groups}"))
         return
     facts = read_run(run)
     sections = ("name", "status", "started", "config", "options", "data", "fingerprint", "git")

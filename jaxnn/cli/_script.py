@@ -11,13 +11,13 @@ import itertools
 import re
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
-from jaxnn.record import config_from_json, is_sweep, read_run
+from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
 from jaxnn.run import RESUMABLE, Run, fit
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
@@ -111,24 +111,22 @@ def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points
         values, design, options = parse_sweep(experiment, arguments)
         # A field with one value is set, not swept.
         many = {name: words for name, words in values.items() if len(words) > 1}
-        points, eta = (script.points, script.eta) if isinstance(script, search.Halving) else (script, None)
         # A shard that was not started is started with the flags or the points that are given.
-        recorded = options.resume is not None and (options.shard is None or is_sweep(options.resume))
-        if recorded and not values:
-            experiment, swept = recorded_points(options.resume, experiment)
-        else:
-            if points is not None and design.combine != "grid":
-                raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
-            if points is None and not many:
-                raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
-            experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
-            if points is None:
-                points = (search.grid if design.combine == "grid" else search.zip)(**many)
-            elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
-                points = search.override(points, axes)
-            eta = eta if design.halving is None else design.halving
-            swept = points if eta is None else search.halving(points, eta)
-        found = sweep(experiment, swept, options)
+        if options.resume is not None and not many and (options.shard is None or is_sweep(options.resume)):
+            experiment, script = recorded_points(options.resume, experiment)
+        elif script is not None and design.combine != "grid":
+            raise ConfigError("--combine is for fields that the command line alone sweeps; the script has points.")
+        halved, points = (script, script.points) if isinstance(script, search.Halving) else (None, script)
+        if points is None and not many:
+            raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
+        experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
+        if points is None:
+            points = (search.grid if design.combine == "grid" else search.zip)(**many)
+        elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
+            points = search.override(points, axes)
+        if design.halving is not None:
+            halved = search.halving(points, design.halving)
+        found = sweep(experiment, dataclasses.replace(halved, points=points) if halved else points, options)
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else _process.INTERRUPTED)
     return found
@@ -200,7 +198,10 @@ def parse_values(
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
     form = _parse({"config": axes(), **parts}, arguments, about, command)
     values = {}
+    bare = {word.replace("_", "-") for word in arguments}
     for flag, (name, _) in flags.items():
+        if f"--{flag.replace('_', '-')}" in bare and not getattr(form.config, flag):
+            raise ConfigError(f"--{flag.replace('_', '-')} has no value: give one or more after it.")
         if words := getattr(form.config, flag):
             values[name] = [_value(name, kinds[flag], word) for word in words]
     return values, form
@@ -257,21 +258,11 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
         )
 
 
-def _leaf_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted name of each field of a config and its nested dataclasses, with the dataclass that has it."""
-    for field in (field for field in dataclasses.fields(config) if field.init):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from _leaf_fields(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, config
-
-
 def _flag_fields(arguments: Sequence[str], config: Any, *options: type) -> dict[str, tuple[str, Any]]:
-    """By flag its field, as :func:`_leaf_fields`; raises ConfigError for usual names such as --lr, too."""
+    """By flag its field, as :func:`leaf_fields`; raises ConfigError for usual names such as --lr, too."""
     taken = {field.name for form in options for field in dataclasses.fields(form)}
     flags: dict[str, tuple[str, Any]] = {}
-    for name, owner in _leaf_fields(config):
+    for name, owner in leaf_fields(config):
         flag = name.rpartition(".")[2]
         if flag in taken or flag in flags:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """The engine: trains a population of one or more members that share one program; it prints nothing."""
 
-from jaxnn.engine._checks import check_data, check_parts
+from jaxnn.engine._checks import check_data, check_parts, load_data
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._loop import WindowReport, train
 from jaxnn.engine._options import (

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxnn.engine._compiler import Programs, for_one_call
+from jaxnn.engine._options import check_config
 from jaxnn.nn import use_batch_axis
 from jaxnn.observe import equations
 from jaxnn.parallel import DATA, STRATEGIES, Layout, shardings_of
@@ -24,6 +25,15 @@ LEAST_DIFFERENCE = 1e-4
 # In a single batch the devices may happen to hold equally many examples that count.
 COMPARED_BATCHES = 4
 INSTEAD = "use strategy data, as fast and with the numbers of one device, or jaxnn's layers"
+
+
+def load_data(experiment: Experiment[Any]) -> Splits:
+    """Returns the data of ``experiment``, after checking that it can be run."""
+    check_config(experiment.config)
+    splits = experiment.data(experiment.config)
+    check_data(splits)
+    check_parts(experiment)
+    return splits
 
 
 def check_data(splits: Any) -> None:

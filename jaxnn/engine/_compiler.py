@@ -44,7 +44,7 @@ class Programs:
     values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
     num_members: int = 1  # the number of members
     ledger: observe.Ledger = dataclasses.field(default_factory=observe.Ledger)  # gets an entry per compilation
-    clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``compile``
+    clock: observe.Clock = dataclasses.field(default_factory=observe.Clock)  # gets the time as ``trace``, ``compile``
     first_examples: Examples = dataclasses.field(init=False)  # the first batch's examples, on the device
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
@@ -55,7 +55,7 @@ class Programs:
     def __post_init__(self) -> None:
         size = self.spec.experiment.config.batch_size
         self.first_examples = self.layout.place(self.source.read(np.arange(size)))
-        with self.clock.span("compile", "tracing the model"):
+        with self.clock.span("trace", "tracing the model"):
             self.shapes = jax.eval_shape(_pure.make_init(self.spec.experiment, self.source), self.first_examples)
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
@@ -265,6 +265,10 @@ class Programs:
         return self._compiled[key]
 
     def _lower(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
+        with self.clock.span("trace", "tracing the programs"):
+            return self._lowered(key, cause)
+
+    def _lowered(self, key: tuple[Any, ...], cause: str) -> observe.Lowered:
         """Traces and lowers the program of ``key``."""
         jit: dict[str, Any] = {}
         match key:

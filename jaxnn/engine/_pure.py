@@ -15,7 +15,7 @@ from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import Totals, TrainStep, init_train_state, make_evaluate_step, make_train_step, scan_steps
 from jaxnn.tasks import averaged_over, sharded
-from jaxnn.types import Array, Examples, Experiment, Metrics, PyTree, Source, Task, TrainState
+from jaxnn.types import Array, ConfigError, Examples, Experiment, Metrics, PyTree, Source, Task, TrainState
 
 # Keeps the draws for augmentation apart from those for initialisation and dropout.
 AUGMENT_STREAM = 1
@@ -56,12 +56,17 @@ def _distributed(experiment: Experiment[Any], layout: Layout) -> Task:
 
 
 def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:
-    """Returns a pure function from one batch's examples to the state before the first step."""
+    """Returns a pure function from one batch's examples to the state before the first step, without empty arrays."""
     config = experiment.config
 
     def init(examples: Examples) -> TrainState:
         task, optimizer = experiment.task(config), experiment.optimizer(config)
-        return init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples))
+        state = init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples))
+        for path, leaf in jax.tree.leaves_with_path(state.params):
+            if 0 in leaf.shape:  # which no checkpoint can hold
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise ConfigError(f"the parameter {name} is empty, {list(leaf.shape)}: give its layer a unit or more.")
+        return state
 
     return init
 

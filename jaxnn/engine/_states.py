@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxnn.record import is_key
 from jaxnn.types import Array, PyTree, TrainState
 
 MEMBERS = "members"
@@ -91,16 +91,12 @@ def bring_back(host: HostStates, population: Population, slots: np.ndarray) -> H
 
 def _key_words(tree: PyTree) -> PyTree:
     """``tree`` with PRNG keys as integers: NumPy and files have no keys."""
-    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, tree)
+    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if is_key(leaf) else leaf, tree)
 
 
 def with_keys(tree: TrainState, like: TrainState) -> TrainState:
     """``tree`` with integers as PRNG keys wherever ``like`` has keys."""
     keyed: TrainState = jax.tree.map(
-        lambda leaf, model: jax.random.wrap_key_data(leaf) if _is_key(model) else leaf, tree, like
+        lambda leaf, model: jax.random.wrap_key_data(leaf) if is_key(model) else leaf, tree, like
     )
     return keyed
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))

@@ -13,7 +13,7 @@ import numpy as np
 class Clock:
     """Seconds spent in named spans; an inner span pauses the one around it, so no second is counted twice.
 
-    Time outside every span is not counted. One thread opens spans; any thread may read ``current``, which is replaced
+    Time outside every span is ``other``. One thread opens spans; any thread may read ``current``, which is replaced
     as one value. ``now`` returns the time in seconds and never decreases.
     """
 
@@ -35,17 +35,12 @@ class Clock:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by name up to now, including the open span."""
+        """Seconds by name, up to now; together the wall time since the clock was made."""
         name, _, since = self.current
-        spent = {} if name is None else {name: self._seconds.get(name, 0.0) + self.now() - since}
-        return self._seconds | spent
+        return self._seconds | {name or "other": self._seconds.get(name or "other", 0.0) + self.now() - since}
 
     def _switch(self, name: str | None, stage: str | None) -> None:
-        now = self.now()
-        before, _, since = self.current
-        if before is not None:
-            self._seconds[before] = self._seconds.get(before, 0.0) + now - since
-        self.current = name, stage, now
+        self._seconds, self.current = self.seconds, (name, stage, self.now())
 
 
 class Window(NamedTuple):

@@ -214,7 +214,8 @@ def _product_flops(equation: Any) -> float:
         return 2.0 * size * math.prod(int(left[axis]) for axis in params["dimension_numbers"][0][0])
     if name == "conv_general_dilated":
         out_features = right[params["dimension_numbers"].rhs_spec[0]]
-        return float(2 * size * math.prod(right) / out_features)
+        # Products with the zeros between the inputs of a transposed convolution are none.
+        return float(2 * size * math.prod(right) / out_features / math.prod(params["lhs_dilation"]))
     if name.startswith("rnn"):  # inputs [batch, time, features], state [directions, batch, hidden]
         products = 8.0 * math.prod(left[:2]) * right[0] * right[2] * (left[2] + right[2])
     else:  # query [batch, time, heads, size], key [batch, time, heads, size]: scores and weighted sums

@@ -12,6 +12,7 @@ from jaxnn.record._provenance import (
     data_fingerprint,
     git_state,
     jax_flags,
+    leaf_fields,
     program_fingerprint,
     script,
     text_fingerprint,
@@ -46,6 +47,6 @@ from jaxnn.record._run_directory import (
     write_bytes,
     write_json,
 )
-from jaxnn.record._state_files import find_damage, preload_orbax, save_checkpoint
+from jaxnn.record._state_files import find_damage, is_key, preload_orbax, save_checkpoint
 
 __all__ = ["MetricWriter", "load_checkpoint", "save_checkpoint"]

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from jaxnn.record._state_files import is_key
 from jaxnn.types import ConfigError, RecordError, Splits
 
 PARTS = {
@@ -54,6 +55,16 @@ def jax_flags() -> dict[str, Any]:
     """The current JAX settings that change numbers."""
     names = "enable_x64 default_matmul_precision default_prng_impl threefry_partitionable numpy_dtype_promotion"
     return {name: getattr(jax.config, name, None) for name in (f"jax_{word}" for word in names.split())}
+
+
+def leaf_fields(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name of each field of a config and its nested dataclasses, with the dataclass that has it."""
+    for field in (field for field in dataclasses.fields(config) if field.init):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from leaf_fields(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, config
 
 
 def config_json(config: Any) -> dict[str, Any]:
@@ -166,8 +177,7 @@ _type = functools.lru_cache(maxsize=1024)(str)
 
 def _contents(value: Any) -> str:
     """A digest of the values of an array, or of a key."""
-    is_key = jax.numpy.issubdtype(getattr(value, "dtype", bool), jax.dtypes.prng_key)
-    array = np.asarray(jax.random.key_data(value) if is_key else value)
+    array = np.asarray(jax.random.key_data(value) if is_key(value) else value)
     return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
 
 

@@ -172,9 +172,7 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
         # Orbax casts other dtypes silently, and reports other shapes from a task that is never awaited.
         found, wanted = leaves_by_path(saved), leaves_by_path(like)
         for name in sorted(found.keys() | wanted.keys()):
-            saved_as, wanted_as = (
-                _described(leaves[name]) if name in leaves else "absent" for leaves in (found, wanted)
-            )
+            saved_as, wanted_as = (_described(one[name]) if name in one else "absent" for one in (found, wanted))
             if saved_as != wanted_as:
                 raise ValueError(f"its {name} is {saved_as}, the requested one {wanted_as}")
         return jax.tree.map(_as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)
@@ -187,7 +185,7 @@ def host_copy(state: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array):
             # NumPy arrays keep 64-bit dtypes; a Python number gets the dtype that JAX gives it.
             return np.array(leaf if isinstance(leaf, np.ndarray) else jnp.asarray(leaf))
-        leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
         leaf = leaf.addressable_data(0) if leaf.is_fully_replicated else leaf
         if not leaf.is_fully_addressable:
             return jnp.copy(leaf)
@@ -206,19 +204,20 @@ def leaves_by_path(tree: PyTree) -> dict[str, Any]:
 def _described(leaf: Any) -> str:
     """A leaf's dtype and shape; those of its data for a typed PRNG key, which Orbax stores."""
     leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-    leaf = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+    leaf = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
     return f"{leaf.dtype} {list(leaf.shape)}"
 
 
 def _as_key_like(data: Any, like: Any) -> Any:
     """Wraps ``data`` as a typed key if ``like``, an array or a shape, is one."""
-    if not hasattr(like, "dtype") or not _is_key(like) or _is_key(data):
+    if not is_key(like) or is_key(data):
         return data
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
 
 
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+def is_key(leaf: Any) -> bool:
+    """Whether an array or a shape is of typed PRNG keys."""
+    return bool(jnp.issubdtype(getattr(leaf, "dtype", bool), jax.dtypes.prng_key))
 
 
 def write_sums(folder: Path) -> None:

@@ -46,10 +46,10 @@ def fit(experiment: Experiment[Any], options: RunOptions | None = None, **change
         TrainingError: the loss is no longer finite; the record and earlier checkpoints are kept.
     """
     options = _checked(experiment, options, changes)
+    clock = Clock()
     with interruptible() as interruption, computing_on(options.device), contextlib.ExitStack() as around:
         display = around.enter_context(open_display(options.progress))
         with contextlib.ExitStack() as opened:
-            clock = Clock()
             with display.announcing(clock):
                 session = opened.enter_context(open_session(experiment, options, clock, display))
                 # From here on there is something to save, and its record to complete.

@@ -26,10 +26,11 @@ class Session:
     """A run under way: a population of one, and its record."""
 
     trainer: engine.Trainer  # what trains it
-    ready_seconds: float  # from the call of ``fit`` to the moment the first step could run
+    ready_seconds: dict[str, float]  # by span, from the call of ``fit`` to the moment the first step could run
     # Of a resumed run, the ``step`` it continues from, and descriptions of what ``changed`` since and of newer
     # checkpoints that are ``damaged``.
     resumed: dict[str, Any] | None = None
+    ending: Summary | None = None  # what the record has of its end
 
     @property
     def log(self) -> engine.MemberLog:
@@ -49,7 +50,6 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     ``display`` shows the device as soon as JAX has opened it. ConfigError, DataError or RecordError if the run cannot
     start; then nothing was written.
     """
-    started = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(engine.closing_writers(options))
         before = record = None
@@ -74,13 +74,11 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             parallel.check_divides(options.eval_batch_size, layout.data_size, "eval_batch_size")
         display.rows(device_rows(layout.num_devices), NAME_WIDTH)
         with clock.span("load", "loading the data"):
-            splits = experiment.data(experiment.config)
-            engine.check_data(splits)
-            engine.check_parts(experiment)
+            splits = engine.load_data(experiment)
         steps_per_call = before["steps_per_call"] if before else None
         trainer = engine.open_trainer(experiment, options, splits, layout, clock, steps_per_call=steps_per_call)
         stack.callback(trainer.programs.spec.feed.close)
-        session = Session(trainer, time.perf_counter() - started)
+        session = Session(trainer, clock.seconds)
         if options.record:
             # Before there is a directory: an interruption meanwhile leaves none.
             facts = _facts(session)
@@ -155,7 +153,8 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
         if refused:
             log.status = "failed"
         kept = () if alone else checkpoints.steps()
-        ending = {"status": log.status, "summary": summarise(session).as_json(), "checkpoints": kept}
+        session.ending = summarise(session)
+        ending = {"status": log.status, "summary": session.ending.as_json(), "checkpoints": kept}
         attempt(lambda: record.write("run.json", facts | ending))
         attempt(lambda: record.write("compiles.json", trainer.programs.ledger.as_json()))
         # An error that ended the run is reported in place of the disk's; leaving the loop by `break` is none.
@@ -165,25 +164,17 @@ def _described(session: Session, facts: dict[str, Any]) -> Iterator[None]:
 
 def summarise(session: Session) -> Summary:
     """Returns the summary of the run so far."""
-    trainer = session.trainer
-    throughput = steady_throughput(trainer.windows)
-    seconds = {name: value for name, value in trainer.clock.seconds.items() if name != "caller"}
-    totals = trainer.programs.ledger.totals()
+    trainer, throughput = session.trainer, steady_throughput(session.trainer.windows)
     return Summary(
         status=session.log.status,
         step=session.log.step,
         metrics=session.log.final,
         throughput=throughput,
         examples_per_second=throughput and throughput.steps_per_second * trainer.experiment.config.batch_size,
-        first_step_seconds={
-            "total": session.ready_seconds,
-            "trace": totals["trace_seconds"] + totals["lower_seconds"],
-            "compile": totals["compile_seconds"],
-            "measure": seconds.get("measure", 0.0),
-        },
-        seconds=seconds,
+        first_step_seconds={"total": sum(session.ready_seconds.values()), **session.ready_seconds},
+        seconds=trainer.clock.seconds,
         peak_bytes=peak_memory_bytes(),
-        compilations=totals,
+        compilations=trainer.programs.ledger.totals(),
         stalls=tuple(trainer.flight.stalls),
     )
 

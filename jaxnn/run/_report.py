@@ -137,9 +137,9 @@ class Summary:
     metrics: Mapping[str, float]  # the last value of each metric
     throughput: Throughput | None = None  # steady steps/s with their spread; None without a window to measure
     examples_per_second: float | None = None  # at that rate
-    # ``total``, from the call of ``fit`` to the first step, and of that ``trace``, ``compile`` and ``measure``.
+    # ``total``, from the call of ``fit`` to the first step, and its parts by span.
     first_step_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Wall time of this process by span: load, train, data (waiting for batches), evaluation, checkpoint, …
+    # Wall time since the call by span: load, compile, train, data (waiting for batches), caller (printing, a loop), …
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     peak_bytes: tuple[int, str] | None = None  # the most memory taken, and of what
     compilations: Mapping[str, float] = dataclasses.field(default_factory=dict)  # totals of the ledger
@@ -163,7 +163,7 @@ class Summary:
         if self.first_step_seconds:
             parts = {name: value for name, value in self.first_step_seconds.items() if name != "total"}
             rows.append(("time to first step", f"{self.first_step_seconds['total']:.2f} s ({format_split(parts)})"))
-            rows.append(("time", format_split(self.seconds)))
+            rows.append(("time", f"{sum(self.seconds.values()):.2f} s ({format_split(self.seconds)})"))
         waited, trained = self.seconds.get("data", 0.0), self.seconds.get("train", 0.0)
         if waited > 0 and (share := waited / (waited + trained)) >= WORTH_REPORTING:
             rows.append(("waited for data", f"{waited:.2f} s, {100 * share:.0f} % of training"))

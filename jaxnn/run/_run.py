@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,10 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
-from jaxnn.observe import Clock, Throughput, html_table, text_table
+from jaxnn.observe import Clock, Throughput, describe_devices, html_table, text_table
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
-from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState, check_int
+from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState, check_int, warn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,6 +51,7 @@ class Run:
     higher_is_better: bool
     _lines: Sequence[Mapping[str, Any]]
     _trainer: engine.Trainer | None
+    _facts: Mapping[str, Any] | None = None  # the content of run.json, if it was opened
 
     @property
     def final(self) -> Mapping[str, float]:
@@ -67,7 +69,7 @@ class Run:
         Raises:
             ConfigError: the data have no such split.
         """
-        return self._loaded().evaluate(split, self.state)
+        return self._loaded.evaluate(split, self.state)
 
     def predict(self, inputs: Array, *, batch_size: int = 512) -> Any:
         """Returns the model's outputs ``[examples, ...]`` for ``inputs [examples, ...]``, as the data set holds them.
@@ -78,7 +80,7 @@ class Run:
         Raises:
             ConfigError: the inputs cannot be of the dtype of the training inputs, or the model refuses their shape.
         """
-        programs = self._loaded().programs
+        programs = self._loaded.programs
         trained_on = programs.first_examples.inputs
         inputs = _inputs_like(trained_on, inputs)
         if inputs.shape == trained_on.shape[1:]:
@@ -119,7 +121,7 @@ class Run:
         Raises:
             RecordError: the run kept no checkpoint.
         """
-        self._loaded()
+        _ = self._loaded
         if self.dir is None or not self.resumable:
             raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
         checkpoints = record.Checkpoints(
@@ -142,9 +144,13 @@ class Run:
             rows.append(("to resume", f"--resume {self.dir}"))
         return rows
 
+    @functools.cached_property
     def _loaded(self) -> engine.Trainer:
+        """The trainer; warns if its evaluation is not the recorded one."""
         if self._trainer is None:
             raise ConfigError(f"this needs the experiment of the run: jn.open_run({str(self.dir)!r}, experiment).")
+        if self._facts is not None and _evaluates_otherwise(self._facts, self._trainer):
+            warn(f"the experiment evaluates another function than the run in {self.dir}: its code changed since.")
         return self._trainer
 
     def __repr__(self) -> str:
@@ -153,6 +159,17 @@ class Run:
     def _repr_html_(self) -> str:
         """A small table, for notebooks."""
         return html_table(self.closing_rows())
+
+
+def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> bool:
+    """Whether the evaluation is not that of the record ``facts``; costs a trace."""
+    here, now = describe_devices(), trainer.fingerprint
+    if any(facts["devices"][name] != here[name] for name in ("backend", "versions")):
+        return False  # they may decide what is traced
+    if (first := facts.get("fingerprint_config")) is not None:  # of the member whose fingerprint its group has
+        same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
+        now = engine.programs_of(same, trainer.splits).fingerprint()
+    return bool(facts["fingerprint"]["evaluation"] != now["evaluation"])
 
 
 def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
@@ -176,10 +193,10 @@ def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
 
 def run_of(session: Session) -> Run:
     """Returns the run of ``session`` so far."""
-    trainer = session.trainer
+    trainer, summary = session.trainer, session.ending or summarise(session)
     path = trainer.record.path if trainer.record is not None else None
     ranking = trainer.monitored, trainer.options.higher_is_better
-    return _run(trainer.experiment.config, trainer, session.log.lines, summarise(session), path, ranking)
+    return _run(trainer.experiment.config, trainer, session.log.lines, summary, path, ranking)
 
 
 def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run:
@@ -214,9 +231,7 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
     if experiment is not None:
         config = record.config_from_json(config, experiment.config)
         experiment = dataclasses.replace(experiment, config=config)
-        splits = experiment.data(config)
-        engine.check_data(splits)
-        engine.check_parts(experiment)
+        splits = engine.load_data(experiment)
         record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
         # Nothing of its training is compiled.
         programs, options = engine.programs_of(experiment, splits), engine.resolve_cadences(options, config.num_steps)
@@ -225,7 +240,7 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
         if not (path / record.FOLDER).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
         trainer.state = record.load_checkpoint(path, programs.shapes)
-        return _run(config, trainer, lines, ending, path, (trainer.monitored, options.higher_is_better))
+        return _run(config, trainer, lines, ending, path, (trainer.monitored, options.higher_is_better), facts)
     split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
     return _run(config, trainer, lines, ending, path, (f"{split}_{options.monitor}", options.higher_is_better))
 
@@ -237,8 +252,9 @@ def _run(
     summary: Summary,
     path: Path | None,
     ranking: tuple[str, bool],
+    facts: Mapping[str, Any] | None = None,
 ) -> Run:
     names = dict.fromkeys(name for line in lines for name in line)
     metrics = {name: np.array([line.get(name, np.nan) for line in lines]) for name in names}
     made: tuple[Any, Any] = (None, None) if trainer is None else (trainer.experiment, trainer.state)
-    return Run(*made, config, metrics, summary, path, *ranking, lines, trainer)
+    return Run(*made, config, metrics, summary, path, *ranking, lines, trainer, facts)

@@ -25,6 +25,7 @@ WAITS = {
     "evaluation": "for the evaluation",
     "checkpoint": "for a checkpoint to be written",
     "record": "for the record to be written",
+    "trace": "for a program to be traced",
     "compile": "for a program to be compiled",
     "measure": "for calls to be measured",
 }

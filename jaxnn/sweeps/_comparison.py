@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from jaxnn import record
 from jaxnn.run import Run, open_run
-from jaxnn.sweeps._members import SEED, Member, count_by_status, grouped, show, show_point
+from jaxnn.sweeps._members import SEED, Member, count_by_status, grouped, seed_means, show, show_point
 from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError
@@ -71,7 +71,7 @@ class Comparison:
     """B against A in one metric, seed by seed."""
 
     metric: str
-    sides: tuple[str, str]  # of A and B, their directories and the constant fields in which they differ
+    sides: tuple[str, str]  # of A and B, their directories, and the constant fields that were selected or differ
     by: tuple[str, ...]  # the fields whose values make a pair, the seed last
     num_seeds: int  # seeds that both sides have results of
     num_settings: int  # the number of settings, at most, that the value of a seed is averaged over
@@ -137,12 +137,14 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
     scored = [_scored(name, side, by, metric) for name, side in zip("AB", sides, strict=True)]
     common = [key for key in scored[0] if key in scored[1] and not any(math.isnan(side[key][1]) for side in scored)]
     if not common:
-        raise ConfigError(f"no member of A has a partner in B with the same {' and '.join(by)}: train both with them.")
-    seeds: dict[Any, list[str]] = {}
-    for key in common:
-        seeds.setdefault(scored[0][key][0].fields[SEED], []).append(key)
-    means = [[float(np.mean([side[key][1] for key in keys])) for keys in seeds.values()] for side in scored]
-    difference, low, high, deviation = mean_difference(*means)
+        keys = ["; ".join(show_point({name: one.fields[name] for name in by}) for one, _ in s.values()) for s in scored]
+        raise ConfigError(
+            f"no member of A has a partner in B with the same {' and '.join(by)}: A has {keys[0]}, and B {keys[1]}: "
+            "train both with the same."
+        )
+    pairs = ([side[key] for key in common] for side in scored)
+    (a_means, num_settings), (b_means, _) = (seed_means(*zip(*side, strict=True)) for side in pairs)
+    difference, low, high, deviation = mean_difference(a_means, b_means)
     sign = int(low > 0) - int(high < 0)
     inconclusive = not sign and not math.isnan(low)
     left_out = []
@@ -154,10 +156,10 @@ def compare(a: Comparable, b: Comparable, metric: str | None = None) -> Comparis
         metric=metric,
         sides=_describe_sides([a, b], sides),
         by=by,
-        num_seeds=len(means[0]),
-        num_settings=max(map(len, seeds.values())),
-        mean_a=float(np.mean(means[0])),
-        mean_b=float(np.mean(means[1])),
+        num_seeds=len(a_means),
+        num_settings=num_settings,
+        mean_a=float(a_means.mean()),
+        mean_b=float(b_means.mean()),
         difference=difference,
         interval=(low, high),
         verdict="not separable" if not sign else "better" if (sign > 0) == sides[0].more_is_better(metric) else "worse",
@@ -199,15 +201,16 @@ def _varying(members: Sequence[Member]) -> set[str]:
 
 
 def _describe_sides(given: Sequence[Comparable], sides: Sequence[Sweep]) -> tuple[str, str]:
-    """Each side's directory, and its constant fields in which the other differs."""
-    varying = _varying([member for side in sides for member in side.members])
-    differing = varying.difference(*(_varying(side.members) for side in sides))
+    """Each side's directory, and its constant fields that were swept and selected by or in which the other differs."""
+    selected = {axis.name for side in sides for axis in side.axes if len(axis.values) == 1}
+    named = selected | _varying([member for side in sides for member in side.members])
     described = []
     for sources, side in zip(given, sides, strict=True):
         listed = sources if isinstance(sources, list | tuple) else [sources]
         dirs = [str(path) for one in listed if (path := getattr(one, "dir", one)) is not None]
         more = f" and {len(dirs) - 1} more" if len(dirs) > 1 else ""
-        point = show_point({name: value for name, value in side.members[0].fields.items() if name in differing})
+        constant = named - _varying(side.members)
+        point = show_point({name: value for name, value in side.members[0].fields.items() if name in constant})
         described.append("  ".join(filter(None, [dirs[0] + more if dirs else "", point])))
     return described[0], described[1]
 

@@ -6,8 +6,7 @@ import dataclasses
 import inspect
 import operator
 import traceback
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,23 +16,14 @@ import numpy as np
 
 from jaxnn.data import check_batch_size
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step
-from jaxnn.record import config_json
+from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
-from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest
+from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest, warn
 
 # An untraceable field is reported with the user's line, not with one of the libraries it calls.
-LIBRARIES = ("jax", "jaxlib", "flax", "optax", "chex", "numpy", "jaxnn")
-
-
-def field_names(config: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the names of a config's fields; those of nested dataclasses are dotted and follow their owner's."""
-    for field in (field for field in dataclasses.fields(config) if field.init):
-        value = getattr(config, field.name)
-        yield prefix + field.name
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from field_names(value, f"{prefix}{field.name}.")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "jaxnn")
 
 
 def with_fields(config: Any, point: Mapping[str, Any]) -> Any:
@@ -113,13 +103,12 @@ class Group(NamedTuple):
 
 def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMember]:
     """Returns every point as a member; one whose config cannot be built has failed and stops no other."""
-    known = list(field_names(experiment.config))
+    known = [name for name, _ in leaf_fields(experiment.config)]
     for name in points.scales:
+        if inner := [other for other in known if other.startswith(f"{name}.")]:
+            raise ConfigError(f"the field {name!r} is a dataclass: sweep its fields, as in {inner[0]!r}.")
         if name not in known:
             raise ConfigError(f"the config has no field {name!r} to sweep: {suggest(name, known)}.")
-        inner = next((other for other in known if other.startswith(f"{name}.")), None)
-        if inner is not None:
-            raise ConfigError(f"the field {name!r} is a dataclass: sweep its fields, as in {inner!r}.")
     members = []
     for number, point in enumerate(points):
         member = PlannedMember(number, point, experiment)
@@ -206,9 +195,8 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
             splits, by_data = load(member)
             check_batch_size(splits.train, member.experiment.config.batch_size)
             config, by_program = watched(member.experiment.config)
-            if (
-                failure := _failure(dataclasses.replace(member.experiment, config=config), splits.train, ())
-            ) is not None:
+            failure = _failure(dataclasses.replace(member.experiment, config=config), splits.train, ())
+            if failure is not None:
                 raise failure
             read.update(by_program | by_data)
         except Exception as error:
@@ -243,7 +231,7 @@ def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_
         if name.partition(".")[0] in read:
             notes[name] = f"data(config) reads {name!r}, so each of its values is compiled separately."
     for note in notes.values():
-        warnings.warn(note, stacklevel=2)
+        warn(note)
     return list(notes)
 
 
@@ -289,10 +277,9 @@ def _unread(members: Sequence[PlannedMember], varying: Sequence[str], read: set[
         return ()
     unread = tuple(name for name in varying if name.partition(".")[0] not in read)
     for name in unread:
-        warnings.warn(
+        warn(
             f"nothing reads the swept field {name!r}, so members that differ in it alone are the same: use "
-            f"config.{name} in data, task or optimizer, or do not sweep it.",
-            stacklevel=2,
+            f"config.{name} in data, task or optimizer, or do not sweep it."
         )
     return unread
 

@@ -139,7 +139,7 @@ def show_point(point: Mapping[str, Any]) -> str:
 class Spread:
     """One metric over the members of a group."""
 
-    n: int  # members with a result
+    n: int  # seeds with a result
     mean: float  # of these; NaN for none
     deviation: float  # standard deviation with n - 1 degrees of freedom; NaN for fewer than two
     low: float  # lower end of the 95 % bootstrap interval of the mean; NaN for fewer than two
@@ -162,7 +162,8 @@ class GroupRow:
     point: Mapping[str, object]  # the fields grouped by, and their values
     members: tuple[int, ...]  # their numbers
     left_out: Mapping[str, int]  # members that are not part of the means, by their status: diverged, pruned, ...
-    metrics: Mapping[str, Spread]  # of each metric, the monitored one first
+    metrics: Mapping[str, Spread]  # of each metric over the seeds, the monitored one first
+    num_settings: int = 1  # the number of settings, at most, that the value of a seed is averaged over
 
     @property
     def spread(self) -> Spread:
@@ -171,7 +172,7 @@ class GroupRow:
 
     @property
     def n(self) -> int:
-        """Members with a result in the first metric."""
+        """Seeds with a result in the first metric."""
         return self.spread.n
 
     @property
@@ -181,6 +182,7 @@ class GroupRow:
 
     def __repr__(self) -> str:
         shown = [f"n {self.n}", *(f"{count} {status}" for status, count in self.left_out.items())]
+        shown += [f"averaged over {self.num_settings} settings"] * (self.num_settings > 1)
         shown += [f"{name} {spread}" for name, spread in self.metrics.items()]
         return f"{show_point(self.point) or 'all'}: {', '.join(shown)}"
 
@@ -226,7 +228,9 @@ class Groups:
         if max(sizes, default=0) > 1:
             notes.append("mean ± standard deviation (95 % bootstrap interval of the mean)")
             if any(1 < n < ENOUGH for n in sizes):
-                notes.append(f"With fewer than {ENOUGH} members it is their range, which holds the mean less often.")
+                notes.append(f"With fewer than {ENOUGH} seeds it is their range, which holds the mean less often.")
+        if (most := max((row.num_settings for row in self.rows), default=1)) > 1:
+            notes.append(f"Values of a seed are averaged over {'up to ' if counts else ''}{most} settings.")
         return Table([*self.by, "n", *counts, *self.more_is_better], rows, notes)
 
     def __repr__(self) -> str:
@@ -234,6 +238,16 @@ class Groups:
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
+
+
+def seed_means(members: Sequence[Member], scores: ArrayLike) -> tuple[np.ndarray, int]:
+    """Returns the mean of the finite ``scores [members]`` of each seed, and how many, at most, one of them is of.
+
+    Settings with the same seed are not independent, so they are not replicates of an interval.
+    """
+    parts = [np.asarray(scores, float)[positions] for _, positions in grouped(members, [SEED])]
+    parts = [part[np.isfinite(part)] for part in parts if np.isfinite(part).any()]
+    return np.array([part.mean() for part in parts]), max(map(len, parts), default=0)
 
 
 def spread_of(values: np.ndarray) -> Spread:

@@ -230,11 +230,7 @@ def sweep_rows(plan: SweepPlan) -> list[tuple[str, str | None]]:
     if plan.halving is not None:
         # Rungs that would end in one window are one.
         ends = ", ".join(str(plan.rung_end(plan.groups[0], share)) for share in plan.rungs[:-1])
-        halving = (
-            f"one of {plan.halving.eta} continues after step {ends}"
-            if ends
-            else "none: too few members or reports per run"
-        )
+        halving = f"one of {plan.halving.eta} continues after step {ends}" if ends else "none: too few members or steps"
     # XLA computes small operations on one core.
     hint, cores = None, cpu_count() or 1
     if cores > 1 and len(devices) == 1 and devices[0].platform == "cpu":

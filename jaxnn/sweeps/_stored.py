@@ -15,7 +15,6 @@ import numpy as np
 from jaxnn import engine, record
 from jaxnn.engine import RunOptions
 from jaxnn.parallel import SINGLE_DEVICE
-from jaxnn.run import Run, open_run
 from jaxnn.search import Axis
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._sweep import Sweep
@@ -150,13 +149,6 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def open_member(sweep: Sweep, member: Member) -> Run:
-    """Loads a member as a run, from its run directory, which is exported first if there is none; compiles nothing."""
-    assert sweep.experiment is not None
-    path = member.dir if member.dir is not None and member.dir.is_dir() else export_members(sweep, [member])[0]
-    return open_run(path, sweep.experiment)
-
-
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
     """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume."""
     assert sweep.dir is not None and sweep.experiment is not None
@@ -179,6 +171,8 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
                 raise RecordError(
                     f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
                 )
+            lines = record.read_lines(part / MEMBERS_FILE)
+            group["first"] = next(line["config"] for line in lines if line["member"] == group["members"][0])
             for member in found:
                 state = engine.member_state(restored.state, like, group["members"].index(member.index))
                 path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
@@ -215,6 +209,7 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
         **{name: facts[name] for name in shared},
         "status": member.status,
         "config": member.config,
+        "fingerprint_config": group["first"],
         "member": member.index,
         "options": options | {"devices": None, "strategy": "auto", "mesh": None},
         "steps_per_call": group["steps_per_call"],

@@ -14,7 +14,7 @@ import numpy as np
 from jaxnn.engine import more_is_better
 from jaxnn.observe import Table, html_table, text_table
 from jaxnn.record import metrics_of
-from jaxnn.run import Run, format_rate, format_split
+from jaxnn.run import Run, format_rate, format_split, open_run
 from jaxnn.search import Axis
 from jaxnn.sweeps import _members
 from jaxnn.sweeps._members import LOST, SEED, GroupRow, Groups, Member, count_by_status, show, show_field, show_point
@@ -80,7 +80,10 @@ class Sweep:
         """Returns ``metric``, or the monitored one for None; a ConfigError if no member has it."""
         metric, known = metric or self.monitor, self.metric_names()
         if metric not in known:
-            raise ConfigError(f"no member has a metric {metric!r}: {suggest(metric, known)}.")
+            split = self.monitor.partition("_")[0]
+            meant = f"{split}_{metric.removeprefix('test_')}"
+            hint = f"the sweep was evaluated on {split}: {meant!r}" if meant in known else suggest(metric, known)
+            raise ConfigError(f"no member has a metric {metric!r}: {hint}.")
         return metric
 
     def values(self, metric: str) -> np.ndarray:
@@ -175,10 +178,10 @@ class Sweep:
         return dataclasses.replace(self, members=members, lines=lines, axes=tuple(axes))
 
     def group(self, by: str | Sequence[str] | None = None, metric: str | None = None) -> Groups:
-        """Returns mean, standard deviation and 95 % interval of each metric over members that share some fields.
+        """Returns mean, standard deviation and 95 % interval over seeds of each metric, for members that share fields.
 
-        Only members that finished or stopped early are averaged; the others are counted. ConfigError if a field or the
-        metric is unknown.
+        Settings that vary within a group are averaged for each seed, as they are not independent. Only members that
+        finished or stopped early are averaged; the others are counted. ConfigError if a field or metric is unknown.
 
         >>> swept.group(metric="test_accuracy")
         learning_rate  n  test_accuracy
@@ -201,8 +204,10 @@ class Sweep:
         for point, positions in _members.grouped(self.members, names):
             members = [self.members[position] for position in positions]
             left_out = Counter(member.status for member in members if not member.complete)
-            spreads = {name: _members.spread_of(values[positions]) for name, values in scores.items()}
-            rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads))
+            means = {name: _members.seed_means(members, values[positions]) for name, values in scores.items()}
+            spreads = {name: _members.spread_of(values) for name, (values, _) in means.items()}
+            most = max((count for _, count in means.values()), default=0)
+            rows.append(GroupRow(point, tuple(member.index for member in members), left_out, spreads, most))
         return Groups(tuple(rows), names, {name: self.more_is_better(name) for name in metrics})
 
     def frame(self, *, curves: bool = False) -> pandas.DataFrame:
@@ -261,9 +266,10 @@ class Sweep:
             if found.dir is None:
                 hint = "jn.sweep(experiment, resume=…, member_runs=True) exports it, for jn.fit to resume"
             raise ConfigError(f"member {index} is {found.status}, so it is not a complete run: {hint}.")
-        from jaxnn.sweeps._stored import open_member
+        from jaxnn.sweeps._stored import export_members
 
-        return open_member(self, found)
+        path = found.dir if found.dir is not None and found.dir.is_dir() else export_members(self, [found])[0]
+        return open_run(path, self.experiment)
 
     def table(self, metric: str | None = None, limit: int = 20) -> Table:
         """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.
@@ -316,6 +322,7 @@ class Sweep:
             rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:
             rows.append(("best", f"no member has a result in {self.monitor}"))
+        rows += [("diverged", str(member)) for member in self.members if member.status == "diverged"][:MOST_ERRORS]
         errors = Counter(member.error for member in self.members if member.error)
         rows += [("failed", f"{count} with: {error}") for error, count in errors.most_common(MOST_ERRORS)]
         return [*rows, ("record", str(self.dir or "none"))]

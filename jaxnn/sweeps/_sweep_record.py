@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
 from jaxnn.run import check_same_config, file_name_of, recorded_setup
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
-from jaxnn.sweeps._members import Member
+from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import ConfigError, Experiment, RecordError
@@ -161,11 +161,8 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
     """The evaluation of a member that was best by the monitored metric, and its ``step``; empty before the first."""
     lines = [line for line in log.lines if monitored in line]
     since = evaluations_since_best(log.values(monitored), higher_is_better=higher_is_better)
-    if since >= len(lines):
-        return {}
-    line = lines[len(lines) - 1 - since]
-    split = monitored.partition("_")[0]
-    return {"step": line["step"], **{name: v for name, v in record.metrics_of(line).items() if name.startswith(split)}}
+    best, split = lines[: len(lines) - since][-1:], monitored.partition("_")[0]
+    return {name: value for line in best for name, value in line.items() if name == "step" or name.startswith(split)}
 
 
 def read_before(path: Path) -> dict[str, Any]:
@@ -250,14 +247,23 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
 
 def _check_same(plan: SweepPlan, before: Mapping[str, Any], where: Path) -> None:
     """Confirms that ``plan`` is the sweep of the ``sweep.json`` in ``where``, or of another shard of it."""
-    now = design_facts(plan)
     check_same_config(before["config"], plan.experiment.config, "sweep", where)
+    now = record.jsonable(design_facts(plan))
     for name in ("points", "halving"):
-        if record.jsonable(now[name]) != before[name]:
+        if now[name] != before[name]:
+            what = _difference(before[name], now[name]) if name == "points" else f"{before[name]}, not {now[name]}"
             raise ConfigError(
-                f"the {name} of the sweep in {where} are not these: resume it with those it was started with, or start "
-                "a new sweep."
+                f"the {name} of the sweep in {where} are not these ({what}): --resume {where} without points continues "
+                "the recorded ones; or start a new sweep."
             )
+
+
+def _difference(before: Sequence[Any], now: Sequence[Any]) -> str:
+    if len(now) == len(before) and all(point in now for point in before):
+        return "they are in another order"
+    number = next(n for n in range(len(before) + 1) if before[n : n + 1] != now[n : n + 1])
+    old, new = (show_point(points[number]) if number < len(points) else "none" for points in (before, now))
+    return f"member {number} is {old} there, {new} here"
 
 
 def with_shard_dir(options: SweepOptions) -> SweepOptions:

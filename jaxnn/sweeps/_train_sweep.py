@@ -7,10 +7,9 @@ import dataclasses
 import math
 import operator
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -75,6 +74,7 @@ def sweep_here(
     origin: Mapping[str, Any] | None = None,
 ) -> Sweep:
     """Trains the members in this process."""
+    clock = Clock()
     with contextlib.ExitStack() as around:
         interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
@@ -88,7 +88,7 @@ def sweep_here(
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             preload_orbax()
-        display, clock = around.enter_context(open_display(options.progress)), Clock()
+        display = around.enter_context(open_display(options.progress))
         with display.announcing(clock):
             display.rows(device_rows(), NAME_WIDTH)
             plan = plan_sweep(experiment, points, options, clock)
@@ -126,8 +126,7 @@ def sweep_here(
         return results
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepReport:
+class SweepReport(NamedTuple):
     """One window of one block of members for the display; steps are those of all members together."""
 
     step: int
@@ -156,7 +155,6 @@ class SweepRun:
         """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
-        started = time.perf_counter()
         try:
             for share in self.plan.rungs:
                 for group in self.plan.groups:
@@ -170,7 +168,7 @@ class SweepRun:
             # The error that ended the sweep is raised, even if the disk refuses after that.
             failed = isinstance(sys.exception(), Exception)
             with contextlib.suppress(*([RecordError] if failed else [])):
-                self._complete(time.perf_counter() - started)
+                self._complete()
 
     def _train_group(self, group: Group, share: float) -> None:
         plan, until = self.plan, self.plan.rung_end(group, share)
@@ -230,22 +228,14 @@ class SweepRun:
         done, left = sum(member.log.step for member in plan.members), plan.num_left
         place = f"group {group.number + 1}/{len(plan.groups)}  " if len(plan.groups) > 1 else ""
         numbers = count_by_status(member.log for member in plan.members)
-        latest = []
-        for member in plan.members:
-            values = (line[self.monitored] for line in reversed(member.log.lines) if self.monitored in line)
-            if math.isfinite(value := next(values, math.nan)) and member.log.status not in LOST:
-                latest.append((value, member.point))
-        if latest:
-            value, point = (max if self.higher_is_better else min)(latest, key=operator.itemgetter(0))
-            numbers += f"; best {self.monitored.replace('_', ' ')} {value:.4g} ({show_point(point)})"
-        report = SweepReport(
-            step=done,
-            num_steps=done + left,
-            title=f"{place}step {window.step}",
-            numbers=numbers,
-            rates=f"{format_rate(num_updates / window.seconds)} member-steps/s",
-            is_milestone=window.evaluated or left == 0,
-        )
+        kept = [member for member in plan.members if member.log.status not in LOST]
+        latest = [(member.log.values(self.monitored)[-1:], member.point) for member in kept]
+        if finite := [(values[0], point) for values, point in latest if values and math.isfinite(values[0])]:
+            value, point = (max if self.higher_is_better else min)(finite, key=operator.itemgetter(0))
+            extreme = f"{'highest' if self.higher_is_better else 'lowest'} {self.monitored.replace('_', ' ')}"
+            numbers += f"; {extreme} now {value:.4g} ({show_point(point)})"
+        title, rates = f"{place}step {window.step}", f"{format_rate(num_updates / window.seconds)} member-steps/s"
+        report = SweepReport(done, done + left, title, numbers, rates, window.evaluated or left == 0)
         with self.interruption.stopping_if_unread():
             self.display.report(report)
 
@@ -254,20 +244,16 @@ class SweepRun:
         plan = self.plan
         assert plan.halving is not None
         # Ranked by what they reported there, so that a resumed sweep decides the same.
-        values: dict[int, float] = {}
-        for group in plan.groups:
-            end = plan.rung_end(group, share)
-            for member in group.members:
-                for line in member.log.lines:
-                    if line["step"] == end and self.monitored in line:
-                        values[member.number] = line[self.monitored]
+        ends = {member.number: plan.rung_end(group, share) for group in plan.groups for member in group.members}
+        reports = ((member, line) for member in plan.members for line in member.log.lines if self.monitored in line)
+        values = {m.number: line[self.monitored] for m, line in reports if line["step"] == ends.get(m.number)}
         kept = plan.halving.survivors(values, higher_is_better=self.higher_is_better)
         for member in plan.members:
             if member.number in values and member.number not in kept and member.log.unfinished:
                 member.log.status = "pruned"
         self.record.write_members(plan)
 
-    def _complete(self, seconds: float) -> None:
+    def _complete(self) -> None:
         """Closes the open groups, and writes the outcome."""
         plan, logs = self.plan, [member.log for member in self.plan.members]
         for number in list(plan.open):
@@ -282,8 +268,8 @@ class SweepRun:
         spent = plan.clock.seconds
         training = spent.get("train", 0.0)
         summary = {
-            "seconds": seconds,
-            "spent": {name: value for name, value in spent.items() if name != "caller"},
+            "seconds": sum(spent.values()),
+            "spent": spent,
             "member_steps": self.member_steps,
             "member_steps_per_second": self.member_steps / training if training else None,
             "num_compilations": len(self.compilations),

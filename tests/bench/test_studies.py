@@ -1,4 +1,4 @@
-"""Every study of this repository is complete and runs, and its computations are correct."""
+"""Every study of this repository is complete and runs, its computations are correct, its pages are as published."""
 
 import dataclasses
 import json
@@ -26,16 +26,19 @@ from articles.studies import (
     transfer,
 )
 from articles.studies.scaling import PictureSettings, picture_cnn
-from articles.studies.study_training import training_call, training_cases
+from articles.studies.study_collectives import Collective, Link, Reduction, fit_link
+from articles.studies.study_devices import faster_from
+from articles.studies.study_training import network, training_call, training_cases
 from matplotlib.figure import Figure
 from PIL import Image
 
-from jaxnn.bench import NotMeasured, Rows, Study, find_studies, write_page
+from jaxnn import data
+from jaxnn.bench import NotMeasured, Rows, Study, find_studies, load_study, read_results, write_page
 from jaxnn.models import Bottleneck, MobileNetV2, ResNet
+from jaxnn.nn import unbox
 from jaxnn.types import Splits
-from tests import tiny
-from tests.bench.test_study_findings import random_data
-from tests.studies import CPU, GPU, cases_of, measured_rows, on_cpu, results_of, two_devices
+from tests import shell, tiny
+from tests.studies import CPU, GPU, cases_of, measured_rows, on_cpu, results_of, sized, two_devices
 
 STUDIES = find_studies()
 FAST: dict[str, Any] = {"rounds": 2, "seconds": 0.0}
@@ -72,16 +75,14 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("study", STUDIES.values(), ids=list(STUDIES))
-def test_a_study_is_complete_and_handles_no_rows(study: Study) -> None:
-    assert study.title[-1] == "?" and len(study.method) > 40 and re.fullmatch(r"[a-z_]+", study.name)
-    assert study.claims and all(re.fullmatch(r"A\d+", claim) for claim in study.claims)
-    for settings in (study.full, study.quick):
-        assert settings.rounds >= 2
-        json.dumps(study.definition(settings))
-    assert study.definition(study.full) != study.definition(study.quick)
-    assert all(one.quantity is None for one in study.findings(Rows())) and list(study.conclude({"CPU": Rows()})) == []
-    study.draw({"CPU": Rows()}, Figure(layout="constrained"))
+def test_a_study_is_complete_and_handles_no_rows() -> None:
+    for study in STUDIES.values():
+        assert study.title[-1] == "?" and study.method
+        assert study.claims and all(re.fullmatch(r"A\d+", claim) for claim in study.claims)
+        assert json.dumps(study.definition(study.full)) != json.dumps(study.definition(study.quick))
+        assert all(one.quantity is None for one in study.findings(Rows())), study.name
+        assert list(study.conclude({"CPU": Rows()})) == []
+        study.draw({"CPU": Rows()}, Figure())
 
 
 @pytest.mark.slow
@@ -97,20 +98,15 @@ def test_a_study_runs(study: Study, photographs: Path, tmp_path: Path, monkeypat
     context = on_cpu(settings) if study.name in ON_ONE_DEVICE else two_devices(settings)
     rows = measured_rows(study, context)
     columns = dict(zip((CPU, GPU), rows.values(), strict=False))
-    results = results_of(dataclasses.replace(study, quick=settings), settings, columns)
-    write_page(results, tmp_path, {study.name: dataclasses.replace(study, quick=settings)}, [study.name])
+    write_page(results_of(study, settings, columns), tmp_path, {study.name: study}, [study.name])
 
-    page, measured = (tmp_path / "results.md").read_text(), [row for row in rows["cpu"] if row.seconds]
-    assert f"## {study.name} ({', '.join(study.claims)})" in page and "Quick settings." in page
+    page = (tmp_path / "results.md").read_text()
     assert (tmp_path / f"{study.name}.png").read_bytes().startswith(b"\x89PNG")
     assert all(bool(row.missing) != bool(row.seconds) for row in rows["cpu"])
-    assert bool(measured) == (study.name in TINY), rows["cpu"][0].missing
-    for label, column in columns.items():
-        for finding in study.findings(column):
-            assert set(finding.claim.split(", ")) <= set(study.claims)
-            assert f"| {finding.claim} | {finding.what} |" in page
-        for row in column:
-            assert not row.missing or f"Not measured on {label}" in page and row.missing.rstrip(".") in page
+    assert any(row.seconds for row in rows["cpu"]) == (study.name in TINY), rows["cpu"][0].missing
+    for column in columns.values():
+        assert all(f"| {finding.claim} | {finding.what} |" in page for finding in study.findings(column))
+        assert all(row.missing.rstrip(".") in page for row in column)
     assert all(sentence.endswith(".") and sentence in page for sentence in study.conclude(columns))
     if study.name == "scaling":
         shared = rows["cpu"].where(batch="shared", alone=False)
@@ -123,120 +119,130 @@ def test_a_study_runs(study: Study, photographs: Path, tmp_path: Path, monkeypat
         assert not [name for one in rows["cpu"].where(alone=True) for name in one.observed if "all-" in name]
 
 
-# --- computations ---
+@pytest.mark.parametrize("name", ["articles_cpu", "scaling_cpu"])
+def test_published_pages_are_those_of_the_recorded_results(name: str, tmp_path: Path) -> None:
+    published = shell.ROOT / "experiments" / "results" / name
+    own = load_study(str(shell.ROOT / "experiments" / "scaling.py"), {})
+    write_page(read_results(published), tmp_path, STUDIES | {own.name: own}, ())
+    for file in ("results.md", "results.json"):
+        assert (tmp_path / file).read_text() == (published / file).read_text()
+
+
+# Of each network: parameters, as published or counted in the original code; shape of an input, vocabulary or 0, labels.
+NETWORKS: dict[str, tuple[int, tuple[int, ...], int, int]] = {
+    "mnist_mlp": (669_706, (28, 28, 1), 0, 10),
+    "mnist_cnn": (1_199_882, (28, 28, 1), 0, 10),
+    "cifar10_cnn": (1_250_858, (32, 32, 3), 0, 10),
+    "imdb_lstm": (2_658_945, (100,), 20_000, 2),
+    "imdb_fasttext": (60_151_751, (400,), 20_000, 2),
+    "lstm_text_generation": (91_047, (40,), 39, 39),
+    "text_generator": (444_546, (40,), 39, 39),
+    "fcn5": (14_205_962, (28, 28, 1), 0, 10),
+    "alexnet_r": (85_098, (32, 32, 3), 0, 10),
+    "resnet56": (855_770, (32, 32, 3), 0, 10),
+    "ptb_lstm": (6_180_624, (32,), 10_000, 10_000),
+    "cats_and_dogs": (1_994_305, (150, 150, 3), 0, 2),
+    "news_bag": (1_280_260, (64,), 20_000, 4),
+    "news_lstm": (2_659_332, (64,), 20_000, 4),
+}
+
+
+def random_data(name: str, num_examples: int) -> Splits:
+    """Random data in the shape of a network's own."""
+    _, shape, tokens, classes = NETWORKS[name]
+    random = np.random.default_rng(0)
+    inputs = random.integers(0, tokens or 256, (num_examples, *shape), np.int32 if tokens else np.uint8)
+    labels = random.integers(0, classes, inputs.shape if name == "ptb_lstm" else num_examples, np.int32)
+    return data.arrays(train=(inputs, labels), name=name)
+
+
+def test_article_scripts_state_their_claim_and_have_the_published_number_of_parameters() -> None:
+    scripts = {path.stem: path for path in (shell.ROOT / "experiments" / "articles").glob("*.py")}
+    assert set(scripts) == set(NETWORKS)
+    for name, path in scripts.items():
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 40 and [line.split()[0] for line in lines[2:5]] == ["Claim", "Command", "Result"]
+        task, source = network(name).task(network(name).config), random_data(name, 2).train
+        batch = source.as_batch(source.read(np.arange(2)))
+        params, _ = jax.eval_shape(lambda key, task=task, batch=batch: task.init(key, batch), jax.random.key(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(unbox(params))) == NETWORKS[name][0], name
 
 
 @pytest.mark.slow
 def test_all_forms_of_a_computation_agree() -> None:
-    first, device = jax.devices()[:2]
+    first = jax.devices()[0]
     vector = np.linspace(-3, 3, 50, dtype=np.float32)
     for operation in activations.OPERATIONS:
         values = [activations.make_call(operation, form, vector, first)() for form in activations.FORMS]
         for found in values[1:]:
             np.testing.assert_allclose(np.asarray(found), values[0], rtol=1e-5, atol=1e-6)
-    # At the first position of rows 0 1 2 3, 4 5 6 7, …: .6·1 − .1·2 + .5·4 − .4·6 + .2·8 − .7·9 − 1·10 = −14.7; the
-    # filter sums to 0, so all positions of a ramp are equal.
-    ramp, noise = np.arange(16, dtype=np.float32).reshape(4, 4), convolution.make_picture(19)
-    exact = convolution.exact(noise)
+    picture = convolution.make_picture(19)
     for form in convolution.FORMS:
-        found = [np.asarray(convolution.make_call(form, picture, first)()) for picture in (ramp, noise)]
-        np.testing.assert_allclose(found[0], np.full((2, 2), -14.7), rtol=1e-5)
-        np.testing.assert_allclose(found[1], exact, rtol=1e-5, atol=1e-6)
-    assert convolution.make_call("XLA", ramp, device)().devices() == {device}
-
-
-def test_the_error_of_a_precision_is_its_rounding() -> None:
-    def error(name: str) -> float:
-        return float(matmul._error(name, 128, "cpu", jax.devices()[0])["error"])  # type: ignore[arg-type]
-
-    assert 1e-17 < error("float64") < 1e-14 and 1e-8 < error("float32") < 1e-6
-    # Steps of 1/32 have an error of 1/32/√12 each: 0.9 % of a standard deviation, in two factors 1.3 %.
-    assert error("int8") == pytest.approx(0.0128, rel=0.1)
-    with pytest.raises(NotMeasured, match="hardware"):
-        matmul._begin("tf32", 8, "cpu", jax.devices()[0])
+        found = np.asarray(convolution.make_call(form, picture, first)())
+        np.testing.assert_allclose(found, convolution.exact(picture), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_transfers_copy_and_operations_agree_wherever_the_data_are() -> None:
     device = jax.devices()[1]
     array = transfer.host_array(10_000)
-    assert array.ctypes.data % 64 == 16  # JAX would use aligned memory without a copy
     copied, before = jax.block_until_ready(jax.device_put(array, device)), array.copy()
-    array[:] = -1
+    array[:] = -1  # JAX would use aligned memory without a copy
     np.testing.assert_array_equal(copied, before)
     first, second = transfer.fetch_again(copied), transfer.fetch_again(copied)
     assert len({first.ctypes.data, second.ctypes.data, copied.unsafe_buffer_pointer()}) == 3
-    for direction in transfer.DIRECTIONS:
-        for memory in (transfer.PINNED, transfer.PAGEABLE):
-            found = transfer.make_transfer(direction, memory, 64, device)()
-            np.testing.assert_array_equal(found, transfer.host_array(16))
-    for name, operation in transfer.OPERATIONS.items():
-        arrays = [transfer.host_array(*shape) for shape in operation.shapes(3)]
-        forms = (transfer.THERE_AND_BACK, transfer.IN_PLACE)
-        found, resident = (transfer.make_computation(operation, form, 3, device)() for form in forms)
-        assert isinstance(found, np.ndarray) and resident.devices() == {device}
-        np.testing.assert_array_equal(found, resident)
-        if name != "convolution":
-            expected = np.maximum(arrays[0], 0) if name == "relu" else arrays[0] @ arrays[1]
-            np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
-def test_inference_answers_as_the_model_does() -> None:
-    variables, device = inference.make_variables(RESNET, 32), jax.devices()[1]
-    pictures = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), np.uint8)
-    expected = RESNET.apply(variables, pictures.astype(np.float32) / 255)
-    for precision, tolerance in (("float32", 1e-5), ("bfloat16", 0.05)):
-        found = inference.make_call(RESNET, variables, precision, pictures, device)()
-        np.testing.assert_allclose(found, expected, atol=tolerance * float(np.abs(expected).max()))
-    alone, among = (latency.make_call("MLP", batch, device)() for batch in (1, 3))
-    np.testing.assert_allclose(among[0], alone[0], rtol=1e-5, atol=1e-6)
-    assert np.abs(among[1] - among[0]).max() > 1e-3 and among.devices() == {device}
-
-
-@pytest.mark.slow
-def test_pipeline_forms_train_on_the_same_batches(photographs: Path) -> None:
+def test_training_of_studies_is_that_of_runs(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     for form in pipeline.FORMS:
         training = pipeline.FedTraining(form, PIPELINE, "cpu")
         training()
         training()
         losses.append(training.losses)
-        observed = training.end()
-        assert 0 <= float(observed["waited"] or 0) < 1 and observed["workers"] == 0
+        assert 0 <= float(training.end()["waited"] or 0) < 1
     assert len(losses[0]) == len(set(losses[0])) == 2
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
 
+    calls = [training_call(tiny.experiment(), tiny.splits(), "cpu", num_steps)[0] for num_steps in (5, 15)]
+    parts = [float(calls[0]().sums["loss"]) for _ in range(3)]
+    assert sum(parts) == pytest.approx(float(calls[1]().sums["loss"]), rel=1e-6), "a call continues the last one"
 
-@pytest.mark.slow
-def test_training_calls_continue_where_the_last_one_ended() -> None:
-    def losses(num_steps: int, times: int) -> list[float]:
-        train, _, _ = training_call(tiny.experiment(), tiny.splits(), "cpu", num_steps)
-        return [float(train().sums["loss"]) for _ in range(times)]
-
-    parts = losses(5, 3)
-    assert sum(parts) == pytest.approx(losses(15, 1)[0], rel=1e-6) and parts[2] < parts[0]
-
-
-@pytest.mark.slow
-def test_a_full_run_reports_its_metrics_unless_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def data(interrupt: bool) -> Splits:
-        if interrupt:
-            signal.raise_signal(signal.SIGTERM)  # ends the run at its next window
-        train = random_data("mnist_mlp", 256).train
-        return Splits(train, train)
-
+    train = random_data("mnist_mlp", 256).train
+    splits = Splits(train, train)
     _, (full,) = training_cases(on_cpu(dataclasses.replace(text.STUDY.full, networks=("mnist_mlp",))))
     short = mnist_mlp.experiment.replace(num_steps=30)
     assert full.observe is not None
-    monkeypatch.setattr(mnist_mlp, "experiment", dataclasses.replace(short, data=lambda _: data(False)))
+    monkeypatch.setattr(mnist_mlp, "experiment", dataclasses.replace(short, data=lambda _: splits))
     assert {"test_accuracy", "run_seconds"} <= set(full.observe())
-    monkeypatch.setattr(mnist_mlp, "experiment", dataclasses.replace(short, data=lambda _: data(True)))
+    # The signal ends the run at its next window.
+    stopped = dataclasses.replace(short, data=lambda _: (signal.raise_signal(signal.SIGTERM), splits)[1])
+    monkeypatch.setattr(mnist_mlp, "experiment", stopped)
     with pytest.raises(KeyboardInterrupt):
         full.observe()
 
 
-def test_scaling_needs_enough_devices_and_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_knee_and_the_size_from_which_a_device_is_faster() -> None:
+    knee = latency.knee(sized("batch", {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.6}))  # 1, 2, 4 and 5 examples/s
+    assert knee is not None and knee.what["batch"] == 4 and latency.knee(Rows()) is None
+    slow = sized("size", {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0})
+    for times, expected in (
+        ({1: 0.5, 2: 3.0, 4: 3.0, 8: 3.0}, 4),  # faster at one small size by chance
+        ({2: 1.0, 8: 7.0, 16: 99.0}, 2),  # only sizes of both count
+        ({1: 0.5, 2: 0.5, 4: 0.5, 8: 8.0}, None),
+    ):
+        assert faster_from(sized("size", times), slow, "size") == expected
+
+
+def test_scaling_predicts_collectives_and_needs_devices_and_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(20e-6, 1 / 5e9)
+    # An all-reduce over 4 devices: 6 messages, 1.5 of the bytes.
+    assert link.seconds([Collective("all-reduce", 2, 88)], 4) == pytest.approx(2 * 6 * 20e-6 + 1.5 * 88 / 5e9)
+    timed = [Reduction(n, size, 1.0) for n in (2, 4, 8) for size in (2**12, 2**24)]
+    found = fit_link([one._replace(seconds=one.predicted(link)) for one in timed])
+    assert tuple(found or ()) == pytest.approx(tuple(link))
+
     experiment, devices = picture_cnn(SCALING), jax.devices()
     with pytest.raises(NotMeasured, match="more than the 8 of the data"):
         study_scaling.make_step(experiment, experiment.data(experiment.config), devices[:1], 9, 2, False)

@@ -1,7 +1,5 @@
 """The compile cache of scripts stays below its limit, and is used only where no other user can have written it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,19 +10,6 @@ import pytest
 from jaxnn.cli import enable_compile_cache
 
 
-def fill(folder: Path, *used: str) -> None:
-    """Creates files of 100 bytes, least recently used first."""
-    for seconds, name in enumerate(used):
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file.write_bytes(bytes(100))
-        os.utime(file, (seconds, 0))
-
-
-def names(folder: Path) -> set[str]:
-    return {file.name for file in folder.rglob("*") if file.is_file()}
-
-
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_once: None) -> Path:
     """The place of the user's cache; JAX is configured to use none."""
@@ -33,21 +18,28 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled_once: None) -
     return tmp_path / "jaxnn" / "compiled"
 
 
-@pytest.mark.parametrize(("limit", "left"), [(499, {"d", "last"}), (500, {"first", "b", "c", "d", "last"})])
-def test_least_recently_used_programs_are_deleted_down_to_half_the_limit(
-    limit: int, left: set[str], ours: Path
-) -> None:
-    ours.mkdir(parents=True, mode=0o700)
-    fill(ours, "below/first", "b", "c", "d", "last")
+def enable(directory: Path | None, limit: int) -> str | None:
+    """The directory of JAX's cache after a script enabled one, where ``directory`` was configured before."""
+    jax.config.update("jax_compilation_cache_dir", directory and str(directory))
     enable_compile_cache(limit)
-    assert names(ours) == left and jax.config.jax_compilation_cache_dir == str(ours)
+    return jax.config.jax_compilation_cache_dir
 
 
-def test_cache_that_jax_is_configured_to_use_is_left_alone(ours: Path, tmp_path: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "other"))
-    fill(ours, "old")
-    enable_compile_cache(99)
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "other") and names(ours) == {"old"}
+def test_least_recently_used_programs_are_deleted_down_to_half_the_limit(
+    ours: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = os.umask(0)
+    try:
+        assert enable(None, 0) == str(ours) and ours.stat().st_mode & 0o777 == 0o700, "for its user alone"
+    finally:
+        os.umask(before)
+    for seconds, name in enumerate(("first", "b", "c", "d", "last")):
+        (ours / name).write_bytes(bytes(100))
+        os.utime(ours / name, (seconds, 0))
+    for directory, limit, left in ((None, 500, 5), (ours.parent, 99, 5), (None, 499, 2)):  # a user's own is left alone
+        assert enable(directory, limit) == str(directory or ours)
+        assert len(list(ours.iterdir())) == left
+    assert {file.name for file in ours.iterdir()} == {"d", "last"} and not capsys.readouterr().err
 
 
 WRITABLE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
@@ -64,18 +56,6 @@ def test_cache_that_others_may_have_written_is_not_used(
 ) -> None:
     ours.mkdir(parents=True, mode=0o700)
     WRITABLE[why](ours, monkeypatch)
-    enable_compile_cache()
-    assert jax.config.jax_compilation_cache_dir is None
+    assert enable(None, 99) is None
     (line,) = capsys.readouterr().err.splitlines()
     assert "not kept" in line and str(ours) in line
-
-
-def test_cache_is_made_for_its_user_alone(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = os.umask(0)
-    try:
-        enable_compile_cache()
-    finally:
-        os.umask(before)
-    assert ours.stat().st_mode & 0o777 == 0o700
-    assert jax.config.jax_compilation_cache_dir == str(ours)
-    assert not capsys.readouterr().err

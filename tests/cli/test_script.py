@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import chex
 import pytest
 
 import jaxnn as jn
@@ -47,7 +48,7 @@ def test_flags_change_the_config_and_how_it_is_run(finished: jn.Run) -> None:
     facts = tiny.read(finished.dir)
     assert facts["config"]["learning_rate"] == 0.25 and facts["options"]["keep_last"] == 1
     expected = tiny.fit(tiny.experiment(learning_rate=0.25))
-    tiny.assert_bitwise_equal(finished.state.params, expected.state.params)
+    chex.assert_trees_all_equal(finished.state.params, expected.state.params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,28 +84,25 @@ ERRORS = {
     "--epochs=3": r"there is no flag --epochs: did you mean --num-steps \(updates, not epochs\)",
     "sweep --lr 0.1 0.2": ".*--learning-rate",
     "plan --bs 8": ".*--batch-size",
-    "advise --lr 1": ".*--learning-rate",
     f"--num-steps {'9' * 20}": "num_steps is 9+, and must be below",
     f"--resume {'x' * 300}": ".?x+.*File name too long",
     "--run-dir a\udcffb": r"a\\udcffb is not UTF-8",
     "--resume a\x1b[2J\nb": r"a\\x1b\[2J\\nb holds no run",
     "--monitor-mode up": ".*'up'.*--monitor-mode.*auto.*min.*max",
-    "--num-steps -3": "num_steps must be an integer >= 1, not -3",
     "--num-steps 0": "num_steps must be an integer >= 1, not 0.$",
     "--batch-size 1000": "a batch of 1000 is larger than the set of 37",
     "--patience 0": "patience must be an integer >= 1, not 0",
     "--monitor acuracy": "monitor is 'acuracy'.*did you mean 'accuracy'",
-    "--resume": ".*--resume",
     "surplus": ".*surplus",
 }
 
 
-@pytest.mark.parametrize("line", ERRORS)
-def test_errors_are_one_line(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_errors_are_one_line_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert re.match(f"error: {ERRORS[line]}", fails(capsys, *line.split(" ")))
+    for line, words in ERRORS.items():
+        assert re.match(f"error: {words}", fails(capsys, *line.split(" "))), line
     assert not list(tmp_path.iterdir())
 
 
@@ -113,15 +111,9 @@ class Patient(tiny.Config):
     patience: int = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Nested(tiny.Config):
-    inner: Shaped = Shaped()
-
-
-def test_fields_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for config, field in ((Patient(), "patience"), (Nested(), "learning_rate")):
-        experiment: Any = dataclasses.replace(tiny.experiment(), config=config)
-        assert f"has a field '{field}'" in fails(capsys, experiment=experiment)
+def test_field_with_the_name_of_an_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    experiment: Any = dataclasses.replace(tiny.experiment(), config=Patient())
+    assert "has a field 'patience'" in fails(capsys, experiment=experiment)
 
 
 def test_diverged_run_exits_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +136,7 @@ def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
     assert re.match("error: the run in .* has learning_rate = 0.25, this experiment 0.5", error)
     longer = script("--resume", shutil.copytree(path, tmp_path / "run"), "--num-steps", 30)
     expected = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
-    tiny.assert_bitwise_equal(longer.state.params, expected.state.params)
+    chex.assert_trees_all_equal(longer.state.params, expected.state.params)
 
 
 @pytest.mark.slow
@@ -158,20 +150,3 @@ def test_digits_script_trains_from_the_shell(tmp_path: Path) -> None:
     for words in ("placement", "cpu:0", "finished", "test accuracy", "time to first step", "record"):
         assert words in done.stdout
     assert tiny.read(tmp_path / "run")["name"] == "digits_mlp"
-
-
-@pytest.mark.slow
-def test_missing_data_without_a_network_name_their_folder(tmp_path: Path) -> None:
-    nowhere = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "HTTP", "HTTPS")}
-    done = shell.python(
-        shell.ROOT / "experiments" / "mnist_mlp.py",
-        *("--run-dir", tmp_path / "run"),
-        JAXNN_DATA=str(tmp_path / "empty"),
-        JAX_COMPILATION_CACHE_DIR=str(tmp_path / "compiled"),
-        **nowhere,
-    )
-    assert done.returncode == 2
-    *progress, error = done.stderr.strip().splitlines()
-    assert all(line.startswith("jaxnn: downloading") for line in progress)
-    assert re.match(r"error: train-images.*gz of mnist is not in .*empty.*JAXNN_DATA", error)
-    assert not (tmp_path / "run").exists()

@@ -2,10 +2,8 @@
 
 import hashlib
 import http.server
-import logging
 import threading
 
-import pooch
 import pytest
 
 from jaxnn import data
@@ -45,7 +43,6 @@ def files_below(folder):
 
 
 def test_a_download_is_complete_and_logs_one_line(server, tmp_path, capsys):
-    pooch.get_logger().setLevel(logging.WARNING)
     path = fetch("digits", "a.bin", [f"{server}/missing", f"{server}/good"], SHA256, tmp_path)
     assert path == tmp_path / "digits" / "a.bin"
     assert path.read_bytes() == BODY and path.stat().st_mode & 0o777 == 0o644
@@ -53,31 +50,23 @@ def test_a_download_is_complete_and_logs_one_line(server, tmp_path, capsys):
     output = capsys.readouterr()
     assert output.out == "" and output.err.count("\n") == 1
     assert f"{server}/missing" in output.err
-    assert pooch.get_logger().level == logging.WARNING
-    pooch.get_logger().setLevel(logging.INFO)
     # Now that it exists, it is used unchecked and without the network.
     path.write_bytes(b"mine")
     assert fetch("digits", "a.bin", "http://127.0.0.1:1/", SHA256, tmp_path).read_bytes() == b"mine"
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    ("places", "reason"),
-    ((["truncated"], "cut off"), (["missing", "good"], "status 404; .*another sha256")),
-)
-def test_a_failed_download_leaves_nothing(server, tmp_path, places, reason):
-    urls = [f"{server}/{place}" for place in places]
-    with pytest.raises(DataError, match=reason) as caught:
-        fetch("digits", "a.bin", urls, SHA256 if places == ["truncated"] else "0" * 64, tmp_path)
-    message = str(caught.value)
-    assert all(part in message for part in ("a.bin", str(tmp_path / "digits"), *urls, "JAXNN_DATA"))
-    assert "\n" not in message and files_below(tmp_path) == []
-
-
-def test_a_refused_connection_and_folder_are_reported(server, tmp_path):
-    with pytest.raises(DataError, match="connection failed, is there a network"):
-        fetch("digits", "a.bin", "http://127.0.0.1:1/a.bin", SHA256, tmp_path)
-    assert files_below(tmp_path) == []
+def test_a_failed_download_is_reported_and_leaves_nothing(server, tmp_path):
+    for urls, digest, reason in (
+        ([f"{server}/truncated"], SHA256, "cut off"),
+        ([f"{server}/missing", f"{server}/good"], "0" * 64, "status 404; .*another sha256"),
+        (["http://127.0.0.1:1/a.bin"], SHA256, "connection failed, is there a network"),
+    ):
+        with pytest.raises(DataError, match=reason) as caught:
+            fetch("digits", "a.bin", urls, digest, tmp_path)
+        message = str(caught.value)
+        assert all(part in message for part in ("a.bin", str(tmp_path / "digits"), *urls, "JAXNN_DATA"))
+        assert "\n" not in message and files_below(tmp_path) == []
     (tmp_path / "letters").write_text("a file where the folder should be")
     with pytest.raises(DataError, match="cannot be written there: "):
         fetch("letters", "a.bin", f"{server}/good", SHA256, tmp_path)
@@ -98,9 +87,6 @@ def test_missing_data_sets_say_how_to_get_them(load, message, tmp_path, monkeypa
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with pytest.raises(DataError, match=message):
         load(data_dir=tmp_path)
-    # A name that the system refuses.
-    with pytest.raises(DataError, match="cannot be read: File name too long"):
-        load(data_dir=tmp_path / ("x" * 300))
 
 
 def test_data_dir_is_the_argument_else_the_environment_else_a_cache(monkeypatch, tmp_path):
@@ -110,6 +96,5 @@ def test_data_dir_is_the_argument_else_the_environment_else_a_cache(monkeypatch,
     monkeypatch.delenv("JAXNN_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_dir().name == "jaxnn"
-    assert tmp_path in data_dir().parents
+    assert data_dir().name == "jaxnn" and tmp_path in data_dir().parents
     assert data_dir("~/sets") == tmp_path / "sets"

@@ -42,15 +42,13 @@ def write(path, data):
     return path
 
 
-@pytest.mark.parametrize(
-    ("code", "dtype"), ((0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8"))
-)
-def test_idx_is_big_endian_in_the_file_and_native_in_memory(tmp_path, code, dtype):
-    expected = np.array([[[1, 2], [3, 100]]], dtype) - np.array(0 if dtype == "u1" else 5, dtype)
-    for name in ("a.gz", "a"):
-        array = read_idx(str(write(tmp_path / name, idx_bytes(expected, code))), 3)
-        assert array.dtype == np.dtype(dtype)
-        np.testing.assert_array_equal(array, expected)
+def test_idx_is_big_endian_in_the_file_and_native_in_memory(tmp_path):
+    for code, dtype in ((0x08, "u1"), (0x09, "i1"), (0x0B, "i2"), (0x0C, "i4"), (0x0D, "f4"), (0x0E, "f8")):
+        expected = np.array([[[1, 2], [3, 100]]], dtype) - np.array(0 if dtype == "u1" else 5, dtype)
+        for name in ("a.gz", "a"):
+            array = read_idx(str(write(tmp_path / name, idx_bytes(expected, code))), 3)
+            assert array.dtype == np.dtype(dtype)
+            np.testing.assert_array_equal(array, expected)
 
 
 GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
@@ -66,7 +64,6 @@ GOOD = idx_bytes(np.arange(24, dtype=np.uint8).reshape(2, 3, 4))
         (GOOD[:-1], 3, "should have 24 bytes .* but has 23"),
         (GOOD + b"\0", 3, "should have 24 bytes .* but has more"),
         (header(20, 2**15, 2**15) + b"abc", None, "should have .* but has 3|would decompress to"),
-        (header(1000) + bytes(10_000_000), None, "should have .* but has more"),
         (header(0, *[2**32 - 1] * 3), None, "impossible shape"),
     ),
 )
@@ -79,12 +76,11 @@ def test_damaged_idx_files_raise_in_bounded_memory(tmp_path, name, data, num_axe
 
 def test_damaged_gzip_and_missing_files_raise(tmp_path):
     data = gzip.compress(idx_bytes(np.random.default_rng(0).integers(0, 256, (2, 30, 40), dtype=np.uint8)))
-    path = tmp_path / "a.gz"
     # The last eight bytes hold the checksum and the length.
-    for damaged, why in ((GOOD, "Not a gzipped"), (data[:999], "Compressed file ended"), (data[:-8] + b"\0" * 8, "")):
-        path.write_bytes(damaged)
+    for damaged, why in ((GOOD, "Not a gzipped"), (data[:-9], "Compressed file ended"), (data[:-8] + b"\0" * 8, "")):
+        (tmp_path / "a.gz").write_bytes(damaged)
         with pytest.raises(DataError, match=rf"a\.gz cannot be decompressed \({why}"):
-            read_idx(path)
+            read_idx(tmp_path / "a.gz")
     with pytest.raises(DataError, match=r"no\.gz cannot be read: No such file"):
         read_idx(tmp_path / "no.gz")
 
@@ -98,10 +94,8 @@ def test_four_idx_files_become_splits(tmp_path, load):
         write(folder / f"{split}-labels-idx1-ubyte.gz", idx_bytes(np.arange(count, dtype=np.uint8)))
     splits = load(tmp_path, num_validation=2)
     assert splits.train.examples.inputs.shape == (4, 28, 28, 1)
-    np.testing.assert_array_equal(splits.validation.targets, [4, 5])
-    np.testing.assert_array_equal(splits.validation.examples.inputs[:, 5, 5, 0], [4, 5])
-    np.testing.assert_array_equal(splits.test.targets, [0, 1, 2, 3])
-    assert load(tmp_path).validation is None
+    assert splits.validation.targets.tolist() == splits.validation.examples.inputs[:, 5, 5, 0].tolist() == [4, 5]
+    assert splits.test.targets.tolist() == [0, 1, 2, 3] and load(tmp_path).validation is None
     write(folder / "t10k-labels-idx1-ubyte.gz", idx_bytes(np.array([0, 10, 0, 0], np.uint8)))
     with pytest.raises(DataError, match="label 10 of example 1 in test"):
         load(tmp_path)
@@ -124,8 +118,8 @@ def write_folder(root, **changed):
     return root / FOLDER
 
 
-def write_archive(root, leave_out=(), first=b"", zeros=0):
-    """Writes the archive, with headers ``first`` and then ``zeros`` MiB at its start."""
+def write_archive(root, leave_out=(), first=b""):
+    """Writes the archive, with headers ``first`` at its start."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as file:
         for name, batch in BATCHES.items():
@@ -135,14 +129,11 @@ def write_archive(root, leave_out=(), first=b"", zeros=0):
                 member.size = len(data)
                 file.addfile(member, io.BytesIO(data))
     # A gzip file may have several parts.
-    parts = (first, *[bytes(1 << 20)] * zeros, stream.getvalue())
-    compressed = {part: gzip.compress(part) for part in {*parts}}
-    (root / ARCHIVE).write_bytes(b"".join(compressed[part] for part in parts))
+    (root / ARCHIVE).write_bytes(gzip.compress(first) + gzip.compress(stream.getvalue()))
     return root / ARCHIVE
 
 
 def check_complete(splits):
-    """Compares with the batches, pixel by pixel, from the layout's definition."""
     assert splits.train.targets.tolist() == [label for name in TRAIN for label in BATCHES[name][1]]
     planes, labels = BATCHES["test_batch"]
     assert splits.test.targets.tolist() == labels.tolist()
@@ -156,9 +147,7 @@ def check_complete(splits):
 @pytest.mark.parametrize(("write_files", "below"), ((write_folder, "cifar10"), (write_archive, ".")))
 def test_cifar_is_the_same_from_folder_and_archive(tmp_path, write_files, below):
     write_files(tmp_path / below)
-    before = list(tmp_path.rglob("*"))
     check_complete(cifar10(tmp_path))
-    assert list(tmp_path.rglob("*")) == before
     splits = cifar10(tmp_path, num_validation=3)
     labels = [*BATCHES["data_batch_4"][1][-1:], *BATCHES["data_batch_5"][1]]
     assert (splits.validation.targets.tolist(), splits.train.num_examples) == (labels, 7)
@@ -184,8 +173,8 @@ def enlarge(root):
         file.truncate(8 << 30)  # sparse: it takes no space
 
 
-def archive(*first, zeros=0):
-    return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)), zeros)
+def archive(*first):
+    return lambda root: write_archive(root, ("data_batch_1",), b"".join((member("readme"), *first)))
 
 
 PLANES = np.zeros((2, 3072), np.uint8)
@@ -201,9 +190,7 @@ PLANES = np.zeros((2, 3072), np.uint8)
         (archive(), rf"{ARCHIVE} does not have data_batch_1\.bin"),
         (lambda root: os.truncate(write_archive(root), 30_000), rf"{ARCHIVE} is truncated or damaged"),
         (archive(member("data_batch_1.bin", 8 << 30)), "decompresses to over"),
-        (archive(member("other", 200 << 20), zeros=300), "decompresses to over"),
         (archive(sparse("data_batch_1.bin", 1 << 27)), "a link or the like at data_batch_1"),
-        (archive(member("pax", 8 << 30, tarfile.XHDTYPE)), "truncated or damaged"),
         # With a negative size the next header would be this one, forever.
         (archive(member("other", -512)), "truncated or damaged"),
         (archive(member("../evil", kind=tarfile.DIRTYPE)), r"would be outside of it, '\.\./evil'"),
@@ -217,11 +204,6 @@ def test_damaged_and_hostile_cifar_files_raise_in_bounded_memory(tmp_path, write
     assert str(tmp_path) in str(caught.value)
 
 
-class Hostile:
-    def __reduce__(self):
-        return os.system, ("true",)
-
-
 def test_pickles_are_refused_and_can_be_converted(tmp_path):
     for name, (planes, labels) in BATCHES.items():
         content = {b"data": planes, b"labels": labels.tolist()}
@@ -230,6 +212,6 @@ def test_pickles_are_refused_and_can_be_converted(tmp_path):
         cifar10(tmp_path)
     convert_cifar.convert(tmp_path / "cifar-10-batches-py")
     check_complete(cifar10(tmp_path))
-    write(tmp_path / "data_batch_1", pickle.dumps(Hostile()))
+    write(tmp_path / "data_batch_1", pickle.dumps(os.system))
     with pytest.raises(pickle.UnpicklingError, match="system is not part of CIFAR"):
         convert_cifar.convert(tmp_path)

@@ -44,14 +44,13 @@ def test_lists_become_ids_of_the_training_vocabulary() -> None:
 
 
 def test_fingerprints_differ_by_texts_labels_and_tokenizers() -> None:
+    other = (["bad film", "bad bad", "good bad"], TRAIN[1])
     made = [
-        text_arrays(TRAIN, tokenizer=SHORT),
+        *(text_arrays(train, tokenizer=SHORT) for train in (TRAIN, TRAIN, other, (TRAIN[0], [1, 1, 1]))),
         text_arrays(TRAIN, tokenizer=dataclasses.replace(SHORT, keep="start", length=1)),
-        text_arrays((["bad film", "bad bad", "good bad"], TRAIN[1]), tokenizer=SHORT),
-        text_arrays((TRAIN[0], [1, 1, 1]), tokenizer=SHORT),
     ]
-    assert len({data_fingerprint(splits) for splits in made}) == 4
-    assert data_fingerprint(made[0]) == data_fingerprint(text_arrays(TRAIN, tokenizer=SHORT))
+    first, again, *rest = map(data_fingerprint, made)
+    assert first == again and len({first, *rest}) == 4
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,6 @@ def test_fingerprints_differ_by_texts_labels_and_tokenizers() -> None:
         (lambda: text_arrays(TRAIN, (["a", " ", ""], [0, 1, 1])), r"text 1 of test is empty \(empty texts: 2\)"),
         (lambda: text_arrays(TRAIN, tokenizer=str.split), "tokenizer must be a jn.data.Tokenizer"),
         (lambda: text_arrays(TRAIN, validation=(["a"], [0, 1])), "validation has 1 inputs but 2 targets"),
-        (lambda: text_arrays(TRAIN, num_classes=1), "label 1 of example 2 in train is out of range"),
         (lambda: vocabulary(jn.data.arrays((np.ones((2, 3)), [0, 1]))), "arrays has no vocabulary: .*text_arrays"),
     ],
 )
@@ -94,11 +92,9 @@ def test_folders_are_read_by_class_then_by_name(tmp_path: Path, monkeypatch: pyt
     # Other and hidden files are ignored.
     ignored = {"train/neg/a.md": "x", "train/neg/._a.txt": "x", "train/.cache/a.txt": "x"}
     root, listed = write_folder(tmp_path / "films", REVIEWS | ignored), pathlib.Path.iterdir
-    for reverse in (False, True):
-        in_order = lambda path, reverse=reverse: iter(sorted(listed(path), reverse=reverse))  # noqa: E731
-        monkeypatch.setattr(pathlib.Path, "iterdir", in_order)
-        check(splits := text_folder(root, SHORT))
-        assert splits.name == "films"
+    monkeypatch.setattr(pathlib.Path, "iterdir", lambda path: iter(sorted(listed(path), reverse=True)))
+    check(splits := text_folder(root, SHORT))
+    assert splits.name == "films"
 
 
 @pytest.mark.parametrize("name", ["val", "validation"])
@@ -116,7 +112,6 @@ def test_validation_may_have_either_name(name: str, tmp_path: Path) -> None:
         ({}, "films is not a folder: give the folder that contains train/"),
         ({"test/a/a.txt": "x"}, r"no train/ \(of train, val and test it has test\): arrange .* train/<class>/\*\.txt"),
         ({"train/a/a.txt": "x", "val/a/a.txt": "x", "validation/a/a.txt": "x"}, "has both val and validation"),
-        ({"train/a.txt": "x"}, "train has no class folders: put the files into train/<class>/"),
         ({**REVIEWS, "test/so/a.txt": "x"}, r"test does not have the classes of train \(they differ in so\)"),
         ({**REVIEWS, "train/none/a.md": "x", "test/none/a.txt": "x"}, r"train/none has no \.txt"),
         ({"train/a/a.txt": "caf\udce9"}, r"a/a\.txt is not UTF-8 text \(unexpected end of data at byte 3\)"),
@@ -162,7 +157,6 @@ def change_one_byte(path: Path) -> None:
     ("write", "message"),
     [
         (change_one_byte, r"is truncated or damaged \(CRC check failed"),
-        (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[2]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
         (lambda path: write_archive(path, {NAMES[0]: "x", NAMES[3]: "x"}), "does not have aclImdb/{train,test}/{neg,p"),
         (lambda path: write_archive(path, {NAMES[0]: "a\udcffb"}), "is not UTF-8 text .*at byte 1"),
     ],
@@ -177,10 +171,6 @@ def test_damaged_archives_raise(write: Callable[[Path], Any], message: str, tmp_
 def test_real_reviews(data_dir: Path) -> None:
     splits: Any = imdb(Tokenizer(ngrams=2, length=400, pad="start"), data_dir=data_dir)
     assert repr(splits) == "Splits(imdb: 25,000 train, 25,000 test, inputs int32 [400], 2 classes)"
-    assert splits.train.targets.sum() == splits.test.targets.sum() == 12_500
     known = vocabulary(splits)
-    assert known.tokens[2:8] == ("the", "and", "a", "of", "to", "is")
     # Keras's example says 1.2 million.
     assert (len(known.tokens), len(known)) == (20_000, 1_203_034) and splits.train.examples.inputs.max() == 1_203_033
-    (first,) = known.decode(splits.train.examples.inputs[:1])
-    assert first.startswith("story of a man who has unnatural feelings for a pig")

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from jaxnn.data import Tokenizer, ag_news, read_csv, read_tsv, sms_spam, vocabulary
+from jaxnn.data import Tokenizer, read_csv, read_tsv, vocabulary
 from jaxnn.types import DataError
 
 SHORT = Tokenizer(length=4)
@@ -28,20 +27,16 @@ def test_columns_are_joined_and_labels_ordered_by_number(tmp_path: Path) -> None
     splits = read_csv(path, SHORT, **{**PLACES, "text": (1, 2)})
     assert texts(splits) == ["up two big gains", "match won", "oil over two lines"]  # the last four words of each
     assert (splits.name, splits.class_names) == ("news", ("3", "10"))
-    np.testing.assert_array_equal(splits.train.targets, [0, 1, 0])
-    assert list(splits.named()) == ["train"]
-    long = "a " * 70_000 + "word"
-    splits = read_csv(write(tmp_path, f'1,"{long}"\n01,other\n2,two\n10,ten\n'), SHORT, **PLACES)
-    assert splits.class_names == ("01", "1", "2", "10")
-    assert texts(splits)[0].endswith("word")
+    assert list(splits.named()) == ["train"] and splits.train.targets.tolist() == [0, 1, 0]
+    splits = read_csv(write(tmp_path, f'1,"{"a " * 70_000}word"\n01,other\n2,two\n10,ten\n'), SHORT, **PLACES)
+    assert splits.class_names == ("01", "1", "2", "10") and texts(splits)[0].endswith("word")
 
 
 def test_a_header_names_columns(tmp_path: Path) -> None:
     path = write(tmp_path, "\ufeffkind,words\nham,so long\n\nspam , buy now\nham,hi\n")
     splits = read_csv(path, SHORT, text="words", label="kind")
-    assert texts(splits) == ["so long", "buy now", "hi"]
-    assert splits.class_names == ("ham", "spam")
-    np.testing.assert_array_equal(splits.train.targets, [0, 1, 0])
+    assert texts(splits) == ["so long", "buy now", "hi"] and splits.class_names == ("ham", "spam")
+    assert splits.train.targets.tolist() == [0, 1, 0]
 
 
 def test_without_quoting_a_quotation_mark_is_a_character(tmp_path: Path) -> None:
@@ -71,7 +66,7 @@ def test_fractions_are_random_by_seed_and_disjoint(tmp_path: Path) -> None:
 def test_other_splits_may_be_other_tables(tmp_path: Path) -> None:
     train = write(tmp_path, "b,one two\na,two\n", "train.csv")
     splits: Any = read_csv(train, SHORT, test=write(tmp_path, "a,two three\n"), **PLACES)
-    np.testing.assert_array_equal(splits.test.examples.inputs, [[2, 1, 0, 0]])
+    assert splits.test.examples.inputs.tolist() == [[2, 1, 0, 0]]
     assert (splits.test.targets.tolist(), splits.train.targets.tolist()) == ([0], [1, 0])
 
 
@@ -82,16 +77,13 @@ ROWS = "kind,words\nham,so long\nspam,buy\n"
     ("content", "options", "message"),
     [
         ("", {}, "news.csv has no row: give"),
-        ("kind,words\n", {}, "news.csv has no row below its header"),
         (ROWS + "ham\n", {}, "line 4 of .*news.csv has 1 columns, but the first row has 2"),
-        (ROWS + '"a\nb",c\nham,so,long\n', {}, "line 6 of .*news.csv has 3 columns"),
         (ROWS + " ,so\n", {}, "line 4 of .*news.csv has no label"),
         (ROWS + "ham, \n", {}, r"line 4 of .*news.csv has no text"),
         (ROWS + 'ham,"so\nham,x\n', {}, r"the row that starts in line 4 of .*news.csv is .*quoting=False"),
         (ROWS, {"label": "kin"}, "has no column 'kin': did you mean 'kind'"),
         (ROWS, {"text": (1, 2)}, "has no column 1: .*Known are 'kind', 'words'; .*header=False"),
         (ROWS, {"header": False}, "has no column 'words': with header=False, columns are 0 to 1"),
-        (ROWS, {"header": False, "text": 2}, "has no column 2"),
         (ROWS, {"text": ()}, "text is empty"),
         (ROWS, {"test": 1.0}, "test must be a fraction of the examples, at least 0 and below 1, not 1.0"),
         (ROWS, {"test": 0.5, "validation": 0.5}, "1 for test and 1 for validation leaves none of 2 examples"),
@@ -105,22 +97,3 @@ def test_bad_tables_raise(content: str, options: dict[str, Any], message: str, t
     paths = {key: tmp_path / value for key, value in options.items() if str(value).endswith(".csv")}
     with pytest.raises(DataError, match=message):
         read_csv(tmp_path / "news.csv", SHORT, **{"text": "words", "label": "kind", **options, **paths})
-
-
-def test_ag_news_has_four_classes(tmp_path: Path) -> None:
-    (tmp_path / "ag_news_test").mkdir()
-    write(tmp_path / "ag_news_test", "1,a,b\n5,c,d\n", "test.csv")
-    with pytest.raises(DataError, match="has classes 1, 5 instead of 1 to 4"):
-        ag_news(SHORT, test=0.0, data_dir=tmp_path)
-
-
-def test_real_news_and_messages(data_dir: Path) -> None:
-    splits: Any = ag_news(data_dir=data_dir)
-    assert repr(splits) == "Splits(ag_news: 6,840 train, 760 test, inputs int32 [100], 4 classes)"
-    news = ag_news(test=0.0, data_dir=data_dir)
-    assert texts(news)[0].startswith("fears for t n pension after talks unions representing workers at turner newall")
-    assert news.class_names[news.train.targets[0]] == "Business"
-    messages = sms_spam(Tokenizer(length=20, keep="start"), test=0.0, data_dir=data_dir)
-    assert np.bincount(messages.train.targets).tolist() == [5_574 - 747, 747]
-    assert messages.class_names == ("ham", "spam") and messages.train.targets[2] == 1
-    assert texts(messages)[0].startswith("go until jurong point crazy available only in")

@@ -16,8 +16,7 @@ from jaxnn.nn import avg_pool, max_pool
 from jaxnn.types import ConfigError
 from tests import draws
 
-IMAGES = draws.normal(1, 4, 8, 8, 1)
-SMALL_CNN = {"blocks": ((4,), (6, 6)), "dense": (8,)}
+IMAGES = draws.normal(1, 4, 16, 10, 1)
 
 
 def flatten(x: jax.Array) -> jax.Array:
@@ -28,24 +27,23 @@ def pooled(pool: Callable[..., jax.Array], *window: tuple[int, int]) -> Callable
     return lambda x: pool(x, *window)
 
 
-CONV, HALVED = linen.Conv(6, (3, 3)), pooled(linen.max_pool, (2, 2), (2, 2))
-OVERLAPPING = {"pool": (3, 2), "pool_strides": (2, 1), "pooling": (max_pool, avg_pool)}
-# A model and its layers in Flax; 8x8 pooled by 3x2 in steps of 2 and 1 is 3x7, then 1x6.
+def conv(features: int, padding: str = "SAME") -> linen.Module:
+    return linen.Conv(features, (3, 3), padding=padding)
+
+
+RELU, HALVED = linen.relu, pooled(linen.max_pool, (2, 2), (2, 2))
+OVERLAPPING = {"pool": (3, 2), "pool_strides": (2, 1), "pooling": (max_pool, avg_pool), "padding": ("VALID", "SAME")}
+# A model and its layers in Flax; 14x8 pooled by 3x2 in steps of 2 and 1 is 6x7, then of 4x5 it is 1x4.
 EQUAL: dict[str, tuple[linen.Module, list[Any]]] = {
-    "mlp": (MLP((3, 9)), [flatten, linen.Dense(3), linen.relu, linen.Dense(9)]),
+    "mlp": (MLP((3, 9)), [flatten, linen.Dense(3), RELU, linen.Dense(9)]),
     "cnn": (
-        CNN(5, **SMALL_CNN),
-        [linen.Conv(4, (3, 3)), linen.relu, HALVED, CONV, linen.relu, linen.Conv(6, (3, 3)), linen.relu, HALVED]
-        + [flatten, linen.Dense(8), linen.relu, linen.Dense(5)],
+        CNN(5, blocks=((4,), (6, 6)), dense=(8,)),
+        [conv(4), RELU, HALVED, conv(6), RELU, conv(6), RELU, HALVED, flatten, linen.Dense(8), RELU, linen.Dense(5)],
     ),
-    "overlapping pooling, one kind per block": (
-        CNN(5, blocks=((4,), (6,)), **OVERLAPPING, dense=()),
-        [linen.Conv(4, (3, 3)), linen.relu, pooled(linen.max_pool, (3, 2), (2, 1))]
-        + [CONV, linen.relu, pooled(linen.avg_pool, (3, 2), (2, 1)), flatten, linen.Dense(5)],
-    ),
-    "one padding per convolution": (
-        CNN(5, blocks=((4, 6),), padding=("VALID", "SAME"), dense=()),
-        [linen.Conv(4, (3, 3), padding="VALID"), linen.relu, CONV, linen.relu, HALVED, flatten, linen.Dense(5)],
+    "one kind of pooling per block, one padding per convolution": (
+        CNN(5, blocks=((4, 6), (6, 6)), dense=(), **OVERLAPPING),
+        [conv(4, "VALID"), RELU, conv(6), RELU, pooled(linen.max_pool, (3, 2), (2, 1))]
+        + [conv(6, "VALID"), RELU, conv(6), RELU, pooled(linen.avg_pool, (3, 2), (2, 1)), flatten, linen.Dense(5)],
     ),
 }
 
@@ -69,24 +67,16 @@ def test_equals_flax_layers(name: str) -> None:
 
 def test_lists_become_tuples() -> None:
     assert MLP([4, np.int64(2)]).features == (4, 2)
-    assert hash(MLP([4, 2])) == hash(MLP((4, 2))) and MLP((4, 2)).activation is linen.relu
-    assert CNN(2, blocks=[[4], [8]], dense=[3]) == CNN(2, blocks=((4,), (8,)), dense=(3,))
-    lists = {"pool_strides": [1, 2], "pooling": [max_pool, avg_pool], "padding": ["SAME"]}
-    tuples = {name: tuple(value) for name, value in lists.items()}
-    assert CNN(2, **lists) == CNN(2, **tuples) and hash(CNN(2, **lists)) == hash(CNN(2, **tuples))
-
-
-TOO_SMALL: list[tuple[dict[str, Any], tuple[int, int], str]] = [
-    # 8 -> 4 -> 2 -> 1 -> 0; two valid convolutions of 3: 5 -> 1, pooled by 2: 0.
-    ({"blocks": ((2,),) * 4}, (8, 9), "images of 8x9 .* after block 4 of 4"),
-    ({"blocks": ((2, 2),), "padding": "VALID"}, (9, 5), "9x5 .* after block 1 of 1"),
-    ({"blocks": ((2, 2),), "padding": "VALID"}, (5, 9), "5x9 .* after block 1 of 1"),
-    # One valid convolution of two: 4 -> 2, too small for a window of 3.
-    ({"blocks": ((2, 2),), "padding": ("SAME", "VALID"), "pool": (3, 3), "pool_strides": (1, 1)}, (4, 9), "4x9"),
-]
+    lists = CNN(2, blocks=[[4], [8]], pool_strides=[1, 2], pooling=[max_pool, avg_pool], padding=["SAME"])
+    tuples = CNN(2, blocks=((4,), (8,)), pool_strides=(1, 2), pooling=(max_pool, avg_pool), padding=("SAME",))
+    assert lists == tuples and hash(lists) == hash(tuples)
 
 
 def test_images_too_small_for_the_blocks() -> None:
-    for options, size, words in TOO_SMALL:
+    for options, size, words in (
+        # 8 -> 4 -> 2 -> 1 -> 0; two valid convolutions of 3: 5 -> 1, pooled by 2: 0.
+        ({"blocks": ((2,),) * 4}, (8, 9), "images of 8x9 .* after block 4 of 4"),
+        ({"blocks": ((2, 2),), "padding": "VALID"}, (9, 5), "9x5 .* after block 1 of 1"),
+    ):
         with pytest.raises(ConfigError, match=words):
             jax.eval_shape(CNN(2, **options).init, jax.random.key(0), jnp.ones((1, *size, 1)))

@@ -20,7 +20,6 @@ from jaxnn.types import ConfigError, DataError
 
 KEY = jax.random.key(0)
 SIZES = {"vocabulary_size": 6, "embedding_features": 4, "features": 3}
-BOTTLENECKS: dict[str, Any] = {"block": Bottleneck, "stem": "imagenet"}
 
 
 def images(size: int, channels: int = 3) -> jax.ShapeDtypeStruct:
@@ -37,53 +36,33 @@ def numbered(layers: str) -> set[str]:
     return {f"{name}_{index}" if star else name for name, star, count in pairs for index in range(int(count or 1))}
 
 
-SMALL_CNN = {"blocks": ((4,), (6, 6)), "dense": (8,), "batch_norm": True, "dropout": 0.5}
-STAGES = ((1, 4, 1, 1), (2, 4, 2, 2))
-ONE_HOT_SIZES = SIZES | {"embedding_features": None}
-TEXT_GEN = {"embedding_features": 4, "features": 3}
 IMAGE, TEXT = images(12), tokens(4)
-# model, inputs, names of its parameters
-MODELS: dict[str, tuple[linen.Module, jax.ShapeDtypeStruct, str]] = {
-    "mlp": (MLP((4, 3), dropout=0.5), IMAGE, "Dense*2"),
-    "cnn": (CNN(3, **SMALL_CNN), IMAGE, "Conv*3 BatchNorm*3 Dense*2"),
-    "cnn without norm": (CNN(3, blocks=((4,),), dense=()), IMAGE, "Conv*1 Dense*1"),
-    "resnet": (ResNet(5, num_blocks=(1, 2), features=4), IMAGE, "Conv*1 BatchNorm*1 ResNetBlock*3 Dense*1"),
-    "bottlenecks": (
-        ResNet(5, num_blocks=(1, 2), features=2, **BOTTLENECKS),
-        IMAGE,
-        "Conv*1 BatchNorm*1 Bottleneck*3 Dense*1",
-    ),
-    "mobilenet": (
-        MobileNetV2(5, stages=STAGES, features=4, last_features=6),
-        IMAGE,
-        "Conv*2 BatchNorm*2 InvertedResidual*3 Dense*1",
-    ),
-    "fasttext": (FastText(3, vocabulary_size=6, features=2, pad_id=0), TEXT, "Embed*1 Dense*1"),
-    "classifier": (Classifier(2, **SIZES), TEXT, "Embed*1 LSTM*1 Dense*1"),
-    "both directions": (Classifier(2, **SIZES, bidirectional=True), TEXT, "Embed*1 LSTM*2 Dense*1"),
-    "gru classifier": (Classifier(2, **SIZES, layer=GRU), TEXT, "Embed*1 GRU*1 Dense*1"),
-    "one-hot classifier": (Classifier(2, **ONE_HOT_SIZES), TEXT, "LSTM*1 Dense*1"),
-    "language": (Language(6, features=3), TEXT, "Embed*1 LSTM*2 Dense*1"),
-    "gru language": (Language(6, features=3, num_layers=1, layer=GRU), TEXT, "Embed*1 GRU*1 Dense*1"),
-    "textgenrnn": (TextGenRNN(6, **TEXT_GEN, hidden=(5, 2)), TEXT, "Embed*1 LSTM*1 Dense*3 BatchNorm*2 auxiliary"),
-    "short textgenrnn": (TextGenRNN(6, **TEXT_GEN, hidden=()), TEXT, "Embed*1 LSTM*1 Dense*1 auxiliary"),
-    "gpt": (
-        GPT(5, num_layers=2, features=4, num_heads=1, max_length=4),
-        TEXT,
-        "Embed*2 Block*2 LayerNorm*1 Dense*1",
-    ),
+SMALL_CNN = CNN(3, blocks=((4,), (6, 6)), dense=(8,), batch_norm=True, dropout=0.5)
+RESNET = ResNet(5, num_blocks=(1, 2), features=4)
+BOTTLENECKS = ResNet(5, num_blocks=(1, 2), features=2, block=Bottleneck, stem="imagenet")
+MOBILENET = MobileNetV2(5, stages=((1, 4, 1, 1), (2, 4, 2, 2)), features=4, last_features=6, dropout=0.5)
+TEXT_GEN = TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2))
+TINY_GPT = GPT(5, num_layers=2, features=4, num_heads=1, max_length=4, dropout=0.5)
+# Models and the names of their parameters.
+MODELS: dict[str, tuple[linen.Module, str]] = {
+    "mlp": (MLP((4, 3), dropout=0.5), "Dense*2"),
+    "cnn": (SMALL_CNN, "Conv*3 BatchNorm*3 Dense*2"),
+    "resnet": (RESNET, "Conv*1 BatchNorm*1 ResNetBlock*3 Dense*1"),
+    "bottlenecks": (BOTTLENECKS, "Conv*1 BatchNorm*1 Bottleneck*3 Dense*1"),
+    "mobilenet": (MOBILENET, "Conv*2 BatchNorm*2 InvertedResidual*3 Dense*1"),
+    "fasttext": (FastText(3, vocabulary_size=6, features=2, pad_id=0), "Embed*1 Dense*1"),
+    "classifier": (Classifier(2, **SIZES, layer=GRU), "Embed*1 GRU*1 Dense*1"),
+    "both directions": (Classifier(2, **SIZES, bidirectional=True), "Embed*1 LSTM*2 Dense*1"),
+    "language": (Language(6, features=3), "Embed*1 LSTM*2 Dense*1"),
+    "textgenrnn": (TEXT_GEN, "Embed*1 LSTM*1 Dense*3 BatchNorm*2 auxiliary"),
+    "gpt": (TINY_GPT, "Embed*2 Block*2 LayerNorm*1 Dense*1"),
 }
-# Names within a block of a ResNet that keeps the shape, then of one that changes it.
-BLOCKS: list[tuple[dict[str, Any], set[str], set[str]]] = [
-    ({}, numbered("Conv*2 BatchNorm*2"), numbered("Conv*3 BatchNorm*3")),
-    ({"project": False}, numbered("Conv*2 BatchNorm*2"), numbered("Conv*2 BatchNorm*2")),
-    (BOTTLENECKS, numbered("Conv*3 BatchNorm*3"), numbered("Conv*4 BatchNorm*4")),
-]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_names_dtypes_and_batch_statistics(name: str) -> None:
-    model, inputs, layers = MODELS[name]
+    model, layers = MODELS[name]
+    inputs = IMAGE if isinstance(model, (MLP, CNN, ResNet, MobileNetV2)) else TEXT
     names, variables = numbered(layers), linen.unbox(jax.eval_shape(model.init, KEY, inputs))
     assert set(variables["params"]) == names
     plain = ("Conv_", "Dens", "Embe", "LSTM", "GRU_", "auxi", "Block_", "Layer")
@@ -108,27 +87,16 @@ def test_names_dtypes_and_batch_statistics(name: str) -> None:
         assert jax.eval_shape(model.apply, {"params": narrow}, half).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize(("options", "same", "changed"), BLOCKS)
-def test_names_within_the_blocks_of_a_resnet(options: dict[str, Any], same: set[str], changed: set[str]) -> None:
-    model = ResNet(5, num_blocks=(2, 2), features=2, **options)
-    params = jax.eval_shape(model.init, KEY, images(12))["params"]
-    kind = model.block.__name__
-    assert set(params[f"{kind}_1"]) == set(params[f"{kind}_3"]) == same and set(params[f"{kind}_2"]) == changed
-
-
 ONE_HOT = {"vocabulary_size": 57, "embedding_features": None, "features": 128}
 
 # (the network, its inputs, its parameters: as published, or by hand); other networks are in the
 # docstrings' examples and among those of the articles.
 COUNTS: list[tuple[linen.Module, jax.ShapeDtypeStruct, int]] = [
-    # He et al.'s ResNet-20 and 56, whose shortcuts have no parameters.
+    # He et al.'s ResNet-20, whose shortcuts have no parameters.
     (ResNet(10, project=False), images(32), 269_722),
-    (ResNet(10, num_blocks=(9, 9, 9), project=False), images(32), 853_018),
     # torchvision's ResNet-18.
     (ResNet(1000, num_blocks=(2, 2, 2, 2), features=64, stem="imagenet"), images(224), 11_689_512),
-    # Keras's imdb_fasttext with bigrams.
-    (FastText(1, vocabulary_size=1_200_000), tokens(400), 60_000_000 + 51),
-    # Its lstm_text_generation: 4 * 128 * (57 + 128 + 1) and 128*57 + 57.
+    # Keras's lstm_text_generation: 4 * 128 * (57 + 128 + 1) and 128*57 + 57.
     (Classifier(57, **ONE_HOT), tokens(40), 95_232 + 7_353),
     # 3*3*1*32 + 32, 3*3*32*64 + 64; 28 -> 14 -> 7: 7*7*64*128 + 128; 128*10 + 10
     (CNN(num_classes=10), images(28, 1), 320 + 18_496 + 401_536 + 1_290),
@@ -136,15 +104,10 @@ COUNTS: list[tuple[linen.Module, jax.ShapeDtypeStruct, int]] = [
     (CNN(1, blocks=((2, 2),), kernel_size=(5, 3), pool=(3, 4), dense=(4,)), images(8, 1), 32 + 62 + 36 + 5),
     # No biases of convolutions, but a scale and a bias a channel: 9*2 + 4; 2*2*2*3 + 3
     (CNN(3, blocks=((2,),), dense=(), batch_norm=True), images(4, 1), 22 + 27),
-    # Images just large enough: two valid convolutions of 3; 7 -> 3 -> 1 by windows of 3 at steps of 2.
-    (CNN(2, blocks=((1, 1),), padding="VALID", dense=()), images(6, 1), 10 + 10 + 4),
+    # Images just large enough: 7 -> 3 -> 1 by windows of 3 at steps of 2.
     (CNN(2, blocks=((1,), (1,)), pool=(3, 3), pool_strides=(2, 2), dense=()), images(7, 1), 10 + 10 + 4),
     # 6 * 4; three gates of 4 * 3 + 3 * 3 + 3, and a second bias of 3; 3 * 5 + 5
     (Classifier(5, **SIZES, layer=GRU), tokens(4), 24 + 3 * 24 + 3 + 20),
-    # 6 * 3; three times three gates of 3 * 3 + 3 * 3 + 3, and a second bias of 3; 3 * 6 + 6
-    (Language(6, features=3, num_layers=3, layer=GRU), tokens(4), 18 + 3 * (3 * 21 + 3) + 24),
-    # Running statistics do not count, and a module without parameters has none.
-    (linen.BatchNorm(use_running_average=True), images(4, 2), 2 + 2),
     (linen.Dropout(0.5, deterministic=True), images(2), 0),
 ]
 
@@ -152,11 +115,8 @@ COUNTS: list[tuple[linen.Module, jax.ShapeDtypeStruct, int]] = [
 def test_numbers_of_parameters() -> None:
     for model, inputs, count in COUNTS:
         assert num_parameters(model, inputs) == count, model
-    # ResNet-101 has 17 blocks of the third stage more than ResNet-50; ResNet-152 30, and 4 of the second.
-    second, third = (num_parameters(Bottleneck(size), images(7, 4 * size)) for size in (128, 256))
-    assert 25_557_032 + 17 * third == 44_549_160 and 25_557_032 + 4 * second + 30 * third == 60_192_808
-    options = {"use_running_average": True}  # of the call
-    assert num_parameters(linen.BatchNorm(), images(4, 2), **options) == 4
+    # Options are of the call; running statistics do not count.
+    assert num_parameters(linen.BatchNorm(), images(4, 2), use_running_average=True) == 2 + 2
     assert num_parameters(MLP((3,)), np.ones((2, 5))) == 5 * 3 + 3
 
 
@@ -164,14 +124,13 @@ def test_numbers_of_parameters() -> None:
 DROPPED: list[tuple[linen.Module, jax.ShapeDtypeStruct, list[tuple[int, ...]]]] = [
     (MLP((4, 2, 3), dropout=0.5), IMAGE, [(1, 4), (1, 2)]),
     # What is pooled, then dense layers.
-    (MODELS["cnn"][0], IMAGE, [(1, 6, 6, 4), (1, 3, 3, 6), (1, 8)]),
-    (CNN(3, blocks=((4,),), dense=(), dropout=0.5), IMAGE, [(1, 6, 6, 4)]),
-    (MobileNetV2(5, stages=STAGES, features=4, last_features=6, dropout=0.5), IMAGE, [(1, 6)]),
+    (SMALL_CNN, IMAGE, [(1, 6, 6, 4), (1, 3, 3, 6), (1, 8)]),
+    (MOBILENET, IMAGE, [(1, 6)]),
     (Classifier(2, **SIZES, dropout=0.5), TEXT, [(1, 3)]),
     # Before each layer and the logits; time comes first.
     (Language(6, features=3, embedding_features=5, dropout=0.5), TEXT, [(4, 1, 5), (4, 1, 3), (4, 1, 3)]),
     # The embeddings, and before each addition to the residual stream.
-    (GPT(5, num_layers=1, features=4, num_heads=1, max_length=4, dropout=0.5), TEXT, [(1, 4, 4)] * 3),
+    (TINY_GPT, TEXT, [(1, 4, 4)] * 5),
 ]
 
 
@@ -198,31 +157,26 @@ def test_dropout_in_training_only() -> None:
         # The rate may be traced.
         traced = lambda rate, inputs, model=model: model.clone(dropout=rate).init(rngs, inputs, train=True)  # noqa: E731
         jax.eval_shape(traced, 0.5, inputs)
-    rates = {"dropout": 0.25, "dense_dropout": 0.0}
-    assert [rate for rate, *_ in dropped(CNN(3, **SMALL_CNN | rates), IMAGE, True)] == [0.25, 0.25, 0.0]
+    rates = SMALL_CNN.clone(dropout=0.25, dense_dropout=0.0)
+    assert [rate for rate, *_ in dropped(rates, IMAGE, True)] == [0.25, 0.25, 0.0]
 
 
 BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: MLP(()), "MLP: features is empty"),
-    *((lambda f=f: MLP(f), r"MLP: features must be a tuple .* as \(512, 10\)") for f in (10, (8, 0), (8, 2.0), "ab")),
-    *((lambda b=blocks: CNN(10, blocks=b), "CNN: blocks must hold a tuple") for blocks in ((), ((32,), ()), 32)),
+    (lambda: MLP((8, 0)), r"MLP: features must be a tuple .* as \(512, 10\)"),
+    (lambda: CNN(10, blocks=((32,), ())), "CNN: blocks must hold a tuple"),
     (lambda: CNN(10, blocks=(32, 64)), r"CNN: blocks\[0\] must be a tuple of integers >= 1"),
     (lambda: CNN(10, dense=(-1,)), "CNN: dense must be a tuple of integers >= 1"),
     (lambda: CNN(10, kernel_size=(3,)), "CNN: kernel_size must be two integers"),
-    (lambda: CNN(10, pool=2), "CNN: pool must be a tuple of integers >= 1"),
-    (lambda: CNN(10, pool_strides=(2,)), "CNN: pool_strides must be two integers"),
     (lambda: CNN(10, pooling="max"), "CNN: pooling .*max_pool.* 2 blocks, not 'max'"),
     (lambda: CNN(10, pooling=(max_pool,)), "CNN: pooling .* 2 blocks"),
-    (lambda: CNN(10, padding=1), "CNN: no padding 1: Known are 'SAME', 'VALID'"),
     (lambda: CNN(10, padding=("VALID", "SAM")), "CNN: no padding 'SAM': did you mean 'SAME'"),
     (lambda: CNN(10, blocks=((8, 8), (8,)), padding=("SAME", "VALID")), r"padding .* 2 .*blocks\[1\] has 1"),
-    (lambda: CNN(10, padding=()), r"padding .* 0 .*blocks\[0\] has 1"),
     (lambda: CNN(10, dense_dropout=7), "dropout rate"),
     (lambda: ResNet(10, num_blocks=()), "ResNet: num_blocks is empty"),
-    (lambda: ResNet(10, num_blocks=3), "ResNet: num_blocks must be a tuple of integers >= 1"),
     (lambda: ResNet(10, block="bottleneck"), "ResNet: block must be models.ResNetBlock .*, not 'bottleneck'"),
     (lambda: ResNet(10, stem="imagent"), "ResNet: no stem 'imagent': did you mean 'imagenet'"),
-    *((lambda s=s: MobileNetV2(stages=s), "MobileNetV2: stages must hold expan") for s in ((), 3, ((6, 24, 2),))),
+    (lambda: MobileNetV2(stages=((6, 24, 2),)), "MobileNetV2: stages must hold expan"),
     (lambda: MobileNetV2(stages=((6, 24, 0, 2),)), r"MobileNetV2: stages\[0\] must be a tuple of integers >= 1"),
     (lambda: GPT(5, features=10, num_heads=4), "GPT: .*10.* 4"),
     (lambda: TextGenRNN(6, hidden=512), r"hidden must be a tuple of integers >= 1, as \(512, 256\), not 512"),
@@ -235,9 +189,9 @@ def test_bad_arguments() -> None:
     for make, words in BAD:
         with pytest.raises(ConfigError, match=words):
             make()
-    for model, _, _ in MODELS.values():
+    for model, _ in MODELS.values():
         for name in set(INTEGERS) & set(vars(model)) - {"features" if isinstance(model, MLP) else ""}:
-            for value in (0, -1, 1.5, "a"):
+            for value in (0, 1.5):
                 words = f"{type(model).__name__}: {name} must be an integer >= 1, not {value!r}"
                 with pytest.raises(ConfigError, match=words):
                     model.clone(**{name: value})
@@ -251,11 +205,10 @@ def test_bad_arguments() -> None:
 
 
 def test_inputs_of_a_wrong_rank_or_dtype() -> None:
-    for name in ("cnn", "resnet", "bottlenecks", "mobilenet"):
-        model = MODELS[name][0]
+    for model in (SMALL_CNN, RESNET, MOBILENET):
         with pytest.raises(DataError, match=rf"{type(model).__name__} .*images .*\(2, 17, 12\).*channel axis"):
             jax.eval_shape(model.init, KEY, np.ones((2, 17, 12)))
-    for model in (MODELS[name][0] for name in ("fasttext", "classifier", "language", "textgenrnn", "gpt")):
+    for model, _ in list(MODELS.values())[5:]:
         for wrong, words in ((np.ones((2, 4), np.float32), "float32 .*int32"), (np.ones(4, np.int32), r"int32 \[4\]")):
             with pytest.raises(DataError, match=rf"{type(model).__name__} needs token ids \[batch, time\] .*{words}"):
                 jax.eval_shape(model.init, KEY, wrong)

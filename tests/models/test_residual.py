@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import Bottleneck, MobileNetV2, ResNet, ResNetBlock
+from jaxnn.models import Bottleneck, MobileNetV2, ResNet
 from tests import draws
 
 IMAGES = draws.normal(1, 2, 17, 12, 3)
@@ -99,22 +99,12 @@ def test_equals_flax_layers(name: str) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "make", [MobileNetV2, lambda: ResNet(1000, num_blocks=(1, 1, 1, 1), features=8, block=Bottleneck, stem="imagenet")]
-)
-def test_an_image_is_halved_five_times(make: Callable[[], linen.Module]) -> None:
+def test_mobilenet_halves_an_image_five_times() -> None:
     # 224 -> 7: the mean of one channel over 7x7 positions.
-    init = partial(make().init_with_output, jax.random.key(0), capture_intermediates=True)
+    init = partial(MobileNetV2().init_with_output, jax.random.key(0), capture_intermediates=True)
     logits, state = jax.eval_shape(init, jnp.ones((1, 224, 224, 3)))
-    shapes = [leaf.shape[1:3] for leaf in jax.tree.leaves(state["intermediates"]) if leaf.ndim == 4]
-    assert sorted({height for height, _ in shapes}) == [7, 14, 28, 56, 112]
-    assert logits.shape == (1, 1000)
-
-
-@pytest.mark.parametrize(("shape", "project"), [((1, 1, 1, 3), True), ((2, 5, 4, 1), False)])
-def test_images_of_any_size(shape: tuple[int, ...], project: bool) -> None:
-    init = partial(ResNet(4, num_blocks=(1, 1, 1), features=2, project=project).init_with_output, jax.random.key(0))
-    assert jax.eval_shape(init, jnp.ones(shape))[0].shape == (shape[0], 4)
+    heights = {leaf.shape[1] for leaf in jax.tree.leaves(state["intermediates"]) if leaf.ndim == 4}
+    assert heights == {7, 14, 28, 56, 112} and logits.shape == (1, 1000)
 
 
 def test_a_block_is_any_module_with_the_same_call() -> None:
@@ -128,6 +118,4 @@ def test_a_block_is_any_module_with_the_same_call() -> None:
             return linen.Conv(self.features, (1, 1), (self.strides, self.strides))(x)
 
     params = jax.eval_shape(ResNet(3, **SIZES, block=Plain).init, jax.random.key(0), IMAGES)["params"]
-    assert set(params) == {"Conv_0", "BatchNorm_0", "Plain_0", "Plain_1", "Plain_2", "Dense_0"}
     assert params["Plain_2"]["Conv_0"]["kernel"].shape == (1, 1, 8, 8)
-    assert ResNet(3) == ResNet(3, block=ResNetBlock, stem="cifar")

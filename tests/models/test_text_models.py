@@ -36,11 +36,8 @@ BAG = {
 )
 def test_fasttext_by_hand(pad_id: int | None, means: list[list[float]]) -> None:
     model = FastText(3, vocabulary_size=6, features=2, pad_id=pad_id)
-
-    def total(params: Any) -> tuple[jax.Array, jax.Array]:
-        logits = model.apply({"params": params}, BAG_TOKENS)
-        return jnp.sum(logits), logits
-
+    apply = lambda params: model.apply({"params": params}, BAG_TOKENS)  # noqa: E731
+    total = lambda params: (apply(params).sum(), apply(params))  # noqa: E731
     slope, logits = jax.jit(jax.grad(total, has_aux=True))(BAG)
     # Of a mean (a, b) the logits are a, b + 10 and a - b. They add up to 2 a + 10, so every token in use has a slope.
     np.testing.assert_allclose(logits, [[a, b + 10, a - b] for a, b in means], rtol=1e-6, atol=1e-6)
@@ -153,59 +150,39 @@ def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), trained, expected_trained)
 
 
-# GPT
-
 GPT_TOKENS = draws.integers(1, 11, 1, 6)
 SMALL_GPT = GPT(11, num_layers=2, features=8, num_heads=2, max_length=7)
 
 
-def dense(p: Any, x: Any) -> Any:
-    return x @ p["kernel"] + p["bias"]
-
-
-def norm(p: Any, x: Any) -> Any:
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
-
-
-def softmax(x: Any) -> Any:
-    e = np.exp(x - x.max())
-    return e / e.sum()
-
-
-def attended(qkv: Any) -> Any:
-    """One head and one position at a time: heads 0 and 1 have channels 0…3 and 4…7 of each of q, k, v."""
-    out = np.zeros((6, 8), np.float32)
-    for head in (slice(0, 4), slice(4, 8)):
-        q, k, v = qkv[:, :8][:, head], qkv[:, 8:16][:, head], qkv[:, 16:][:, head]
-        for t in range(6):
-            out[t, head] = softmax(k[: t + 1] @ q[t] / 2.0) @ v[: t + 1]
-    return out
-
-
-def gelu(x: Any) -> Any:
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def test_gpt_names_and_causal_formula() -> None:
+def test_gpt_equals_flax_layers() -> None:
     variables = draws.variables(SMALL_GPT, GPT_TOKENS)
-    params = jax.tree.map(np.asarray, variables["params"])
+    params = variables["params"]
     assert set(params) == {"Embed_0", "Embed_1", "Block_0", "Block_1", "LayerNorm_0", "Dense_0"}
-    assert set(params["Block_0"]) == {"LayerNorm_0", "LayerNorm_1", *(f"Dense_{index}" for index in range(4))}
-    assert params["Embed_0"]["embedding"].shape == (11, 8) and params["Embed_1"]["embedding"].shape == (7, 8)
 
-    logits = jax.jit(lambda: SMALL_GPT.apply(variables, GPT_TOKENS))()
-    x = params["Embed_0"]["embedding"][np.asarray(GPT_TOKENS[0])] + params["Embed_1"]["embedding"][:6]
-    for block in (params["Block_0"], params["Block_1"]):
-        x = x + dense(block["Dense_1"], attended(dense(block["Dense_0"], norm(block["LayerNorm_0"], x))))
-        x = x + dense(block["Dense_3"], gelu(dense(block["Dense_2"], norm(block["LayerNorm_1"], x))))
-    expected = dense(params["Dense_0"], norm(params["LayerNorm_0"], x))
-    np.testing.assert_allclose(logits[0], expected, rtol=1e-3, atol=1e-4)
+    def dense(p: Any, x: jax.Array) -> jax.Array:
+        return linen.Dense(p["bias"].size).apply({"params": p}, x)
+
+    def norm(p: Any, x: jax.Array) -> jax.Array:
+        return linen.LayerNorm().apply({"params": p}, x)
+
+    def reference() -> jax.Array:
+        x = params["Embed_0"]["embedding"][GPT_TOKENS] + params["Embed_1"]["embedding"][None, :6]
+        for block in (params["Block_0"], params["Block_1"]):
+            qkv = jnp.split(dense(block["Dense_0"], norm(block["LayerNorm_0"], x)), 3, axis=-1)
+            heads = (part.reshape(1, 6, 2, 4) for part in qkv)
+            attended = jax.nn.dot_product_attention(*heads, is_causal=True).reshape(1, 6, 8)
+            x = x + dense(block["Dense_1"], attended)
+            hidden = jax.nn.gelu(dense(block["Dense_2"], norm(block["LayerNorm_1"], x)))
+            x = x + dense(block["Dense_3"], hidden)
+        return dense(params["Dense_0"], norm(params["LayerNorm_0"], x))
+
+    found, expected = jax.jit(lambda: (SMALL_GPT.apply(variables, GPT_TOKENS), reference()))()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_gpt_initialization_is_gpt_2s() -> None:
     # Projections onto the residual stream are narrower by sqrt(2 * 1 layer).
-    params = linen.unbox(jax.jit(GPT(65, num_layers=1).init)(KEY, GPT_TOKENS))["params"]
+    params = linen.unbox(jax.jit(GPT(65, num_layers=1, features=64, num_heads=1).init)(KEY, GPT_TOKENS))["params"]
     block = params["Block_0"]
     wide = [params["Embed_0"]["embedding"], params["Embed_1"]["embedding"], params["Dense_0"]["kernel"]]
     wide += [block["Dense_0"]["kernel"], block["Dense_2"]["kernel"]]

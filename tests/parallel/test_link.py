@@ -104,47 +104,39 @@ def test_processes_that_do_not_fit_together_all_report_it(monkeypatch: pytest.Mo
 # --- other clients ---
 
 
-class UntrustedClient:
-    """A client that connects to process 0 and is no process of the run."""
+def connect(port: int) -> socket.socket:
+    """A connection to a process 0 that is about to listen, by a client that is no process of the run."""
+    for _ in range(1000):
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port), timeout=20)
+        time.sleep(0.02)
+    raise AssertionError("nothing listens")
 
-    def __init__(self, port: int) -> None:
-        self.port = port
 
-    def connect(self) -> socket.socket:
-        """A connection to a process 0 that is about to listen."""
-        for _ in range(1000):
-            with contextlib.suppress(ConnectionRefusedError):
-                return socket.create_connection(("127.0.0.1", self.port), timeout=20)
-            time.sleep(0.02)
-        raise AssertionError("nothing listens")
+def send(port: int, content: bytes) -> None:
+    with connect(port) as client, contextlib.suppress(OSError):
+        client.sendall(content)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(1000):
+            pass
 
-    def send(self, content: bytes) -> None:
-        with self.connect() as client, contextlib.suppress(OSError):
-            client.sendall(content)
-            client.shutdown(socket.SHUT_WR)
-            while client.recv(1000):
-                pass
 
-    def greet(self, secret: str, count: int = 2, host: str = "node", kind: str = "join") -> bytes:
-        """Greets as a process would, for those who know the protocol; the answer of process 0."""
-        greeting = {"--num-processes": count, "jax": jax.__version__}
-        message = {"kind": kind, "rank": 1, "host": host, "greeting": greeting}
-        with self.connect() as client, client.makefile("rb") as lines, contextlib.suppress(OSError):
-            nonce = json.loads(lines.readline())["nonce"]
-            signed = json.dumps([nonce, message], sort_keys=True).encode()
-            proof = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
-            client.sendall(json.dumps({**message, "proof": proof}).encode() + b"\n")
-            return lines.readline()
-        return b""
+def greet(port: int, secret: str, kind: str) -> bytes:
+    """Greets as a process would; the answer of process 0."""
+    greeting = {"--num-processes": 2, "jax": jax.__version__}
+    message = {"kind": kind, "rank": 1, "host": "node", "greeting": greeting}
+    with connect(port) as client, client.makefile("rb") as lines, contextlib.suppress(OSError):
+        signed = json.dumps([json.loads(lines.readline())["nonce"], message], sort_keys=True).encode()
+        proof = hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+        client.sendall(json.dumps({**message, "proof": proof}).encode() + b"\n")
+        return lines.readline()
+    return b""
 
 
 GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
     b"\x00" * 1_000_000,
-    b"\xff\xfe\x1b[31m\n",
     b"[" * 10_000 + b"\n",
-    b"[]\n",
-    b'{"kind": "join"}\n',
     b'{"kind": "join", "rank": 1, "host": 7, "greeting": [], "proof": {"a": "\\ud800"}}\n',
     b'{"kind": "jax", "proof": "\xc3\xa9\\ud800"}\n',
     b"",
@@ -153,18 +145,17 @@ GARBAGE = [
 
 def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXNN_CLUSTER_SECRET", "known to two")
-    client = UntrustedClient(port := free_port())
+    port = free_port()
     with links(0, 1, port=port) as found, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         first = pool.submit(found[0].join)
         for content in GARBAGE:
-            client.send(content)
+            send(port, content)
         for kind in ("join", "jax"):
-            assert client.greet("guessed", kind=kind) == b""
-            assert client.greet("guessed", count=7, host="\x1b[31m", kind=kind) == b""
-        hanging = [stack.enter_context(client.connect()) for _ in range(200)]
+            assert greet(port, "guessed", kind) == b""
+        hanging = [stack.enter_context(connect(port)) for _ in range(200)]
         for connection in hanging[:100]:  # as many hold a place until they time out
             connection.close()
-        with pytest.raises(ConnectionRefusedError):  # Linux has all of 127.0.0.0/8 on the loopback interface
+        with pytest.raises(ConnectionRefusedError):  # only 127.0.0.1 is listened on
             socket.create_connection(("127.0.0.2", port))
         (second,) = join(found[1])
         assert first.result().startswith("127.0.0.1:") and second.startswith("127.0.0.1:")
@@ -177,23 +168,11 @@ def test_untrusted_clients_neither_end_nor_hang_a_run(monkeypatch: pytest.Monkey
             link.leave()
 
 
-def test_greetings_are_printed_without_control_characters() -> None:
-    client = UntrustedClient(port := free_port())
-    with links(0, port=port) as found, ThreadPoolExecutor() as pool:
-        first = pool.submit(found[0].join)
-        answer = client.greet("", count=3, host="\x1b[2J\x07node\r\n\u202eevil" * 100)
-        assert b"refused" in answer
-        with pytest.raises(jn.ConfigError, match="with --num-processes 3") as caught:
-            first.result()
-    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
-
-
 def test_process_with_another_secret_is_not_admitted() -> None:
     def close_after_greeting(server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = server.accept()
-                with connection:
+                with server.accept()[0] as connection:
                     connection.sendall(b'{"kind": "nonce", "nonce": "0"}\n')
                     connection.recv(1000)
 

@@ -75,14 +75,6 @@ say(stops)
 """
 
 
-def assert_same_stops(*found: str) -> None:
-    """All processes stopped in each round two windows after the first request, or at the last window."""
-    stops = json.loads(found[0].replace("None", "null"))
-    assert {*found} == {found[0]} and len(stops) == ROUNDS
-    for asked, stop in stops:
-        assert stop == (13 if asked is None else asked + 2)
-
-
 DECISIONS = f"""
 say(total(rank + 1.0), jax.device_count(), jax.local_device_count(), is_primary(), process_count())
 calls = []
@@ -110,11 +102,14 @@ def test_two_processes_share_devices_and_decisions() -> None:
     assert first[5] == "None" and second[5].startswith("TrainingError: process 1 waited 0.2 s for process 0")
     assert first[6] == second[6] and "another config (rate is 0.2, and 0.1 in process 0)" in first[6]
     assert first[7] == second[7] and "another options (mesh is 'data=2', and None in process 0)" in first[7]
-    assert_same_stops(first[8], second[8])
+    # Both stopped in each round two windows after the first request, or at the last window.
+    stops = json.loads(first[8].replace("None", "null"))
+    assert first[8] == second[8] and len(stops) == ROUNDS
+    assert [stop for _, stop in stops] == [13 if asked is None else asked + 2 for asked, _ in stops]
 
 
 @pytest.mark.slow
-def test_four_processes_stop_together_wait_for_each_other_and_name_who_is_late() -> None:
+def test_four_processes_wait_for_each_other_and_name_who_is_late() -> None:
     code = """
 since = time.monotonic()
 time.sleep(0.2 * rank)
@@ -124,25 +119,10 @@ time.sleep(1.5 * (rank == 2))
 say(error_of(all_agree, "apart", {}, 0.5))
 """
     proxies = {f"{kind}_proxy": "http://127.0.0.1:9" for kind in ("http", "https", "grpc")}
-    found = output(processes.run(code + VOTES, 4, **proxies))
-    for rank, (waited, missed, _) in enumerate(found):
+    for rank, (waited, missed) in enumerate(output(processes.run(code, 4, **proxies))):
         assert waited == "True"
         late = "process 2 came too late (apart): the others waited 0.5 s for it"
         assert (late if rank == 2 else f"process {rank} waited 0.5 s for all (apart), and process 2 did not") in missed
-    assert_same_stops(*(stops for _, _, stops in found))
-
-
-@pytest.mark.slow
-def test_next_run_waits_until_the_last_one_has_ended() -> None:
-    where = {"coordinator": f"localhost:{processes.free_port()}"}
-    with processes.start("total(1.0)\nsay('here')\ntime.sleep(rank)\nsay('done')", flags=where) as first:
-        first.wait_for("here")
-        with processes.start("say('next', total(1.0))", ranks=[1], flags=where) as early:
-            first.wait_for("done", [0])
-            assert first.processes[0].poll() is None, "process 0 did not wait for process 1"
-            output(first.finish())
-            with processes.start("say('next', total(1.0))", ranks=[0], flags=where) as late:
-                assert output([*early.finish(), *late.finish()]) == [["next 2.0"]] * 2
 
 
 # --- lost processes and errors ---
@@ -156,8 +136,8 @@ def survivors(done: list[processes.Done], killed: int) -> list[processes.Done]:
 
 
 # Most of these wait until their processes are ended from beside a main thread that waits: so they run side by side.
-KILLED = [(2, 1, COMPUTE), (2, 0, POLL), (3, 0, WAIT), (2, 1, f"if rank == 1: {WAIT}")]
-# Nobody reads what process 1 prints.
+KILLED = [(2, 1, COMPUTE), (2, 0, POLL), (3, 0, WAIT)]
+# No one reads what process 1 prints.
 DEAF = "ends = os.pipe()\nos.close(ends[0])\nos.dup2(ends[1], 1)\nos.dup2(ends[1], 2)"
 SILENT = f"{READY}if rank == 1:\n{textwrap.indent(DEAF, '    ')}\n{COMPUTE}"
 
@@ -187,10 +167,8 @@ def test_lost_process_is_named_by_the_others_which_end_resumably() -> None:
     assert "process 2 on " in first.err and "is gone (nothing was heard of it for 4 s): what was saved" in first.err
 
 
-DATA_ERROR = "raise jn.DataError('no data here.')"
 ERRORS = [
-    (f"if rank == 1: {DATA_ERROR}\n{COMPUTE}", 2, ["process 1 failed: no data here.", "no data here."]),
-    (f"if rank == 0: {DATA_ERROR}\n{WAIT}", 2, ["no data here.", "process 0 failed: no data here."]),
+    (f"if rank == 0: raise jn.DataError('no data.')\n{WAIT}", 2, ["no data.", "process 0 failed: no data."]),
     ("raise jn.TrainingError('the loss is nan.')", 1, ["the loss is nan."] * 2),
     (f"if rank == 1: 1 / 0\n{COMPUTE}", 1, ["process 1 failed: ZeroDivisionError.", None]),
 ]
@@ -217,7 +195,6 @@ def test_error_or_signal_of_one_process_ends_all_with_its_status() -> None:
 
 # --- flags and clusters ---
 
-
 FLAGS = ["--coordinator", "node:1", "--num-processes", "2", "--process-id", "0"]
 
 
@@ -227,13 +204,9 @@ FLAGS = ["--coordinator", "node:1", "--num-processes", "2", "--process-id", "0"]
         (["--distributed"], "no cluster started this process; .*SLURM .*Open MPI.*Kubernetes.*Cloud TPU.*--coor"),
         (["--distributed", *FLAGS], "--distributed detects the values of --coordinator .*: give either it or them"),
         (FLAGS[:2], "--num-processes and --process-id must be given too: --coordinator HOST:PORT"),
-        (FLAGS[2:], "--coordinator must be given too"),
         ([*FLAGS[:5], "2"], "process_id is 2, and must be one of 0 to 1"),
-        ([*FLAGS, "--num-processes", "1"], "num_processes is 1, .*at least 2"),
         ([*FLAGS, "--coordinator", "node"], "coordinator is 'node', and must be HOST:PORT"),
-        ([*FLAGS, "--coordinator", "node:65536"], "coordinator is 'node:65536'"),
         ([*FLAGS, "--start-timeout", "0"], "start_timeout is 0.0 seconds, and must be more than 0"),
-        ([*FLAGS, "--lost-after", "nan"], "lost_after is nan seconds"),
         (["sweep", "--seed", "0", "1", "--distributed"], "--distributed .*one run .*--shard I/N"),
         (["plan", "--process-id=1"], "--process-id .*plan is for one"),
     ],
@@ -261,12 +234,10 @@ def test_clusters_give_their_tasks_a_place_or_are_named(monkeypatch: pytest.Monk
     for kind in ("slurm", "open mpi"):
         set_environment(monkeypatch, **cluster(kind, 62000, 1, 3))
         place = ClusterOptions(distributed=True).place()
-        assert place is not None and place.detected
-        assert (place.port, place.num_processes, place.process_id) == (62000, 3, 1)
+        assert place and (place.detected, place.port, place.num_processes, place.process_id) == (True, 62000, 3, 1)
     for variables, words in (
         (cluster("slurm", 62000, 0, 1), "num_processes is 1, and a run of several has at least 2"),
         (cluster("slurm", 62000, 0, 2) | {"SLURM_NTASKS": "2(x3)"}, "--distributed: invalid literal .*'2.x3.'"),
-        (cluster("open mpi", 62000, 0, 2) | {"OMPI_VERSION": "5.0.1"}, "--distributed: Open MPI 5 .* requires mpi4py"),
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "--distributed: Kubernetes environment detected, but the `kubern"),
     ):
         set_environment(monkeypatch, **variables)
@@ -311,15 +282,13 @@ def commands(tmp_path: Path) -> Path:
     """Stand-ins for the commands of clusters, and a script that joins and prints its place."""
     (tmp_path / "joins.py").write_text(SCRIPT)
     texts = {
-        # As many tasks as the job has, each with its variables; the highest status is that of srun.
         "srun": """
             test "$1" = --cpus-per-task=4 || exit 9
             shift
             test -n "$STATUS" && exit $STATUS
-            worst=0
-            for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & tasks="$tasks $!"; done
-            for task in $tasks; do wait $task || worst=$?; done
-            exit $worst
+            SLURM_PROCID=0 SLURM_LOCALID=0 "$@" &
+            SLURM_PROCID=1 SLURM_LOCALID=1 "$@"
+            wait $!
         """,
         "scontrol": 'echo "scontrol $*"',
         "ssh": 'test "$1" = -n && shift 2 && exec bash -c "$*"',
@@ -336,22 +305,18 @@ def environment(commands: Path, **variables: str) -> dict[str, str]:
     return {"PATH": path, "RUN_DIR": run_dir, "SCRIPT": str(commands / "joins.py"), "JAX_PLATFORMS": "cpu", **variables}
 
 
-def finish(command: list[object], **variables: str) -> processes.Done:
-    with processes.started([command], **variables) as running:
-        return running.finish()[0]
-
-
 @pytest.mark.slow
 def test_slurm_script_starts_a_run_and_requeues_it_if_interrupted(commands: Path) -> None:
     port = processes.free_port(61440, 65535)
     variables = environment(commands, **cluster("slurm", port, 0, 2), SLURM_CPUS_PER_TASK="4")
-    done = finish(["docs/slurm_run.sh", "--num-steps", 7, "--seed", 75], **variables)
+    with processes.started([["docs/slurm_run.sh", "--num-steps", 7, "--seed", 75]], **variables) as running:
+        (done,) = running.finish()
     assert done.status == 75, done
     assert done.out.count(f"None {commands / 'a run'} 7 2 ok\n") == 2
     assert f"scontrol requeue {port - 61440}" in done.out
-    for status in (0, 2, 137):
-        done = finish(["docs/slurm_run.sh"], **variables, STATUS=str(status))
-        assert done.status == status and "scontrol" not in done.out
+    with processes.started([["docs/slurm_run.sh"]], **variables, STATUS="2") as running:
+        (done,) = running.finish()
+    assert done.status == 2 and "scontrol" not in done.out
 
 
 @pytest.mark.slow
@@ -375,10 +340,9 @@ def test_pods_of_the_job_find_process_0() -> None:
     import yaml
 
     service, job = yaml.safe_load_all((shell.ROOT / "docs" / "kubernetes_run.yaml").read_text())
-    pod = job["spec"]["template"]["spec"]
+    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
     given = {variable["name"]: variable.get("value") for variable in pod["containers"][0]["env"]}
     # Kubernetes names pod 0 JOB-0.SUBDOMAIN; the service of that name selects the job's pods.
-    name = job["metadata"]["name"]
     assert given["COORDINATOR"].startswith(f"{name}-0.{pod['subdomain']}:")
     assert service["metadata"]["name"] == pod["subdomain"] and service["spec"]["selector"] == {"job-name": name}
     assert int(given["NUM_PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]

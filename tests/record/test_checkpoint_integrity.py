@@ -11,6 +11,7 @@ import subprocess
 import threading
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,6 @@ import pytest
 import jaxnn as jn
 from jaxnn.record import Checkpoints, find_damage
 from jaxnn.types import RecordError, TrainState
-from tests.tiny import assert_bitwise_equal
 
 SUMS_FILE = "SHA256SUMS"
 CHANGED = "has other bytes than were saved"
@@ -107,7 +107,7 @@ def test_newest_undamaged_checkpoint_is_restored_and_damaged_ones_are_moved(copy
     assert checkpoints.best() == 3, "damaged metrics hide other checkpoints"
     restored = checkpoints.restore_newest(make_state(0))
     assert restored is not None and restored.step == 1
-    assert_bitwise_equal(restored.state, make_state(1))
+    chex.assert_trees_all_equal(restored.state, make_state(1))
     assert restored.damaged == [
         (3, f"its file default/_METADATA {CHANGED}"),
         (2, "its file checkpoint.json is missing"),
@@ -204,7 +204,7 @@ def test_remnants_of_a_killed_process_are_ignored_and_cleared(copy: Path) -> Non
     checkpoints.save(3, make_state(30), {})  # a step with a checkpoint keeps the one it has
     checkpoints.close()
     assert names_in(copy) == ["2", "3", "4", "damaged"]
-    assert_bitwise_equal(jn.load_checkpoint(copy / "3", make_state(0)), make_state(3))
+    chex.assert_trees_all_equal(jn.load_checkpoint(copy / "3", make_state(0)), make_state(3))
 
 
 def test_reading_does_not_disturb_a_save_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_reading_does_not_disturb_a_save_under_way(tmp_path: Path, monkeypatch: 
     checkpoints.save(2, make_state(2), {})
     other = Checkpoints(tmp_path)
     assert other.steps() == [1] and other.best() == 1
-    assert_bitwise_equal(jn.load_checkpoint(tmp_path / "1", make_state(0)), make_state(1))
+    chex.assert_trees_all_equal(jn.load_checkpoint(tmp_path / "1", make_state(0)), make_state(1))
     resume.set()
     checkpoints.close()
     assert other.steps() == [1, 2] and find_damage(tmp_path / "2") is None

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -108,7 +109,7 @@ def test_exception_in_user_code_is_recorded_and_raised(finished: jn.Run, tmp_pat
     assert not is_locked(tmp_path / "run")
     resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
     assert tiny.read(tmp_path / "run")["status"] == "finished"
-    tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
+    chex.assert_trees_all_equal(resumed.state.params, finished.state.params)
 
 
 def test_first_signal_ends_the_window_and_saves(
@@ -124,7 +125,7 @@ def test_first_signal_ends_the_window_and_saves(
     resumed = tiny.fit(tiny.experiment(), resume=tmp_path / "run", resident=False)
     assert resumed.summary.status == "finished"
     assert resumed.metrics["step"].tolist() == [5, 10, 15, 20]
-    tiny.assert_bitwise_equal(resumed.state.params, finished.state.params)
+    chex.assert_trees_all_equal(resumed.state.params, finished.state.params)
 
 
 def test_interrupted_script_exits_with_75_if_it_can_be_resumed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,7 +85,7 @@ def test_evaluation_is_exact_and_how_a_run_is_computed_changes_no_bit(run: jn.Ru
     assert streamed.evaluate() == pytest.approx(measured(streamed, *tiny.points(23, 1)), rel=1e-6)
     np.testing.assert_array_equal(streamed.metrics["train_loss"], run.metrics["train_loss"])
     for other in (batched, streamed):
-        tiny.assert_bitwise_equal(other.state._replace(key=None), run.state._replace(key=None))
+        chex.assert_trees_all_equal(other.state._replace(key=None), run.state._replace(key=None))
 
 
 def test_validation_split_replaces_test_during_training() -> None:
@@ -148,7 +149,7 @@ def test_steps_per_call_are_chosen_by_measuring(run: jn.Run, resident: bool, tmp
     assert list(measured) == [10] if resident else (1 in measured and len(measured) >= 2)
     assert all(seconds > 0 for seconds in measured.values())
     assert facts["steps_per_call"] == min(measured, key=lambda steps: measured[steps])
-    tiny.assert_bitwise_equal(chosen.state.params, run.state.params)  # measuring trained nothing
+    chex.assert_trees_all_equal(chosen.state.params, run.state.params)  # measuring trained nothing
 
 
 def test_train_classifies_labels() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -31,12 +32,12 @@ def test_reports_states_and_parameters_equal_those_of_fit(run: jn.Run) -> None:
         assert iteration.run.predict(tiny.points(2)[0]).shape == (2, 3)
     assert [report.step for report in reports] == list(range(5, 41, 5))
     np.testing.assert_array_equal([report.metrics["train_loss"] for report in reports], run.metrics["train_loss"])
-    tiny.assert_bitwise_equal(iteration.state.params, run.state.params)
+    chex.assert_trees_all_equal(iteration.state.params, run.state.params)
     assert iteration.run.summary.status == "finished"
     # Each state is a copy: training reuses the memory of the original.
     assert [int(state.step) for state in states] == list(range(5, 41, 5))
     half = tiny.fit(run.experiment.replace(num_steps=20), eval_every=0)
-    tiny.assert_bitwise_equal(jax.device_get(states[3]).params, half.state.params)
+    chex.assert_trees_all_equal(jax.device_get(states[3]).params, half.state.params)
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
@@ -60,7 +61,7 @@ def test_leaving_the_loop_saves_and_can_be_resumed(
     assert int(iteration.run.best_state().step) == 10, "a state is ranked by the metrics of its step"
     assert not is_locked(path)
     resumed = tiny.fit(run.experiment, resume=path)
-    tiny.assert_bitwise_equal(resumed.state.params, run.state.params)
+    chex.assert_trees_all_equal(resumed.state.params, run.state.params)
     np.testing.assert_array_equal(resumed.metrics["train_loss"], run.metrics["train_loss"])
 
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import chex
 import flax.linen as linen
 import jax
 import numpy as np
@@ -81,7 +82,7 @@ def test_every_part_of_a_state_is_restored_bitwise(tmp_path: Path) -> None:
     assert found.summary.status == "finished" and found.final == expected.final
     assert untimed(path) == untimed(tmp_path / "whole")
     states = [run.state._replace(key=jax.random.key_data(run.state.key)) for run in (found, expected)]
-    tiny.assert_bitwise_equal(*states)
+    chex.assert_trees_all_equal(*states)
 
 
 def test_finished_run_is_loaded_also_without_its_last_metrics(whole: jn.Run, tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_finished_run_is_loaded_also_without_its_last_metrics(whole: jn.Run, tmp
         run = tiny.fit(tiny.experiment(), resume=path)
         assert run.summary.status == tiny.read(path)["status"] == "finished"
         assert int(run.state.step) == 20
-        tiny.assert_bitwise_equal(run.state.params, whole.state.params)
+        chex.assert_trees_all_equal(run.state.params, whole.state.params)
     assert run.summary.step == 20 and contents(whole.dir) == before
 
 
@@ -117,7 +118,7 @@ def test_record_gets_facts_of_the_resume(half: Path, whole: jn.Run) -> None:
     exported = {"member": 3, "sweep": {"vmap_size": 4}}  # of a member of a sweep
     write_json(half / "run.json", tiny.read(half) | exported)
     resumed = tiny.fit(tiny.experiment(), resume=half, checkpoint_every=0)
-    tiny.assert_bitwise_equal(resumed.state.params, whole.state.params)
+    chex.assert_trees_all_equal(resumed.state.params, whole.state.params)
     (entry,) = tiny.read(half)["resumed"]
     assert (entry["step"], entry["changed"], entry["damaged"]) == (10, [], [])
     assert set(entry["before"]) == {"command", "git", "devices", "jax_flags"}
@@ -248,7 +249,7 @@ def test_damaged_checkpoint_is_moved_aside_and_the_one_before_used(
     assert (aside / "default" / "manifest.ocdbt").is_file()
     for again in (resumed, tiny.fit(tiny.experiment(), resume=path)):
         assert again.summary.status == "finished"
-        tiny.assert_bitwise_equal(again.state._replace(key=None), whole.state._replace(key=None))
+        chex.assert_trees_all_equal(again.state._replace(key=None), whole.state._replace(key=None))
     assert untimed(path) == untimed(whole.dir)
 
 

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_bad_arguments_of_a_run_are_named(run: jn.Run) -> None:
     for inputs, words in BAD_INPUTS:
         with pytest.raises(ConfigError, match=words):
             run.predict(inputs)
-    with pytest.raises(ConfigError, match="batch_size is 0"):
+    with pytest.raises(ConfigError, match="batch_size must be an integer >= 1, not 0"):
         run.predict(tiny.points(7)[0], batch_size=0)
     with pytest.raises(ConfigError, match="no split 'validation' to evaluate: the data have train, test"):
         run.evaluate("validation")
@@ -86,7 +87,7 @@ def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run: jn.Ru
     half = tiny.fit(run.experiment.replace(num_steps=30), tmp_path / "run", eval_every=5, checkpoint_every=5)
     resumed = tiny.fit(run.experiment, resume=half.dir)
     assert int(resumed.best_state().step) == best
-    tiny.assert_bitwise_equal(resumed.state.params, run.state.params)
+    chex.assert_trees_all_equal(resumed.state.params, run.state.params)
     newest = resumed.dir / "checkpoints" / str(best) / "default" / "_METADATA"
     newest.write_bytes(newest.read_bytes()[:-1])
     with pytest.raises(RecordError, match=r"checkpoints/\d+ is damaged, its file default/_METADATA has other bytes"):
@@ -150,7 +151,7 @@ def test_open_run_with_the_experiment_writes_nothing(run: jn.Run) -> None:
     before = {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
     opened = jn.open_run(str(run.dir), tiny.experiment())  # with another learning rate and number of steps
     assert opened.config == opened.experiment.config == run.experiment.config
-    tiny.assert_bitwise_equal(opened.state.params, run.state.params)
+    chex.assert_trees_all_equal(opened.state.params, run.state.params)
     assert opened.evaluate() == pytest.approx(run.evaluate(), rel=1e-6)
     np.testing.assert_allclose(opened.predict(tiny.points(4)[0]), run.predict(tiny.points(4)[0]), rtol=1e-6)
     assert int(opened.best_state().step) == int(run.best_state().step)

@@ -61,17 +61,14 @@ def test_curves_of_a_run_have_three_panels_per_row_and_plain_ticks() -> None:
         lines.append({"step": step, "steps_per_second": 1234.5 * step, **{f"train_{k}": v for k, v in values.items()}})
     lines[-1] |= {"test_loss": 0.25, "test_accuracy": 0.5}
     figure = draw_curves(lines, "char_gpt", "shakespeare")
-    assert figure.get_suptitle() == "char_gpt · shakespeare" and figure.get_facecolor() == (1, 1, 1, 1)
-    assert draw_curves(lines, "shakespeare_gpt", "shakespeare").get_suptitle() == "shakespeare_gpt"
+    assert figure.get_suptitle() == "char_gpt · shakespeare"
     loss, accuracy, *_, speed = figure.axes
     assert [axes.get_title() for axes in figure.axes] == ["loss", "accuracy", "bits", "perplexity", "steps per second"]
     assert loss.get_subplotspec().get_gridspec().get_geometry() == (2, 3)  # type: ignore[union-attr]
     assert loss.get_yscale() == "log" and ticks(figure, loss, "y") == ["0.2", "0.3", "0.4", "0.6"]
-    assert ticks(figure, accuracy, "y")[:2] == ["30 %", "40 %"]
+    assert ticks(figure, accuracy, "y")[:2] == ["30 %", "40 %"] and "20,000" in ticks(figure, speed, "y")
     texts = [text.get_text() for text in accuracy.get_legend().get_texts()]  # type: ignore[union-attr]
     assert texts == ["train 75 %", "test 50 %"]
-    assert speed.get_legend().get_texts()[0].get_text() == "running median, last 24,690"  # type: ignore[union-attr]
-    assert "20,000" in ticks(figure, speed, "y")
     assert len(draw_curves([]).axes) == 1
 
 
@@ -80,9 +77,7 @@ def test_one_setting_and_seeds(tmp_path: Path) -> None:
     assert list(panels(figure)) == [("step", "test loss"), ("learning_rate", "test loss")]
     curves, points = figure.axes
     assert figure.get_suptitle() == "test loss of 12 members (× 2 diverged)"
-    legend = curves.get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["0.001", "0.01", "0.1"]
-    assert legend.get_title().get_text() == "learning_rate"
+    assert [text.get_text() for text in curves.get_legend().get_texts()] == ["0.001", "0.01", "0.1"]
     assert curves.get_title() == "mean over seeds, with the range of few seeds"
     # The mean over seeds of 0.001, the second value: 20 / step · 1.55.
     np.testing.assert_allclose(curves.get_lines()[0].get_xydata(), [[10, 3.1], [20, 1.55]])
@@ -92,22 +87,13 @@ def test_one_setting_and_seeds(tmp_path: Path) -> None:
     assert points.get_xscale() == "log" and ticks(figure, points) == ["0.001", "0.01", "0.1"]
     np.testing.assert_allclose(points.get_lines()[0].get_xydata(), [[0.001, 1.55], [0.01, 1.85], [0.1, 1.15]])
     np.testing.assert_allclose(marks(points, "x"), [[0.01, 0.97]] * 2)
-    assert points.collections[0].get_offsets().shape == (12, 2)
     (bars,) = (c for c in points.collections if isinstance(c, LineCollection))
     np.testing.assert_allclose(bars.get_segments()[2], [[0.1, 1.0], [0.1, 1.3]])
 
 
-def test_accuracies_are_in_per_cent_and_lost_members_at_the_bottom(tmp_path: Path) -> None:
-    figure = grid(tmp_path, {"seed": [0, 1, 2, 3, 4]}, lost={3}).plot("test_accuracy")
-    (strip,) = figure.axes  # these members have no curves of it
-    # Accuracy is 1 - loss / 10: 90, 89, 88 and 86 %.
-    assert strip.get_title() == "4 seeds: 88.2 ± 1.7 (86.0 to 90.0) %"
-    assert ticks(figure, strip, "y")[:2] == ["86 %", "87 %"]
-    np.testing.assert_allclose(marks(strip, "x"), [[3, 0.03]])
-
-
 def test_seeds_alone_have_their_mean_and_interval(tmp_path: Path) -> None:
-    figure = grid(tmp_path, {"seed": [3, 4, 5, 6, 7]}, lost={2}).plot()
+    sweep = grid(tmp_path, {"seed": [3, 4, 5, 6, 7]}, lost={2})
+    figure = sweep.plot()
     curves, strip = figure.axes
     assert len(curves.get_lines()) == 2 and len(curves.collections) == 1 and curves.get_legend() is None
     assert strip.get_xlabel() == "seed" and ticks(figure, strip) == ["3", "4", "5", "6", "7"]
@@ -116,16 +102,11 @@ def test_seeds_alone_have_their_mean_and_interval(tmp_path: Path) -> None:
     mean, _ = strip.get_lines()
     assert mean.get_ydata() == pytest.approx([1.2, 1.2]) and len(strip.patches) == 1
     np.testing.assert_allclose(marks(strip, "x"), [[2, 0.97]])
-
-
-def test_title_names_the_band(tmp_path: Path) -> None:
-    for seeds, title in (
-        ((1, 1), "curves"),
-        ((4, 5), "mean over seeds, with the range of few seeds"),
-        ((5, 6), "mean over seeds, with its 95 % interval"),
-    ):
-        points = {(rate, seed): 1.0 + seed for rate, n in zip((0.1, 0.2), seeds, strict=True) for seed in range(n)}
-        assert swept.sweep(tmp_path / "s", points, "learning_rate", "seed").plot().axes[0].get_title() == title
+    # Members have no curves of the accuracy, 1 - loss / 10; those without a value are at the bottom.
+    figure = sweep.plot("test_accuracy")
+    (strip,) = figure.axes
+    assert strip.get_title() == "4 seeds: 88.0 ± 1.8 (86.0 to 90.0) %" and ticks(figure, strip, "y")[0] == "86 %"
+    np.testing.assert_allclose(marks(strip, "x"), [[2, 0.03]])
 
 
 def test_curves_end_when_a_member_stops_and_members_cut_short_are_rings(tmp_path: Path) -> None:
@@ -145,17 +126,10 @@ def test_curves_end_when_a_member_stops_and_members_cut_short_are_rings(tmp_path
     assert points.get_title() == "★ 1.25 at 0.01 (mean of 2 seeds)"
 
 
-def test_star_prefers_groups_that_lost_no_seed(tmp_path: Path) -> None:
-    axes = {"learning_rate": [0.001, 0.01], "seed": [0, 1]}
-    assert grid(tmp_path, axes, lost={0}).plot().axes[1].get_title() == "★ 1.25 at 0.01 (mean of 2 seeds)"
-    assert grid(tmp_path, axes, lost={0, 2}).plot().axes[1].get_title() == "★ 1.1 at 0.001 (mean of 1 of 2 seeds)"
-
-
 def test_two_settings_have_a_heat_map(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.001, 0.01, 0.1], "model.dropout": [0.5, 0.0], "seed": [0, 1]}
     figure = grid(tmp_path, axes, lost={8, 9}).plot()
     found = panels(figure)
-    assert ("model.dropout", "test loss") in found
     cells = found["learning_rate", "model.dropout"]
     (image,) = cells.get_images()
     # Dropout upwards, so its row is turned; a cell is the mean of two losses 0.1 apart.
@@ -167,55 +141,30 @@ def test_two_settings_have_a_heat_map(tmp_path: Path) -> None:
     np.testing.assert_allclose(slice_.get_xydata(), [[0.001, 1.05], [0.01, 1.45]])
 
 
-def test_scattered_draws_are_points_and_rings(tmp_path: Path) -> None:
+def test_scattered_draws_are_points(tmp_path: Path) -> None:
     points: dict[Any, float | None] = {(10.0**-k, 0.1 * k): 1.0 + k for k in range(1, 7)}
-    points[(1.0, 0.9)] = None
-    sweep = swept.sweep(tmp_path / "s", points, "learning_rate", "model.dropout")
+    sweep = swept.sweep(tmp_path / "s", points | {(1.0, 0.9): None}, "learning_rate", "model.dropout")
     drawn = panels(sweep.plot())["learning_rate", "model.dropout"]
     assert not drawn.get_images() and (drawn.get_xscale(), drawn.get_yscale()) == ("log", "linear")
     assert len(marks(drawn, "o")) == 6
     np.testing.assert_allclose(marks(drawn, "x"), [[1.0, 0.9]])
-    halved = with_status(sweep, dict.fromkeys(range(2, 6), "pruned"))
-    drawn = panels(halved.plot())["learning_rate", "model.dropout"]
-    assert sum(line.get_markerfacecolor() == "none" for line in drawn.get_lines()) == 4
-
-
-def test_three_settings_have_two_rows_of_panels(tmp_path: Path) -> None:
-    axes = {"learning_rate": [0.001, 0.1], "model.dropout": [0.0, 0.5], "nesterov": [True, False]}
-    figure = grid(tmp_path, axes, lost={7}).plot()
-    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "learning_rate", "model.dropout", "nesterov"]
-    assert figure.axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 2)  # type: ignore[union-attr]
-    assert ticks(figure, figure.axes[3]) == ["True", "False"]
-
-
-def test_many_groups_are_coloured_by_value(tmp_path: Path) -> None:
-    figure = grid(tmp_path, {"learning_rate": [10.0**-k for k in range(9)]}).plot()
-    curves, bar = figure.axes[0], panels(figure)["", "learning_rate"]
-    assert len(curves.get_lines()) == 9 and not curves.collections and curves.get_legend() is None
-    assert bar.get_yscale() == "log" and len({line.get_color() for line in curves.get_lines()}) == 9
-    # Nine decades are labelled with powers.
-    assert all("10^" in label for label in ticks(figure, figure.axes[1]) if label)
 
 
 def test_losses_over_a_decade_have_a_logarithmic_axis(tmp_path: Path) -> None:
     sweep = swept.sweep(tmp_path / "s", {(0.1,): 0.01, (0.01,): 1.0, (0.001,): 3.0}, "learning_rate")
     assert {axes.get_yscale() for axes in sweep.plot().axes} == {"log"}
-    assert {axes.get_yscale() for axes in sweep.plot("test_accuracy").axes} == {"linear"}
     near = grid(tmp_path, {"learning_rate": [0.1, 0.2]})
-    assert [axes.get_yscale() for axes in near.plot().axes] == ["linear"] * 2
+    assert {axes.get_yscale() for axes in near.plot().axes} == {"linear"}
     with pytest.raises(ConfigError, match="no member has a metric 'acc'"):
         near.plot("acc")
 
 
 def test_plot_handles_sweeps_without_results(tmp_path: Path) -> None:
-    losses: list[list[float | None]] = [[None, None], [math.nan, 1.0], [0.0, -1.0], [math.inf, 1.0], [1.0]]
-    for axes, values in [(("seed",), each) for each in losses[:3]] + [
-        (("learning_rate", "width"), each) for each in losses
-    ]:
-        points = {(0.1 * place + 0.1, place)[: len(axes)]: loss for place, loss in enumerate(values)}
-        figure = swept.sweep(tmp_path / "s", points, *axes).plot()
+    for losses in ((None, None), (math.nan, 1.0), (0.0, -1.0), (math.inf, 1.0), (1.0,)):
+        points = {(0.1 * place + 0.1, place): loss for place, loss in enumerate(losses)}
+        figure = swept.sweep(tmp_path / "s", points, "learning_rate", "width").plot()
         figure.draw_without_rendering()
-        if values == [None, None]:
+        if losses == (None, None):
             assert figure.axes[0].get_title() == "no results" and not ticks(figure, figure.axes[0], "y")
 
 
@@ -225,19 +174,16 @@ SCALES: list[tuple[tuple[Any, ...], str, str]] = [
     ((0.0, 1e-4, 1e-3, 1e-2), "linear", "nominal"),
     ((0.0, 0.1, 0.2, 0.3), "linear", "linear"),
     ((1.0, math.inf), "linear", "nominal"),
-    ((True, False), "linear", "nominal"),
     (("a", "b"), "log", "nominal"),
-    ((1, 2), "nominal", "nominal"),
 ]
 
 
-@pytest.mark.parametrize(("values", "scale", "kind"), SCALES)
-def test_scale_is_one_that_the_values_allow(tmp_path: Path, values: tuple[Any, ...], scale: str, kind: str) -> None:
-    losses = {(value,): 1.0 + place for place, value in enumerate(values)}
-    sweep = swept.sweep(tmp_path / "s", losses, "x")
-    (axis,) = sweep.axes
-    sweep = dataclasses.replace(sweep, axes=(dataclasses.replace(axis, scale=scale),))
-    drawn = panels(sweep.plot())["x", "test loss"]
-    places = drawn.collections[0].get_offsets()[:, 0]
-    assert np.isfinite(places).all() and drawn.get_xscale() == ("log" if kind == "log" else "linear")
-    assert (places.tolist() == list(range(len(values)))) == (kind == "nominal")
+def test_scale_is_one_that_the_values_allow(tmp_path: Path) -> None:
+    for values, scale, kind in SCALES:
+        losses = {(value,): 1.0 + place for place, value in enumerate(values)}
+        sweep = swept.sweep(tmp_path / "s", losses, "x")
+        sweep = dataclasses.replace(sweep, axes=(dataclasses.replace(sweep.axes[0], scale=scale),))
+        drawn = panels(sweep.plot())["x", "test loss"]
+        places = drawn.collections[0].get_offsets()[:, 0]
+        assert drawn.get_xscale() == ("log" if kind == "log" else "linear"), values
+        assert (places.tolist() == list(range(len(values)))) == (kind == "nominal"), values

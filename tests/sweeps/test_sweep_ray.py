@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,50 +55,44 @@ def assert_equal(found: jn.Sweep, expected: jn.Sweep) -> None:
         np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-4)
 
 
-def test_options_that_workers_cannot_use_are_refused() -> None:
+def test_options_that_workers_cannot_use_and_missing_ray_are_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for options in ({"record": False}, {"devices": 2}, {"shard": "1/2"}, {"plan_only": True}):
         with pytest.raises(jn.ConfigError, match="leave record, plan_only, shard and devices at their defaults"):
             sweep(tiny.experiment(), **options)
     with pytest.raises(jn.ConfigError, match="halving compares all members"):
         jn.sweep(tiny.experiment(), jn.search.halving(POINTS), executor="ray")
-
-
-def test_missing_ray_is_reported_with_its_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(jn.ConfigError, match=r"needs Ray: pip install -e '\.\[ray\]'$"):
         sweep(tiny.experiment(), run_dir=tmp_path / "swept")
     assert not (tmp_path / "swept").exists()
 
 
-class Ray(types.SimpleNamespace):
-    """A cluster that was started elsewhere, to which nothing can be sent."""
+def test_existing_cluster_is_joined_and_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[str] = []
 
-    def __init__(self, **resources: float) -> None:
-        self.calls: list[str] = []
-        leave = {"is_initialized": lambda: False, "shutdown": lambda: self.calls.append("left")}
-        super().__init__(cluster_resources=lambda: resources, put=self.refuse, **leave)
-
-    def init(self, **options: Any) -> None:
+    def join(**options: Any) -> None:
         if "num_cpus" in options:
             raise ValueError("a cluster has the resources it has")
-        self.calls.append("joined")
+        calls.append("joined")
 
-    def silent(self, **options: Any) -> None:
-        raise ConnectionError("no answer")
-
-    def refuse(self, _: Any) -> None:
+    def refuse(_: Any) -> None:
         raise TypeError("cannot pickle")
 
+    def silent(**options: Any) -> None:
+        raise ConnectionError("no answer")
 
-def test_existing_cluster_is_joined_and_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ray = Ray(CPU=8.0)
+    # A cluster that was started elsewhere, to which nothing can be sent.
+    leave = {"is_initialized": lambda: False, "shutdown": lambda: calls.append("left")}
+    ray = types.SimpleNamespace(init=join, put=refuse, cluster_resources=lambda: {"CPU": 8.0}, **leave)
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(jn.ConfigError, match=r"cannot be sent to Ray's workers \(TypeError: cannot pickle\)"):
         sweep(tiny.experiment(), run_dir=tmp_path / "swept")
     with pytest.raises(jn.ConfigError, match="device is 'gpu', and Ray's cluster has 0 GPUs and 8 cores"):
         sweep(tiny.experiment(), run_dir=tmp_path / "swept", device="gpu")
-    assert ray.calls == ["joined", "left"] * 2 and not list(tmp_path.iterdir())
-    monkeypatch.setattr(ray, "init", ray.silent)
+    assert calls == ["joined", "left"] * 2 and not list(tmp_path.iterdir())
+    ray.init = silent
     with pytest.raises(jn.ConfigError, match="cluster cannot be used .*no answer.*: start it, or unset"):
         sweep(tiny.experiment())
 
@@ -120,24 +111,21 @@ def test_workers_train_what_one_process_does(cluster: Any, tmp_path: Path, capsy
     np.testing.assert_allclose(found.run(3).evaluate()["loss"], found.members[3].final["test_loss"], rtol=1e-5)
 
 
-def fails_once(plain: jn.Experiment[Any], folder: Path, at_save: int, fail: Callable[[], None]) -> jn.Experiment[Any]:
-    """``plain``, of which the first process that trains calls ``fail`` instead of saving for the n-th time."""
+def killed_once(plain: jn.Experiment[Any], folder: Path) -> jn.Experiment[Any]:
+    """``plain``, of which the first process that trains is killed at its third save, when its first is complete."""
 
     def data(config: Any) -> jn.Splits:
-        # Planning loads the data first, in a process that trains nothing.
-        if (folder / "swept").exists():
-            with contextlib.suppress(FileExistsError):
-                (folder / "mortal").touch(exist_ok=False)
-                save, saved = Checkpoints.save, []
+        # Planning loads the data first, in a process that trains nothing. One process creates the file.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            (folder / "swept" / "mortal").touch(exist_ok=False)
+            save, steps = Checkpoints.save, iter(range(2))
 
-                def save_or_fail(checkpoints: Checkpoints, step: int, *others: Any) -> None:
-                    saved.append(step)
-                    if len(saved) == at_save:
-                        Checkpoints.save = save  # type: ignore[method-assign]
-                        fail()
-                    save(checkpoints, step, *others)
+            def save_or_end(checkpoints: Checkpoints, *arguments: Any) -> None:
+                if next(steps, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                save(checkpoints, *arguments)
 
-                Checkpoints.save = save_or_fail  # type: ignore[method-assign]
+            Checkpoints.save = save_or_end  # type: ignore[method-assign]
         return tiny.splits()
 
     return jn.Experiment(plain.config, data, plain.task, plain.optimizer)
@@ -146,49 +134,13 @@ def fails_once(plain: jn.Experiment[Any], folder: Path, at_save: int, fail: Call
 @pytest.mark.slow
 def test_killed_worker_is_replaced_and_its_shard_continues(cluster: Any, tmp_path: Path) -> None:
     plain, how = tiny.experiment(num_steps=2_000), {"eval_every": 100, "checkpoint_every": 100}
-    # The second save waited for the first, which is whole.
-    mortal = fails_once(plain, tmp_path, 3, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    found = sweep(mortal, FOUR, run_dir=tmp_path / "swept", **how)
-    assert (tmp_path / "mortal").exists()
+    found = sweep(killed_once(plain, tmp_path), FOUR, run_dir=tmp_path / "swept", **how)
+    assert (tmp_path / "swept" / "mortal").exists()
     assert_equal(found, jn.sweep(plain, FOUR, record=False, **{**HOW, **how}))
     shards = (tmp_path / "swept" / "shards").iterdir()
     least, most = sorted(tiny.read(path, "sweep.json")["summary"]["member_steps"] for path in shards)
     # The worker that took over did not start from the beginning.
     assert most == 4_000 and 0 < least < 4_000 and len(found.lines) == 4 * 400
-
-
-@pytest.mark.slow
-def test_failed_shard_is_reported_and_can_be_resumed(
-    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise jn.RecordError("the disk is gone")
-
-    plain, how = tiny.experiment(), {"run_dir": tmp_path / "swept", "progress": "plain", "checkpoint_every": 10}
-    found = sweep(fails_once(plain, tmp_path, 1, fail), FOUR, **how)
-    assert "/2 failed: the disk is gone" in capsys.readouterr().out
-    assert found.status == "interrupted" and sum(member.complete for member in found.members) == 2
-    assert_equal(sweep(plain, FOUR, resume=tmp_path / "swept"), jn.sweep(plain, FOUR, record=False, **HOW))
-
-
-@pytest.mark.slow
-def test_interrupted_sweep_on_ray_resumes(cluster: Any, tmp_path: Path) -> None:
-    path, experiment, points = tmp_path / "swept", tiny.experiment(num_steps=3_000), FOUR
-
-    def interrupt() -> None:
-        while len(list(path.glob("shards/*/metrics.jsonl"))) < 2:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    watching = threading.Thread(target=interrupt)
-    watching.start()
-    stopped = sweep(experiment, points, run_dir=path, steps_per_call=1)
-    watching.join()
-    assert stopped.status == "interrupted" and 0 < sum(member.step for member in stopped.members) < 4 * 3_000
-    # As many shards as before, whatever the number of workers.
-    resumed = sweep(experiment, points, resume=path, num_workers=1)
-    assert len(list(path.glob("shards/*"))) == 2
-    assert_equal(resumed, jn.sweep(experiment, points, record=False, **HOW))
 
 
 SCRIPT = '''
@@ -212,12 +164,9 @@ assert not ray.is_initialized(), "the cluster that was started here was not shut
 def test_script_starts_ray_and_ends_it(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
     (tmp_path / "lonely.py").write_text(SCRIPT)
-    words = "sweep --momentum 0.5 0.9 --executor ray --num-workers 1 --vmap-size 2 --steps-per-call 5 --run-dir swept"
-    environment = {"PYTHONPATH": str(shell.ROOT), "XDG_CACHE_HOME": str(tmp_path), "RAY_ADDRESS": "local"}
-    command = [sys.executable, "lonely.py", *words.split()]
-    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(command, env={**os.environ, **environment}, **how)
+    words = "sweep --momentum 0.5 0.9 --executor ray --num-workers 1 --vmap-size 2 --steps-per-call 5 --run-dir"
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "RAY_ADDRESS": "local"}
+    done = shell.python(tmp_path / "lonely.py", *words.split(), tmp_path / "swept", **environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = jn.open_sweep(tmp_path / "swept")
-    assert [member.status for member in found.members] == ["finished"] * 2
+    assert [member.status for member in jn.open_sweep(tmp_path / "swept").members] == ["finished"] * 2
     assert tiny.read(tmp_path / "swept" / "shards" / "1-of-1", "sweep.json")["name"] == "lonely"

