@@ -152,7 +152,7 @@ def peers(day: Day) -> list[Case]:
         options = {"--networks": network, "--device": device, "--dtype": dtype, "--out": folder / network}
         options |= {"--rounds": 2 if day.small else 3, "--check-steps": 2 if day.small else 10, "--torch-python": torch}
         command = [sys.executable, HERE / "peers.py", *(word for pair in options.items() for word in pair)]
-        command += ["--contenders", "jaxnn", "jax", *(["torch", "torch_compile"] if torch and not day.small else [])]
+        command += ["--contenders", "jaxnn", "jax", *(["torch"] if torch and not day.small else [])]
         shared = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # the card, by several processes
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=shared)
         if done.returncode:
@@ -209,13 +209,13 @@ def advice(day: Day) -> list[Case]:
 
 # What each part runs, and the seconds that it may take.
 PARTS: dict[str, tuple[Callable[[Day], list[Case]], float]] = {
-    "matrix": (matrix, 100),
-    "kernels": (lambda day: layer_cases(day.device, small=day.small), 140),
+    "matrix": (matrix, 95),
+    "kernels": (lambda day: layer_cases(day.device, small=day.small), 120),
     "plans": (plans, 120),
-    "peers": (peers, 100),
+    "peers": (peers, 140),
     "widths": (widths, 50),
-    "bench": (studies, 50),
-    "advise": (advice, 35),
+    "bench": (studies, 40),
+    "advise": (advice, 30),
 }
 
 
