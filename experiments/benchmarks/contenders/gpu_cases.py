@@ -75,7 +75,7 @@ def known(name: str, model: Any = None, dtype: str = "float32", batch_size: int 
 
 
 def gpt2() -> jn.Experiment:
-    """Returns GPT-2 124M, 16 × 1,024 tokens in bfloat16."""
+    """Returns GPT-2 124M with an output layer of its own, 16 × 1,024 tokens in bfloat16."""
     text = np.random.default_rng(0).integers(0, 50_257, (64, 1025))
     model = jn.models.GPT(50_257, num_layers=12, features=768, num_heads=12, max_length=1024)
     return made(model, (text[:, :-1], text[:, 1:]), 16, "bfloat16")
