@@ -26,6 +26,7 @@ from jaxnn.engine._tuning import (
     Trial,
     VmapPlan,
     choose_steps_per_call,
+    fitting_block,
     seconds_per_step,
     try_size,
     widen,

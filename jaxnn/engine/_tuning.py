@@ -193,7 +193,7 @@ def plan_vmap_size(
     if free is not None:
         # The devices of a CPU share its memory.
         free = int(MEMORY_SHARE * (free // num_devices if on_cpu else free))
-    block, note = _fitting_block(programs.member_bytes, free, num_members)
+    block, note = fitting_block(programs.member_bytes, free, num_members)
     steps = min(given_steps or near_divisor(window, ENOUGH_STEPS), window)
     if given is not None and given_steps is not None:
         return VmapPlan(min(given, block), steps, block, (), note)
@@ -238,7 +238,7 @@ def plan_vmap_size(
     return VmapPlan(best.size, steps, block, tuple(trials), note)
 
 
-def _fitting_block(member_bytes: int, free_bytes: int | None, num_members: int) -> tuple[int, str | None]:
+def fitting_block(member_bytes: int, free_bytes: int | None, num_members: int) -> tuple[int, str | None]:
     """How many members fit on a device with their state twice: before and after a call."""
     needed = 2 * member_bytes
     if free_bytes is None or num_members * needed <= free_bytes:

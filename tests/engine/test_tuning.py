@@ -1,11 +1,12 @@
-"""The choice of steps per call, with a simulated clock."""
+"""The choice of steps per call, with a simulated clock, and of the members that fit into memory."""
 
 import time
 from collections.abc import Callable
 
 import pytest
 
-from jaxnn.engine import choose_steps_per_call
+from jaxnn.engine import choose_steps_per_call, fitting_block
+from jaxnn.types import TrainingError
 
 
 class Machine:
@@ -93,3 +94,12 @@ def test_first_probe_is_a_power_of_four_within_bounds() -> None:
         machine = Machine(lambda n, seconds=seconds: seconds * n)
         machine.choose(4096)
         assert machine.compiled[1] == probe
+
+
+def test_members_that_do_not_fit_are_trained_in_rounds_of_one_size() -> None:
+    assert fitting_block(100, None, 9) == (9, None) and fitting_block(100, 1800, 9) == (9, None)
+    block, note = fitting_block(100, 1799, 9)  # eight fit, each with its state twice
+    assert block == 5 and note is not None and note.endswith("at once: 5 at a time, in 2 rounds")
+    assert fitting_block(100, 200, 9)[0] == 1
+    with pytest.raises(TrainingError, match="not one member fits: its state takes twice 100 B, and 199 B are free"):
+        fitting_block(100, 199, 9)

@@ -242,7 +242,7 @@ def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(
 
     pretend_gpu()
     monkeypatch.setattr(jax.nn, "dot_product_attention", pretend)
-    half = [jnp.ones((2, 8, 2, 64), jnp.bfloat16)] * 3
+    half = [jnp.ones((2, 8, 2, 128), jnp.bfloat16)] * 3
     out = attention(*half, causal=True, lengths=np.array([0, 3]))
     assert [options["implementation"] for options in taken] == ["cudnn"]
     assert np.array_equal(taken[0]["key_value_seq_lengths"], [1, 3])  # outputs without keys are set to 0 afterwards

@@ -293,6 +293,8 @@ def test_table_has_the_best_first_and_the_lost_last(grid: Sweep, tmp_path: Path)
     assert "learning_rate 3.16228e-05" in repr(sweep) and "0.0316228" in repr(sweep.group())
     for index, rate in {row[0]: float(row[1]) for row in sweep.table().rows}.items():
         assert numbers(sweep.select(learning_rate=rate)) == [int(index)], "a printed value selects its member"
+    widths = swept.sweep(tmp_path / "w", {((8,),): 1.0, ((4, 2),): 2.0}, "features")
+    assert [row[1] for row in widths.table().rows] == ["(8,)", "(4, 2)"]
 
 
 def test_groups_are_shown_with_the_decimals_of_their_deviation(grid: Sweep, tmp_path: Path) -> None:
