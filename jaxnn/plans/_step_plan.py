@@ -82,12 +82,10 @@ class StepPlan(NamedTuple):
     @property
     def bounds(self) -> dict[str, float]:
         """Seconds that a step takes at least, by what limits it."""
-        return {
-            "products": self.flops / self.card.flops(self.dtype),
-            "memory": self.work.bytes / self.card.bandwidth,
-            "launches": self.work.launches * LAUNCH_SECONDS,
-            "links": sum(size for _, size in self.work.collectives.values()) / self.card.link,
-        }
+        found = {"products": self.flops / self.card.flops(self.dtype)}
+        if self.card.capability:  # a CPU's caches hold much of what its kernels exchange
+            found |= {"memory": self.work.bytes / self.card.bandwidth, "launches": self.work.launches * LAUNCH_SECONDS}
+        return found | {"links": sum(size for _, size in self.work.collectives.values()) / self.card.link}
 
     @property
     def seconds(self) -> float:
