@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import choose, compute_capability, scope, shard_rows
+from jaxnn.nn._layer_arguments import batch_sharding, choose, compute_capability, scope, shard_rows
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.types import ConfigError
 
@@ -207,7 +207,17 @@ def _cudnn(args: _Arguments) -> jax.Array:
     mask, bias = (None if array is None else jnp.broadcast_to(array, scores) for array in (args.mask, args.bias))
     # cuDNN does not document the case of no keys: it gets one, and the result is set to 0 afterwards.
     lengths = None if args.lengths is None else jnp.maximum(args.lengths, 1)
-    compute = partial(jax.nn.dot_product_attention, implementation="cudnn", key_value_seq_lengths=lengths)
+
+    def compute(*arrays: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
+        def run(*rows: Any) -> tuple[jax.Array]:
+            options["key_value_seq_lengths"] = rows[-1]
+            return (jax.nn.dot_product_attention(*rows[:-1], implementation="cudnn", **options),)
+
+        # JAX cannot partition it within `jax.shard_map`, as over the members of a sweep.
+        if (sharding := batch_sharding()) is not None and not jax.sharding.get_abstract_mesh().empty:
+            run = sharding.map_rows(run, (0,) * 6, (0,))
+        return run(*arrays, bias, mask, lengths)[0]
+
     return _by_function(args, compute, bias=bias, mask=mask)
 
 
