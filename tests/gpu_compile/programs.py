@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
+import functools
 import math
 import os
 import re
@@ -21,12 +21,13 @@ from jaxnn._compat import tracing_for
 from jaxnn.observe import nbytes
 from jaxnn.parallel import DATA, Layout, find_strategy, make_mesh, parse_mesh
 from jaxnn.plans import CARDS, topology, work_of
+from tests import tiny
 
 if find_spec("jax_cuda13_plugin") is None or os.environ.get("JAX_PLATFORMS") != "cpu":
     pytest.skip("needs JAX's compiler for GPUs: run make test-gpu-compile", allow_module_level=True)
 
 BATCH, TIME, CLASSES = 16, 32, 64
-# The axes of each mesh, a strategy's first word besides; `data` is not in `one`.
+# How a step is distributed, the strategy first, to the axes of the mesh.
 MESHES = {
     "one": "data=1",
     "data": "data=8",
@@ -37,36 +38,20 @@ MESHES = {
     "data+members+data": "members=2,data=4",
     "fsdp+members": "members=2,data=4",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    learning_rate: float = 1e-3
-    batch_size: int = BATCH
-    num_steps: int = 10
-    seed: int = 0
-
-
-def _gpt(num_heads: int) -> Any:
-    return jn.models.GPT(CLASSES, num_layers=2, features=192, num_heads=num_heads, max_length=TIME)
-
-
-def _recurrent(layer: Any) -> Any:
-    return jn.models.RecurrentLanguageModel(CLASSES, features=64, num_layers=2, layer=layer)
-
-
+RNN = functools.partial(jn.models.RecurrentLanguageModel, CLASSES, features=64, num_layers=2)
+GPT = functools.partial(jn.models.GPT, CLASSES, num_layers=2, features=192, max_length=TIME)
 MODELS = {
     "mlp": jn.models.MLP((256, 256, CLASSES)),
     "cnn": jn.models.CNN(CLASSES, blocks=((16,), (32,)), dense=(64,)),
     "resnet20": jn.models.ResNet(CLASSES, num_blocks=(3, 3, 3)),
-    "lstm": _recurrent(jn.nn.LSTM),
-    "gru": _recurrent(jn.nn.GRU),
-    "gpt4": _gpt(4),
-    "gpt12": _gpt(12),
+    "lstm": RNN(layer=jn.nn.LSTM),
+    "gru": RNN(layer=jn.nn.GRU),
+    "gpt4": GPT(num_heads=4),
+    "gpt12": GPT(num_heads=12),
 }
 
 
-def experiment(name: str) -> jn.Experiment[Config]:
+def experiment(name: str) -> jn.Experiment[Any]:
     """Trains ``MODELS[name]`` by Adam: GPTs in bfloat16, the others in float32."""
     reads_text = name.startswith(("lstm", "gru", "gpt"))
     shape = (TIME,) if reads_text else (256,) if name == "mlp" else (16, 16, 3)
@@ -74,18 +59,17 @@ def experiment(name: str) -> jn.Experiment[Config]:
     targets = inputs if reads_text else np.arange(len(inputs), dtype=np.int32)
     make_task = jn.tasks.next_token if reads_text else jn.tasks.classification
     policy = jn.nn.Policy(compute="bfloat16" if name.startswith("gpt") else "float32")
-    return jn.Experiment(
-        Config(),
-        data=lambda config: jn.data.arrays(train=(inputs, targets), num_classes=CLASSES),
+    return tiny.experiment(
+        data=jn.data.arrays(train=(inputs, targets), num_classes=CLASSES),
         task=lambda config: make_task(MODELS[name], policy=policy),
         optimizer=lambda config: optax.adam(config.learning_rate),
+        batch_size=BATCH,
     )
 
 
 class Program(NamedTuple):
     """A compiled training step as one device runs it."""
 
-    implementations: dict[str, list[str]]
     calls: dict[str, float]  # to libraries
     collectives: dict[str, tuple[float, float]]
     products: set[str]  # dtypes of the operands of products
@@ -110,7 +94,6 @@ def compile_step(name: str, how: str, members: int) -> Program:
     with tracing_for(devices[0]):
         programs = engine.programs_of(one, one.data(one.config), resident=True, layout=layout, num_seeds=num_seeds)
         compiled: Any = programs.train(shape, 1, "test")
-        implementations = dict(programs.implementations)
     text, stats, lanes = compiled.as_text(), compiled.memory_analysis(), members // axes.get(engine.MEMBERS, 1)
     calls: collections.Counter[str] = collections.Counter()
     for target, count in work_of(text).calls.items():
@@ -118,7 +101,6 @@ def compile_step(name: str, how: str, members: int) -> Program:
     leaves = zip(jax.tree.leaves(programs.shapes), jax.tree.leaves(programs.shardings), strict=True)
     shards = [jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype) for leaf, where in leaves]
     return Program(
-        implementations,
         dict(calls),
         work_of(text).collectives,
         _products(text),

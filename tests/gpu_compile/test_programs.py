@@ -55,7 +55,6 @@ CASES = [
     Case("gpt4", "fsdp", 1, GPT_FSDP, 6.5),
     Case("gpt4", "pmap", 1, {"all-reduce": 3}, 7.4),
     Case("gpt4", "data+model", 1, GPT_MODEL, 4.3),
-    Case("gpt12", "data", 1, {"all-reduce": 3}, 6.6),
     Case("gpt12", "fsdp", 1, GPT_FSDP, 6.5),
     Case("gpt12", "data+model", 1, GPT_MODEL, 4.3),
     # Members never communicate.
@@ -96,8 +95,6 @@ def test_training_step(case: Case) -> None:
         heads = int(case.name.removeprefix("gpt"))
         shapes = {(rows * lanes, heads // axes.get("model", 1), TIME, 192 // heads)}
     assert program.call_shapes == shapes
-    if shapes:
-        assert [*program.implementations.values()] == [["cudnn"]]
 
     counts = {kind: count for kind, (count, _) in program.collectives.items()}
     assert counts.keys() == case.collectives.keys()
