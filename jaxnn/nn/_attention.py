@@ -208,15 +208,15 @@ def _cudnn(args: _Arguments) -> jax.Array:
     # cuDNN does not document the case of no keys: it gets one, and the result is set to 0 afterwards.
     lengths = None if args.lengths is None else jnp.maximum(args.lengths, 1)
 
-    def compute(*arrays: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
-        def run(*rows: Any) -> tuple[jax.Array]:
-            options["key_value_seq_lengths"] = rows[-1]
-            return (jax.nn.dot_product_attention(*rows[:-1], implementation="cudnn", **options),)
+    def compute(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
+        def run(query: Any, key: Any, value: Any, bias: Any, mask: Any, lengths: Any) -> tuple[jax.Array]:
+            given = {"bias": bias, "mask": mask, "key_value_seq_lengths": lengths, "implementation": "cudnn"}
+            return (jax.nn.dot_product_attention(query, key, value, **given, **options),)
 
         # JAX cannot partition it within `jax.shard_map`, as over the members of a sweep.
         if (sharding := batch_sharding()) is not None and not jax.sharding.get_abstract_mesh().empty:
             run = sharding.map_rows(run, (0,) * 6, (0,))
-        return run(*arrays, bias, mask, lengths)[0]
+        return run(query, key, value, bias, mask, lengths)[0]
 
     return _by_function(args, compute, bias=bias, mask=mask)
 

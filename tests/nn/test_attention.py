@@ -265,7 +265,7 @@ CUDNN: list[tuple[float, tuple[int, ...], Any, dict[str, Any], str]] = [
 
 def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, shape, dtype, options, words in CUDNN:
-        monkeypatch.setattr(MODULE, "_compute_capability", lambda capability=capability: capability)
+        monkeypatch.setattr(MODULE, "compute_capability", lambda capability=capability: capability)
         with pytest.raises(ConfigError, match=f"'cudnn' here: .*{words}.*; leave implementation out"):
             attention(*[jnp.zeros(shape, dtype)] * 3, **options, implementation="cudnn")
     taken: list[dict[str, Any]] = []
@@ -274,7 +274,7 @@ def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(monkeypatch:
         taken.append(options)
         return query
 
-    monkeypatch.setattr(MODULE, "_compute_capability", lambda: 9.0)
+    monkeypatch.setattr(MODULE, "compute_capability", lambda: 9.0)
     monkeypatch.setattr("jaxnn.nn._layer_arguments.platform", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", pretend)
     half = [jnp.ones((2, 8, 2, 64), jnp.bfloat16)] * 3
