@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import choose, compute_capability, scope, shard_rows
+from jaxnn.nn._layer_arguments import batch_sharding, choose, compute_capability, scope, shard_rows
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.types import ConfigError
 
@@ -70,8 +70,7 @@ def attention(
         implementation = choose("attention", implementation, _obstacles(args, implementation))
     with scope("attention", implementation):
         # Sharded along other axes, cuDNN's kernels cannot be compiled.
-        query, key, value = shard_rows(args[:3])
-        args = args._replace(query=query, key=key, value=value)
+        args = _Arguments(*shard_rows(args[:3]), *args[3:])
         if callable(implementation):
             out = _by_function(args, implementation)
         else:
@@ -207,7 +206,17 @@ def _cudnn(args: _Arguments) -> jax.Array:
     mask, bias = (None if array is None else jnp.broadcast_to(array, scores) for array in (args.mask, args.bias))
     # cuDNN does not document the case of no keys: it gets one, and the result is set to 0 afterwards.
     lengths = None if args.lengths is None else jnp.maximum(args.lengths, 1)
-    compute = partial(jax.nn.dot_product_attention, implementation="cudnn", key_value_seq_lengths=lengths)
+
+    def compute(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
+        def run(query: Any, key: Any, value: Any, bias: Any, mask: Any, lengths: Any) -> tuple[jax.Array]:
+            given = {"bias": bias, "mask": mask, "key_value_seq_lengths": lengths, "implementation": "cudnn"}
+            return (jax.nn.dot_product_attention(query, key, value, **given, **options),)
+
+        # JAX cannot partition it within `jax.shard_map`, as over the members of a sweep.
+        if (sharding := batch_sharding()) is not None and not jax.sharding.get_abstract_mesh().empty:
+            run = sharding.map_rows(run, (0,) * 6, (0,))
+        return run(query, key, value, bias, mask, lengths)[0]
+
     return _by_function(args, compute, bias=bias, mask=mask)
 
 

@@ -52,6 +52,10 @@ def run_fused_inputs(
     carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
     recurrence: Callable[..., tuple[Any, Any]] = _gru if biases else _lstm
+    sharding = batch_sharding()
+    if sharding is not None and inputs.shape[1] % sharding.size == 0:
+        # XLA would gather the kernel in each step if it is sharded.
+        recurrence = sharding.map_rows(recurrence, (1, None, *[None] * len(biases), 0), (1, 0))
     states, last = recurrence(projected.astype(wide), recurrent_kernel, *biases, carry)
     if lengths is not None:
         steps, columns, any_step = lengths - 1, jnp.arange(lengths.size), lengths[:, None] > 0

@@ -151,10 +151,12 @@ class Layout(NamedTuple):
                 PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, *self.batch_spec) for axis in axes
             )
 
-        axes = frozenset(spec_axes(self.batch_spec))
+        mesh = self._mesh_here
+        # Within `jax.shard_map` over other axes, along all that are left: what JAX cannot partition there is repeated.
+        axes = frozenset(spec_axes(self.batch_spec) if mesh is self.mesh else mesh.auto_axes)
         return jax.shard_map(
             function,
-            mesh=self._mesh_here,
+            mesh=mesh,
             in_specs=specs(in_axes),
             out_specs=specs(out_axes),
             axis_names=axes,

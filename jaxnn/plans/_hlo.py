@@ -118,13 +118,14 @@ def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]])
             operands = sum(size_of(shapes.get(name, "")) for name in one.operands)
             fused = one.opcode == "fusion" and called
             moved = _fused_bytes(one, called[0], shapes) if fused else operands + size_of(one.shape)
-            target = re.search(r'custom_call_target="([^"]+)"', one.rest)
+            # XLA puts calls whose operands are slices, as in a loop over members, into fusions.
+            texts = [one.rest, *(part.rest for body in called for part in body if fused)]
+            calls = collections.Counter(re.findall(r'custom_call_target="([^"]+)"', " ".join(texts)))
             inner_kind = next((k for part in called for i in part for k in COLLECTIVES if i.opcode == k), None)
             reached = kind if kind in COLLECTIVES else inner_kind
             size = size_of(one.shape) / (2 if one.opcode.endswith("-start") else 1)
-            total = total + Work(
-                moved, 1, {target[1]: 1} if target else {}, {reached: (1, size)} if reached is not None else {}
-            )
+            exchanged = {} if reached is None else {reached: (1.0, size)}
+            total = total + Work(moved, 1, dict(calls), exchanged)
     return total
 
 
