@@ -70,7 +70,7 @@ def attention(
         implementation = choose("attention", implementation, _obstacles(args, implementation))
     with scope("attention", implementation):
         # Sharded along other axes, cuDNN's kernels cannot be compiled.
-        args = _Arguments(*shard_rows(args[:3]), *args[3:])
+        args = _Arguments._make((*shard_rows(args[:3]), *args[3:]))
         if callable(implementation):
             out = _by_function(args, implementation)
         else:
