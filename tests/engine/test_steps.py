@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxnn import nn, optim, tasks
 from jaxnn.models import MLP
 from jaxnn.nn import Policy
-from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
+from jaxnn.steps import Totals, init_train_state, make_evaluate_step, make_train_step, scan_steps
 from jaxnn.tasks import averaged_over
 from jaxnn.types import Batch, ConfigError, Task, TrainState
 from tests import tiny
@@ -41,6 +41,17 @@ def test_gradient_descent_by_hand() -> None:
     assert metrics == {"loss": 4.0, "mean_absolute_error": 2.0}
     # If only x = 1 counts, d/dw is 2 (-2) 1 = -4.
     assert one.params["w"] == pytest.approx(1.4, rel=1e-6)
+
+
+def test_one_step_is_a_program_without_a_loop() -> None:
+    step, state = make_train_step(LINE, SGD), start(LINE, SGD)
+    totals = Totals(dict.fromkeys(("loss", "mean_absolute_error"), np.float32(0)), np.int32(-1))
+
+    def program(num_steps: int) -> str:
+        rows = np.zeros((num_steps, 2), np.int32)
+        return str(jax.make_jaxpr(lambda: scan_steps(step, state, totals, rows, lambda *_: POINTS))())
+
+    assert "scan[" not in program(1) and "scan[" in program(2)
 
 
 def test_step_is_counted_and_keys_stay_apart() -> None:

@@ -126,7 +126,7 @@ def test_one_cycle_without_rise_or_fall() -> None:
         (lambda: schedules.constant(float("nan")), "peak must be a number >= 0, not nan"),
         (lambda: schedules.one_cycle(0.1, 5, warmup_fraction=2), "warmup_fraction must be"),
         (lambda: schedules.one_cycle(0.1, 5, initial_divisor=0.0), "initial_divisor must be"),
-        (lambda: schedules.one_cycle(0.1, 5, final_divisor=-1.0), "final_divisor must be"),
+        (lambda: schedules.one_cycle(0.1, 5, final_divisor=0.0), "final_divisor must be"),
         (lambda: schedules.inverse_sqrt(0.1, warmup_steps=0), "warmup_steps must be an integer >="),
         (lambda: schedules.inverse_time(-1.0, 0.1), "inverse_time: peak must be a number >= 0, not -1.0"),
         (lambda: schedules.inverse_time(0.1, -1e-4), "inverse_time: rate must be a number >= 0, not -0.0001"),
