@@ -4,16 +4,19 @@ PYTHON ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# JAX's compiler for NVIDIA GPUs, in an environment of its own: with it installed, JAX looks for a GPU.
+GPU := .venv-gpu
+EXTRAS := dev
 # PyTorch and Keras, which jaxnn is benchmarked against, in an environment of their own with their own Python.
 PEERS := .venv-peers
 PEERS_PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13,$(shell $(python) -c 'import ensurepip, venv' 2>/dev/null && echo $(python))) python3)
 PEERS_PACKAGES := torch==2.13.0 keras==3.15.1 numpy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark test test-all lint check docs clean
+.PHONY: help demo benchmark gpu-day test test-all test-gpu-compile lint check docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-16s  %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(INSTALLED)  ## train a small network on handwritten digits, in seconds
 	@$(BIN)/python experiments/digits_mlp.py
@@ -21,11 +24,17 @@ demo: $(INSTALLED)  ## train a small network on handwritten digits, in seconds
 benchmark: $(VENV)/.benchmark $(PEERS)/.installed  ## time training against PyTorch, Keras and plain JAX
 	@$(BIN)/python experiments/benchmarks/peers.py --torch-python $(PEERS)/bin/python $(ARGS)
 
+gpu-day: $(INSTALLED)  ## check and measure everything on this machine's GPU, in ten minutes
+	@$(BIN)/python experiments/benchmarks/gpu_day.py $(ARGS)
+
 test: $(INSTALLED)  ## run the fast tests, in minutes
 	@$(BIN)/python -m pytest -n 2 tests
 
 test-all: $(INSTALLED)  ## run all tests: also those with processes, full disks, notebooks, studies and Ray
 	@$(BIN)/python -m pytest -n 2 --slow tests
+
+test-gpu-compile: $(GPU)/.installed  ## compile for NVIDIA GPUs, of which none is needed, and check the programs
+	@JAX_PLATFORMS=cpu $(GPU)/bin/python -m pytest -n 2 --dist load tests/gpu_compile
 
 lint: $(INSTALLED)  ## check formatting, style and types
 	@$(BIN)/ruff format --check .
@@ -40,13 +49,14 @@ docs: $(VENV)/.docs  ## build the documentation into site/
 	@$(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove environments, caches and builds; runs/ stays
-	@rm -rf $(VENV) $(PEERS) build dist site .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(GPU) $(PEERS) build dist site .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml constraints.txt
-	@if ! $(BIN)/python -c '$(NEW_ENOUGH); import pip' 2>/dev/null; then $(MAKE_VENV); fi
-	@echo 'Installing jaxnn and its tools into $(VENV): once, takes a few minutes.'
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]' \
+$(GPU)/.installed: EXTRAS := dev,gpu-compile
+$(INSTALLED) $(GPU)/.installed: pyproject.toml constraints.txt
+	@if ! $(@D)/bin/python -c '$(NEW_ENOUGH); import pip' 2>/dev/null; then $(MAKE_VENV); fi
+	@echo 'Installing jaxnn and its tools into $(@D): once, takes a few minutes.'
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' \
 	  || { echo 'Installation failed, see above: pip needs network access or a configured mirror.' >&2; exit 1; }
 	@touch $@
 
@@ -68,7 +78,7 @@ found=; \
 for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python); do \
   $$python -c '$(NEW_ENOUGH)' 2>/dev/null || continue; \
   found=$$python; \
-  $$python -c 'import ensurepip, venv' 2>/dev/null && exec $$python -m venv --clear $(VENV); \
+  $$python -c 'import ensurepip, venv' 2>/dev/null && exec $$python -m venv --clear $(@D); \
 done; \
 if test -n "$$found"; then \
   echo "$$found lacks the venv module: install it (Debian, Ubuntu: sudo apt install python3-venv), then run make again." >&2; \

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxnn import bench, data, models, nn, observe, optim, search, steps, tasks
-    from jaxnn.advice import advise, plan_batch_size
+    from jaxnn.advice import advise
     from jaxnn.cli import main
     from jaxnn.engine import RunOptions
     from jaxnn.optim import schedules
+    from jaxnn.plans import plan
     from jaxnn.record import load_checkpoint, save_checkpoint
     from jaxnn.run import Run, fit, iterate, open_run, train
     from jaxnn.search import grid
@@ -61,7 +62,7 @@ __all__ = [
     "open_run",
     "open_sweep",
     "optim",
-    "plan_batch_size",
+    "plan",
     "save_checkpoint",
     "schedules",
     "search",
@@ -74,10 +75,11 @@ __all__ = [
 # The packages are imported when a name of theirs is first used: what a script does not use, it does not wait for.
 _NAMES = {
     "": "bench data models nn observe optim search steps tasks",
-    ".advice": "advise plan_batch_size",
+    ".advice": "advise",
     ".cli": "main",
     ".engine": "RunOptions",
     ".optim": "schedules",
+    ".plans": "plan",
     ".record": "load_checkpoint save_checkpoint",
     ".run": "Run fit iterate open_run train",
     ".search": "grid",

@@ -13,6 +13,7 @@ import logging
 import operator
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -44,6 +45,36 @@ def _private(module: str, name: str) -> Any:
             f"runs of several processes do not work with jax {jax.__version__}, whose internals changed ({error}): "
             "install jax 0.12.0.1, or train in one process."
         ) from error
+
+
+@contextlib.contextmanager
+def tracing_for(device: jax.Device) -> Iterator[None]:
+    """JAX as if ``device`` were here, while programs are traced and compiled for it.
+
+    Two look-ups ask libraries of NVIDIA's that are not: attention asks for cuDNN's version, a cuDNN LSTM for the sizes
+    of its buffers, which are then estimated.
+    """
+    from jax.experimental import rnn
+
+    attention, capability = _private("cudnn", "fused_attention_stablehlo"), device.compute_capability
+    with contextlib.ExitStack() as stack:
+        for module, name, value in (
+            (attention, "check_cudnn_version", lambda: 91000),
+            (attention, "check_compute_capability", lambda least: float(capability) >= float(least)),
+            (rnn.gpu_rnn, "compute_rnn_workspace_reserve_space_sizes", _rnn_buffers),
+        ):
+            stack.callback(setattr, module, name, getattr(module, name, None))
+            setattr(module, name, value)
+        with jax.default_device(device):
+            yield
+
+
+def _rnn_buffers(
+    inputs: int, hidden: int, layers: int, batch: int, time: int, dropout: float, bidirectional: bool, *_: Any
+) -> tuple[int, int]:
+    """Bytes of a cuDNN LSTM's workspace and of what it keeps for its gradient: gates, cell and output of each step."""
+    step = 4 * batch * hidden * layers * (1 + bidirectional)
+    return 4 * time * step, 6 * time * step
 
 
 def configure_orbax_logging() -> None:

@@ -63,7 +63,7 @@ def plan_batch_size(
 
     Raises ConfigError or DataError if the experiment cannot be run.
 
-    >>> print(jn.plan_batch_size(experiment, [512]))
+    >>> print(plan_batch_size(experiment, [512]))
     batch size  examples/s ...
     """
     with computing_on(device):

@@ -67,4 +67,5 @@ def test_api_pages_cover_every_public_name() -> None:
     documented = set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
     # The page of `jaxnn` lists what is defined below it; a module has a page of its own.
     modules = {getattr(jn, name).__name__ for name in jn.__all__ if isinstance(getattr(jn, name), ModuleType)}
-    assert modules | {"jaxnn", "jaxnn.parallel", "jaxnn.record", "jaxnn.sweeps", "jaxnn.bench"} <= documented
+    by_name = {f"jaxnn.{name}" for name in ("parallel", "record", "sweeps", "bench", "plans")}
+    assert modules | by_name | {"jaxnn"} <= documented

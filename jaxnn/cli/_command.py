@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +15,11 @@ import tyro
 from jaxnn import bench as harness
 from jaxnn import sweeps
 from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
+from jaxnn.cli._script import main
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.run import format_split
-from jaxnn.types import ConfigError, JaxnnError, RecordError
+from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError
 
 _OUT = Path("runs/bench")
 
@@ -26,8 +28,14 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     """Runs the ``jaxnn`` command with ``argv``, by default that of the process."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_user_error(owns_process=argv is None):
+        if arguments[:1] == ["plan"] and len(arguments) > 1 and not arguments[1].startswith("-"):
+            # The flags are the script's own.
+            main(experiment_of(Path(arguments[1])), ["plan", *arguments[2:]])
+            return
         with one_line_errors():
-            calls = {function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, bench)}
+            calls = {
+                function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, plan, bench)
+            }
             arguments = arguments or ["--help"]
             call = tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)
         call()
@@ -148,6 +156,31 @@ def compare(
     """
     left, right = (sweeps.open_sweep(path) if is_sweep(path) else path for path in (a, b))
     print(printable(sweeps.compare(left, right, metric)))
+
+
+def plan(script: tyro.conf.Positional[Path], /) -> None:
+    """Compiles a script's experiment for a card that need not be here: jaxnn plan my_script.py --for h100.
+
+    Other flags are the script's own: ``jaxnn plan my_script.py --help``.
+
+    Args:
+        script: a file that defines ``experiment``.
+    """
+    raise AssertionError(script)  # `run_command` passes it on
+
+
+def experiment_of(script: Path) -> Experiment[Any]:
+    """Imports a script and returns its ``experiment``; ConfigError if it has none."""
+    if not script.is_file():
+        raise ConfigError(f"{script} is not a file: give the script that defines the experiment.")
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        found = getattr(importlib.import_module(script.stem), "experiment", None)
+    finally:
+        sys.path.pop(0)
+    if not isinstance(found, Experiment):
+        raise ConfigError(f"{script} defines no variable `experiment`: assign it jn.Experiment(…) at its top level.")
+    return found
 
 
 def bench(

@@ -8,6 +8,7 @@ import gc
 import inspect
 import io
 import itertools
+import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,21 +22,25 @@ from jaxnn.run import RESUMABLE, Run, fit
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 if TYPE_CHECKING:
-    from jaxnn.advice import Advice, BatchSizePlan
+    from jaxnn.advice import Advice
+    from jaxnn.plans import StepPlan
     from jaxnn.search import Halving, Points
     from jaxnn.sweeps import Sweep
 
 COMMANDS = ("run", "sweep", "plan", "advise")
 _ABOUT_RUN = (
-    "First words: `sweep` trains many runs together, `plan` measures batch sizes, `advise` compares devices; see "
+    "First words: `sweep` trains many runs together, `plan` compiles for a card, `advise` compares devices; see "
     "`sweep --help`."
 )
-_ABOUT_ADVISE = "Measures one step, batch sizes and sweeps per kind of device and shows which to use; trains nothing."
+_ABOUT = {
+    "plan": "Compiles one step for a card that need not be here, `--for h100`: memory, work, bounds; trains nothing.",
+    "advise": "Measures one step, batch sizes and sweeps per kind of device and shows which to use; trains nothing.",
+}
 
 
 def main(
     experiment: Experiment[Any], argv: Sequence[str] | None = None, *, points: Points | Halving | None = None
-) -> Run | Sweep | BatchSizePlan | Advice:
+) -> Run | Sweep | StepPlan | Advice:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -44,7 +49,7 @@ def main(
     |---|---|
     | ``run``, or none | one run |
     | ``sweep`` | many: each field's flag takes several values, ``--learning-rate 1e-4 1e-3 --seed 0 1 2 3`` |
-    | ``plan`` | how fast it would train at several batch sizes: ``--batch-size 32 64``; default: doubling |
+    | ``plan`` | what it needs and can reach on a graphics card, compiled and not run: ``--for h100`` |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
 
     >>> jn.main(experiment, ["--learning-rate", "0.5", "--no-record"])  # doctest: +SKIP
@@ -77,35 +82,23 @@ def main(
         _process.enable_compile_cache()
         if command == "sweep":
             return _sweep(experiment, arguments, points)
-        if command == "plan":
-            return _plan(experiment, arguments)
-        if command == "advise":
-            from jaxnn.advice import AdviseOptions, advise
+        if command in ("plan", "advise"):
+            from jaxnn import advice, plans
 
-            config, options, cluster = parse_run(experiment, arguments, AdviseOptions(), _ABOUT_ADVISE)
+            call: Any = plans.plan if command == "plan" else advice.advise
+            defaults = plans.PlanOptions() if command == "plan" else advice.AdviseOptions()
+            arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
+            config, options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
             with _process.processes(cluster):
-                advice = advise(dataclasses.replace(experiment, config=config), options)
-            print(advice)
-            return advice
+                answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), options)
+            print(answer)
+            return answer
         config, options, cluster = parse_run(experiment, arguments, about=_ABOUT_RUN)
         with _process.processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else _process.INTERRUPTED)
     return run
-
-
-def _plan(experiment: Experiment[Any], arguments: Sequence[str]) -> BatchSizePlan:
-    """Measures batch sizes; ``arguments`` may set other fields."""
-    from jaxnn.advice import plan_batch_size
-
-    values, _ = parse_values(experiment, arguments, "plan", "Measures training speed per batch size; trains nothing.")
-    sizes = values.pop("batch_size", None)
-    if many := [name for name, words in values.items() if len(words) > 1]:
-        raise ConfigError(f"plan takes several values for --batch-size alone, not for --{many[0].replace('_', '-')}.")
-    plan = plan_batch_size(_with_values(experiment, values), sizes)
-    print(plan)
-    return plan
 
 
 def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points | Halving | None) -> Sweep:

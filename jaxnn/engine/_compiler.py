@@ -60,8 +60,9 @@ class Programs:
             self.spec = self.spec._replace(layout=self.layout.resolve(self.shapes))
             if self.layout.mesh is not None:
                 # Parameters as the task makes them still name their mesh axes.
-                init, key = self.task.init, jax.random.key(0)
-                named = jax.eval_shape(lambda rows: init(key, self.source.as_batch(rows))[0], self.first_examples)
+                named = jax.eval_shape(
+                    lambda rows: self.task.init(jax.random.key(0), self.source.as_batch(rows))[0], self.first_examples
+                )
                 self.shardings = self.layout.state_shardings(self.shapes, partition_specs(named))
             self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._like)[1])
 
@@ -227,11 +228,12 @@ class Programs:
         }
 
     # Of a training step: the number of products by precision, the implementations of jaxnn's operations, the number of
-    # convolutions that no layer of jaxnn traced, and roughly that of arithmetic operations.
+    # convolutions that no layer of jaxnn traced, and roughly that of arithmetic operations, exactly that of products.
     product_dtypes = _of_step(observe.product_dtypes)
     implementations = _of_step(observe.implementations)
     plain_convolutions = _of_step(observe.plain_convolutions)
     operations = _of_step(observe.operations)
+    product_flops = _of_step(observe.product_flops)
 
     @functools.cached_property
     def derived(self) -> dict[str, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxnn.data import check_batch_size
 from jaxnn.engine._checks import check_equal_on_devices, check_sums
 from jaxnn.engine._compiler import Programs
@@ -90,12 +92,22 @@ def open_trainer(
     return trainer
 
 
-def programs_of(experiment: Experiment[Any], splits: Splits, *, resident: bool | None = None) -> Programs:
-    """The programs of a run on one device, to be measured or inspected; nothing is compiled yet."""
+def programs_of(
+    experiment: Experiment[Any],
+    splits: Splits,
+    *,
+    resident: bool | None = None,
+    layout: Layout = SINGLE_DEVICE,
+    num_seeds: int | None = None,
+) -> Programs:
+    """The programs of a run, or of a sweep over seeds, to be measured or inspected; nothing is compiled yet."""
     config = experiment.config
-    feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=SINGLE_DEVICE)
-    spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, SINGLE_DEVICE)
-    return Programs(spec, splits, 2 * config.batch_size)
+    feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=layout)
+    spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, layout)
+    if num_seeds is None:
+        return Programs(spec, splits, 2 * config.batch_size)
+    spec = spec._replace(member=lambda values: experiment.replace(**values), seeded=True)
+    return Programs(spec, splits, 2 * config.batch_size, {"seed": np.arange(num_seeds, dtype=np.uint32)}, num_seeds)
 
 
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:

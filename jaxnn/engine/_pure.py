@@ -12,10 +12,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
 from jaxnn.optim import value_and_grad_of
-from jaxnn.parallel import Layout
+from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import Totals, TrainStep, init_train_state, make_evaluate_step, make_train_step, scan_steps
-from jaxnn.tasks import averaged_over
-from jaxnn.types import Array, ConfigError, Examples, Experiment, Metrics, PyTree, Source, TrainState
+from jaxnn.tasks import averaged_over, sharded
+from jaxnn.types import Array, ConfigError, Examples, Experiment, Metrics, PyTree, Source, Task, TrainState
 
 # Keeps the draws for augmentation apart from those for initialisation and dropout.
 AUGMENT_STREAM = 1
@@ -40,11 +40,19 @@ class GroupSpec(NamedTuple):
         return 1 if self.layout.mesh is None else self.layout.mesh.shape.get(MEMBERS, 1)
 
 
-def make_step(experiment: Experiment[Any], axis_name: str | None = None) -> TrainStep:
+def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> TrainStep:
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer = experiment.optimizer(experiment.config)
-    task = averaged_over(experiment.task(experiment.config), axis_name)
-    return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, axis_name))
+    value_and_grad = value_and_grad_of(optimizer, layout.axis_name)
+    return make_train_step(_distributed(experiment, layout), optimizer, value_and_grad=value_and_grad)
+
+
+def _distributed(experiment: Experiment[Any], layout: Layout) -> Task:
+    """The task of ``experiment`` for batches that are sharded by ``layout``."""
+    task = experiment.task(experiment.config)
+    if layout.axis_name is not None:
+        return averaged_over(task, layout.axis_name)
+    return sharded(task, layout.constrain, layout.map_rows) if layout.data_size > 1 else task
 
 
 def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:
@@ -80,7 +88,7 @@ def make_train(
 
         # All batches of the call are chosen at once: far cheaper than one by one inside the scan.
         rows = feed.rows(examples, config.seed, state.step + jnp.arange(num_steps))
-        return scan_steps(make_step(experiment, layout.axis_name), state, totals, rows, make_batch)
+        return scan_steps(make_step(experiment, layout), state, totals, rows, make_batch)
 
     return layout.wrap(train)
 
@@ -93,7 +101,7 @@ def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | N
     experiment, layout = spec.member(values or {}), spec.layout
 
     def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array) -> Metrics:
-        step = make_evaluate_step(averaged_over(experiment.task(experiment.config), layout.axis_name))
+        step = make_evaluate_step(_distributed(experiment, layout))
 
         def body(_: None, row: tuple[Any, jax.Array]) -> tuple[None, Metrics]:
             which, counts = row

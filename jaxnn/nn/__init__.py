@@ -7,6 +7,7 @@ from jaxnn.nn._attention import attention
 from jaxnn.nn._cross_entropy import cross_entropy, linear_cross_entropy
 from jaxnn.nn._dense import Dense, Dropout, Embed, dot_general
 from jaxnn.nn._layer_arguments import (
+    BatchSharding,
     Policy,
     at_least_int32,
     batch_mask,
@@ -20,6 +21,7 @@ from jaxnn.nn._layer_arguments import (
     unbox,
     use_batch_axis,
     use_batch_mask,
+    use_batch_sharding,
 )
 from jaxnn.nn._normalization import BatchNorm, LayerNorm, RMSNorm
 from jaxnn.nn._rnn import GRU, LSTM, Bidirectional, Recurrent, Stacked

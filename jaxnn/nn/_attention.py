@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.nn._layer_arguments import choose, platform, scope
+from jaxnn.nn._layer_arguments import batch_sharding, choose, compute_capability, scope, shard_rows
 from jaxnn.nn._memory_efficient_attention import BLOCK, memory_efficient_attention
 from jaxnn.types import ConfigError
 
@@ -69,10 +69,13 @@ def attention(
     if not callable(implementation):
         implementation = choose("attention", implementation, _obstacles(args, implementation))
     with scope("attention", implementation):
+        # Sharded along other axes, cuDNN's kernels cannot be compiled.
+        args = _Arguments._make((*shard_rows(args[:3]), *args[3:]))
         if callable(implementation):
             out = _by_function(args, implementation)
         else:
             out = _IMPLEMENTATIONS[implementation](args)
+        out = shard_rows(out)
         if args.query_lengths is not None:
             out = jnp.where(_positions_below(args.query_lengths, out.shape[1])[:, :, None, None], out, 0)
     return out.reshape(query.shape)
@@ -197,13 +200,23 @@ def _xla(args: _Arguments) -> jax.Array:
 
 
 def _cudnn(args: _Arguments) -> jax.Array:
-    scores = (args.query.shape[1], args.key.shape[1])
-    mask, bias = (
-        None if array is None else jnp.broadcast_to(array, array.shape[:2] + scores) for array in (args.mask, args.bias)
-    )
+    batch, num_queries, heads, _ = args.query.shape
+    scores = (batch, heads, num_queries, args.key.shape[1])
+    # Of all heads and rows, which JAX needs under vmap; XLA's implementation has scores of this size too.
+    mask, bias = (None if array is None else jnp.broadcast_to(array, scores) for array in (args.mask, args.bias))
     # cuDNN does not document the case of no keys: it gets one, and the result is set to 0 afterwards.
     lengths = None if args.lengths is None else jnp.maximum(args.lengths, 1)
-    compute = partial(jax.nn.dot_product_attention, implementation="cudnn", key_value_seq_lengths=lengths)
+
+    def compute(query: Any, key: Any, value: Any, bias: Any, mask: Any, **options: Any) -> jax.Array:
+        def run(query: Any, key: Any, value: Any, bias: Any, mask: Any, lengths: Any) -> tuple[jax.Array]:
+            given = {"bias": bias, "mask": mask, "key_value_seq_lengths": lengths, "implementation": "cudnn"}
+            return (jax.nn.dot_product_attention(query, key, value, **given, **options),)
+
+        # JAX cannot partition it within `jax.shard_map`, as over the members of a sweep.
+        if (sharding := batch_sharding()) is not None and not jax.sharding.get_abstract_mesh().empty:
+            run = sharding.map_rows(run, (0,) * 6, (0,))
+        return run(query, key, value, bias, mask, lengths)[0]
+
     return _by_function(args, compute, bias=bias, mask=mask)
 
 
@@ -244,22 +257,13 @@ def _obstacles(args: _Arguments, given: str | None) -> dict[str, str | None]:
 
 def _cudnn_obstacle(args: _Arguments) -> str | None:
     """The reason why `jax.nn.dot_product_attention` would raise; its checks are in jax/_src/cudnn."""
-    if _compute_capability() < 8:
+    if compute_capability() < 8:
         return "it needs an NVIDIA GPU of compute capability 8.0 or above"
     num_queries, num_keys, head_dim = args.query.shape[1], args.key.shape[1], args.query.shape[3]
-    masked, odd = not (args.mask is args.bias is None), num_queries % 2 or num_keys % 2
     reasons = {
         f"it takes bfloat16 and float16, not {args.query.dtype}": args.query.dtype.itemsize != 2,
         f"head_dim must be a multiple of 8 up to 128, not {head_dim}": head_dim > 128 or head_dim % 8,
         "scale must be a plain number, not an array": not isinstance(args.scale, numbers.Real),
-        f"with a mask or bias it takes even lengths, not {num_queries} and {num_keys}": masked and odd,
+        f"its gradient takes even lengths, not {num_queries} and {num_keys}": num_queries % 2 or num_keys % 2,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _compute_capability() -> float:
-    """The compute capability of the default NVIDIA GPU; 0 without one."""
-    if platform() != "gpu":
-        return 0.0
-    device = jax.local_devices(backend="gpu")[0]
-    return float(device.compute_capability) if "cuda" in device.client.platform_version else 0.0

@@ -7,13 +7,13 @@ import dataclasses
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
-from flax.linen import with_partitioning
+from flax.linen import intercept_methods, with_partitioning
 from jax.typing import ArrayLike
 
 from jaxnn.types import Array, ConfigError, PyTree, suggest
@@ -28,14 +28,26 @@ _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
+_sharding: ContextVar[BatchSharding | None] = ContextVar("batch_sharding", default=None)
+
+
+def default_device() -> jax.Device:
+    """The device on which JAX computes here, also within ``jax.default_device``."""
+    device = jax.config.jax_default_device
+    return device if isinstance(device, jax.Device) else jax.local_devices(backend=device)[0]
 
 
 def platform() -> str:
     """The platform of the default device: ``cpu``, ``gpu`` or ``tpu``."""
-    device = jax.config.jax_default_device
-    if device is None:
-        return jax.default_backend()
-    return device if isinstance(device, str) else str(device.platform)
+    return str(default_device().platform)
+
+
+def compute_capability() -> float:
+    """The compute capability of the default device if it is an NVIDIA GPU; otherwise 0."""
+    try:
+        return float(default_device().compute_capability)
+    except (AttributeError, ValueError):  # AMD's are named gfx942, for example
+        return 0.0
 
 
 def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None]) -> str:
@@ -168,6 +180,53 @@ def use_batch_axis(axis_name: str | None) -> Iterator[None]:
 def batch_axis() -> str | None:
     """The mapped axis over which batches are sharded here; None if a layer sees the full batch."""
     return _axis.get()
+
+
+class BatchSharding(NamedTuple):
+    """How the batch that a model computes on is sharded over devices, in a program that XLA partitions."""
+
+    size: int  # examples; arrays with as many rows are taken to have a batch axis
+    constrain: Callable[[jax.Array], jax.Array]  # shards an array ``[batch, ...]`` by rows
+    # ``(function, in_axes, out_axes)`` to the function that each device runs on its rows: the batch axis of each
+    # argument and result, None for one that all devices share.
+    map_rows: Callable[[Callable[..., Any], Sequence[int | None], Sequence[int | None]], Callable[..., Any]]
+
+
+@contextlib.contextmanager
+def use_batch_sharding(sharding: BatchSharding) -> Iterator[None]:
+    """Context in which the output of each Flax module stays sharded by rows.
+
+    Without it XLA may shard activations as parameters are, by features, and exchange them before every layer.
+    """
+
+    def interceptor(method: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        out = method(*args, **kwargs)
+        return shard_rows(out) if context.method_name == "__call__" else out
+
+    token = _sharding.set(sharding)
+    try:
+        with intercept_methods(interceptor):
+            yield
+    finally:
+        _sharding.reset(token)
+
+
+def batch_sharding() -> BatchSharding | None:
+    """How batches are sharded here; None if they are not, or if each device traces its own rows."""
+    return _sharding.get()
+
+
+def shard_rows(tree: PyTree) -> PyTree:
+    """Shards the arrays ``[batch, ...]`` of ``tree`` by rows if batches are sharded here."""
+    sharding = batch_sharding()
+    if sharding is None:
+        return tree
+
+    def shard(leaf: Any) -> Any:
+        has_rows = isinstance(leaf, jax.Array) and leaf.shape[:1] == (sharding.size,)
+        return sharding.constrain(leaf) if has_rows else leaf
+
+    return jax.tree.map(shard, tree)
 
 
 def is_full(mask: Array) -> bool:

@@ -20,7 +20,7 @@ from jax.experimental import rnn
 from jax.typing import DTypeLike
 
 from jaxnn.nn._custom_vjp import custom_vjp
-from jaxnn.nn._layer_arguments import platform
+from jaxnn.nn._layer_arguments import batch_sharding, compute_capability
 
 type _Pair = tuple[jax.Array, jax.Array]
 
@@ -52,6 +52,10 @@ def run_fused_inputs(
     carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
     recurrence: Callable[..., tuple[Any, Any]] = _gru if biases else _lstm
+    sharding = batch_sharding()
+    if sharding is not None and inputs.shape[1] % sharding.size == 0:
+        # XLA would gather the kernel in each step if it is sharded.
+        recurrence = sharding.map_rows(recurrence, (1, None, *[None] * len(biases), 0), (1, 0))
     states, last = recurrence(projected.astype(wide), recurrent_kernel, *biases, carry)
     if lengths is not None:
         steps, columns, any_step = lengths - 1, jnp.arange(lengths.size), lengths[:, None] > 0
@@ -214,7 +218,7 @@ _gru.defvjp(_gru_forward, _gru_backward)
 
 def cudnn_obstacle(dtypes: Sequence[Any]) -> str | None:
     """The reason why cuDNN cannot run an LSTM of these dtypes here, or None."""
-    if platform() != "gpu" or "rocm" in jax.local_devices(backend="gpu")[0].client.platform_version.lower():
+    if not compute_capability():
         return "cuDNN runs on NVIDIA GPUs"
     if any(dtype != jnp.float32 for dtype in dtypes):
         return f"its LSTM computes in float32, not in {', '.join(sorted({jnp.dtype(d).name for d in dtypes}))}"
@@ -236,7 +240,10 @@ def run_cudnn(
     each = [weights for weights, _ in directions]
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
     weights = jnp.concatenate(matrices + [part for one in each for part in (jnp.zeros_like(one.bias), one.bias)])
-    outputs, last_h, last_c = _cudnn(options, inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32))
+    run: Any = partial(_cudnn, options)
+    if (sharding := batch_sharding()) is not None:  # XLA would gather the batch and compute all of it on every device
+        run = sharding.map_rows(run, (0, 1, 1, None, 0), (0, 1, 1))
+    outputs, last_h, last_c = run(inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32))
     by_direction = jnp.split(outputs.swapaxes(0, 1), len(directions), axis=-1)
     return [((last_c[k], last_h[k]), y) for k, y in enumerate(by_direction)]
 

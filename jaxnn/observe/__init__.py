@@ -27,6 +27,7 @@ from jaxnn.observe._programs import (
     operations,
     plain_convolutions,
     product_dtypes,
+    product_flops,
     temporary_bytes,
 )
 

@@ -15,6 +15,9 @@ import jax
 from jax.extend import core
 
 # The last two are those of nn.Dense and nn.Conv.
+# Operations of cuDNN, with the products of their gradient as a multiple of those forward.
+_CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
+_CUDNN |= {"dot_product_attention_fwd_wrapper": 1, "dot_product_attention_bwd_wrapper": 2}
 _PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general", "dense_product", "channels_last_convolution"
 # The named scopes in which `jaxnn.nn` traces its implementations; a test compares the two.
 _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")
@@ -161,25 +164,60 @@ def product_dtypes(function: Callable[..., Any], *args: Any) -> dict[str, int]:
 def operations(function: Callable[..., Any], *args: Any) -> float:
     """A rough number of arithmetic operations of ``function``, to guess its time from before it is compiled.
 
-    Counts the elements that each equation computes, times the length of its sums for a product, and the body of a
-    ``scan`` as often as it runs; infinite if there is a ``while`` loop. Takes the arguments of `implementations` and
-    costs the same.
+    Counts the elements that each equation computes and the operations of products, and the body of a ``scan`` as often
+    as it runs; infinite if there is a ``while`` loop. Takes the arguments of `implementations` and costs the same.
     """
 
-    def count(jaxpr: Any) -> float:
-        total = 0.0
-        for equation in jaxpr.eqns:
-            # Tokens have no shape.
-            outputs = [math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars]
-            name = equation.primitive.name
-            if name == "while":
-                return math.inf
-            if name in _PRODUCTS:
-                # [m, k] and [k, n] to [m, n]: the root of the three sizes' product is m * k * n.
-                left, right = (math.prod(value.aval.shape) for value in equation.invars[:2])
-                total += 2 * math.sqrt(left * right * outputs[0])
-            times = equation.params["length"] if name == "scan" else 1
-            total += sum(outputs) + times * sum(map(count, core.jaxprs_in_params(equation.params)))
-        return total
+    def cost(equation: Any) -> float:
+        if equation.primitive.name == "while":
+            return math.inf
+        # Tokens have no shape.
+        return sum(math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars) + _product_flops(equation)
 
-    return count(jax.make_jaxpr(function)(*args).jaxpr)
+    return _total(jax.make_jaxpr(function)(*args).jaxpr, cost)
+
+
+def product_flops(function: Callable[..., Any], *args: Any) -> float:
+    """Floating-point operations of the products of ``function``: matrix products, convolutions, cuDNN's operations.
+
+    Two per multiplication and addition; the body of a ``scan`` counts as often as it runs, that of a ``while`` loop
+    once. Takes the arguments of `implementations` and costs the same.
+    """
+    return _total(jax.make_jaxpr(function)(*args).jaxpr, _product_flops)
+
+
+def _total(jaxpr: Any, cost: Callable[[Any], float]) -> float:
+    total = 0.0
+    for equation in jaxpr.eqns:
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        # What an operation of cuDNN does is not written in equations.
+        inner = () if equation.primitive.name in _CUDNN else core.jaxprs_in_params(equation.params)
+        total += cost(equation) + times * sum(_total(one, cost) for one in inner)
+    return total
+
+
+def _product_flops(equation: Any) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name not in {*_PRODUCTS, *_CUDNN}:
+        return 0.0
+    left, right = (value.aval.shape for value in equation.invars[:2])
+    size = int(math.prod(equation.outvars[0].aval.shape))
+    if name in ("dense_product", "channels_last_convolution", "ragged_dot_general"):
+        # [m, k] and [k, n] to [m, n]: the root of the three sizes' product is m * k * n.
+        products = math.sqrt(math.prod(left) * math.prod(right) * size)
+        if (geometry := params.get("geometry")) is not None:
+            sizes = (math.prod(axes) for axes in (geometry.kernel_size, geometry.output_size, geometry.input_size))
+            kernel, outputs, inputs = sizes
+            products *= math.sqrt(kernel * outputs / inputs)
+        return float(2 * products)
+    if name == "dot_general":
+        return 2.0 * size * math.prod(int(left[axis]) for axis in params["dimension_numbers"][0][0])
+    if name == "conv_general_dilated":
+        out_features = right[params["dimension_numbers"].rhs_spec[0]]
+        # Products with the zeros between the inputs of a transposed convolution are none.
+        return float(2 * size * math.prod(right) / out_features / math.prod(params["lhs_dilation"]))
+    if name.startswith("rnn"):  # inputs [batch, time, features], state [directions, batch, hidden]
+        products = 8.0 * math.prod(left[:2]) * right[0] * right[2] * (left[2] + right[2])
+    else:  # query [batch, time, heads, size], key [batch, time, heads, size]: scores and weighted sums
+        products = 4.0 * math.prod(left) * right[1]
+    return float(products * _CUDNN[name])

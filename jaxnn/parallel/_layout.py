@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ class Layout(NamedTuple):
     strategy: Strategy = STRATEGIES["data"]  # one with ``choose`` is to be resolved
     mesh: Mesh | None = None  # None for one device, on which the strategy has no effect
     data_axes: tuple[str, ...] = (DATA,)  # mesh axes along which data are sharded; the model need not name them
+    abstract: bool = False  # whether programs are only compiled: arrays are then their shapes and shardings
 
     @property
     def num_devices(self) -> int:
@@ -126,16 +127,47 @@ class Layout(NamedTuple):
         return self.constrain(tree, PartitionSpec())
 
     def constrain(self, tree: PyTree, spec: PartitionSpec | None = None) -> PyTree:
-        """Shards ``tree`` within a program by ``spec``, default that of batches ``[batch, ...]``."""
-        spec = self.batch_spec if spec is None else spec
+        """Shards ``tree`` within a program by ``spec``; None: by rows ``[batch, ...]``, and as XLA likes otherwise."""
         if self.mesh is None or self.data_size == 1 or self.axis_name is not None:
             return tree
-        # Within `jax.shard_map` over other axes the mesh of the trace applies.
+        mesh = self._mesh_here
+
+        def constrain(leaf: Any) -> Any:
+            if isinstance(leaf, np.ndarray):  # such as a mask of ones: it stays known while tracing
+                return leaf
+            rest = [PartitionSpec.UNCONSTRAINED] * (leaf.ndim - 1)
+            rows = PartitionSpec(*self.batch_spec, *rest) if spec is None else spec
+            return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, rows))
+
+        return jax.tree.map(constrain, tree)
+
+    def map_rows(
+        self, function: Callable[..., Any], in_axes: Sequence[int | None], out_axes: Sequence[int | None]
+    ) -> Callable[..., Any]:
+        """Within a program, the function that each device runs on its rows; None for what all devices share."""
+
+        def specs(axes: Sequence[int | None]) -> tuple[PartitionSpec, ...]:
+            return tuple(
+                PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, *self.batch_spec) for axis in axes
+            )
+
+        mesh = self._mesh_here
+        # Within `jax.shard_map` over other axes, along all that are left: what JAX cannot partition there is repeated.
+        axes = frozenset(spec_axes(self.batch_spec) if mesh is self.mesh else mesh.auto_axes)
+        return jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=specs(in_axes),
+            out_specs=specs(out_axes),
+            axis_names=axes,
+            check_vma=False,
+        )
+
+    @property
+    def _mesh_here(self) -> Any:
+        """The mesh; within `jax.shard_map` over other axes, that of the trace."""
         around = jax.sharding.get_abstract_mesh()
-        sharding = NamedSharding(self.mesh if around.empty else around, spec)
-        constrain: Any = jax.lax.with_sharding_constraint
-        # NumPy arrays, such as a mask of ones, stay known while tracing.
-        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, np.ndarray) else constrain(leaf, sharding), tree)
+        return self.mesh if around.empty else around
 
     def local_shard(self, batch: PyTree) -> PyTree:
         """Within a program with an `axis_name`, this device's rows of ``batch``; otherwise the batch."""
@@ -154,6 +186,8 @@ class Layout(NamedTuple):
     def place(self, tree: PyTree, sharding: NamedSharding | None = None) -> PyTree:
         """Puts host arrays, which are the same in every process, on the devices: replicated, or by ``sharding``."""
         sharding = sharding or self.replicated
+        if self.abstract:
+            return jax.tree.map(lambda array: _shape(np.shape(array), array, sharding), tree)
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
         make: Any = jax.make_array_from_callback
@@ -171,6 +205,8 @@ class Layout(NamedTuple):
     def place_batch(self, tree: PyTree, batch_size: int) -> PyTree:
         """Makes batches ``[steps, batch, ...]`` on all devices from this process's rows ``[steps, rows, ...]``."""
         sharding = self.batch_sharding
+        if self.abstract:
+            return jax.tree.map(lambda rows: _shape((len(rows), batch_size, *rows.shape[2:]), rows, sharding), tree)
         if sharding is None or sharding.is_fully_addressable:
             return jax.device_put(tree, sharding)
         make: Any = jax.make_array_from_process_local_data
@@ -191,6 +227,10 @@ class Layout(NamedTuple):
 
 
 SINGLE_DEVICE = Layout()
+
+
+def _shape(shape: tuple[int, ...], array: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(array.dtype), sharding=sharding)
 
 
 def make_layout(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.nn import use_batch_axis
+from jaxnn.nn import BatchSharding, use_batch_axis, use_batch_sharding
 from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
@@ -52,6 +52,20 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
         return jax.lax.psum(task.evaluate(params, model_state, batch), axis_name)  # type: ignore[no-any-return]
+
+    return task._replace(loss=loss, evaluate=evaluate)
+
+
+def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., Any]) -> Task:
+    """Returns ``task`` with activations ``[batch, ...]`` kept sharded by rows; see `nn.BatchSharding`."""
+
+    def loss(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> LossResult:
+        with use_batch_sharding(BatchSharding(batch.mask.shape[0], constrain, map_rows)):
+            return task.loss(params, model_state, batch, key)
+
+    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+        with use_batch_sharding(BatchSharding(batch.mask.shape[0], constrain, map_rows)):
+            return task.evaluate(params, model_state, batch)
 
     return task._replace(loss=loss, evaluate=evaluate)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import jaxnn as jn
-from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures
+from jaxnn.advice import Advice, BatchSizePlan, DeviceFigures, plan_batch_size
 from jaxnn.engine import Trial
 from tests import tiny
 
@@ -78,8 +78,8 @@ def test_bad_options_are_errors() -> None:
         (lambda: jn.advise(experiment, devices=("tpu",)), jn.ConfigError, "tpu.*cpu"),
         (lambda: jn.advise(experiment, members=0), jn.ConfigError, "members"),
         (lambda: jn.advise(tiny.experiment(batch_size=512)), jn.DataError, "512"),
-        (lambda: jn.plan_batch_size(experiment, [0]), jn.ConfigError, "batch_size"),
-        (lambda: jn.plan_batch_size(experiment, [100_000]), jn.ConfigError, "no batch size fits"),
+        (lambda: plan_batch_size(experiment, [0]), jn.ConfigError, "batch_size"),
+        (lambda: plan_batch_size(experiment, [100_000]), jn.ConfigError, "no batch size fits"),
     ):
         with pytest.raises(error, match=words):
             call()

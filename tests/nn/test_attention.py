@@ -229,7 +229,7 @@ def test_cudnn_is_taken_on_a_gpu_that_can_and_refused_with_a_reason(
             attention(*arrays, **options, implementation="cudnn")
 
     refused("compute capability 8.0", inputs())
-    pretend_gpu("rocm 70000")
+    pretend_gpu("gfx942")
     refused("compute capability 8.0", inputs())
     for capability, shape, dtype, options, words in CUDNN:
         pretend_gpu(capability=str(capability))

@@ -324,7 +324,7 @@ def test_cudnn_is_refused_with_the_reason(pretend_gpu: Callable[..., None]) -> N
 
     assert_refused(GRU, "JAX offers cuDNN's LSTM")
     assert_refused(LSTM, "cuDNN runs on NVIDIA GPUs")
-    pretend_gpu(version="rocm 70000")
+    pretend_gpu("gfx942")
     assert_refused(LSTM, "cuDNN runs on NVIDIA GPUs")
     pretend_gpu()
     assert_refused(LSTM, "its LSTM computes in float32, not in bfloat16, float32", dtype=jnp.bfloat16)

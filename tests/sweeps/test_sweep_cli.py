@@ -1,4 +1,4 @@
-"""``experiment.py sweep`` and ``plan``: flags of many values, points of the script, and errors of one line."""
+"""``experiment.py sweep``: flags of many values, points of the script, and errors of one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 
 import jaxnn as jn
-from jaxnn.advice import BatchSizePlan
 from jaxnn.cli import parse_sweep as parse
 from jaxnn.observe import cpu_count
 from tests import shell, tiny
@@ -88,12 +87,6 @@ def test_interrupted_sweep_exits_75_and_resume_needs_no_flags(
     assert [m.final for m in found.members] == [m.final for m in sweep(*words, "--no-record").members]
 
 
-@pytest.mark.slow
-def test_plan_measures_each_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = jn.main(tiny.experiment(), ["plan", "--batch-size", "4", "16", "--learning-rate", "0.5"])
-    assert isinstance(plan, BatchSizePlan) and "examples/s" in capsys.readouterr().out
-
-
 ERRORS = {
     "sweep": "nothing to sweep: give a field several values, as in --seed 0 1 2 3.",
     "sweep --seed 0 1 --combine zip --batch-size 4 8 9": "zip needs axes of one length",
@@ -103,7 +96,6 @@ ERRORS = {
     "sweep --features 8,x 16": "--model.features '8,x' is no value of tuple[int, ...].",
     "sweep --seed 0 1": "Clashing has a field 'vmap_size', which is an option's name",
     "sweep --seed 0 1 --device gpu": "device is 'gpu', which JAX cannot open here",
-    "plan --seed 0 1": "plan takes several values for --batch-size alone, not for --seed",
 }
 
 

@@ -1,0 +1,203 @@
+"""What the first minutes on a GPU run: networks on random data, and cases that compare layers with the CPU."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxnn_networks
+import numpy as np
+from problems import SETTINGS
+from sweep_networks import NETWORKS, Config, adam
+
+import jaxnn as jn
+from jaxnn.bench import Case, NotMeasured
+from jaxnn.types import ConfigError, DataError
+
+# Largest errors, relative to the largest value. TF32 is what XLA makes of float32 products by default.
+TOLERANCES = {"float32": 5e-5, "tf32": 5e-3, "bfloat16": 3e-2}
+ATTENTION = "cudnn bfloat16", "xla bfloat16", "xla float32", "xla tf32", "math float32", "memory_efficient float32"
+
+
+def networks(*, small: bool) -> dict[str, Callable[[], jn.Experiment]]:
+    """Returns experiments by name, which are made when they are called; ``small`` are those for a CPU."""
+    if small:
+        return {name: functools.partial(untimed, network.experiment) for name, network in NETWORKS.items()}
+    gru = jn.models.RecurrentClassifier(2, vocabulary_size=20_000, layer=jn.nn.GRU)
+    return {
+        "mlp": functools.partial(known, "mnist_mlp"),
+        "cnn": functools.partial(known, "mnist_cnn"),
+        "resnet20": functools.partial(known, "resnet20"),
+        "lstm": functools.partial(known, "imdb_lstm"),
+        "gru": functools.partial(known, "imdb_lstm", gru),
+        "gpt": functools.partial(known, "char_gpt", dtype="bfloat16", batch_size=64),
+        "gpt2_124m": gpt2,
+        "resnet50": resnet50,
+    }
+
+
+def untimed(experiment: jn.Experiment) -> jn.Experiment:
+    """Returns the experiment with more steps than are trained."""
+    return experiment.replace(num_steps=10**8)
+
+
+def attempted(action: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns ``action`` with errors as an observation, ``ok`` False; those of cases that do not apply here pass."""
+
+    def attempt() -> Any:
+        try:
+            return action()
+        except (ConfigError, DataError, NotMeasured):
+            raise
+        except Exception as error:
+            return {"ok": False, "failure": f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"}
+
+    return attempt
+
+
+def made(model: Any, arrays: Any, batch_size: int, dtype: str) -> jn.Experiment:
+    """Returns an experiment that trains ``model`` with Adam."""
+    splits, policy = jn.data.arrays(train=arrays), jn.nn.Policy(compute=dtype)
+    task = jn.tasks.next_token if np.ndim(arrays[1]) == 2 else jn.tasks.classification
+    return untimed(
+        jn.Experiment(Config(batch_size=batch_size), lambda _: splits, lambda _: task(model, policy=policy), adam)
+    )
+
+
+def known(name: str, model: Any = None, dtype: str = "float32", batch_size: int = 0) -> jn.Experiment:
+    """Returns a network of ``peers.py``, or another ``model`` on its data."""
+    setting = SETTINGS[name]
+    arrays = setting.make(np.random.default_rng(0), 16 * setting.batch_size)
+    model = model or jaxnn_networks.network(name, dropout=False)
+    return made(model, arrays, batch_size or setting.batch_size, dtype)
+
+
+def gpt2() -> jn.Experiment:
+    """Returns GPT-2 124M with an output layer of its own, 16 × 1,024 tokens in bfloat16."""
+    text = np.random.default_rng(0).integers(0, 50_257, (64, 1025))
+    model = jn.models.GPT(50_257, num_layers=12, features=768, num_heads=12, max_length=1024)
+    return made(model, (text[:, :-1], text[:, 1:]), 16, "bfloat16")
+
+
+def resnet50() -> jn.Experiment:
+    """Returns ResNet-50, 256 images in bfloat16."""
+    photographs = np.random.default_rng(0).integers(0, 256, (512, 224, 224, 3), np.uint8)
+    model = jn.models.ResNet(1000, num_blocks=(3, 4, 6, 3), features=64, block=jn.models.Bottleneck, stem="imagenet")
+    return made(model, (photographs, np.arange(512) % 1000), 256, "bfloat16")
+
+
+def gradients(function: Callable[..., jax.Array], *args: Any) -> Any:
+    """Returns the result of ``function`` and its gradients."""
+    out, pull = jax.vjp(function, *args)
+    return out, pull(jnp.cos(jnp.arange(out.size, dtype="float32")).reshape(out.shape).astype(out.dtype))
+
+
+def compiled(function: Any, args: Any, device: jax.Device, precision: str, *dtypes: str) -> Callable[[], Any]:
+    """Returns a call of `gradients` on ``device``, with ``args`` cast to the first of ``dtypes``, then the next."""
+    with jax.default_device(device), jax.default_matmul_precision(precision):
+        for dtype in dtypes:
+            args = jax.tree.map(lambda leaf, dtype=dtype: jnp.asarray(leaf, dtype), args)
+        program = jax.jit(functools.partial(gradients, function)).lower(*args).compile()
+    return lambda: jax.block_until_ready(program(*args))
+
+
+def compared(
+    device: jax.Device, what: dict[str, str], function: Any, args: Any, expected: Callable[[str], Any]
+) -> Case:
+    """Compares ``function(*args)`` and its gradients with those ``expected`` of arguments of a dtype."""
+    dtype = "float32" if what["dtype"] == "tf32" else what["dtype"]
+    precision, tolerance = "default" if what["dtype"] == "tf32" else "highest", TOLERANCES[what["dtype"]]
+
+    def begin() -> tuple[Callable[[], Any], float, dict[str, Any]]:
+        call, error = compiled(function(what["implementation"]), args, device, precision, dtype), 0.0
+        for mine, other in zip(jax.tree.leaves(call()), jax.tree.leaves(expected(dtype)), strict=True):
+            mine, other = np.asarray(mine, "float64"), np.asarray(other, "float64")
+            error = float(np.maximum(error, np.max(np.abs(mine - other)) / max(np.max(np.abs(other)), 1e-6)))
+        return call, 1.0, {"error": error, "tolerance": tolerance, "ok": error <= tolerance}
+
+    def start() -> Any:
+        made = attempted(begin)()
+        return (None, 1.0, made) if isinstance(made, dict) else made
+
+    return Case(device.platform, what, start)
+
+
+def layer_cases(device: jax.Device, *, small: bool) -> list[Case]:
+    """Compares every implementation, forward and backward, with the reference on the CPU."""
+    rng, cases = np.random.default_rng(0), list[Case]()
+    batch, steps, heads, size = (2, 16, 2, 8) if small else (4, 256, 4, 64)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    def add(operation: str, variant: str, modes: Any, make: Callable[..., Any], *args: Any, **options: Any) -> None:
+        function = functools.partial(make, **options)
+        reference = function({"attention": "math", "recurrence": "fused_inputs"}.get(operation, "xla"))
+
+        @functools.cache
+        def expected(dtype: str) -> Any:
+            # In float32, of the values that the case has.
+            return compiled(reference, args, jax.devices("cpu")[0], "highest", dtype, "float32")()
+
+        for name, dtype in map(str.split, modes):
+            what = {"operation": operation, "variant": variant, "implementation": name, "dtype": dtype}
+            cases.append(compared(device, what, function, args, expected))
+
+    def attention(name: str, **options: Any) -> Any:
+        return functools.partial(jn.nn.attention, implementation=name, **options)
+
+    def recurrent(name: str, cell: Any = None, both: bool = False, counts: Any = None) -> Any:
+        layers = [cell(size, implementation=name) for _ in range(1 + both)]
+        module: Any = jn.nn.Bidirectional(*layers) if both else layers[0]
+        inside = (np.arange(steps) < counts[:, None])[..., None]  # outputs past the end of a sequence are undefined
+        return module, lambda params, x: jnp.where(inside, module.apply(params, x, seq_lengths=counts), 0)
+
+    def convolution(name: str, **options: Any) -> Any:
+        return functools.partial(jn.nn.conv_general_dilated, implementation=name, padding="SAME", **options)
+
+    def batch_norm(name: str) -> Any:
+        module = jn.nn.BatchNorm(use_running_average=False, implementation=name)
+        stats = {"mean": np.zeros(size, np.float32), "var": np.ones(size, np.float32)}
+        return lambda params, x: module.apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])[0]
+
+    def cross_entropy(name: str, labels: Any = None) -> Any:
+        if name == "xla":
+            return lambda hidden, kernel: jn.nn.cross_entropy(hidden @ kernel, labels)
+        return lambda hidden, kernel: jn.nn.linear_cross_entropy(hidden, kernel, labels)
+
+    counts, full = np.linspace(steps // 4, steps, batch).astype(np.int32), np.full(batch, steps, np.int32)
+    variants: dict[str, dict[str, Any]] = {"plain": {}, "causal": {"causal": True}, "lengths": {"lengths": counts}}
+    variants |= {"mask": {"mask": rng.random((batch, 1, steps, steps)) < 0.7}}
+    variants |= {
+        "bias": {"bias": normal(1, heads, steps, steps)},
+        "grouped": {"causal": True},
+        "long": {"causal": True},
+    }
+    for variant, options in variants.items():
+        time_, groups = steps * (8 if variant == "long" else 1), heads // (2 if variant == "grouped" else 1)
+        arrays = [normal(batch, time_, count, size) for count in (heads, groups, groups)]
+        add("attention", variant, ATTENTION, attention, *arrays, **options)
+    words = normal(batch, steps, size)
+    for cell, names in ((jn.nn.LSTM, ("cudnn", "fused_inputs")), (jn.nn.GRU, ("fused_inputs",))):
+        modes = [f"{name} {dtype}" for name in names for dtype in ("float32", "tf32")]
+        for variant, both, each in (("plain", False, full), ("lengths", False, counts), ("both", True, full)):
+            options = {"cell": cell, "both": both, "counts": each}
+            with jax.default_device(jax.devices("cpu")[0]):
+                module, _ = recurrent("fused_inputs", **options)
+                params = jax.device_get(module.init(jax.random.key(0), words))
+            run = lambda name, **options: recurrent(name, **options)[1]  # noqa: E731
+            add("recurrence", f"{cell.__name__} {variant}", modes, run, params, words, **options)
+    modes = [f"{name} {dtype}" for name in ("xla", "channels_last") for dtype in TOLERANCES]
+    for variant, width, stride, groups in (("3x3", 3, 1, 1), ("strided", 3, 2, 1), ("depthwise", 3, 1, size)):
+        options = {"window_strides": (stride, stride), "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        arrays = [normal(8 * batch, 16, 16, size), normal(width, width, size // groups, size) / width]
+        add("convolution", variant, modes, convolution, *arrays, **options, feature_group_count=groups)
+    affine, images = {"scale": normal(size), "bias": normal(size)}, 2 + normal(8 * batch, 8, 8, size)
+    add("normalization", "BatchNorm", ("xla float32", "custom_vjp float32"), batch_norm, affine, images)
+    classes = 8 * size if small else 32_000
+    head, labels = normal(size, classes) / math.sqrt(size), rng.integers(0, classes, (batch, steps))
+    modes = [f"{name} {dtype}" for name in ("xla", "linear") for dtype in TOLERANCES]
+    add("cross-entropy", f"{classes:,} classes", modes, cross_entropy, words, head, labels=labels)
+    return cases[::4] if small else cases

@@ -1,0 +1,284 @@
+"""Plans: what a training step needs and can reach on a graphics card, compiled for it and not run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from jaxnn import engine
+from jaxnn._compat import tracing_for
+from jaxnn.observe import Table, format_bytes, nbytes
+from jaxnn.parallel import (
+    DATA,
+    STRATEGIES,
+    Layout,
+    Strategy,
+    check_divides,
+    choose_devices,
+    find_devices,
+    find_strategy,
+    make_mesh,
+    parse_mesh,
+)
+from jaxnn.plans._cards import Card, find_card, measured_card
+from jaxnn.plans._hlo import Work, work_of
+from jaxnn.types import ConfigError, Experiment, Splits, check_int
+
+MEMORY_SHARE = 0.75  # of a card's memory; the rest is for what is not in the figures, and for fragments
+RESIDENT_SHARE = 0.5  # of that, for data that stay on the card
+LAUNCH_SECONDS = 1e-6  # of a kernel in a recorded graph, at least
+PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
+INSTALL = "pip install 'jaxnn[gpu-compile]'"
+TRIES = 4  # compilations that look for the largest batch
+
+
+class StepPlan(NamedTuple):
+    """What a training step needs and can reach on a card: compiled, not measured; prints as a table.
+
+    Memory of libraries' workspaces, of the autotuner and of communication comes on top; times are lower bounds.
+
+    Attributes:
+        card: the card.
+        layout: the strategy and the mesh.
+        batch_size: examples per step, on all cards together.
+        members: number of vmapped members, 1 for a run.
+        memory: bytes on each card, by part.
+        work: kernels, memory traffic, calls to libraries and collectives of a step on each card.
+        flops: floating-point operations of the step's products on each card.
+        dtype: of most products.
+        implementations: of jaxnn's operations.
+        largest: the largest batch size that fits, if it was looked for.
+    """
+
+    card: Card
+    layout: Layout
+    batch_size: int
+    members: int
+    memory: Mapping[str, int]
+    work: Work
+    flops: float
+    dtype: str
+    implementations: Mapping[str, list[str]]
+    largest: int | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory that a step takes on each card."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether it takes no more than three quarters of the card's memory."""
+        return self.peak_bytes <= MEMORY_SHARE * self.card.memory
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Seconds that a step takes at least, by what limits it."""
+        found = {"products": self.flops / self.card.flops(self.dtype)}
+        if self.card.capability:  # a CPU's caches hold much of what its kernels exchange
+            found |= {"memory": self.work.bytes / self.card.bandwidth, "launches": self.work.launches * LAUNCH_SECONDS}
+        return found | {"links": sum(size for _, size in self.work.collectives.values()) / self.card.link}
+
+    @property
+    def seconds(self) -> float:
+        """The time that a step takes at least."""
+        return max(self.bounds.values())
+
+    @property
+    def utilization(self) -> float:
+        """The highest possible share of the card's peak FLOP/s (MFU)."""
+        return self.bounds["products"] / self.seconds
+
+    def __repr__(self) -> str:
+        return repr(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table()._repr_html_()
+
+    def _table(self) -> Table:
+        what = f"{self.card.name}, {self.layout}" if self.layout.num_devices > 1 else self.card.name
+        verdict = "fits" if self.fits else "does not fit"
+        limit = format_bytes(MEMORY_SHARE * self.card.memory)
+        rows = [("batch size", str(self.batch_size) + (f", {self.members} members" if self.members > 1 else ""))]
+        rows += [(name, format_bytes(size)) for name, size in self.memory.items()]
+        rows += [("memory", f"{format_bytes(self.peak_bytes)} of {limit}, 75 % of the card: it {verdict}")]
+        if self.largest is not None:
+            rows += [("largest batch", str(self.largest) if self.largest else "none fits")]
+        limiting = max(self.bounds, key=lambda name: self.bounds[name])
+        bounds = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in self.bounds.items() if seconds)
+        rows += [
+            (
+                "work",
+                f"{self.flops:.3g} FLOPs in {self.dtype}, {format_bytes(self.work.bytes)} of traffic, "
+                f"{self.work.launches:,.0f} kernels",
+            ),
+            ("at least", bounds),
+            ("at most", f"{1 / self.seconds:,.3g} steps/s, MFU {self.utilization:.0%}, limited by {limiting}"),
+        ]
+        collectives = ", ".join(
+            f"{count:g} {kind} of {format_bytes(size)}" for kind, (count, size) in self.work.collectives.items()
+        )
+        calls = ", ".join(f"{count:g} {name}" for name, count in self.work.calls.items())
+        used = ", ".join(f"{name} {'/'.join(which)}" for name, which in self.implementations.items())
+        rows += [
+            (name, text)
+            for name, text in (("collectives", collectives), ("library calls", calls), ("implementations", used))
+            if text
+        ]
+        note = "Compiled, not measured: without workspaces of libraries, autotuning and buffers of communication."
+        return Table(("training step", what), rows, [note])
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOptions:
+    """Options of `plan`; flags of every script's ``plan`` command."""
+
+    device: str | None = None
+    """Card to compile for, such as h100 or my_card.toml; default: the machine at hand, whose peaks are measured."""
+    devices: int = 1
+    """Number of cards."""
+    strategy: Strategy | str = "auto"
+    """How training is distributed over them, as in a run."""
+    mesh: str | None = None
+    """Devices along named axes, such as data=4,model=2; default: all along data."""
+    members: int = 1
+    """Seeds of a sweep that are one program, on one card."""
+    largest: bool = False
+    """Look for the largest batch size that fits, by some more compilations."""
+
+    def __post_init__(self) -> None:
+        check_int("devices", self.devices)
+        check_int("members", self.members)
+
+
+def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **changes: Any) -> StepPlan:
+    """Compiles a training step of ``experiment`` for a graphics card that need not be here; trains nothing.
+
+    Args:
+        experiment: what would be trained; its data are loaded, for their shapes.
+        options: what to compile for, see `PlanOptions`.
+        **changes: single options, such as ``device="h100"``.
+
+    Raises ConfigError for an unknown card, a batch that its cards cannot share, or if the compiler is not installed.
+
+    >>> print(jn.plan(experiment))  # the machine at hand; jn.plan(experiment, device="h100") for one that is not
+    training step ...
+    """
+    options = engine.with_changes(options or PlanOptions(), changes)
+    engine.check_config(experiment.config)
+    axes = parse_mesh(options.mesh) if options.mesh else {DATA: options.devices}
+    if options.members > 1:
+        axes = {engine.MEMBERS: 1, **axes}
+    count = math.prod(axes.values())
+    if options.members > 1 and count > 1:
+        raise ConfigError("members are planned on one card: leave devices and mesh out.")
+    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if options.device is None:
+        found = choose_devices(find_devices(), count)
+        card = measured_card(found[0])
+    else:
+        card = find_card(options.device)
+        found = list(topology(card, count))
+        context = tracing_for(found[0])
+    layout = Layout(_strategy(options.strategy, card), make_mesh(found, axes), abstract=True)
+    check_divides(experiment.config.batch_size, layout.data_size)
+    splits = experiment.data(experiment.config)
+    engine.check_data(splits)
+    with context:
+        planned = _plan(experiment, splits, card, layout, options.members)
+        return planned._replace(largest=_largest(planned, experiment, splits)) if options.largest else planned
+
+
+@functools.cache
+def topology(card: Card, count: int) -> tuple[jax.Device, ...]:
+    """Devices to compile for: ``count`` cards of one machine; ConfigError if the compiler for them is missing."""
+    versions = {}
+    for name in PLUGINS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise ConfigError(f"to compile for a GPU, install JAX's compiler for them: {INSTALL}.") from error
+    jaxlib = importlib.metadata.version("jaxlib")
+    if wrong := [f"{name} {version}" for name, version in versions.items() if version != jaxlib]:
+        raise ConfigError(f"{' and '.join(wrong)} cannot compile for jaxlib {jaxlib}: {INSTALL} with equal versions.")
+    try:
+        found = topologies.get_topology_desc(platform="cuda", target_config=card.target(), topology=f"1x1x{count}")
+    except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"JAX's compiler for GPUs cannot compile for {card.name}: {reason}") from error
+    return tuple(found.devices)
+
+
+def _strategy(which: str | Strategy, card: Card) -> Strategy:
+    """The strategy, which chooses by the card's memory, if it does."""
+    strategy, data, fsdp = find_strategy(which), STRATEGIES["data"], STRATEGIES["fsdp"]
+    if strategy.choose is None:
+        return strategy
+    return strategy._replace(choose=lambda _, shapes: data if nbytes(shapes) <= 0.2 * card.memory else fsdp)
+
+
+def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layout, members: int) -> StepPlan:
+    room = MEMORY_SHARE * RESIDENT_SHARE * card.memory
+    sizes = [nbytes(one.examples) for one in splits.named().values() if one.examples is not None]
+    resident = splits.train.examples is not None and sum(sizes) <= room
+    num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
+    programs = engine.programs_of(experiment, splits, resident=resident, layout=layout, num_seeds=num_seeds)
+    compiled: Any = programs.train(shape, 1, "plan")
+    dtypes, used = programs.product_dtypes, programs.implementations
+    flops = members * programs.product_flops / layout.num_devices
+    stats, state = compiled.memory_analysis(), programs.shapes
+    memory = {
+        name: members * _shard_bytes(tree, where)
+        for name, tree, where in zip(state._fields, state, programs.shardings, strict=True)
+    }
+    given = stats.argument_size_in_bytes - sum(memory.values())
+    names = {"params": "parameters", "opt_state": "optimizer state", "model_state": "model state"}
+    parts = {text: memory[name] for name, text in names.items() if memory[name]}
+    parts["data on the card" if resident else "batch"] = given
+    if resident and (other := sum(sizes) - nbytes(splits.train.examples)):
+        parts["other splits"] = other
+    parts["temporaries"] = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    work = work_of(compiled.as_text())
+    dtype = next(iter(dtypes), "float32").partition("*")[0]
+    size = experiment.config.batch_size
+    return StepPlan(card, programs.layout, size, members, parts, work, flops, dtype, used, None)
+
+
+def _shard_bytes(tree: Any, shardings: Any) -> int:
+    """Bytes of ``tree`` on each device."""
+    leaves = zip(jax.tree.leaves(tree), jax.tree.leaves(shardings), strict=True)
+    return sum(nbytes(jax.ShapeDtypeStruct(where.shard_shape(leaf.shape), leaf.dtype)) for leaf, where in leaves)
+
+
+def _largest(found: StepPlan, experiment: Experiment[Any], splits: Splits) -> int:
+    """The largest batch size that fits, found by compiling; temporaries are nearly linear in the batch."""
+    step = found.layout.data_size
+    limit = MEMORY_SHARE * found.card.memory
+    most = splits.train.num_examples // step * step
+    tried = {found.batch_size: found.peak_bytes}
+    for _ in range(TRIES):
+        low = max((size for size, used in tried.items() if used <= limit), default=0)
+        high = min((size for size, used in tried.items() if used > limit), default=most + step)
+        if high - low <= step:
+            break
+        guess = 2 * found.batch_size if len(tried) == 1 else int(min(_line(tried, limit), most + step))
+        if guess <= low or (guess >= high and high in tried):  # beyond all examples: all of them
+            guess = (low + high) // 2
+        guess = min(max(guess // step * step, low + step), high - step)
+        again = dataclasses.replace(experiment, config=dataclasses.replace(experiment.config, batch_size=guess))
+        tried[guess] = _plan(again, splits, found.card, found.layout, found.members).peak_bytes
+    return max((size for size, used in tried.items() if used <= limit), default=0)
+
+
+def _line(tried: Mapping[int, int], limit: float) -> float:
+    """The batch size at which the line through the trials nearest to the limit reaches it, a little below."""
+    (x, y), (x2, y2) = sorted(tried.items(), key=lambda one: abs(one[1] - limit))[:2]
+    return x + 0.99 * (limit - y) * (x2 - x) / (y2 - y) if y2 != y else math.inf if y < limit else 0.0

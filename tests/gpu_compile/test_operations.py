@@ -1,0 +1,111 @@
+"""Forms of attention compiled for an H100, by cuDNN where it can, and products compiled for every card."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from jaxnn._compat import tracing_for
+from jaxnn.nn import attention
+from jaxnn.plans import CARDS, topology, work_of
+from tests.gpu_compile.programs import TIME
+
+BATCH, HEADS = 2, 4
+BOTH = {"__cudnn$fmhaSoftmax": 1, "__cudnn$fmhaSoftmaxBackward": 1}
+MASKED = {f"__cudnn$fmhaScaleBias{name}": 1 for name in ("Softmax", "SoftmaxBackward")}
+
+
+class Form(NamedTuple):
+    """A form of attention, and the calls that its value and gradient make; no calls: XLA's own kernels."""
+
+    name: str
+    calls: dict[str, int] = {}
+    dtype: str = "bfloat16"
+    queries: int = TIME
+    keys: int = TIME
+    key_heads: int = HEADS
+    head_dim: int = 64
+    mask: tuple[int, ...] | None = None
+    bias: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    vmap: tuple[int | None, int | None] | None = None  # axes of the arrays, and of lengths, mask and bias
+    options: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+
+CAUSAL: dict[str, Any] = {"options": {"causal": True}}
+ODD: dict[str, Any] = {"queries": 33, "keys": 33}
+FULL = (BATCH, HEADS, TIME, TIME)
+FORMS = [
+    Form("plain", BOTH),
+    Form("causal", BOTH, **CAUSAL),
+    Form("causal of odd length", **ODD, **CAUSAL),
+    Form("more keys", BOTH, keys=64),
+    Form("odd keys", keys=33),
+    Form("mask of one head", MASKED, mask=(BATCH, 1, TIME, TIME)),
+    Form("mask of all heads", MASKED, mask=FULL),
+    Form("mask of one row", MASKED, mask=(1, 1, 1, TIME)),
+    Form("mask of odd length", mask=(BATCH, 1, 33, 33), **ODD),
+    Form("mask and causal", MASKED, mask=(BATCH, 1, TIME, TIME), **CAUSAL),
+    Form("bias of all heads", MASKED, bias=(1, HEADS, TIME, TIME)),
+    Form("bias of one row", MASKED, bias=(1, HEADS, 1, TIME)),
+    Form("bias and causal", MASKED, bias=FULL, **CAUSAL),
+    Form("bias and mask", MASKED, mask=FULL, bias=FULL),
+    Form("lengths", BOTH, lengths=(BATCH,)),
+    Form("lengths and causal", BOTH, lengths=(BATCH,), **CAUSAL),
+    Form("grouped queries", BOTH, key_heads=2, **CAUSAL),
+    Form("head_dim 128", BOTH, head_dim=128, **CAUSAL),
+    Form("head_dim 256", head_dim=256, **CAUSAL),
+    Form("head_dim 12", head_dim=12, **CAUSAL),
+    Form("float16", BOTH, dtype="float16", **CAUSAL),
+    Form("float32", dtype="float32", **CAUSAL),
+    Form("scale", BOTH, options={"scale": 0.5}),
+    Form("vmap", BOTH, vmap=(0, None), **CAUSAL),
+    Form("vmap of lengths", BOTH, vmap=(0, 0), lengths=(BATCH,)),
+    Form("vmap of a mask", MASKED, vmap=(0, 0), mask=(BATCH, 1, TIME, TIME)),
+    Form("vmap of a bias", MASKED, vmap=(0, 0), bias=(1, HEADS, TIME, TIME)),
+    Form("vmap with a shared mask", MASKED, vmap=(0, None), mask=(1, 1, 1, TIME)),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_attention_and_its_gradient(form: Form) -> None:
+    device = topology(CARDS["h100"], 1)[0]
+
+    def shape(axis: int | None, dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
+        mapped = (3,) if form.vmap is not None and axis is not None else ()
+        return jax.ShapeDtypeStruct((*mapped, *sizes), dtype, sharding=SingleDeviceSharding(device))
+
+    array, other = form.vmap or (0, 0)
+    keys = shape(array, form.dtype, BATCH, form.keys, form.key_heads, form.head_dim)
+    arrays = (shape(array, form.dtype, BATCH, form.queries, HEADS, form.head_dim), keys, keys)
+    kinds = {"lengths": jnp.int32, "mask": jnp.bool_, "bias": form.dtype}
+    sizes = {name: getattr(form, name) for name in kinds if getattr(form, name) is not None}
+    given = {name: shape(other, kinds[name], *size) for name, size in sizes.items()}
+
+    def loss(arrays: Any, given: Any) -> jax.Array:
+        return attention(*arrays, **given, **form.options).astype(jnp.float32).sum()
+
+    function = jax.value_and_grad(loss)
+    if form.vmap is not None:
+        function = jax.vmap(function, in_axes=form.vmap)
+    with tracing_for(device):
+        compiled = jax.jit(function).lower(arrays, given).compile()
+    assert work_of(compiled.as_text()).calls == form.calls
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_products_compile_for_every_card(name: str) -> None:
+    (device,) = topology(CARDS[name], 1)
+    for dtype in ("float32", "bfloat16"):
+        shape = jax.ShapeDtypeStruct((256, 256), dtype, sharding=SingleDeviceSharding(device))
+        with tracing_for(device):
+            compiled = jax.jit(jnp.matmul).lower(shape, shape).compile()
+        assert work_of(compiled.as_text()).launches >= 1
+        assert compiled.memory_analysis().argument_size_in_bytes == 2 * 256**2 * jnp.dtype(dtype).itemsize

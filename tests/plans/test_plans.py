@@ -1,0 +1,187 @@
+"""`jn.plan`: what is read from compiled programs, the bounds made of it, and plans for the machine at hand."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxnn as jn
+from jaxnn import engine
+from jaxnn.nn import Conv
+from jaxnn.observe import product_flops
+from jaxnn.parallel import SINGLE_DEVICE, make_layout
+from jaxnn.plans import CARDS, StepPlan, find_card, work_of
+from jaxnn.types import ConfigError
+from tests import tiny
+
+HLO = """
+HloModule jit_step, is_scheduled=true
+
+%gathered (p0: u8[1000,4], p1: s32[8]) -> u8[8,4] {
+  %p0 = u8[1000,4]{1,0} parameter(0)
+  %p1 = s32[8]{0} parameter(1)
+  ROOT %rows = u8[8,4]{1,0} gather(%p0, %p1), offset_dims={1}
+}
+
+%written (p0.1: f32[1000,4], p1.1: f32[1,4], p2.1: s32[]) -> f32[1000,4] {
+  %p0.1 = f32[1000,4]{1,0} parameter(0)
+  %p1.1 = f32[1,4]{1,0} parameter(1)
+  %p2.1 = s32[] parameter(2)
+  ROOT %update = f32[1000,4]{1,0} dynamic-update-slice(%p0.1, %p1.1, %p2.1, %p2.1)
+}
+
+%body (carry: (s32[], f32[16])) -> (s32[], f32[16]) {
+  %carry = (s32[], f32[16]{0}) parameter(0)
+  %x = f32[16]{0} get-tuple-element(%carry), index=1
+  %twice = f32[16]{0} add(%x, %x)
+  ROOT %next = (s32[], f32[16]{0}) tuple(%carry, %twice)
+}
+
+%condition (carry.1: (s32[], f32[16])) -> pred[] {
+  ROOT %less = pred[] compare(%carry.1, %carry.1), direction=LT
+}
+
+ENTRY %main (data: u8[1000,4], index: s32[8], table: f32[1000,4]) -> f32[16] {
+  %data = u8[1000,4]{1,0} parameter(0)
+  %index = s32[8]{0} parameter(1)
+  %table = f32[1000,4]{1,0} parameter(2)
+  %rows = u8[8,4]{1,0} fusion(%data, %index), kind=kLoop, calls=%gathered
+  %row = f32[1,4]{1,0} custom-call(%rows), custom_call_target="__cudnn$conv"
+  %place = s32[] constant(3)
+  %new = f32[1000,4]{1,0} fusion(%table, %row, %place), kind=kLoop, calls=%written
+  %start = (f32[8]{0}, f32[16]{0}) all-gather-start(%row), dimensions={0}
+  %done = f32[16]{0} all-gather-done(%start)
+  %init = (s32[], f32[16]{0}) tuple(%place, %done)
+  %loop = (s32[], f32[16]{0}) while(%init), condition=%condition, body=%body, config={"known_trip_count":{"n":"5"}}
+  ROOT %result = f32[16]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_work_counts_what_kernels_move() -> None:
+    work = work_of(HLO)
+    rows, place = 8 * 4, 4
+    gather = 8 * 4 + rows + rows  # the indices, the rows that are read and written
+    convolution = rows + 16
+    update = 16 + place + 2 * 16  # the new row, its place, and the row of the table
+    collective, loop = 16 + 8 * 4 + 16 * 4, 5 * 3 * 16 * 4
+    assert work.bytes == gather + convolution + update + collective + loop
+    assert work.launches == 4 + 5
+    assert work.calls == {"__cudnn$conv": 1}
+    assert work.collectives == {"all-gather": (1, (8 * 4 + 16 * 4) / 2)}
+
+
+def test_bounds_are_those_of_the_card() -> None:
+    card, work = CARDS["h100"], work_of(HLO)
+    plan = StepPlan(
+        card, SINGLE_DEVICE, 8, 1, {"parameters": 3 * 2**30, "temporaries": 2**30}, work, 1e12, "bfloat16", {}, 512
+    )
+    assert plan.bounds["products"] == pytest.approx(1e12 / 989.4e12) and plan.bounds["launches"] == 9e-6
+    assert plan.seconds == plan.bounds["products"] and plan.utilization == 1
+    assert plan.peak_bytes == 2**32 and plan.fits
+    for words in (
+        "NVIDIA H100",
+        "4.0 GiB of 59.3 GiB, 75 % of the card: it fits",
+        "MFU 100%, limited by products",
+        "512",
+    ):
+        assert words in repr(plan)
+    full = plan._replace(memory={"parameters": 70 * 2**30})
+    assert not full.fits and "it does not fit" in repr(full)
+    assert plan._replace(dtype="float32").seconds == pytest.approx(1e12 / 494.7e12)
+
+
+def flops_of(function: Any, *shapes: tuple[int, ...]) -> float:
+    return product_flops(function, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes))
+
+
+def test_operations_of_products_are_exact() -> None:
+    assert flops_of(jnp.matmul, (3, 5, 7), (3, 7, 11)) == 2 * 3 * 5 * 7 * 11
+    scan = lambda x: jax.lax.scan(lambda carry, _: (carry @ carry, None), x, length=6)[0]  # noqa: E731
+    assert flops_of(scan, (4, 4)) == 6 * 2 * 4**3
+    for implementation in ("xla", "channels_last"):
+        layer = Conv(8, (3, 3), strides=2, implementation=implementation)
+        images = jax.ShapeDtypeStruct((4, 10, 10, 3), np.float32)
+        params = jax.eval_shape(layer.init, jax.random.key(0), images)
+        loss = lambda params, images, layer=layer: layer.apply(params, images).sum()  # noqa: E731
+        forward = 2 * 4 * 5 * 5 * 9 * 3 * 8
+        assert product_flops(loss, params, images) == pytest.approx(forward)
+        assert product_flops(jax.grad(loss), params, images) == pytest.approx(2 * forward)
+
+
+def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
+    experiment = tiny.experiment(batch_size=8)
+    one, two = jn.plan(experiment), jn.plan(experiment, devices=2, strategy="fsdp", members=1)
+    assert one.memory["parameters"] == one.memory["optimizer state"] == 4 * (3 * 3 + 3)
+    # Forward, and the gradient of the kernel.
+    assert one.flops == 2 * two.flops == 2 * (2 * 8 * 3 * 3)
+    assert one.fits and one.batch_size == 8 and one.seconds > 0 and one.layout.num_devices == 1
+    assert two.layout.num_devices == 2 and "all-reduce" in two.work.collectives
+    many = jn.plan(experiment, members=4)
+    assert many.memory["parameters"] == 4 * one.memory["parameters"] and many.flops == 4 * one.flops
+
+
+def test_largest_batch_is_all_examples_if_they_fit() -> None:
+    assert jn.plan(tiny.experiment(batch_size=8), largest=True).largest == tiny.NUM_TRAIN
+
+
+def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
+    card, path = CARDS["t4"], tmp_path / "card.toml"
+    lines = [
+        f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
+        for name, value in card._asdict().items()
+    ]
+    path.write_text("\n".join(lines))
+    assert find_card(str(path)) == card
+    path.write_text("\n".join(lines[1:]))
+    with pytest.raises(ConfigError, match="differs in name"):
+        find_card(str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "h10"}, "'h10' is unknown: did you mean 'h100'"),
+        ({"device": "none.toml"}, "none.toml cannot be read"),
+        ({"devices": 3}, "batch_size is 8, which 3 devices cannot share"),
+        ({"members": 2, "devices": 2}, "members are planned on one card"),
+        ({"device": "h100"}, "install JAX's compiler for them: pip install"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(
+    options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(ConfigError, match=words) as raised:
+        jn.plan(tiny.experiment(), **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_compilers_of_another_version_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9" if name == "jax-cuda13-pjrt" else "0.12")
+    with pytest.raises(ConfigError, match="jax-cuda13-pjrt 0.9 cannot compile for jaxlib 0.12"):
+        jn.plan(tiny.experiment(), device="l4")
+
+
+def collectives(experiment: Any, strategy: str) -> dict[str, float]:
+    programs = engine.programs_of(experiment, tiny.splits(), layout=make_layout(strategy, 4))
+    program: Any = programs.train(None, 1, "test")
+    return {kind: count for kind, (count, _) in work_of(program.as_text()).collectives.items()}
+
+
+def test_activations_stay_sharded_by_rows() -> None:
+    model = jn.models.MLP((64, 64, 64, 3))
+    experiment = tiny.experiment(task=lambda config: jn.tasks.classification(model))
+    # Kernels and long biases are gathered once; without the constraint on outputs there are several times as many.
+    assert collectives(experiment, "fsdp").get("all-gather", 0) <= 4
+    assert collectives(experiment, "fsdp").get("all-to-all", 0) == 0
+    assert collectives(experiment, "data") == {"all-reduce": 1}
