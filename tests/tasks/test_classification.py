@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 from losses import KEY, SCALE, batch_of, gradient_of, loss_of, sums_of
 
 import jaxnn as jn
@@ -227,3 +229,14 @@ def test_wrong_outputs_and_targets_are_named(task: Any, inputs: Any, targets: An
 def test_wrong_arguments_are_named(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_tables_of_one_row_take_any_token() -> None:
+    ids = np.arange(8, dtype=np.int32).reshape(4, 2)
+    splits = jn.data.arrays((ids, np.arange(4) % 3))
+    batch = jn.Batch(ids, np.arange(4) % 3, np.ones(4, np.float32))
+    for rows, error in ((1, contextlib.nullcontext()), (2, pytest.raises(jn.DataError, match="2 rows"))):
+        task = classification(linen.Sequential([linen.Embed(rows, 3), lambda x: x.mean(1)]))
+        params, model_state = jax.eval_shape(task.init, jax.random.key(0), batch)
+        with error:
+            task.check(params, model_state, batch, splits)
