@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from jaxnn.cli._script import main
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.run import format_split
-from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError
+from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
 
 _OUT = Path("runs/bench")
 
@@ -175,7 +174,7 @@ def experiment_of(script: Path) -> Experiment[Any]:
         raise ConfigError(f"{script} is not a file: give the script that defines the experiment.")
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        found = getattr(importlib.import_module(script.stem), "experiment", None)
+        found = named_object(f"{script.stem}:experiment", "the experiment")
     finally:
         sys.path.pop(0)
     if not isinstance(found, Experiment):

@@ -144,3 +144,19 @@ def test_experiments_state_their_claim_and_command_in_forty_lines() -> None:
         assert re.search(r"^Claim +\S", claim, re.MULTILINE), f"the docstring of {path} lacks a line 'Claim …'"
         assert re.search(rf"^Command .*(python|jaxnn bench) experiments/{path.name}", claim, re.MULTILINE), path
         assert len(text.splitlines()) <= 40, path
+
+
+def test_plan_takes_the_experiment_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "planned.py"
+    script.write_text("from tests import tiny\nexperiment = tiny.experiment()\nother = 3\n")
+    command(["plan", str(script), "--batch-size", "16"])
+    assert "batch size        16" in capsys.readouterr().out
+    for words, given in (
+        ("nowhere.py is not a file", ["nowhere.py"]),
+        ("did you mean 'h100'", [str(script), "--for", "h10"]),
+        ("has no attribute 'experiment'", [str(tmp_path / "empty.py")]),
+    ):
+        (tmp_path / "empty.py").write_text("")
+        with pytest.raises(SystemExit):
+            command(["plan", *given])
+        assert words in capsys.readouterr().err

@@ -63,7 +63,6 @@ def hint(measured: dict[int, float], num_convolutions: int = 2, steps_per_call: 
 
 
 def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert hint(SLOW).startswith("2 convolutions are not jaxnn's")
     assert "71.2 ms a step alone, 950 ms in a loop" in hint(SLOW) and "use jn.nn.Conv" in hint(SLOW)
     assert hint(SLOW, 1).startswith("1 convolution is not jaxnn's") and hint(SLOW, 0) == ""
@@ -75,7 +74,7 @@ def test_convolution_hint_gives_the_measured_cost(monkeypatch: pytest.MonkeyPatc
         {1: 0.071},  # no loop: a window of one step
     ):
         assert hint(measured) == ""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [types.SimpleNamespace(platform="gpu")])
     assert hint(SLOW) == ""
 
 

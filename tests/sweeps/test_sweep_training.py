@@ -407,7 +407,10 @@ def test_members_are_computed_on_the_device_and_in_the_precision_that_is_asked_f
     other.memory_stats = lambda: {"bytes_limit": 1}
     real, cpu = jax.devices, jax.devices("cpu")[0]
     monkeypatch.setattr(jax, "devices", lambda kind=None: [other] if kind in (None, "gpu") else real(kind))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    local = jax.local_devices
+    monkeypatch.setattr(
+        jax, "local_devices", lambda backend=None: [other] if backend is None else local(backend=backend)
+    )
     sweep = jn.sweep(tiny.experiment(optimizer=optimizer), FOUR, record=False, device="cpu", **HOW)
     assert sweep.status == "finished" and found == {(cpu, "bfloat16")} and jax.config.jax_default_device is None
 
