@@ -234,11 +234,12 @@ def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, comma
         arguments = ["--help"]
     elif {"-h", "--help"} & {*arguments}:
         lines.append("More flags, which --help-all describes:")
-        for name, part in parts.items():
-            if name in ("run", "cluster"):
-                flags = (f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(part))
-                lines.append(f"{name}: {' '.join(flags)}")
-        parts = {name: part for name, part in parts.items() if name not in ("run", "cluster")}
+        # The options of plan and advise are few.
+        brief = {name: part for name, part in parts.items() if isinstance(part, RunOptions | _process.ClusterOptions)}
+        for name, part in brief.items():
+            flags = (f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(part))
+            lines.append(f"{name}: {' '.join(flags)}")
+        parts = {name: part for name, part in parts.items() if name not in brief}
         arguments = ["--help"]
     kinds = [(name, type(default)) for name, default in parts.items()]
     form: Any = dataclasses.make_dataclass("Arguments", kinds, frozen=True)

@@ -5,6 +5,7 @@ from jaxnn.engine._compiler import Programs
 from jaxnn.engine._loop import WindowReport, train
 from jaxnn.engine._options import (
     RunOptions,
+    StrategyOption,
     check_choice,
     check_config,
     closing_writers,

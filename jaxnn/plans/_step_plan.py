@@ -145,7 +145,7 @@ class PlanOptions:
     """Card to compile for, such as h100 or my_card.toml; default: the machine at hand, whose peaks are measured."""
     devices: int = 1
     """Number of cards."""
-    strategy: Strategy | str = "auto"
+    strategy: engine.StrategyOption = "auto"
     """How training is distributed over them, as in a run."""
     mesh: str | None = None
     """Devices along named axes, such as data=4,model=2; default: all along data."""

@@ -149,8 +149,11 @@ def test_experiments_state_their_claim_and_command_in_forty_lines() -> None:
 def test_plan_takes_the_experiment_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "planned.py"
     script.write_text("from tests import tiny\nexperiment = tiny.experiment()\nother = 3\n")
-    command(["plan", str(script), "--batch-size", "16"])
-    assert "batch size        16" in capsys.readouterr().out
+    command(["plan", str(script), "--batch-size", "16", "--devices", "2", "--strategy", "pmap"])
+    assert "pmap, data=2\nbatch size        16" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command(["plan", str(script), "--help"])
+    assert "--largest" in capsys.readouterr().out
     for words, given in (
         ("nowhere.py is not a file", ["nowhere.py"]),
         ("did you mean 'h100'", [str(script), "--for", "h10"]),
