@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
+
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
@@ -87,6 +89,8 @@ def main(
 
             call: Any = plans.plan if command == "plan" else advice.advise
             defaults = plans.PlanOptions() if command == "plan" else advice.AdviseOptions()
+            if command == "plan" and given(arguments, "--for"):
+                jax.config.update("jax_platforms", "cpu")  # without a GPU, its plugin only compiles
             arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
             config, options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
             with _process.processes(cluster):

@@ -212,8 +212,11 @@ def topology(card: Card, count: int) -> tuple[jax.Device, ...]:
     try:
         found = topologies.get_topology_desc(platform="cuda", target_config=card.target(), topology=f"1x1x{count}")
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"JAX's compiler for GPUs cannot compile for {card.name}: {reason}") from error
+        reason = str(error).splitlines()[0].rstrip(".")
+        remedy = (
+            "" if jax.config.jax_platforms == "cpu" else "; without a GPU, set JAX_PLATFORMS=cpu in the environment"
+        )
+        raise ConfigError(f"JAX's compiler for GPUs cannot compile for {card.name}: {reason}{remedy}.") from error
     return tuple(found.devices)
 
 
