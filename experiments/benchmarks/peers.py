@@ -220,10 +220,10 @@ def draw(networks: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
         for place, results in enumerate(networks.values()):
             if name in results:
                 best = statistics.median(results[best_peer(results)]["steps_per_second"])
-                low, *_, high = speeds = sorted(rate / best for rate in results[name]["steps_per_second"])
+                speeds = sorted(rate / best for rate in results[name]["steps_per_second"])
                 places.append(place + (index + 0.5 - len(names) / 2) * width)
                 heights.append(statistics.median(speeds))
-                spread.append((heights[-1] - low, high - heights[-1]))
+                spread.append((heights[-1] - speeds[0], speeds[-1] - heights[-1]))
         plain, _, malloc = name.partition("+")
         label = TITLES[plain] + (", allocator tuned" if malloc else "")
         error = {"elinewidth": 0.8, "ecolor": "#343a40"}
