@@ -21,7 +21,7 @@ GB, KIB, MIB, TERA = 10**9, 2**10, 2**20, 10**12
 class Card(NamedTuple):
     """A graphics card by its published figures; sizes in bytes, speeds per second, products without sparsity.
 
-    A TOML file with these fields describes another: ``jn.plan(experiment, "my_card.toml")``.
+    A TOML file with these fields describes another: ``jn.plan(experiment, device="my_card.toml")``.
     """
 
     name: str  # as the driver reports it
