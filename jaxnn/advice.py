@@ -63,6 +63,7 @@ def plan_batch_size(
 
     Raises ConfigError or DataError if the experiment cannot be run.
 
+    >>> from jaxnn.advice import plan_batch_size
     >>> print(plan_batch_size(experiment, [512]))
     batch size  examples/s ...
     """

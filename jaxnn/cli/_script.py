@@ -87,11 +87,13 @@ def main(
         if command in ("plan", "advise"):
             from jaxnn import advice, plans
 
-            call: Any = plans.plan if command == "plan" else advice.advise
-            defaults = plans.PlanOptions() if command == "plan" else advice.AdviseOptions()
-            if command == "plan" and given(arguments, "--for"):
-                jax.config.update("jax_platforms", "cpu")  # without a GPU, its plugin only compiles
-            arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
+            call: Any = advice.advise
+            defaults: Any = advice.AdviseOptions()
+            if command == "plan":
+                call, defaults = plans.plan, plans.PlanOptions()
+                if given(arguments, "--for"):
+                    jax.config.update("jax_platforms", "cpu")  # without a GPU, its plugin only compiles
+                arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
             config, options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
             with _process.processes(cluster):
                 answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), options)
@@ -204,10 +206,10 @@ def parse_values(
     values = {}
     bare = {word.replace("_", "-") for word in arguments}
     for flag, (name, _) in flags.items():
-        if f"--{flag.replace('_', '-')}" in bare and not getattr(form.config, flag):
-            raise ConfigError(f"--{flag.replace('_', '-')} has no value: give one or more after it.")
         if words := getattr(form.config, flag):
             values[name] = [_value(name, kinds[flag], word) for word in words]
+        elif (written := f"--{flag.replace('_', '-')}") in bare:
+            raise ConfigError(f"{written} has no value: give one or more after it.")
     return values, form
 
 

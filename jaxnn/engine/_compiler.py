@@ -214,18 +214,21 @@ class Programs:
         order = np.asarray(source.order(0, step, size)).tolist()
         rows = jax.ShapeDtypeStruct((size,), np.int32)
         batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
-        evaluation = None
-        if self.splits.eval_split:
-            # Derived metrics are plain Python: identified by their values.
-            derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
-            program = program_fingerprint(self._evaluate, self.shapes, self.batch)
-            evaluation = text_fingerprint(f"{program} {derived}")
         return {
             "program": program_fingerprint(self._step, self.shapes, self._like),
             "batches": text_fingerprint(f"{order} {batches}"),
-            "evaluation": evaluation,
+            "evaluation": self.evaluation_fingerprint(),
             "data": data_fingerprint(self.splits),
         }
+
+    def evaluation_fingerprint(self) -> str | None:
+        """A digest of what an evaluation of the first member computes; None without an eval split."""
+        if not self.splits.eval_split:
+            return None
+        # Derived metrics are plain Python: identified by their values.
+        derived = {name: f"{float(value):.6g}" for name, value in self.derived.items()}
+        program = program_fingerprint(self._evaluate, self.shapes, self.batch)
+        return text_fingerprint(f"{program} {derived}")
 
     # Of a training step: the number of products by precision, the implementations of jaxnn's operations, the number of
     # convolutions that no layer of jaxnn traced, and roughly that of arithmetic operations, exactly that of products.

@@ -213,7 +213,7 @@ def _cudnn(args: _Arguments) -> jax.Array:
             return (jax.nn.dot_product_attention(query, key, value, **given, **options),)
 
         # JAX cannot partition it within `jax.shard_map`, as over the members of a sweep.
-        if (sharding := batch_sharding()) is not None and not jax.sharding.get_abstract_mesh().empty:
+        if (sharding := batch_sharding(batch)) is not None and not jax.sharding.get_abstract_mesh().empty:
             run = sharding.map_rows(run, (0,) * 6, (0,))
         return run(query, key, value, bias, mask, lengths)[0]
 

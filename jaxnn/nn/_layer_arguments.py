@@ -211,14 +211,15 @@ def use_batch_sharding(sharding: BatchSharding) -> Iterator[None]:
         _sharding.reset(token)
 
 
-def batch_sharding() -> BatchSharding | None:
-    """How batches are sharded here; None if they are not, or if each device traces its own rows."""
-    return _sharding.get()
+def batch_sharding(num_rows: int) -> BatchSharding | None:
+    """How ``num_rows`` rows are sharded here; None if batches are not, or if these are not those of whole batches."""
+    sharding = _sharding.get()
+    return None if sharding is None or num_rows % sharding.size else sharding
 
 
 def shard_rows(tree: PyTree) -> PyTree:
     """Shards the arrays ``[batch, ...]`` of ``tree`` by rows if batches are sharded here."""
-    sharding = batch_sharding()
+    sharding = _sharding.get()
     if sharding is None:
         return tree
 

@@ -52,8 +52,7 @@ def run_fused_inputs(
     carry = jax.tree.map(lambda leaf: leaf.astype(wide), carry)
     biases = () if weights.recurrent_bias is None else (weights.recurrent_bias.astype(wide),)
     recurrence: Callable[..., tuple[Any, Any]] = _gru if biases else _lstm
-    sharding = batch_sharding()
-    if sharding is not None and inputs.shape[1] % sharding.size == 0:
+    if (sharding := batch_sharding(inputs.shape[1])) is not None:
         # XLA would gather the kernel in each step if it is sharded.
         recurrence = sharding.map_rows(recurrence, (1, None, *[None] * len(biases), 0), (1, 0))
     states, last = recurrence(projected.astype(wide), recurrent_kernel, *biases, carry)
@@ -241,7 +240,9 @@ def run_cudnn(
     matrices = [matrix.T.ravel() for one in each for matrix in (one.kernel, one.recurrent_kernel)]
     weights = jnp.concatenate(matrices + [part for one in each for part in (jnp.zeros_like(one.bias), one.bias)])
     run: Any = partial(_cudnn, options)
-    if (sharding := batch_sharding()) is not None:  # XLA would gather the batch and compute all of it on every device
+    if (
+        sharding := batch_sharding(batch)
+    ) is not None:  # XLA would gather the batch and compute all of it on every device
         run = sharding.map_rows(run, (0, 1, 1, None, 0), (0, 1, 1))
     outputs, last_h, last_c = run(inputs.swapaxes(0, 1), h, c, weights, lengths.astype(jnp.int32))
     by_direction = jnp.split(outputs.swapaxes(0, 1), len(directions), axis=-1)

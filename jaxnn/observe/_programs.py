@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-# The last two are those of nn.Dense and nn.Conv.
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
 _CUDNN = {"rnn_fwd": 1, "rnn": 1, "rnn_bwd": 2}
 _CUDNN |= {"dot_product_attention_fwd_wrapper": 1, "dot_product_attention_bwd_wrapper": 2}
+# The last two are those of nn.Dense and nn.Conv.
 _PRODUCTS = "dot_general", "conv_general_dilated", "ragged_dot_general", "dense_product", "channels_last_convolution"
 # The named scopes in which `jaxnn.nn` traces its implementations; a test compares the two.
 _SCOPE = re.compile(r"\bjaxnn\.(\w+)\.(\w+)")

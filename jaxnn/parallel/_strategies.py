@@ -157,8 +157,12 @@ def _run_on_each(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]
 
 def _choose_by_memory(mesh: Mesh, shapes: TrainState) -> Strategy:
     # ``fsdp`` if a replicated state takes a large share of a device's free memory.
-    free = broadcast_from_primary(lambda: available_bytes(mesh.local_devices[0]))
-    return _data if free is None or nbytes(shapes) <= REPLICATED_SHARE * free else _fsdp
+    return strategy_for(shapes, broadcast_from_primary(lambda: available_bytes(mesh.local_devices[0])))
+
+
+def strategy_for(shapes: TrainState, free_bytes: int | None) -> Strategy:
+    """What ``auto`` chooses for a state of ``shapes`` on devices with ``free_bytes`` each; None: unknown."""
+    return _data if free_bytes is None or nbytes(shapes) <= REPLICATED_SHARE * free_bytes else _fsdp
 
 
 _data = Strategy("data", functools.partial(shard_state, fully_sharded=False))

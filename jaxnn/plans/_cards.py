@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn import engine
 from jaxnn.observe import available_bytes, device_name
 from jaxnn.types import ConfigError, suggest
 
@@ -129,14 +129,8 @@ def measured_card(device: jax.Device) -> Card:
 
     def seconds(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str]) -> float:
         arrays = [jax.device_put(np.ones(shape, dtype), device) for shape, dtype in shapes]
-        call = jax.jit(function).lower(*arrays).compile()
-        jax.block_until_ready(call(*arrays))
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            jax.block_until_ready(call(*arrays))
-            times.append(time.perf_counter() - start)
-        return min(times)
+        call = jax.jit(function)
+        return min(engine.try_size(1, 1, lambda: call(*arrays), 0).seconds for _ in range(3))
 
     speeds = [2 * size**3 / seconds(jnp.matmul, *[((size, size), dtype)] * 2) for dtype in ("float32", "bfloat16")]
     bandwidth = 12 * width / seconds(jnp.add, *[((width,), "float32")] * 2)

@@ -38,11 +38,7 @@ class Work(NamedTuple):
     calls: dict[str, float]  # to libraries, by target
     collectives: dict[str, tuple[float, float]]  # number and bytes of results, by kind
 
-    def __add__(self, other: object) -> Work:
-        assert isinstance(other, Work)
-        return self.plus(other, 1)
-
-    def plus(self, other: Work, times: float) -> Work:
+    def plus(self, other: Work, times: float = 1) -> Work:
         """This work and ``times`` that of ``other``."""
         calls = collections.Counter(self.calls)
         for name, count in other.calls.items():
@@ -113,7 +109,7 @@ def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]])
                 total = total.plus(_work(inner, computations), int(trips[1]) if trips else 1)
         elif one.opcode in ("call", "conditional", "async-start"):
             for inner in called:
-                total = total + _work(inner, computations)
+                total = total.plus(_work(inner, computations))
         else:
             operands = sum(size_of(shapes.get(name, "")) for name in one.operands)
             fused = one.opcode == "fusion" and called
@@ -125,7 +121,7 @@ def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]])
             reached = kind if kind in COLLECTIVES else inner_kind
             size = size_of(one.shape) / (2 if one.opcode.endswith("-start") else 1)
             exchanged = {} if reached is None else {reached: (1.0, size)}
-            total = total + Work(moved, 1, dict(calls), exchanged)
+            total = total.plus(Work(moved, 1, dict(calls), exchanged))
     return total
 
 

@@ -20,13 +20,13 @@ from jaxnn.parallel import (
     DATA,
     STRATEGIES,
     Layout,
-    Strategy,
     check_divides,
     choose_devices,
     find_devices,
     find_strategy,
     make_mesh,
     parse_mesh,
+    strategy_for,
 )
 from jaxnn.plans._cards import Card, find_card, measured_card
 from jaxnn.plans._hlo import Work, work_of
@@ -173,7 +173,6 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     training step ...
     """
     options = engine.with_changes(options or PlanOptions(), changes)
-    engine.check_config(experiment.config)
     axes = parse_mesh(options.mesh) if options.mesh else {DATA: options.devices}
     if options.members > 1:
         axes = {engine.MEMBERS: 1, **axes}
@@ -188,10 +187,12 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
         card = find_card(options.device)
         found = list(topology(card, count))
         context = tracing_for(found[0])
-    layout = Layout(_strategy(options.strategy, card), make_mesh(found, axes), abstract=True)
+    strategy = find_strategy(options.strategy)
+    if strategy is STRATEGIES["auto"]:  # chooses by the memory of this card
+        strategy = strategy._replace(choose=lambda _, shapes: strategy_for(shapes, card.memory))
+    layout = Layout(strategy, make_mesh(found, axes), abstract=True)
+    splits = engine.load_data(experiment)
     check_divides(experiment.config.batch_size, layout.data_size)
-    splits = experiment.data(experiment.config)
-    engine.check_data(splits)
     with context:
         planned = _plan(experiment, splits, card, layout, options.members)
         return planned._replace(largest=_largest(planned, experiment, splits)) if options.largest else planned
@@ -218,14 +219,6 @@ def topology(card: Card, count: int) -> tuple[jax.Device, ...]:
         )
         raise ConfigError(f"JAX's compiler for GPUs cannot compile for {card.name}: {reason}{remedy}.") from error
     return tuple(found.devices)
-
-
-def _strategy(which: str | Strategy, card: Card) -> Strategy:
-    """The strategy, which chooses by the card's memory, if it does."""
-    strategy, data, fsdp = find_strategy(which), STRATEGIES["data"], STRATEGIES["fsdp"]
-    if strategy.choose is None:
-        return strategy
-    return strategy._replace(choose=lambda _, shapes: data if nbytes(shapes) <= 0.2 * card.memory else fsdp)
 
 
 def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layout, members: int) -> StepPlan:

@@ -163,13 +163,13 @@ class Run:
 
 def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> bool:
     """Whether the evaluation is not that of the record ``facts``; costs a trace."""
-    here, now = describe_devices(), trainer.fingerprint
+    here, programs = describe_devices(), trainer.programs
     if any(facts["devices"][name] != here[name] for name in ("backend", "versions")):
         return False  # they may decide what is traced
     if (first := facts.get("fingerprint_config")) is not None:  # of the member whose fingerprint its group has
         same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
-        now = engine.programs_of(same, trainer.splits).fingerprint()
-    return bool(facts["fingerprint"]["evaluation"] != now["evaluation"])
+        programs = engine.programs_of(same, trainer.splits)
+    return bool(facts["fingerprint"]["evaluation"] != programs.evaluation_fingerprint())
 
 
 def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
