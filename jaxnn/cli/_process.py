@@ -229,7 +229,7 @@ def exit_on_user_error(resumed: Path | None = None, *, owns_process: bool = Fals
             elif isinstance(error, BrokenPipeError):
                 reason = "standard output was closed, as by `head`."
             elif isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-                reason = f"memory ran out ({error}): make the batch or the model smaller."
+                reason = f"memory ran out ({error}): make the batch or the model smaller, or add --no-resident."
             else:  # a defect, or an exit that printed its reason
                 raise
             print(printable(f"error: {reason}", lines=False), file=sys.stderr)

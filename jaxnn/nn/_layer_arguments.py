@@ -29,6 +29,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
 _sharding: ContextVar[BatchSharding | None] = ContextVar("batch_sharding", default=None)
+_reasons: ContextVar[dict[str, None] | None] = ContextVar("reasons", default=None)
 
 
 def default_device() -> jax.Device:
@@ -61,6 +62,8 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
         found = next((name for name in order if obstacles.get(name) is None), None)
         if found is None:
             raise ConfigError(f"{operation} cannot be computed here: {'; '.join(map(str, obstacles.values()))}.")
+        if (reasons := _reasons.get()) is not None:
+            reasons |= {f"{operation} without {name}: {obstacles[name]}": None for name in order[: order.index(found)]}
         return found
     known = {name for names in preferred.values() for name in names}
     if given not in known:
@@ -68,6 +71,17 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
     if (obstacle := obstacles.get(given)) is not None:
         raise ConfigError(f"{operation} cannot use {given!r} here: {obstacle}; leave implementation out.")
     return given
+
+
+@contextlib.contextmanager
+def collect_reasons() -> Iterator[dict[str, None]]:
+    """Context that collects, of operations traced in it, why an implementation preferred on this device is not used."""
+    found: dict[str, None] = {}
+    token = _reasons.set(found)
+    try:
+        yield found
+    finally:
+        _reasons.reset(token)
 
 
 def scope(operation: str, chosen: str | Callable[..., Any]) -> Any:

@@ -22,22 +22,38 @@ class Card(NamedTuple):
     """A graphics card by its published figures; sizes in bytes, speeds per second, products without sparsity.
 
     A TOML file with these fields describes another: ``jn.plan(experiment, device="my_card.toml")``.
+
+    Attributes:
+        name: as the driver reports it.
+        capability: compute capability, such as ``9.0``.
+        cores: streaming multiprocessors.
+        clock_ghz: highest clock.
+        memory: in bytes.
+        bandwidth: of the memory.
+        l2: second-level cache.
+        shared_memory: per core.
+        fpus: float32 units per core.
+        threads: largest number per core.
+        float32: FLOP/s outside tensor cores.
+        tf32: FLOP/s of float32 products on tensor cores, ``float32`` if they have none.
+        half: FLOP/s of bfloat16 products, or float16 where the card has no bfloat16.
+        link: to other cards of a machine, one direction.
     """
 
-    name: str  # as the driver reports it
-    capability: str  # compute capability, such as ``9.0``
-    cores: int  # streaming multiprocessors
-    clock_ghz: float  # highest clock
+    name: str
+    capability: str
+    cores: int
+    clock_ghz: float
     memory: int
-    bandwidth: float  # of the memory
-    l2: int  # second-level cache
-    shared_memory: int  # per core
-    fpus: int  # float32 units per core
-    threads: int  # largest number per core
-    float32: float  # FLOP/s outside tensor cores
-    tf32: float  # FLOP/s of float32 products on tensor cores, ``float32`` if they have none
-    half: float  # FLOP/s of bfloat16 products, or float16 where the card has no bfloat16
-    link: float  # to other cards of a machine, one direction
+    bandwidth: float
+    l2: int
+    shared_memory: int
+    fpus: int
+    threads: int
+    float32: float
+    tf32: float
+    half: float
+    link: float
 
     def flops(self, dtype: str) -> float:
         """The highest FLOP/s of products in ``dtype``; XLA computes float32 products in TF32 by default."""

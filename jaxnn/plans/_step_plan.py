@@ -15,6 +15,7 @@ from jax.experimental import topologies
 
 from jaxnn import engine
 from jaxnn._compat import tracing_for
+from jaxnn.nn import collect_reasons
 from jaxnn.observe import Table, format_bytes, nbytes
 from jaxnn.parallel import (
     DATA,
@@ -55,6 +56,7 @@ class StepPlan(NamedTuple):
         flops: floating-point operations of the step's products on each card.
         dtype: of most products.
         implementations: of jaxnn's operations.
+        reasons: why an implementation that is preferred on this kind of device is not used.
         largest: the largest batch size that fits, if it was looked for.
     """
 
@@ -67,6 +69,7 @@ class StepPlan(NamedTuple):
     flops: float
     dtype: str
     implementations: Mapping[str, list[str]]
+    reasons: tuple[str, ...]
     largest: int | None
 
     @property
@@ -133,6 +136,7 @@ class StepPlan(NamedTuple):
             for name, text in (("collectives", collectives), ("library calls", calls), ("implementations", used))
             if text
         ]
+        rows += [("", reason) for reason in self.reasons]
         note = "Compiled, not measured: without workspaces of libraries, autotuning and buffers of communication."
         return Table(("training step", what), rows, [note])
 
@@ -227,7 +231,8 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layou
     resident = splits.train.examples is not None and sum(sizes) <= room
     num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
     programs = engine.programs_of(experiment, splits, resident=resident, layout=layout, num_seeds=num_seeds)
-    compiled: Any = programs.train(shape, 1, "plan")
+    with collect_reasons() as reasons:
+        compiled: Any = programs.train(shape, 1, "plan")
     dtypes, used = programs.product_dtypes, programs.implementations
     flops = members * programs.product_flops / layout.num_devices
     stats, state = compiled.memory_analysis(), programs.shapes
@@ -245,7 +250,7 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layou
     work = work_of(compiled.as_text())
     dtype = next(iter(dtypes), "float32").partition("*")[0]
     size = experiment.config.batch_size
-    return StepPlan(card, programs.layout, size, members, parts, work, flops, dtype, used, None)
+    return StepPlan(card, programs.layout, size, members, parts, work, flops, dtype, used, tuple(reasons), None)
 
 
 def _shard_bytes(tree: Any, shardings: Any) -> int:

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen
 
 import jaxnn as jn
 from jaxnn import engine
-from jaxnn.nn import Conv
+from jaxnn.nn import BatchNorm, Conv
 from jaxnn.observe import product_flops
 from jaxnn.parallel import SINGLE_DEVICE, make_layout
 from jaxnn.plans import CARDS, StepPlan, find_card, work_of
@@ -79,9 +80,9 @@ def test_work_counts_what_kernels_move() -> None:
 
 def test_bounds_are_those_of_the_card() -> None:
     card, work = CARDS["h100"], work_of(HLO)
-    plan = StepPlan(
-        card, SINGLE_DEVICE, 8, 1, {"parameters": 3 * 2**30, "temporaries": 2**30}, work, 1e12, "bfloat16", {}, 512
-    )
+    memory = {"parameters": 3 * 2**30, "temporaries": 2**30}
+    used, reasons = {"attention": ["xla"]}, ("attention without cudnn: it has no such mask",)
+    plan = StepPlan(card, SINGLE_DEVICE, 8, 1, memory, work, 1e12, "bfloat16", used, reasons, 512)
     assert plan.bounds["products"] == pytest.approx(1e12 / 989.4e12) and plan.bounds["launches"] == 9e-6
     assert plan.seconds == plan.bounds["products"] and plan.utilization == 1
     assert plan.peak_bytes == 2**32 and plan.fits
@@ -90,6 +91,8 @@ def test_bounds_are_those_of_the_card() -> None:
         "4.0 GiB of 59.3 GiB, 75 % of the card: it fits",
         "MFU 100%, limited by products",
         "512",
+        "attention xla",
+        *reasons,
     ):
         assert words in repr(plan)
     full = plan._replace(memory={"parameters": 70 * 2**30})
@@ -123,6 +126,11 @@ def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
     assert one.flops == 2 * two.flops == 2 * (2 * 8 * 3 * 3)
     assert one.fits and one.batch_size == 8 and one.seconds > 0 and one.layout.num_devices == 1
     assert two.layout.num_devices == 2 and "all-reduce" in two.work.collectives
+    assert one.reasons == ()
+    model = linen.Sequential([BatchNorm(use_running_average=False, force_float32_reductions=False), linen.Dense(3)])
+    normalized = jn.plan(tiny.experiment(batch_size=8, task=lambda config: jn.tasks.classification(model)))
+    assert normalized.implementations == {"normalization": ["xla"]}
+    assert normalized.reasons == ("normalization without custom_vjp: it always sums in float32 or wider",)
     many = jn.plan(experiment, members=4)
     assert many.memory["parameters"] == 4 * one.memory["parameters"] and many.flops == 4 * one.flops
 
