@@ -132,7 +132,7 @@ def supervised(
     ) -> tuple[dict[str, jax.Array], ModelState]:
         if not is_full(batch.mask):
             # Padding is replaced by zeros: a NaN there would reach the gradient as ``0 * NaN``.
-            inputs, targets = (_where(batch.mask, rows) for rows in batch[:2])
+            inputs, targets = jax.tree.map(lambda rows: _where(batch.mask, rows), tuple(batch[:2]))
             batch = Batch(inputs, targets, batch.mask)
         with use_batch_mask(batch.mask):
             outputs, updated = apply(params, state, batch.inputs, key)
@@ -159,7 +159,7 @@ def supervised(
         means = {name: total / count for name, total in sums.items()}
         return means.pop("loss"), (updated, means)
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
         sums, _ = sums_of(measures, params, model_state, batch, None)
         return {**sums, "count": jnp.sum(batch.mask)}
 
