@@ -2,6 +2,17 @@
 
 from jaxnn.tasks._classification import binary_classification, classification, next_token
 from jaxnn.tasks._contract import averaged_over, checked, checked_batch, checked_step, derived_metrics, sharded
+from jaxnn.tasks._parameters import freeze, lora, merge_lora
 from jaxnn.tasks._supervised import as_model, regression, supervised
 
-__all__ = ["averaged_over", "binary_classification", "classification", "next_token", "regression", "supervised"]
+__all__ = [
+    "averaged_over",
+    "binary_classification",
+    "classification",
+    "freeze",
+    "lora",
+    "merge_lora",
+    "next_token",
+    "regression",
+    "supervised",
+]
