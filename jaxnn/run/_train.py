@@ -90,7 +90,7 @@ def train(
 def _task_for(model: Any, splits: Splits) -> Task:
     targets = splits.train.targets
     if not hasattr(targets, "dtype"):
-        raise ConfigError("the targets are not one array, so train cannot tell the task: give one in place of the model.")
+        raise ConfigError("the targets are not one array, so the task is unknown: give one in place of the model.")
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         rows = np.asarray(targets)
         if rows.ndim == 2 and rows.shape[1] > 1 and np.isin(rows, (0, 1)).all() and (rows.sum(axis=1) == 1).all():
