@@ -2,7 +2,7 @@
 
 from jaxnn.optim import _schedules as schedules
 from jaxnn.optim._combinators import as_one, evaluation_params, with_accumulation, with_clipping, with_ema
-from jaxnn.optim._groups import is_decayed, layer_decay, with_rates
+from jaxnn.optim._parameter_groups import is_decayed, layer_decay, with_rates
 from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_gradient
 from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
 
