@@ -2,6 +2,7 @@
 
 from jaxnn.tasks._classification import binary_classification, classification, next_token
 from jaxnn.tasks._contract import averaged_over, checked, checked_batch, derived_metrics, sharded
-from jaxnn.tasks._supervised import as_model, regression, supervised
+from jaxnn.tasks._models import as_model
+from jaxnn.tasks._supervised import regression, supervised
 
 __all__ = ["averaged_over", "binary_classification", "classification", "next_token", "regression", "supervised"]

@@ -78,8 +78,9 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
 
 def checked_batch(batch: Batch) -> None:
     """Raises ConfigError unless the parts of ``batch`` have equally many examples."""
-    if len({batch.inputs.shape[:1], batch.targets.shape[:1], batch.mask.shape}) > 1:
-        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in batch._asdict().items())
+    rows = jax.tree.leaves((batch.inputs, batch.targets))
+    if len({batch.mask.shape, *(part.shape[:1] for part in rows)}) > 1:
+        shapes = ", ".join(f"{name} {jax.tree.map(jnp.shape, part)}" for name, part in batch._asdict().items())
         raise ConfigError(f"the parts of a batch must have one length, and a mask has one axis, not {shapes}.")
 
 

@@ -60,7 +60,8 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
 
     Such an id gives NaN, which looks like a diverged loss.
     """
-    if not jnp.issubdtype(batch.inputs.dtype, jnp.integer):
+    # Which of several inputs are token ids is unknown.
+    if not jnp.issubdtype(getattr(batch.inputs, "dtype", jnp.float32), jnp.integer):
         return jax.eval_shape(predict, params, model_state, batch.inputs)
     tables: list[tuple[str, int]] = []
 
