@@ -76,7 +76,7 @@ def _functions_of(model: Any) -> tuple[Init, Apply]:
         return _from_haiku(*model) if is_haiku else _from_pair(*model)
     with contextlib.suppress(TypeError, ValueError):  # no function, or one without a signature
         # Metaclasses of libraries hide the signature of a class.
-        parameters = inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters  # type: ignore[misc]
+        parameters = inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters
         if name := next((name for name in ("rngs", "key") if name in parameters), None):
             return _from_factory(model, name, parameters)
     raise ConfigError(
