@@ -5,4 +5,12 @@ from jaxnn.tasks._contract import averaged_over, checked, checked_batch, derived
 from jaxnn.tasks._models import as_model
 from jaxnn.tasks._supervised import regression, supervised
 
-__all__ = ["averaged_over", "binary_classification", "classification", "next_token", "regression", "supervised"]
+__all__ = [
+    "as_model",
+    "averaged_over",
+    "binary_classification",
+    "classification",
+    "next_token",
+    "regression",
+    "supervised",
+]

@@ -43,6 +43,15 @@ def as_model(model: Any, policy: Policy | None = None) -> tuple[Init, Apply]:
       ``apply`` may also take ``key``, None in evaluation.
 
     An instance starts from its own arrays, whatever the seed; a factory draws them from it.
+
+    >>> init, apply = jn.tasks.as_model(jn.models.MLP((8, 10)))
+    >>> params, model_state = init(jax.random.key(0), batch.inputs)
+    >>> apply(params, model_state, batch.inputs, None).outputs.shape  # a key in place of None: training
+    (32, 10)
+
+    Returns:
+        ``init(key, inputs) -> (params, model_state)``, dicts of arrays, and ``apply(params, model_state, inputs, key)
+        -> (outputs, model_state, sown_loss)``.
     """
     plain_init, plain_apply = _functions_of(model)
     if policy is None:
@@ -69,16 +78,19 @@ def _functions_of(model: Any) -> tuple[Init, Apply]:
     if library == "flax.nnx":
         return from_nnx(lambda key: model)
     if is_module_tree(model):
-        return from_tree(lambda key: model, is_factory=False)
+        # A copy, since a `State` of Equinox can be used once.
+        leaves, tree = jax.tree.flatten(model)
+        return from_tree(lambda key: jax.tree.unflatten(tree, leaves), is_factory=False)
     if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
-        parameters = inspect.signature(model[1]).parameters
-        is_haiku = "rng" in parameters or any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+        taken = inspect.signature(model[1]).parameters
+        is_haiku = "rng" in taken or any(p.kind is p.VAR_POSITIONAL for p in taken.values())
         return _from_haiku(*model) if is_haiku else _from_pair(*model)
+    parameters: Mapping[str, inspect.Parameter] = {}
     with contextlib.suppress(TypeError, ValueError):  # no function, or one without a signature
         # Metaclasses of libraries hide the signature of a class.
         parameters = inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters
-        if name := next((name for name in ("rngs", "key") if name in parameters), None):
-            return _from_factory(model, name, parameters)
+    if name := next((name for name in ("rngs", "key") if name in parameters), None):
+        return _from_factory(model, name, parameters)
     raise ConfigError(
         "a model must be a Flax Linen module, a Flax NNX module or a factory lambda rngs: Net(rngs=rngs), an Equinox "
         "module or another pytree with __call__ or a factory lambda key: Net(key=key), a Haiku transform, or a pair "

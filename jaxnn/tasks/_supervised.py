@@ -30,7 +30,7 @@ def supervised(
     >>> task = jn.tasks.supervised(jn.models.MLP((8, 1)), objective=huber, measures={"loss": huber})
 
     Args:
-        model: of Flax Linen or NNX, Equinox, Haiku, a pytree or an ``(init, apply)`` pair; see "Models from elsewhere".
+        model: of Flax Linen or NNX, Equinox, Haiku, a pytree or an ``(init, apply)`` pair: see `as_model`.
         objective: ``(outputs [batch, ...], targets [batch, ...]) -> [batch]``, to be minimised. Inputs and targets may
             be trees of arrays, and targets None. What a Linen module sows into ``losses`` is added to the mean, and is
             the metric ``sown_loss`` of a training step.
