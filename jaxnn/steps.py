@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,22 +11,26 @@ import numpy as np
 import optax
 
 from jaxnn.nn import unbox
-from jaxnn.optim import apply_updates, evaluation_params
+from jaxnn.optim import apply_updates, as_one, evaluation_params
 from jaxnn.tasks import checked, checked_batch
 from jaxnn.types import Array, Batch, Metrics, Params, PyTree, Task, TrainState
 
 __all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_train_step"]
 
+type Optimizer = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
-def init_train_state(task: Task, optimizer: optax.GradientTransformation, key: jax.Array, batch: Batch) -> TrainState:
+def init_train_state(
+    task: Task, optimizer: Optimizer, key: jax.Array, batch: Batch, given: Mapping[str, Array] | None = None
+) -> TrainState:
     """Returns the state before the first step; pure, so it may be compiled, mapped over keys, or created sharded.
 
-    ``optimizer`` is any Optax optimizer, ``key`` a typed PRNG key ``[]``, such as ``jax.random.key(seed)``, and
-    ``batch`` one batch, whose shapes and dtypes decide those of the parameters. The state holds plain arrays, also if
-    the model names the axes of its parameters (`nn.partitioned`). ConfigError if the task's ``init`` does not return
-    what `Task.init` must.
+    ``optimizer`` is any Optax optimizer, or a dict of them by top-level names of the parameters; ``key`` is a typed
+    PRNG key ``[]``, such as ``jax.random.key(seed)``, and ``batch`` one batch, whose shapes and dtypes decide those of
+    the parameters. ``given`` are arrays to take in place of drawn ones, by path, such as ``params/Dense_0/kernel``. The
+    state holds plain arrays, also if the model names the axes of its parameters (`nn.partitioned`). ConfigError if the
+    task's ``init`` does not return what `Task.init` must.
 
     >>> task, optimizer = jn.tasks.classification(jn.models.MLP((8, 10))), optax.adam(1e-3)
     >>> state = jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch)
@@ -35,11 +39,18 @@ def init_train_state(task: Task, optimizer: optax.GradientTransformation, key: j
     """
     init_key, step_key = jax.random.split(key)
     params, model_state = unbox(checked(task).init(init_key, batch))
-    return TrainState(jnp.int32(0), params, model_state, optimizer.init(params), step_key)
+
+    def take(path: Any, leaf: jax.Array) -> jax.Array:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return jnp.asarray(given[name], leaf.dtype) if given and name in given else leaf
+
+    parts = jax.tree.map_with_path(take, {"params": params, "model_state": model_state})
+    params, model_state = parts["params"], parts["model_state"]
+    return TrainState(jnp.int32(0), params, model_state, as_one(optimizer).init(params), step_key)
 
 
 def make_train_step(
-    task: Task, optimizer: optax.GradientTransformation, *, value_and_grad: Callable[..., Any] = jax.value_and_grad
+    task: Task, optimizer: Optimizer, *, value_and_grad: Callable[..., Any] = jax.value_and_grad
 ) -> TrainStep:
     """Returns a pure ``step(state, batch) -> (state, metrics)`` with the shape of ``jax.lax.scan``.
 
@@ -60,7 +71,7 @@ def make_train_step(
     ['accuracy', 'loss']
     """
     task = checked(task)
-    optimizer = optax.with_extra_args_support(optimizer)
+    update = optax.with_extra_args_support(as_one(optimizer)).update
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         checked_batch(batch)
@@ -71,7 +82,7 @@ def make_train_step(
 
         loss_and_gradient = value_and_grad(task.loss, has_aux=True)
         (loss, (model_state, metrics)), gradient = loss_and_gradient(state.params, state.model_state, batch, key)
-        updates, opt_state = optimizer.update(
+        updates, opt_state = update(
             gradient, state.opt_state, state.params, value=loss, grad=gradient, value_fn=value_fn
         )
         params = apply_updates(state.params, updates)
@@ -80,8 +91,10 @@ def make_train_step(
     return step
 
 
-def make_evaluate_step(task: Task) -> Callable[[TrainState, Batch], Metrics]:
-    """Returns a pure ``evaluate(state, batch) -> sums``; it uses averaged parameters if the optimizer keeps them.
+def make_evaluate_step(task: Task) -> Callable[..., Metrics]:
+    """Returns a pure ``evaluate(state, batch, key) -> sums``; it uses averaged parameters if the optimizer keeps them.
+
+    The key, for losses that are sampled, is by default that of the state.
 
     Raises:
         ConfigError: when traced, an evaluation that does not return what `Task.evaluate` must.
@@ -93,15 +106,15 @@ def make_evaluate_step(task: Task) -> Callable[[TrainState, Batch], Metrics]:
     """
     task = checked(task)
 
-    def evaluate(state: TrainState, batch: Batch) -> Metrics:
+    def evaluate(state: TrainState, batch: Batch, key: jax.Array | None = None) -> Metrics:
         checked_batch(batch)
         params = evaluation_params(state.params, state.opt_state)
-        return task.evaluate(params, state.model_state, batch)
+        return task.evaluate(params, state.model_state, batch, state.key if key is None else key)
 
     return evaluate
 
 
-def make_predict_step(task: Task) -> Callable[[TrainState, Array], Any]:
+def make_predict_step(task: Task) -> Callable[[TrainState, PyTree], Any]:
     """Returns a pure ``predict(state, inputs [batch, ...]) -> outputs``, with the parameters that are evaluated.
 
     >>> predict = jn.steps.make_predict_step(jn.tasks.classification(jn.models.MLP((8, 10))))
@@ -109,7 +122,7 @@ def make_predict_step(task: Task) -> Callable[[TrainState, Array], Any]:
     (32, 10)
     """
 
-    def predict(state: TrainState, inputs: Array) -> Any:
+    def predict(state: TrainState, inputs: PyTree) -> Any:
         params = evaluation_params(state.params, state.opt_state)
         return task.predict(params, state.model_state, inputs)
 

@@ -74,8 +74,8 @@ class Batch(NamedTuple):
     """Examples of one step.
 
     Attributes:
-        inputs: ``[batch, ...]``.
-        targets: ``[batch, ...]``: integer labels ``[batch]`` to classify, floats to regress.
+        inputs: ``[batch, ...]``: an array, or a pytree of arrays such as ``{"image": …, "text": …}``.
+        targets: the same, or None: integer labels ``[batch]`` to classify, floats to regress.
         mask: ``[batch]`` float32: 1.0 for an example, 0.0 for padding, which must not count. Losses, metrics and
             ``nn.BatchNorm`` leave it out; another layer that computes across the batch, such as Flax's BatchNorm, must
             call ``nn.batch_mask()``. Batches of a run are full in training, padded in evaluation.
@@ -83,8 +83,8 @@ class Batch(NamedTuple):
     >>> batch = jn.Batch(np.zeros((4, 64), np.float32), np.arange(4), mask=np.ones(4, np.float32))
     """
 
-    inputs: Array
-    targets: Array
+    inputs: PyTree
+    targets: PyTree
     mask: Array
 
 
@@ -115,8 +115,9 @@ class Task(NamedTuple):
     Attributes:
         init: ``(key, batch) -> (params, model_state)``.
         loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means.
-        evaluate: ``(params, model_state, batch) -> sums``: masked sums of each metric over the batch, numbers or
-            arrays, and their ``count``, the divisor of the sums, such as ``batch.mask.sum()``.
+        evaluate: ``(params, model_state, batch, key) -> sums``: masked sums of each metric over the batch, numbers or
+            arrays, and their ``count``, the divisor of the sums, such as ``batch.mask.sum()``. The key is for losses
+            that are sampled; it is that of the batch, the same in each evaluation.
         predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything.
         derive_metrics: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported;
             called on the host for one run, or one member of a sweep, at a time. It may add other metrics, such as a
@@ -131,8 +132,8 @@ class Task(NamedTuple):
 
     init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
     loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
-    evaluate: Callable[[Params, ModelState, Batch], Metrics]
-    predict: Callable[[Params, ModelState, Array], Any]
+    evaluate: Callable[[Params, ModelState, Batch, jax.Array], Metrics]
+    predict: Callable[[Params, ModelState, PyTree], Any]
     derive_metrics: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
 
@@ -140,8 +141,23 @@ class Task(NamedTuple):
 class Examples(NamedTuple):
     """All examples of one split, put on the device once."""
 
-    inputs: Array  # ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time
-    targets: Array  # ``[examples, ...]``
+    inputs: PyTree  # ``[examples, ...]``; ``uint8`` stays ``uint8`` and is scaled to 0…1 a batch at a time
+    targets: PyTree  # ``[examples, ...]``, or None
+
+
+ENDLESS = 2**31 - 1
+"""The number of examples of a source that generates them."""
+
+
+def shapes_of(examples: PyTree) -> str:
+    """Dtypes and shapes of an example, as ``float32 [64]`` or ``{image: uint8 [28, 28, 1], text: int32 [12]}``."""
+    named = jax.tree.leaves_with_path(examples)
+    one = {
+        jax.tree_util.keystr(path, simple=True, separator="."): f"{x.dtype} {list(x.shape[1:])}" for path, x in named
+    }
+    if not named or named[0][0] == ():
+        return next(iter(one.values()), "none")
+    return "{" + ", ".join(f"{name}: {shape}" for name, shape in one.items()) + "}"
 
 
 class Source(Protocol):
@@ -153,11 +169,11 @@ class Source(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """The number of examples in the split."""
+        """The number of examples in the split; `ENDLESS` if they are generated."""
 
     @property
-    def targets(self) -> Array:
-        """All targets ``[examples, ...]``, on the host."""
+    def targets(self) -> PyTree:
+        """All targets ``[examples, ...]``, on the host, or None."""
 
     def read(self, indices: np.ndarray) -> Examples:
         """The examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
@@ -200,9 +216,12 @@ class Splits(NamedTuple):
     class_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        parts = [f"{source.num_examples:,} {name}" for name, source in self.named().items()]
-        inputs = self.train.examples and self.train.examples.inputs
-        parts.append("streamed" if inputs is None else f"inputs {inputs.dtype} {list(inputs.shape[1:])}")
+        counts = {name: source.num_examples for name, source in self.named().items()}
+        parts = [f"{name} generated" if n == ENDLESS else f"{n:,} {name}" for name, n in counts.items()]
+        if self.train.examples is None:
+            parts.append("streamed")
+        elif jax.tree.leaves(self.train.examples):
+            parts.append(f"inputs {shapes_of(self.train.examples.inputs)}")
         parts += [f"{len(self.class_names):,} classes"] if self.class_names else []
         return f"Splits({self.name}: {', '.join(parts)})"
 
@@ -219,13 +238,21 @@ class Splits(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment[Config]:
-    """An experiment as a value: a config and three functions of it.
+    """An experiment as a value: a config and functions of it.
 
     Attributes:
         config: a frozen dataclass with at least ``batch_size``, ``num_steps`` and ``seed``.
-        data: ``config -> Splits``; called outside the compiled program, once.
+        data: ``config -> Splits``; called outside the compiled program, once. None: the task needs no data.
         task: ``config -> Task``; called inside the compiled program, where float fields may be tracers.
-        optimizer: ``config -> optax.GradientTransformation``; likewise.
+        optimizer: ``config -> optax.GradientTransformation``; likewise. Or a dict of them, by the name of the part of
+            the parameters that each one updates, such as ``{"generator": …, "discriminator": …}``.
+        step: ``(task, optimizer) -> step``, a training step of the experiment's own: ``step(state, batch) -> (state,
+            metrics)``, a pure function whose metrics are numbers, ``loss`` among them. The engine counts the steps:
+            state and key are otherwise the step's own. None: `steps.make_train_step`.
+        params: ``config -> values`` to start from, in place of those that the task draws: nested dicts of arrays, as
+            ``jn.open_run(path).state.params`` or of a file, matched with the task's by path, or a `TrainState`, whose
+            ``model_state`` is taken too. Arrays that the task has and the values lack are drawn as usual; the report
+            says which. None: all are drawn. Called once, outside the compiled program.
 
     >>> experiment = jn.Experiment(
     ...     experiment.config,  # a frozen dataclass of the user
@@ -236,9 +263,11 @@ class Experiment[Config]:
     """
 
     config: Config
-    data: Callable[[Config], Splits]
+    data: Callable[[Config], Splits] | None
     task: Callable[[Config], Task]
-    optimizer: Callable[[Config], optax.GradientTransformation]
+    optimizer: Callable[[Config], optax.GradientTransformation | Mapping[str, optax.GradientTransformation]]
+    step: Callable[[Task, Any], Callable[[TrainState, Batch], tuple[TrainState, Metrics]]] | None = None
+    params: Callable[[Config], PyTree] | None = None
 
     def __post_init__(self) -> None:
         if not dataclasses.is_dataclass(self.config) or isinstance(self.config, type):
@@ -246,8 +275,9 @@ class Experiment[Config]:
                 f"an experiment's config must be an instance of a dataclass, not {self.config!r}: "
                 "decorate its class with @dataclasses.dataclass(frozen=True) and pass Config()."
             )
-        for name in ("data", "task", "optimizer"):
-            if not callable(value := getattr(self, name)):
+        for name in ("data", "task", "optimizer", "step", "params"):
+            value = getattr(self, name)
+            if not callable(value) and not (value is None and name in ("data", "step", "params")):
                 raise ConfigError(
                     f"an experiment's {name} must be a function of its config, not a {type(value).__name__}: pass "
                     "lambda config: ..., because each config has its own."

@@ -45,7 +45,7 @@ def _all_of(task: Task, batch: Batch) -> Any:
             params, model_state = task.init(KEY, batch)
             graded = jax.value_and_grad(task.loss, has_aux=True)
             (loss, (_, metrics)), gradient = graded(params, model_state, batch, KEY)
-            return {"loss": loss, **metrics}, task.evaluate(params, model_state, batch), gradient
+            return {"loss": loss, **metrics}, task.evaluate(params, model_state, batch, KEY), gradient
 
         *numbers, gradient = jax.device_get(jax.jit(compute)())
         _last = task, batch, (*({name: float(value) for name, value in each.items()} for each in numbers), gradient)

@@ -47,7 +47,14 @@ MODEL = (init, apply)
 
 
 def experiment(
-    *, data: Any = None, model: Any = None, task: Any = None, optimizer: Any = None, **fields: Any
+    *,
+    data: Any = None,
+    model: Any = None,
+    task: Any = None,
+    optimizer: Any = None,
+    step: Any = None,
+    params: Any = None,
+    **fields: Any,
 ) -> jn.Experiment[Config]:
     """The linear classifier trained by SGD on points, with other parts where they are given."""
     return jn.Experiment(
@@ -55,6 +62,8 @@ def experiment(
         data=lambda config: data or splits(),
         task=task or (lambda config: jn.tasks.classification(model or MODEL)),
         optimizer=optimizer or (lambda config: optax.sgd(config.learning_rate, momentum=0.9)),
+        step=step,
+        params=params,
     )
 
 

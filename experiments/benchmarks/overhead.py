@@ -21,6 +21,7 @@ import optax
 
 import jaxnn as jn
 from jaxnn.bench import interleaved, quantity, ratios
+from jaxnn.engine import load_data
 from jaxnn.types import Examples
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -38,7 +39,7 @@ def hand_written(experiment: jn.Experiment) -> tuple[Callable[[], float], Callab
     mean loss and accuracy.
     """
     config = experiment.config
-    source = experiment.data(config).train
+    source = load_data(experiment).train
     model, tx = experiment.task(config), experiment.optimizer(config)
     per_epoch = source.num_examples // config.batch_size
     num_epochs = max(1, config.num_steps // per_epoch)

@@ -35,7 +35,7 @@ from sweep_contenders import Measure, Measured, first_losses, fitted, looped, op
 from sweep_networks import NETWORKS, Network
 
 from jaxnn.bench import describe_machine, interleaved, ratios
-from jaxnn.engine import member_state
+from jaxnn.engine import load_data, member_state
 from jaxnn.observe import text_table
 from jaxnn.run import format_rate
 
@@ -124,7 +124,7 @@ def in_torch(processes: list[TorchProcess]) -> Measure:
 def write_problem(name: str, network: Network, folder: Path) -> None:
     """Writes the files that PyTorch reads: data, the first member's weights, and the order of its first steps."""
     experiment = network.experiment
-    config, source = experiment.config, experiment.data(experiment.config).train
+    config, source = experiment.config, load_data(experiment).train
     inputs, targets = source.read(np.arange(source.num_examples))
     # Bytes are scaled to floats, as jaxnn does per batch.
     np.save(folder / "inputs.npy", inputs if inputs.dtype == np.float32 else np.float32(inputs) / 255)

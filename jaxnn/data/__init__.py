@@ -10,12 +10,25 @@ from jaxnn.data._arrays import (
     split_off_validation,
     standardize,
 )
-from jaxnn.data._augmentation import compose, cutout, random_flip, random_shift, with_augmentation
+from jaxnn.data._augmentation import (
+    color_jitter,
+    compose,
+    cutmix,
+    cutout,
+    mixup,
+    random_flip,
+    random_resized_crop,
+    random_rotation,
+    random_shift,
+    views,
+    with_augmentation,
+)
 from jaxnn.data._files import data_dir, fetch
 from jaxnn.data._image_folder import cats_vs_dogs, image_folder, read_image
 from jaxnn.data._image_sets import cifar10, fashion_mnist, mnist, read_idx
 from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
 from jaxnn.data._sklearn_sets import breast_cancer, diabetes, digits, iris, linnerud, wine
+from jaxnn.data._sources import generated, in_order, iterable, mixture, pad_sequences, without_data
 from jaxnn.data._stream import StreamSource, stream
 from jaxnn.data.text._text_sets import imdb, text_arrays, text_folder, vocabulary
 from jaxnn.data.text._text_tables import ag_news, read_csv, read_tsv, sms_spam
@@ -34,19 +47,29 @@ __all__ = [
     "cats_vs_dogs",
     "char_corpus",
     "cifar10",
+    "color_jitter",
     "compose",
+    "cutmix",
     "cutout",
     "data_dir",
     "diabetes",
     "digits",
     "fashion_mnist",
+    "generated",
     "image_folder",
     "imdb",
+    "in_order",
     "iris",
+    "iterable",
     "linnerud",
+    "mixture",
+    "mixup",
     "mnist",
+    "pad_sequences",
     "ptb",
     "random_flip",
+    "random_resized_crop",
+    "random_rotation",
     "random_shift",
     "read_csv",
     "read_idx",
@@ -58,6 +81,7 @@ __all__ = [
     "stream",
     "text_arrays",
     "text_folder",
+    "views",
     "vocabulary",
     "wine",
     "with_augmentation",

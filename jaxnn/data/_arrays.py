@@ -10,12 +10,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxnn.data._examples import (
+    as_examples,
+    check_alike,
+    check_label_range,
+    given_splits,
+    is_integers,
+    num_rows,
+    resolve_num_classes,
+)
 from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
-from jaxnn.types import Array, Batch, DataError, Examples, Source, Splits, check_int
+from jaxnn.types import (
+    ENDLESS,
+    Array,
+    Batch,
+    ConfigError,
+    DataError,
+    Examples,
+    PyTree,
+    Source,
+    Splits,
+    check_int,
+    shapes_of,
+)
 
-_INT32 = np.iinfo(np.int32)
-
-type Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
+type Augmentation = Callable[[jax.Array, Batch], Batch]
 
 
 class IndexedSource:
@@ -37,21 +56,23 @@ class IndexedSource:
 
         uint8 inputs become float32 in 0…1. ``mask=None`` is a NumPy array of ones, so that models see it is constant.
         """
-        inputs, targets = (jnp.asarray(array) for array in examples)
-        if inputs.dtype == jnp.uint8:
-            inputs = inputs.astype(jnp.float32) / 255
-        return Batch(inputs, targets, np.ones(inputs.shape[:1], np.float32) if mask is None else mask)
+        inputs, targets = jax.tree.map(jnp.asarray, (examples.inputs, examples.targets))
+        inputs = jax.tree.map(lambda x: x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x, inputs)
+        return Batch(inputs, targets, np.ones(num_rows(inputs), np.float32) if mask is None else mask)
 
     def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
         """Returns the rows of ``examples`` at ``indices [batch]`` as a batch; an index out of range is clipped."""
-        rows = (jnp.take(array, indices, axis=0, mode="clip") for array in examples)
-        return self.as_batch(Examples(*rows), mask)
+        return self.as_batch(jax.tree.map(lambda array: jnp.take(array, indices, axis=0, mode="clip"), examples), mask)
 
     def transform(self, batch: Batch, key: jax.Array) -> Batch:
-        """Returns the batch with augmented inputs, or the batch itself if there is no augmentation."""
-        if self.augment is None:
-            return batch
-        return batch._replace(inputs=self.augment(key, jnp.asarray(batch.inputs)))
+        """Returns the augmented batch, or the batch itself if there is no augmentation."""
+        changed = batch if self.augment is None else self.augment(key, batch)
+        if not isinstance(changed, Batch):
+            raise ConfigError(
+                f"an augmentation returned a {type(changed).__name__}: it must be a function (key, batch) -> batch, "
+                "such as lambda key, batch: batch._replace(inputs=2 * batch.inputs)."
+            )
+        return changed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,25 +86,26 @@ class ArraySource(IndexedSource):
     """
 
     examples: Examples = dataclasses.field(repr=False)  # the split's arrays, on the host
-    augment: Augmentation | None = None  # ``(key, inputs [batch, ...]) -> inputs``, for training batches
+    augment: Augmentation | None = None  # for training batches
 
     @property
     def num_examples(self) -> int:
         """Number of examples of the split."""
-        return int(self.examples.targets.shape[0])
+        return num_rows(self.examples)
 
     @property
-    def targets(self) -> Array:
-        """All targets ``[examples, ...]``, on the host."""
+    def targets(self) -> PyTree:
+        """All targets ``[examples, ...]``, on the host, or None."""
         return self.examples.targets
 
     def read(self, indices: np.ndarray) -> Examples:
         """Returns the examples at ``indices [n]``, on the host: ``[n, ...]`` each."""
-        return Examples(*(np.asarray(rows)[indices] for rows in self.examples))
+        rows: Examples = jax.tree.map(lambda array: np.asarray(array)[indices], self.examples)
+        return rows
 
     def fingerprint(self, digest: Any) -> None:
         """Updates ``digest``, a ``hashlib`` object, with every example."""
-        for array in map(np.ascontiguousarray, self.examples):
+        for array in map(np.ascontiguousarray, jax.tree.leaves(self.examples)):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(array.data.cast("B") if array.size else b"")
 
@@ -113,6 +135,14 @@ def arrays(
     to 0…1 a batch at a time; other integers become int32 and keep their values (tokens); floats become float32;
     booleans float32 as inputs and int32 as targets. Arrays that need no conversion are not copied.
 
+    Inputs and targets may also be dicts, or nested dicts and tuples, of such arrays: images beside texts, or weights,
+    lengths and masks of examples. A split that is an array or a dict, and no pair, has inputs alone; ``batch.targets``
+    is then None.
+
+    >>> images, texts = np.zeros((8, 4, 4, 1), np.uint8), np.ones((8, 5), int)
+    >>> jn.data.arrays(train={"image": images, "text": texts})
+    Splits(arrays: 8 train, inputs {image: uint8 [4, 4, 1], text: int32 [5]})
+
     A numeric CSV file is read by NumPy; `standardize` scales its columns:
 
     >>> _ = Path("table.csv").write_text("length,width,kind\n1.5,2.5,0\n3.0,2.0,1\n2.0,4.0,1\n")
@@ -122,40 +152,24 @@ def arrays(
 
     ``validation`` is evaluated during training. ``num_classes`` is by default the number of ``class_names``; without
     either, integer targets may have any value here, and the task checks them. Raises DataError for a split that is not
-    a pair of arrays of numbers, a masked array, different lengths, an empty split, NaN or infinity, an integer beyond
+    of arrays of numbers, a masked array, different lengths, an empty split, NaN or infinity, an integer beyond
     int32, a label out of range, or splits that differ in shape or dtype.
     """
     known = resolve_num_classes(class_names, num_classes)
     pairs = given_splits(train, test, validation)
     examples = {split: as_examples(split, pair) for split, pair in pairs.items()}
-    for split, (inputs, targets) in examples.items():
-        for field, array, model in zip(Examples._fields, (inputs, targets), examples["train"], strict=True):
-            check_like(f"each of the {field} of {split}", array[0], "each of those of train", model[0])
-        if known and np.issubdtype(targets.dtype, np.integer):
-            check_label_range(split, np.asarray(targets), known)
+    for split, one in examples.items():
+        first, of_train = (jax.tree.map(lambda array: array[0], which) for which in (one, examples["train"]))
+        check_alike(f"each of the {{field}} of {split}", first, "each of those of train", of_train)
+        if known and is_integers(one.targets):
+            check_label_range(split, np.asarray(one.targets), known)
         elif known:
             raise DataError(
-                f"the targets of {split} are {targets.dtype} of shape {targets.shape[1:]} per example, but there are "
-                f"{known} classes: give integer labels (for one-hot rows targets.argmax(axis=-1)) or omit the classes."
+                f"the targets of {split} are {shapes_of(one.targets)} per example, but there are {known} classes: give "
+                "integer labels (for one-hot rows targets.argmax(axis=-1)) or omit the classes."
             )
     sources = {split: ArraySource(arrays) for split, arrays in examples.items()}
     return Splits(**sources, name=name, class_names=tuple(class_names))
-
-
-def given_splits(train: Any, test: Any, validation: Any) -> dict[str, Any]:
-    """Returns ``train``, and the other splits that are not None, by name; later checks refuse a ``train`` of None."""
-    given = {"train": train, "validation": validation, "test": test}
-    return {split: value for split, value in given.items() if value is not None or split == "train"}
-
-
-def resolve_num_classes(class_names: Sequence[str], num_classes: int | None) -> int | None:
-    """Returns the number of classes, or None if neither argument gives it; DataError if they differ."""
-    if num_classes is None:
-        return len(class_names) or None
-    check_int("num_classes", num_classes)
-    if class_names and len(class_names) != num_classes:
-        raise DataError(f"{len(class_names)} class_names but num_classes is {num_classes}: give one name per class.")
-    return num_classes
 
 
 def split_off_validation(
@@ -219,9 +233,10 @@ def standardize(splits: Splits) -> Splits:
     >>> splits.train.examples.inputs.tolist()
     [[-1.0], [1.0]]
     """
-    inputs = np.asarray(array_source(splits.train).examples.inputs)
-    if not np.issubdtype(inputs.dtype, np.floating):
-        raise DataError(f"inputs of dtype {inputs.dtype} cannot be standardized: give float inputs to arrays().")
+    inputs = array_source(splits.train).examples.inputs
+    if not np.issubdtype(getattr(inputs, "dtype", int), np.floating):
+        raise DataError(f"inputs {shapes_of(inputs)} cannot be standardized: give one array of floats to arrays().")
+    inputs = np.asarray(inputs)
     mean = inputs.mean(axis=0, dtype=np.float64)
     deviation = inputs.std(axis=0, dtype=np.float64)
     varies = inputs.max(axis=0) > inputs.min(axis=0)
@@ -252,91 +267,14 @@ def check_batch_size(source: Source, batch_size: int) -> None:
 def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:
     """Raises DataError for a target that is neither a label below ``num_classes`` nor ``ignore``."""
     for split, source in splits.named().items():
-        targets = np.asarray(source.targets)
-        if not np.issubdtype(targets.dtype, np.integer):
+        if source.num_examples == ENDLESS:
+            continue
+        if not is_integers(source.targets):
             raise DataError(
-                f"the targets of {split} are {targets.dtype}, but classification needs integer labels: convert them, "
-                "or use jn.tasks.regression."
+                f"the targets of {split} are {shapes_of(source.targets)}, but classification needs integer labels: "
+                "convert them, or use jn.tasks.regression."
             )
+        targets = np.asarray(source.targets)
         if ignore is not None:
             targets = np.where(targets == ignore, 0, targets)
         check_label_range(split, targets, num_classes, may_ignore=False)
-
-
-def as_examples(split: str, pair: Any) -> Examples:
-    """Returns a pair of array-likes as checked arrays, see `model_array`; ``split`` is for messages."""
-    check_pair(split, pair, "(inputs, targets)", f"write {split}=(inputs, targets)")
-    inputs = model_array(f"{split} inputs", pair[0], is_input=True, has_examples=True)
-    targets = model_array(f"{split} targets", pair[1], is_input=False, has_examples=True)
-    if len(inputs) != len(targets):
-        raise DataError(f"{split} has {len(inputs)} inputs but {len(targets)} targets: give one target for each input.")
-    return Examples(inputs, targets)
-
-
-def model_array(where: str, value: Any, *, is_input: bool, has_examples: bool = False) -> np.ndarray:
-    """Returns ``value`` as a checked array with a dtype as of `arrays`, with ``has_examples`` along its first axis."""
-    if isinstance(value, np.ma.MaskedArray):
-        raise DataError(f"{where}: a masked array, whose mask would be ignored; drop masked examples or fill them in.")
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{where}: a {type(value).__name__}, not one array; give examples of one shape.") from error
-    if has_examples and array.ndim == 0:
-        raise DataError(f"{where}: one {type(value).__name__}, not an array [examples, ...].")
-    if has_examples and array.size == 0:
-        raise DataError(f"{where}: empty, of shape {array.shape}; give at least one example.")
-    if array.dtype == np.bool_:
-        return array.astype(np.float32 if is_input else np.int32)
-    if array.dtype == np.uint8 and is_input:
-        return array
-    if jnp.issubdtype(array.dtype, np.integer):
-        bad = (array < _INT32.min) | (array > _INT32.max)
-        array = array.astype(np.int32, copy=False)
-        found, fix = "an integer beyond int32", "renumber, or give floats"
-    elif jnp.issubdtype(array.dtype, np.floating):
-        with np.errstate(over="ignore"):
-            array = array.astype(np.float32, copy=False)
-        bad = ~np.isfinite(array)
-        found, fix = "NaN or infinity (as float32)", "remove or replace these values"
-    else:
-        raise DataError(f"{where}: dtype {array.dtype}; encode it as numbers first.")
-    if bad.any():
-        if has_examples:
-            rows = bad.reshape(len(bad), -1).any(axis=1)
-            found += f" in example {rows.argmax()} (such examples: {rows.sum():,})"
-        raise DataError(f"{where}: {found}; {fix}.")
-    return array
-
-
-def check_pair(where: str, pair: Any, form: str, fix: str) -> None:
-    """Raises DataError unless ``pair`` is a tuple or list of two; ``form`` and ``fix`` are for the message."""
-    is_sequence = isinstance(pair, tuple | list)
-    if not is_sequence or len(pair) != 2:
-        found = type(pair).__name__ + (f" of {len(pair)}" if is_sequence else "")
-        raise DataError(f"{where} must be a pair {form}, not a {found}: {fix}.")
-
-
-def check_like(what: str, array: Any, other: str, model: Any) -> None:
-    """Raises DataError if two arrays, named ``what`` and ``other``, differ in shape or dtype."""
-    if (array.shape, array.dtype) != (model.shape, model.dtype):
-        raise DataError(
-            f"{what} is {array.dtype} {array.shape} but {other} is {model.dtype} {model.shape}: give all examples one "
-            "shape and dtype, by resizing or padding them."
-        )
-
-
-def check_label_range(
-    split: str, targets: np.ndarray, num_classes: int | None, *, may_ignore: bool = True, first: int = 0
-) -> None:
-    """Raises DataError for the first label out of range; in sequences negative ones are fine if ``may_ignore``."""
-    negative_is_fine = may_ignore and targets.ndim > 1
-    bad = np.zeros(targets.shape, bool) if negative_is_fine else targets < 0
-    if num_classes is not None:
-        bad |= targets >= num_classes
-    if bad.any():
-        known = "at least 0" if num_classes is None else f"0 to {num_classes - 1}"
-        ignored = "; a negative one is ignored" if negative_is_fine else ""
-        raise DataError(
-            f"the label {targets[bad][0]} of example {first + np.argwhere(bad)[0, 0]} in {split} is out of range: "
-            f"labels must be {known}{ignored}."
-        )

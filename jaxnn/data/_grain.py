@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxnn.types import DataError, Examples
@@ -160,7 +161,7 @@ def open_batches(
     processes = grain.MultiprocessingOptions(num_workers=num_workers, per_worker_buffer_size=1)
     dataset = dataset.mp_prefetch(processes, worker_init_fn=_prepare_worker)
     # Batches are copied out of a worker's shared memory, which is then freed.
-    dataset = dataset.map(lambda batch: batch if isinstance(batch, DataError) else Examples(*map(np.array, batch)))
+    dataset = dataset.map(lambda batch: batch if isinstance(batch, DataError) else jax.tree.map(np.array, batch))
     # Without the folder (macOS), shared memory has no such limit.
     needed = _SHARED_AT_A_TIME * num_workers * num_bytes
     fits = not os.path.isdir(_SHARED_MEMORY) or shutil.disk_usage(_SHARED_MEMORY).free >= needed

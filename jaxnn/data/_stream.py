@@ -12,16 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
-from jaxnn.data._arrays import (
-    IndexedSource,
+from jaxnn.data._arrays import Augmentation, IndexedSource
+from jaxnn.data._examples import (
     as_examples,
+    check_alike,
     check_label_range,
-    check_like,
-    check_pair,
     given_splits,
-    model_array,
+    is_integers,
     resolve_num_classes,
 )
 from jaxnn.data._grain import Batches, cores, exit_if_unguarded, open_batches
@@ -47,8 +47,9 @@ def stream(
     """Makes a data set of examples that do not fit in memory: Grain reads and augments them while the device computes.
 
     Each split is a reader: any object with ``__len__`` and ``__getitem__(index) -> (input, target)``, such as a
-    map-style ``Dataset`` of PyTorch or a ``RandomAccessDataSource`` of Grain. All inputs have one shape and dtype, and
-    so have all targets; dtypes become those that `jaxnn.data.arrays` makes. A reader returns the same pair each time,
+    map-style ``Dataset`` of PyTorch, of Hugging Face, or a ``RandomAccessDataSource`` of Grain. An example that is no
+    pair is an input without a target; both may be dicts of arrays. All inputs have one shape and dtype, and so have all
+    targets; dtypes become those that `jaxnn.data.arrays` makes. A reader returns the same pair each time,
     is called in several threads, and is sent to worker processes, which open no accelerator: open files and connections
     in ``__getitem__``. It may have an attribute ``targets``, all targets in order, to check labels before training, and
     ``fingerprint(digest)``, which updates a ``hashlib`` object with data that identify its examples.
@@ -89,7 +90,7 @@ def stream(
         host_augment = augment if split == "train" else None
         sources[split] = source = StreamSource(reader, split, known, num_workers, host_augment)
         source.check_example(0, source.like, sources["train"].like, "train")
-        if np.issubdtype(source.targets.dtype, np.integer):
+        if is_integers(source.targets):
             check_label_range(split, source.targets, known)
     return Splits(**sources, name=name, class_names=tuple(class_names))
 
@@ -120,6 +121,7 @@ class StreamSource(IndexedSource):
     num_workers: int  # number of processes that read `batches`; 0: threads of this process
     examples: ClassVar[None] = None  # not in memory
     host_augment: HostAugmentation | None = None  # ``(rng, input) -> input`` on the host, for examples of `batches`
+    augment: Augmentation | None = None  # for training batches, on the device
 
     @functools.cached_property
     def like(self) -> Examples:
@@ -127,31 +129,29 @@ class StreamSource(IndexedSource):
         return self.example(0)
 
     @functools.cached_property
-    def targets(self) -> np.ndarray:
+    def targets(self) -> Any:
         """All targets ``[examples, ...]``, checked, if the reader has ``targets``; else only the first."""
         listed = getattr(self.reader, "targets", None)
         if listed is None:
-            return np.asarray(self.like.targets)[None]
-        targets = np.asarray(as_examples(self.split, (np.arange(len(self.reader)), listed)).targets)
-        what = f"the first of the targets that {self.split} lists"
-        check_like(what, targets[0], "that of example 0", self.like.targets)
-        return targets
+            return jax.tree.map(lambda one: one[None], self.like.targets)
+        listed = as_examples(self.split, (np.arange(len(self.reader)), listed)).targets
+        first = self.like._replace(targets=jax.tree.map(lambda array: array[0], listed))
+        check_alike(f"the first of the {{field}} that {self.split} lists", first, "that of example 0", self.like)
+        return listed
 
     def example(self, index: int) -> Examples:
         """Returns the example at ``index`` with dtypes as of `jaxnn.data.arrays`; DataError if it cannot be used."""
         where = f"example {index} of {self.split}"
         with _errors_named(f"reading {where}"):
-            pair = self.reader[index]
-        check_pair(where, pair, "(input, target)", "have the reader's __getitem__ return such a pair")
-        target = model_array(f"the target of {where}", pair[1], is_input=False)
-        if np.issubdtype(target.dtype, np.integer):
-            check_label_range(self.split, target[None], self.num_classes, first=index)
-        return Examples(model_array(f"the input of {where}", pair[0], is_input=True), target)
+            given = self.reader[index]
+        example = as_examples(where, given, "the {one} of {split}", has_examples=False)
+        if is_integers(example.targets):
+            check_label_range(self.split, example.targets[None], self.num_classes, first=index)
+        return example
 
     def check_example(self, index: int, example: Examples, like: Examples, split: str) -> None:
         """Raises DataError if the example at ``index`` differs in shape or dtype from example 0 of ``split``."""
-        for what, array, model in zip(("input", "target"), example, like, strict=True):
-            check_like(f"the {what} of example {index} of {self.split}", array, f"that of example 0 of {split}", model)
+        check_alike(f"the {{one}} of example {index} of {self.split}", example, f"that of example 0 of {split}", like)
 
     @property
     def num_examples(self) -> int:
@@ -170,7 +170,8 @@ class StreamSource(IndexedSource):
         """Stacks ``examples``, read at ``indices [n]``; DataError if one differs in shape or dtype from example 0."""
         for index, example in zip(indices, examples, strict=True):
             self.check_example(index, example, self.like, self.split)
-        return Examples(*(np.stack(arrays) for arrays in zip(*examples, strict=True)))
+        stacked: Examples = jax.tree.map(lambda *arrays: np.stack(arrays), *examples)
+        return stacked
 
     def _read_step(self, seed: int, batch_size: int, positions: range, step: int) -> Examples:
         """Reads and augments the rows at ``positions`` of the batch of ``step``; called in a worker process."""
@@ -183,10 +184,11 @@ class StreamSource(IndexedSource):
                 rng = np.random.default_rng((seed & 0xFFFFFFFF, step, position))
                 with _errors_named(f"augmenting {where}"):
                     # A copy: the augmentation may modify it, and the reader may keep the original.
-                    augmented = self.host_augment(rng, np.array(example.inputs))
-                inputs = model_array(f"the augmented input of {where}", augmented, is_input=True)
-                check_like(f"the augmented input of {where}", inputs, "the input", example.inputs)
-                example = example._replace(inputs=inputs)
+                    augmented = self.host_augment(rng, jax.tree.map(np.array, example.inputs))
+                what = f"the augmented {{one}} of {where}"
+                augmented = as_examples(where, (augmented, example.targets), what, has_examples=False)
+                check_alike(f"the augmented {{one}} of {where}", augmented, "the input", example)
+                example = augmented
             examples.append(example)
         return self.rows(examples, order[positions])
 
@@ -200,16 +202,16 @@ class StreamSource(IndexedSource):
         self.order(seed, np.zeros(1, np.int32), batch_size)
         positions = range(batch_size)[rows]
         read = functools.partial(self._read_step, int(seed), batch_size, positions)
-        num_bytes = len(positions) * sum(array.nbytes for array in self.like)
+        num_bytes = len(positions) * sum(array.nbytes for array in jax.tree.leaves(self.like))
         return open_batches(read, first_step, self.num_workers, name=self.split, num_bytes=num_bytes)
 
     def fingerprint(self, digest: Any) -> None:
         """Updates ``digest`` by the reader's ``fingerprint``, else with its targets and 16 examples."""
-        digest.update(repr([(array.dtype.str, array.shape) for array in self.like]).encode())
+        digest.update(repr([(array.dtype.str, array.shape) for array in jax.tree.leaves(self.like)]).encode())
         if callable(reader_fingerprint := getattr(self.reader, "fingerprint", None)):
             reader_fingerprint(digest)
             return
         digest.update(f"{self.num_examples}".encode())
         chosen = np.linspace(0, self.num_examples - 1, min(self.num_examples, _FINGERPRINT_EXAMPLES)).astype(int)
-        for array in (self.targets, *self.read(chosen)):
+        for array in jax.tree.leaves((self.targets, self.read(chosen))):
             digest.update(np.ascontiguousarray(array).tobytes())

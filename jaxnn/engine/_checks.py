@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxnn.data import without_data
 from jaxnn.engine._compiler import Programs, for_one_call
 from jaxnn.engine._options import check_config
 from jaxnn.nn import use_batch_axis
@@ -30,7 +31,7 @@ INSTEAD = "use strategy data, as fast and with the numbers of one device, or jax
 def load_data(experiment: Experiment[Any]) -> Splits:
     """Returns the data of ``experiment``, after checking that it can be run."""
     check_config(experiment.config)
-    splits = experiment.data(experiment.config)
+    splits = (experiment.data or without_data)(experiment.config)
     check_data(splits)
     check_parts(experiment)
     return splits
@@ -51,7 +52,8 @@ def check_parts(experiment: Experiment[Any]) -> None:
         if not callable(part):
             raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
-    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+    parts = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
+    if not all(callable(getattr(one, name, None)) for one in parts for name in ("init", "update")):
         raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
 
 
@@ -168,7 +170,7 @@ def _make_whole_and_parts(task: Task, layout: Layout, *, evaluated: bool) -> tup
         batch = batch._replace(mask=np.ones(batch.mask.shape, np.float32))
         with use_batch_axis(axis_name):
             loss, (model_state, metrics) = task.loss(state.params, state.model_state, batch, state.key)
-        sums = task.evaluate(state.params, state.model_state, batch) if evaluated else {}
+        sums = task.evaluate(state.params, state.model_state, batch, state.key) if evaluated else {}
         return _Outcome(model_state, loss, metrics, sums)
 
     def part(state: TrainState, batch: Batch) -> Any:

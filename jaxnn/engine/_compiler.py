@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxnn import observe
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
+from jaxnn.engine._start import Start, find_start
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
@@ -31,7 +32,7 @@ MOST_AT_ONCE = 64
 
 def _of_step(measure: Callable[..., Any]) -> functools.cached_property[Any]:
     """A property: what ``measure`` finds in the traced training step."""
-    return functools.cached_property(lambda programs: measure(programs._step, programs.shapes, programs._like))
+    return functools.cached_property(lambda programs: measure(programs._step, programs.shapes, programs._trained_on))
 
 
 @dataclasses.dataclass
@@ -64,7 +65,7 @@ class Programs:
                     lambda rows: self.task.init(jax.random.key(0), self.source.as_batch(rows))[0], self.first_examples
                 )
                 self.shardings = self.layout.state_shardings(self.shapes, partition_specs(named))
-            self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._like)[1])
+            self.metrics = tuple(jax.eval_shape(self._step, self.shapes, self._trained_on)[1])
 
     @property
     def source(self) -> Source:
@@ -95,9 +96,15 @@ class Programs:
             self._compiled[key] = program
             self.ledger.compilations.append(entry)
 
+    @functools.cached_property
+    def start(self) -> Start:
+        """The arrays that the experiment starts from, and which of the state's are drawn."""
+        return find_start(self.spec.experiment, self.shapes)
+
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
-        return self._program(("initialise", True), "start")(self.first_examples)  # type: ignore[no-any-return]
+        given = self.layout.place(self.start.arrays)
+        return self._program(("initialise", True), "start")(self.first_examples, given)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def initial(self) -> HostStates:
@@ -115,7 +122,8 @@ class Programs:
         for first in range(0, self.num_members, count):
             # The last few are filled up with the last member.
             rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
-            states = init({name: value[rows] for name, value in self.values.items()}, self.first_examples)
+            values = {name: value[rows] for name, value in self.values.items()}
+            states = init(values, self.first_examples, self.layout.place(self.start.arrays))
             parts.append(to_host(states))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.num_members], *parts)  # type: ignore[no-any-return]
 
@@ -211,11 +219,11 @@ class Programs:
             return source.transform(source.gather(examples, rows), key)
 
         # Seeds are config. An order is identified by its values, since the host may compute it.
-        order = np.asarray(source.order(0, step, size)).tolist()
-        rows = jax.ShapeDtypeStruct((size,), np.int32)
+        order = np.asarray(source.order(0, step, size))
+        rows, order = jax.ShapeDtypeStruct(order.shape[1:], order.dtype), order.tolist()
         batches = program_fingerprint(make_batch, self._like, rows, self.shapes.key)
         return {
-            "program": program_fingerprint(self._step, self.shapes, self._like),
+            "program": program_fingerprint(self._step, self.shapes, self._trained_on),
             "batches": text_fingerprint(f"{order} {batches}"),
             "evaluation": self.evaluation_fingerprint(),
             "data": data_fingerprint(self.splits),
@@ -279,12 +287,14 @@ class Programs:
                 # Its arrays are created on their devices: the full state is never on one device.
                 jit = {} if self.shardings is None else {"out_shardings": self.shardings}
                 init: Any = _pure.make_init(self.spec.experiment, self.source)
-                return observe.lower_ahead(init, "initialise", "start", self.first_examples, **jit, **for_one_call())
+                given = self.first_examples, self.layout.place(self.start.arrays)
+                return observe.lower_ahead(init, "initialise", "start", *given, **jit, **for_one_call())
             case ("initialise", _):
                 count = self._init_count
                 values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
                 init, name = _pure.make_population_init(self.spec, count), f"initialise {count} members"
-                return observe.lower_ahead(init, name, "start", values, self.first_examples, **for_one_call())
+                given = self.first_examples, self.layout.place(self.start.arrays)
+                return observe.lower_ahead(init, name, "start", values, *given, **for_one_call())
             case ("train", shape, num_steps):
                 name = f"train {num_steps} step{'s' if num_steps > 1 else ''}{_of_members(shape)}"
                 make = _pure.make_train if shape is None else _pure.make_population_train
@@ -322,7 +332,17 @@ class Programs:
     def _step(self) -> Any:
         # Jitted, so that all uses share one trace. The batch is made within: its mask is known there.
         step = _pure.make_step(self.spec.experiment)
-        return jax.jit(lambda state, examples: step(state, self.source.as_batch(examples)))
+        return jax.jit(lambda state, batch: step(state, batch._replace(mask=np.ones(batch.mask.shape, np.float32))))
+
+    @functools.cached_property
+    def _trained_on(self) -> Batch:
+        """The shapes of an augmented batch."""
+
+        def augmented(examples: Examples, key: jax.Array) -> Batch:
+            batch = self.source.transform(self.source.as_batch(examples), key)
+            return batch._replace(mask=jnp.asarray(batch.mask))
+
+        return jax.eval_shape(augmented, self._like, self.shapes.key)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def _evaluate(self) -> Any:

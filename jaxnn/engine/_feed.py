@@ -18,7 +18,7 @@ RESIDENT_SHARE = 0.5
 # How many batches are sent at a time if a split is not on the device.
 STREAMED_BATCHES = 16
 
-type Piece = tuple[Examples, Any, Any]
+type Piece = tuple[Examples, Any, Any, Any]
 
 
 class DeviceFeed(NamedTuple):
@@ -108,18 +108,21 @@ def _streamed_feed(source: Any, seed: int, batch_size: int, layout: Layout) -> D
 
 def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Examples:
     """This process's rows ``[steps * rows, ...]`` on the devices: ``[steps, batch, ...]``."""
-    stacked = (array.reshape(num_steps, -1, *array.shape[1:]) for array in rows)
-    return Examples(*layout.place_batch(tuple(stacked), batch_size))
+    stacked = jax.tree.map(lambda array: array.reshape(num_steps, -1, *array.shape[1:]), rows)
+    return layout.place_batch(stacked, batch_size)  # type: ignore[no-any-return]
 
 
 def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: Layout) -> Callable[[], Iterator[Piece]]:
-    """Returns a function that iterates over ``source`` once: examples, indices and mask on the device, in pieces.
+    """Returns a function that iterates over ``source`` once, in pieces on the device.
+
+    A piece has examples, indices, mask, and the numbers of its batches.
 
     A ``resident`` split is put on the device once, in one piece; others are sent again each time.
     """
     indices, mask = padded_indices(source.num_examples, batch_size)
     if resident and source.examples is not None:
-        piece = (layout.place(source.examples), layout.place(indices), layout.place(mask))
+        numbers = np.arange(len(indices), dtype=np.int32)
+        piece = (layout.place(source.examples), *layout.place((indices, mask, numbers)))
         return lambda: iter([piece])
     size = min(STREAMED_BATCHES, len(indices))
     padding = [(0, -len(indices) % size), (0, 0)]
@@ -130,6 +133,7 @@ def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: L
         for start in range(0, len(indices), size):
             block = slice(start, start + size)
             examples = _send(source.read(indices[block, own].reshape(-1)), size, batch_size, layout)
-            yield examples, None, layout.place_batch(mask[block, own], batch_size)
+            numbers = layout.place(np.arange(start, start + size, dtype=np.int32))
+            yield examples, None, layout.place_batch(mask[block, own], batch_size), numbers
 
     return pieces

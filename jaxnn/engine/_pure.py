@@ -14,11 +14,11 @@ from jaxnn.engine._states import MEMBERS, Population
 from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import Totals, TrainStep, init_train_state, make_evaluate_step, make_train_step, scan_steps
-from jaxnn.tasks import averaged_over, sharded
+from jaxnn.tasks import averaged_over, checked_step, sharded
 from jaxnn.types import Array, ConfigError, Examples, Experiment, Metrics, PyTree, Source, Task, TrainState
 
-# Keeps the draws for augmentation apart from those for initialisation and dropout.
-AUGMENT_STREAM = 1
+# Keeps the draws for augmentation and evaluation apart from those for initialisation and dropout.
+AUGMENT_STREAM, EVALUATE_STREAM = 1, 2
 
 
 class GroupSpec(NamedTuple):
@@ -42,9 +42,10 @@ class GroupSpec(NamedTuple):
 
 def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> TrainStep:
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
-    optimizer = experiment.optimizer(experiment.config)
-    value_and_grad = value_and_grad_of(optimizer, layout.axis_name)
-    return make_train_step(_distributed(experiment, layout), optimizer, value_and_grad=value_and_grad)
+    optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
+    if experiment.step is not None:
+        return checked_step(experiment.step(task, optimizer))
+    return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, layout.axis_name))
 
 
 def _distributed(experiment: Experiment[Any], layout: Layout) -> Task:
@@ -55,13 +56,16 @@ def _distributed(experiment: Experiment[Any], layout: Layout) -> Task:
     return sharded(task, layout.constrain, layout.map_rows) if layout.data_size > 1 else task
 
 
-def make_init(experiment: Experiment[Any], source: Source) -> Callable[[Examples], TrainState]:
-    """Returns a pure function from one batch's examples to the state before the first step, without empty arrays."""
+def make_init(experiment: Experiment[Any], source: Source) -> Callable[..., TrainState]:
+    """Returns a pure function to the state before the first step, without empty arrays.
+
+    From one batch's examples, and the arrays to start from, by path.
+    """
     config = experiment.config
 
-    def init(examples: Examples) -> TrainState:
+    def init(examples: Examples, given: Mapping[str, Array] | None = None) -> TrainState:
         task, optimizer = experiment.task(config), experiment.optimizer(config)
-        state = init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples))
+        state = init_train_state(task, optimizer, jax.random.key(config.seed), source.as_batch(examples), given)
         for path, leaf in jax.tree.leaves_with_path(state.params):
             if 0 in leaf.shape:  # which no checkpoint can hold
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -96,33 +100,36 @@ def make_train(
 def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Metrics]:
     """Returns a pure function that evaluates batches under ``mask [batches, batch]``: sums ``[batches]`` each.
 
-    ``indices [batches, batch]`` choose examples; if None, the examples are ``[batches, batch, ...]``.
+    ``indices [batches, batch]`` choose examples; if None, the examples are ``[batches, batch, ...]``. ``numbers
+    [batches]`` are those of the batches in the split, which decide their keys.
     """
     experiment, layout = spec.member(values or {}), spec.layout
 
-    def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array) -> Metrics:
+    def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array, numbers: jax.Array) -> Metrics:
         step = make_evaluate_step(_distributed(experiment, layout))
+        seed_key = jax.random.fold_in(jax.random.key(experiment.config.seed), EVALUATE_STREAM)
 
-        def body(_: None, row: tuple[Any, jax.Array]) -> tuple[None, Metrics]:
-            which, counts = row
+        def body(_: None, row: tuple[Any, jax.Array, jax.Array]) -> tuple[None, Metrics]:
+            which, counts, number = row
             batch = source.as_batch(which, counts) if indices is None else source.gather(examples, which, counts)
-            return None, step(state, layout.local_shard(layout.constrain(batch)))
+            key = jax.random.fold_in(seed_key, number)
+            return None, step(state, layout.local_shard(layout.constrain(batch)), key)
 
-        return jax.lax.scan(body, None, (examples if indices is None else indices, mask))[1]
+        return jax.lax.scan(body, None, (examples if indices is None else indices, mask, numbers))[1]
 
     return layout.wrap(evaluate)
 
 
-def make_population_init(spec: GroupSpec, num_members: int) -> Callable[[Mapping[str, Array], Examples], TrainState]:
+def make_population_init(spec: GroupSpec, num_members: int) -> Callable[..., TrainState]:
     """Returns a pure function from ``values [members]`` and one batch's examples to the states before the first step.
 
     One member after another, so that each draws its parameters as its solo run does, in the same memory.
     """
 
-    def init(values: Mapping[str, Array], examples: Examples) -> TrainState:
+    def init(values: Mapping[str, Array], examples: Examples, given: Mapping[str, Array]) -> TrainState:
         # The indices serve members that have no traced values.
         rows = jnp.arange(num_members), values
-        states: TrainState = jax.lax.map(lambda row: make_init(spec.member(row[1]), spec.source)(examples), rows)
+        states: TrainState = jax.lax.map(lambda row: make_init(spec.member(row[1]), spec.source)(examples, given), rows)
         return states
 
     return init
@@ -177,9 +184,9 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
 def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., Metrics]:
     """Returns a pure function that evaluates every living member: sums ``[chunks, lanes, batches]`` of each metric."""
 
-    def evaluate(population: Population, examples: Examples, indices: Array, mask: Array) -> Metrics:
+    def evaluate(population: Population, examples: Examples, indices: Array, mask: Array, numbers: Array) -> Metrics:
         def one(values: Mapping[str, Array], state: TrainState) -> Metrics:
-            return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask))
+            return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask), numbers)
 
         def evaluate_chunk(part: Population) -> Any:
             return _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
@@ -191,7 +198,7 @@ def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., M
         zeros = {name: jnp.zeros((population.alive.shape[0], *sums.shape), sums.dtype) for name, sums in shapes.items()}
         return _over_chunks(population, chunk, zeros)
 
-    specs = population_specs(), *[PartitionSpec()] * 3
+    specs = population_specs(), *[PartitionSpec()] * 4
     return _on_members(spec.layout.mesh, evaluate, specs, PartitionSpec(None, MEMBERS))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -104,6 +105,36 @@ def with_ema(
         trained = optax.apply_updates(params, updates)
         average = jax.tree.map(lambda mean, param: mean + (param - mean) / total, state.average, trained)
         return updates, AveragedState(inner_state, average, total)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def as_one(
+    optimizer: optax.GradientTransformation | Mapping[str, optax.GradientTransformation],
+) -> optax.GradientTransformation:
+    """Returns an optimizer itself, or of a dict of them the one that updates each part of the parameters by its own.
+
+    The dict has the names of the top level of the parameters, and so has the state.
+    """
+    if not isinstance(optimizer, Mapping):
+        return optimizer
+    parts = {name: optax.with_extra_args_support(one) for name, one in optimizer.items()}
+
+    def init(params: Any) -> dict[str, Any]:
+        if not isinstance(params, Mapping) or params.keys() != parts.keys():
+            found = ", ".join(params) if isinstance(params, Mapping) else f"a {type(params).__name__}"
+            raise ConfigError(
+                f"the optimizers are of {', '.join(parts)}, and the parameters of {found}: give each one."
+            )
+        return {name: one.init(params[name]) for name, one in parts.items()}
+
+    def update(gradient: Any, state: Any, params: Any = None, *, value: Any = None, **extra: Any) -> tuple[Any, Any]:
+        # ``grad`` and ``value_fn`` are of all parameters, and no part could use them.
+        done = {
+            name: one.update(gradient[name], state[name], None if params is None else params[name], value=value)
+            for name, one in parts.items()
+        }
+        return {name: updates for name, (updates, _) in done.items()}, {name: new for name, (_, new) in done.items()}
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -106,9 +106,11 @@ def shard_state(mesh: Mesh, shapes: TrainState, specs: PyTree, *, fully_sharded:
             spec = _with_data(mesh, spec, leaf.shape)
         return NamedSharding(mesh, spec)
 
-    # The model's own statistics are small, and every device needs them.
+    # The model's own statistics are small, and every device needs them; frozen parameters are as large as trained ones.
     replicated = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), shapes.model_state)
-    sharded: TrainState = jax.tree.map_with_path(sharding, shapes._replace(model_state={}))
+    sharded: TrainState = jax.tree.map_with_path(sharding, shapes)
+    if "frozen" in replicated:
+        replicated = {**replicated, "frozen": sharded.model_state["frozen"]}
     return sharded._replace(model_state=replicated)
 
 

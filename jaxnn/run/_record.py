@@ -111,6 +111,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "fingerprint": trainer.fingerprint,
         "precision": programs.product_dtypes,
         "implementations": programs.implementations,
+        "start": programs.start.as_json(),
         "layout": programs.layout.as_json(),
         "devices": describe_devices(),
         "jax_flags": records.jax_flags(),

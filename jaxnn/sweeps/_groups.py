@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data import check_batch_size
+from jaxnn.data import check_batch_size, without_data
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step
 from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import Points
@@ -150,7 +150,7 @@ class Loader:
 
     def __call__(self, member: PlannedMember) -> tuple[Splits, set[str]]:
         """Returns the data and the top-level fields they were made from, which grow when augmentation is traced."""
-        config, make = member.experiment.config, member.experiment.data
+        config, make = member.experiment.config, member.experiment.data or without_data
         if self._latest is not None:
             made_by, made_from, splits, read = self._latest
             if make is made_by and all(getattr(config, name) == getattr(made_from, name) for name in read):

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jaxnn import engine, record
+from jaxnn.data import without_data
 from jaxnn.engine import RunOptions
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.search import Axis
@@ -162,7 +163,7 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
             # As recorded: the experiment given now may have other values for the fields that were not swept.
             config = record.config_from_json(dict(found[0].config), sweep.experiment.config)
             experiment = dataclasses.replace(sweep.experiment, config=config)
-            source = experiment.data(config).train
+            source = (experiment.data or without_data)(config).train
             examples = source.read(np.arange(config.batch_size))
             like = jax.eval_shape(engine.make_init(experiment, source), examples)
             folder = part / GROUPS / f"{index}"

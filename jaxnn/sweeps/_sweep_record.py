@@ -110,6 +110,7 @@ class SweepRecord:
             steps_per_call=trainer.plan.steps_per_call,
             precision=trainer.programs.product_dtypes,
             implementations=trainer.programs.implementations,
+            start=trainer.programs.start.as_json(),
             fingerprint=trainer.fingerprint,
         )
         return notes

@@ -1,8 +1,9 @@
 """Tasks: a model and a loss become a `jaxnn.types.Task`."""
 
 from jaxnn.tasks._classification import binary_classification, classification, next_token
-from jaxnn.tasks._contract import averaged_over, checked, checked_batch, derived_metrics, sharded
+from jaxnn.tasks._contract import averaged_over, checked, checked_batch, checked_step, derived_metrics, sharded
 from jaxnn.tasks._models import as_model
+from jaxnn.tasks._parameters import freeze, lora, merge_lora
 from jaxnn.tasks._supervised import regression, supervised
 
 __all__ = [
@@ -10,6 +11,9 @@ __all__ = [
     "averaged_over",
     "binary_classification",
     "classification",
+    "freeze",
+    "lora",
+    "merge_lora",
     "next_token",
     "regression",
     "supervised",

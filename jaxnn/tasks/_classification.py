@@ -38,7 +38,8 @@ def classification(
     >>> task = jn.tasks.classification(jn.models.MLP((8, 10)), label_smoothing=0.1)
 
     Args:
-        model: outputs logits ``[batch, classes]`` for targets ``[batch]`` of integers.
+        model: outputs logits ``[batch, classes]`` for targets ``[batch]`` of integers, or probabilities ``[batch,
+            classes]``, as of `data.mixup` or of a teacher, whose largest counts for the accuracy.
         label_smoothing: the share of a target distributed evenly over all classes (Szegedy et al. 2016,
             "Rethinking the Inception Architecture"), 0 to below 1; may be a tracer.
         auxiliary_weight: the weight of the cross-entropy of each auxiliary output in the training loss, at least 0;
@@ -54,7 +55,12 @@ def classification(
         raise ConfigError(f"auxiliary_weight is {auxiliary_weight}, and must be at least 0, or None.")
 
     def nats(logits: Any, labels: Array, smoothing: float | jax.Array = 0.0) -> jax.Array:
-        return cross_entropy(*_checked_logits(logits, labels), smoothing)
+        logits, labels = _checked_logits(logits, labels)
+        if labels.ndim == 2:
+            soft = (1 - smoothing) * labels + smoothing / labels.shape[1]
+            loss: jax.Array = optax.softmax_cross_entropy(logits.astype(soft.dtype), soft)
+            return loss
+        return cross_entropy(logits, labels, smoothing)
 
     def objective(outputs: Any, labels: Array) -> jax.Array:
         if auxiliary_weight is None:
@@ -72,6 +78,7 @@ def classification(
 
     def accuracy(outputs: Any, labels: Array) -> jax.Array:
         logits, labels = _checked_logits(_main(outputs), labels)
+        labels = jnp.argmax(labels, axis=-1) if labels.ndim == 2 else labels
         return (jnp.argmax(logits, axis=-1) == labels).astype(jnp.float32)
 
     task = supervised(model, objective, {"loss": loss, "accuracy": accuracy}, policy)
@@ -89,13 +96,15 @@ def _check_label_smoothing(label_smoothing: Any) -> None:
 
 
 def _checked_logits(logits: Any, labels: Array) -> tuple[jax.Array, jax.Array]:
-    """Checks that there are logits ``[batch, classes]`` and labels ``[batch]``, and returns them."""
+    """Checks that there are logits ``[batch, classes]``, and labels ``[batch]`` or probabilities; returns them."""
     wanted = "classification needs a model whose outputs are logits [batch, classes], not"
     if isinstance(logits, tuple):
         raise ConfigError(
             f"{wanted} a tuple of {len(logits)}: give auxiliary_weight if those after the first are auxiliary logits."
         )
-    check_targets("classification", labels, "[batch]", _OTHER_TARGETS)
+    soft = getattr(labels, "shape", None) == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating)
+    if not soft:
+        check_targets("classification", labels, "[batch]", _OTHER_TARGETS)
     if logits.ndim != 2 or logits.shape[0] != labels.shape[0]:
         raise ConfigError(f"{wanted} {list(logits.shape)} for {labels.shape[0]} labels.")
     if logits.shape[1] == 1:
@@ -225,8 +234,8 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
         loss = total / tokens
         return loss, (model_state, {"bits_per_token": loss / math.log(2), "accuracy": totals["accuracy"] / tokens})
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-        sums = task.evaluate(params, model_state, batch)
+    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
+        sums = task.evaluate(params, model_state, batch, key)
         bits = sums["loss"] / math.log(2)
         return {"loss": sums["loss"], "bits_per_token": bits, "accuracy": sums["accuracy"], "count": sums["tokens"]}
 

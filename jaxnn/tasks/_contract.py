@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import BatchSharding, use_batch_axis, use_batch_sharding
-from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task
+from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task, TrainState
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
 
@@ -50,8 +50,8 @@ def averaged_over(task: Task, axis_name: str | None) -> Task:
         # With the gradient of this device's value: it is averaged on its way to the parameters.
         return _with_gradient(mean, own, value), (model_state, mean(metrics))
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-        return jax.lax.psum(task.evaluate(params, model_state, batch), axis_name)  # type: ignore[no-any-return]
+    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
+        return jax.lax.psum(task.evaluate(params, model_state, batch, key), axis_name)  # type: ignore[no-any-return]
 
     return task._replace(loss=loss, evaluate=evaluate)
 
@@ -63,9 +63,9 @@ def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., A
         with use_batch_sharding(BatchSharding(batch.mask.shape[0], constrain, map_rows)):
             return task.loss(params, model_state, batch, key)
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
         with use_batch_sharding(BatchSharding(batch.mask.shape[0], constrain, map_rows)):
-            return task.evaluate(params, model_state, batch)
+            return task.evaluate(params, model_state, batch, key)
 
     return task._replace(loss=loss, evaluate=evaluate)
 
@@ -78,10 +78,34 @@ def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any]
 
 def checked_batch(batch: Batch) -> None:
     """Raises ConfigError unless the parts of ``batch`` have equally many examples."""
-    rows = jax.tree.leaves((batch.inputs, batch.targets))
-    if len({batch.mask.shape, *(part.shape[:1] for part in rows)}) > 1:
-        shapes = ", ".join(f"{name} {jax.tree.map(jnp.shape, part)}" for name, part in batch._asdict().items())
+    named = {jax.tree_util.keystr(at, simple=True, separator="."): x for at, x in jax.tree.leaves_with_path(batch)}
+    if len({batch.mask.shape, *(jnp.shape(part)[:1] for part in named.values())}) > 1:
+        shapes = ", ".join(f"{name} {list(jnp.shape(part))}" for name, part in named.items())
         raise ConfigError(f"the parts of a batch must have one length, and a mask has one axis, not {shapes}.")
+
+
+def checked_step(step: Callable[..., Any]) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns an experiment's own training step with its results checked while it is traced, and the steps counted."""
+
+    def checked(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        made: Any = step(state, batch)
+        match made:
+            case (TrainState() as after, Mapping() as metrics) if "loss" in metrics:
+                pass
+            case _:
+                raise ConfigError(
+                    "the experiment's step must return (state, metrics), a TrainState and a dict of numbers with a "
+                    f"'loss': it returned {_described(made)}."
+                )
+        for name in ("params", "model_state", "opt_state"):
+            _check_state(getattr(state, name), getattr(after, name), "the experiment's step", name)
+        numbers = _arrays("metric", "step", metrics)
+        for name, number in numbers.items():
+            if number.shape != ():
+                raise ConfigError(f"the metric {name!r} of the step is {_described(number)}: return one number.")
+        return after._replace(step=state.step + 1, key=state.key), numbers
+
+    return checked
 
 
 def checked(task: Task) -> Task:
@@ -113,7 +137,7 @@ def checked(task: Task) -> Task:
                 )
         if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
             raise ConfigError(f"the task's loss returned {_described(value)}: return one float, the batch's mean.")
-        _check_state(model_state, new_state)
+        _check_state(model_state, new_state, "the task's loss", "model_state")
         numbers = _arrays("metric", "loss", metrics)
         if "loss" in numbers:
             raise ConfigError("a metric of the task's loss is named 'loss', as the loss itself is reported: rename it.")
@@ -123,8 +147,8 @@ def checked(task: Task) -> Task:
                 raise ConfigError(f"{wrong}: return its mean over the batch.")
         return value, (new_state, numbers)
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
-        sums: Any = task.evaluate(params, model_state, batch)
+    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
+        sums: Any = task.evaluate(params, model_state, batch, key)
         if not isinstance(sums, Mapping) or "count" not in sums:
             given = f"a dict of {', '.join(sums) or 'nothing'}" if isinstance(sums, Mapping) else _described(sums)
             raise ConfigError(
@@ -168,8 +192,8 @@ def _number(name: str, value: Any) -> float:
     raise ConfigError(f"the metric {name!r} of the task is {given}: return numbers from derive_metrics.")
 
 
-def _check_state(before: ModelState, after: Any) -> None:
-    """Raises ConfigError unless the model state that a loss returns has the structure of the one it got."""
+def _check_state(before: Any, after: Any, what: str, part: str) -> None:
+    """Raises ConfigError unless ``part`` of the state that ``what`` returns has the structure of the one it got."""
 
     def made(tree: Any) -> dict[str, str]:
         named = ((jax.tree_util.keystr(at, simple=True, separator="/"), x) for at, x in jax.tree.leaves_with_path(tree))
@@ -183,10 +207,7 @@ def _check_state(before: ModelState, after: Any) -> None:
         difference = f"it is {_described(after)} instead of {_described(before)}"
     else:
         return
-    raise ConfigError(
-        "the task's loss must return (loss, (model_state, metrics)) with a model_state like the one it got: "
-        f"{difference}."
-    )
+    raise ConfigError(f"{what} must return a {part} like the one it got: {difference}.")
 
 
 def _arrays(kind: str, of: str, values: Mapping[Any, Any]) -> dict[str, jax.Array]:

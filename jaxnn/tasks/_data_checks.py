@@ -26,7 +26,7 @@ def check_data(
     """Returns a `Task.check` that ids are within their embeddings and labels within the model's classes.
 
     ``classes`` returns from the shapes of the outputs the number of classes and the end of the error for other labels;
-    None: targets are no labels. The label ``ignore`` is allowed.
+    None: targets are no labels. The label ``ignore`` is allowed, and so are probabilities of the classes.
     """
 
     def check(params: Params, model_state: ModelState, batch: Batch, splits: Splits) -> None:
@@ -34,6 +34,9 @@ def check_data(
         if classes is None:
             return
         num_classes, advice = classes(outputs)
+        targets = batch.targets
+        if getattr(targets, "shape", ())[1:] == (num_classes,) and jnp.issubdtype(targets.dtype, jnp.floating):
+            return
         try:
             check_labels(splits, num_classes, ignore=ignore)
         except DataError as error:
@@ -44,8 +47,9 @@ def check_data(
 
 def check_targets(task: str, targets: Array, axes: str, advice: str) -> None:
     """Raises ConfigError unless ``targets`` are integers with axes such as ``[batch]``; ``task`` needs them."""
-    if not jnp.issubdtype(targets.dtype, jnp.integer) or targets.ndim != len(axes.split(",")):
-        given = f"{targets.dtype} {list(targets.shape)}"
+    fits = hasattr(targets, "dtype") and jnp.issubdtype(targets.dtype, jnp.integer)
+    if not fits or targets.ndim != len(axes.split(",")):
+        given = f"{targets.dtype} {list(targets.shape)}" if hasattr(targets, "dtype") else f"{targets!r:.60}"
         raise ConfigError(f"{task} needs targets of integers {axes}, not {given}: {advice}.")
 
 
@@ -60,13 +64,14 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
 
     Such an id gives NaN, which looks like a diverged loss.
     """
-    # Which of several inputs are token ids is unknown.
-    if not jnp.issubdtype(getattr(batch.inputs, "dtype", jnp.float32), jnp.integer):
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(batch.inputs)}
+    if not any(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in named.values()):
         return jax.eval_shape(predict, params, model_state, batch.inputs)
     tables: list[tuple[str, int]] = []
 
     def call(params: Params, model_state: ModelState, inputs: Array) -> tuple[Any, list[Array]]:
-        looked_up = []
+        looked_up: list[Any] = []
+        sizes = {leaf.size for leaf in jax.tree.leaves(inputs)}
 
         def watch(method: Any, arguments: Any, keywords: Any, context: Any) -> Any:
             module, size = context.module, 0
@@ -74,9 +79,10 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
             if isinstance(module, linen.Embed) or type(module).__module__.startswith("jaxnn.models."):
                 size = getattr(module, "num_embeddings", getattr(module, "vocabulary_size", 0))
             # A table of one row gives that row for any id.
-            if size > 1 and context.method_name == "__call__" and arguments and arguments[0].size == inputs.size:
+            ids = arguments[0] if arguments else None
+            if size > 1 and context.method_name == "__call__" and getattr(ids, "size", None) in sizes:
                 tables.append(("/".join(module.path) or type(module).__name__, size))
-                looked_up.append(arguments[0])
+                looked_up.append(ids)
             return method(*arguments, **keywords)
 
         with linen.intercept_methods(watch):
@@ -92,16 +98,21 @@ def _trace_model(predict: Predict, params: Params, model_state: ModelState, batc
     for (name, size), variable in zip(tables, ids, strict=True):
         while variable in makers and makers[variable].primitive.name in _MOVES:
             variable = makers[variable].invars[0]
-        if variable is closed.jaxpr.invars[-1]:
-            _check_range(splits, name, size)
+        given = closed.jaxpr.invars[len(closed.jaxpr.invars) - len(named) :]
+        for place, leaf in zip(named, given, strict=True):
+            if variable is leaf:
+                _check_range(splits, place, name, size)
     return outputs
 
 
-def _check_range(splits: Splits, name: str, size: int) -> None:
+def _check_range(splits: Splits, place: str, name: str, size: int) -> None:
     for split, source in splits.named().items():
-        if source.examples is None:
+        if source.examples is None or not jax.tree.leaves(source.examples.inputs):
             continue
-        ids = np.asarray(source.examples.inputs)
+        ids = next(
+            x for at, x in jax.tree.leaves_with_path(source.examples.inputs) if jax.tree_util.keystr(at) == place
+        )
+        ids = np.asarray(ids)
         # Negative ones count from the end.
         if ids.min() >= -size and ids.max() < size:
             continue

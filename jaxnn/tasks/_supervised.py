@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -45,8 +44,8 @@ def supervised(
     ) -> tuple[dict[str, jax.Array], ModelResult]:
         if not is_full(batch.mask):
             # Padding is replaced by zeros: a NaN there would reach the gradient as ``0 * NaN``.
-            inputs, targets = jax.tree.map(partial(_where, batch.mask), (batch.inputs, batch.targets))
-            batch = batch._replace(inputs=inputs, targets=targets)
+            inputs, targets = jax.tree.map(lambda rows: _where(batch.mask, rows), tuple(batch[:2]))
+            batch = Batch(inputs, targets, batch.mask)
         with use_batch_mask(batch.mask):
             result = apply(params, state, batch.inputs, key)
         values = {name: function(result.outputs, batch.targets) for name, function in functions.items()}
@@ -76,7 +75,7 @@ def supervised(
             return value, (updated, means)
         return value + sown_loss, (updated, {**means, "sown_loss": sown_loss})
 
-    def evaluate(params: Params, model_state: ModelState, batch: Batch) -> Metrics:
+    def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
         sums, _ = sums_of(measures, params, model_state, batch, None)
         return {**sums, "count": jnp.sum(batch.mask)}
 

@@ -90,8 +90,8 @@ PAIR = (np.arange(10)[:, None], np.arange(10))
 @pytest.mark.parametrize(
     ("call", "message"),
     (
-        (lambda: standardize(arrays((np.zeros((2, 2), np.uint8), [0, 1]))), "uint8 cannot be standardized"),
-        (lambda: with_augmentation(Splits(object()), data.random_flip()), "a object cannot be .* only an ArraySource"),
+        (lambda: standardize(arrays((np.zeros((2, 2), np.uint8), [0, 1]))), r"uint8 \[2\] cannot be standardized"),
+        (lambda: with_augmentation(Splits(object()), data.random_flip()), "a object cannot be augmented here"),
         (lambda: data.check_batch_size(arrays(GOOD).train, 6), "batch of 6 .* set of 5 examples"),
         (lambda: check_labels(arrays(GOOD, LABELS), 3), "label 3 of example 3 in test .* 0 to 2"),
         (lambda: check_labels(arrays((GOOD[0], TOKENS[1] - 1)), 9), "label -1 of example 0 in train .* 0 to 8"),
@@ -140,8 +140,8 @@ def test_standardize_uses_the_statistics_of_train():
 
 
 def test_with_augmentation_changes_only_training_inputs_in_order():
-    first = with_augmentation(arrays(GOOD, GOOD), lambda key, inputs: inputs + 1)
-    splits = with_augmentation(first, lambda key, inputs: inputs * 2)
+    first = with_augmentation(arrays(GOOD, GOOD), lambda key, batch: batch._replace(inputs=batch.inputs + 1))
+    splits = with_augmentation(first, lambda key, batch: batch._replace(inputs=batch.inputs * 2))
     assert splits.test.augment is None
     batch = Batch(np.full((1, 2), 3.0, np.float32), np.zeros(1), np.ones(1))
     changed = splits.train.transform(batch, jax.random.key(0))
@@ -149,6 +149,30 @@ def test_with_augmentation_changes_only_training_inputs_in_order():
     np.testing.assert_array_equal(changed.inputs, [[8.0, 8.0]])
     assert changed.targets is batch.targets and changed.mask is batch.mask
     assert splits.test.transform(batch, jax.random.key(0)) is batch
+    with pytest.raises(ConfigError, match=r"returned a ArrayImpl: it must be a function \(key, batch\) -> batch"):
+        with_augmentation(arrays(GOOD), lambda key, batch: jnp.ones(3)).train.transform(batch, jax.random.key(0))
+
+
+def test_inputs_and_targets_may_be_trees():
+    texts = np.arange(8).reshape(4, 2)
+    inputs = {"image": np.zeros((4, 3), np.uint8), "nested": (texts, [True, False, True, True])}
+    source = arrays((inputs, {"class": [0, 1, 2, 0]})).train
+    assert source.num_examples == 4
+    batch = source.gather(source.examples, np.array([2, 0]))
+    assert batch.inputs["image"].dtype == np.float32 and batch.inputs["nested"][0].tolist() == [[4, 5], [0, 1]]
+    assert batch.inputs["nested"][1].tolist() == [1.0, 1.0] and batch.targets["class"].tolist() == [2, 0]
+    alone = arrays(train=inputs)
+    assert alone.train.targets is None and alone.train.gather(alone.train.examples, np.arange(2)).targets is None
+    assert repr(alone) == (
+        "Splits(arrays: 4 train, inputs {image: uint8 [3], nested.0: int32 [2], nested.1: float32 []})"
+    )
+    for bad, message in (
+        ({"train": {"a": texts, "b": texts[:3]}}, r"4 inputs\['a'\] but 3 inputs\['b'\]"),
+        ({"train": {"a": texts}, "test": {"b": texts}}, r"inputs of test has \['b'\] but .* has \['a'\]"),
+        ({"train": ({}, [1])}, "train has no inputs"),
+    ):
+        with pytest.raises(DataError, match=message):
+            arrays(**bad)
 
 
 def test_gather_takes_rows_and_scales_bytes():

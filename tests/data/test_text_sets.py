@@ -40,7 +40,7 @@ def test_lists_become_ids_of_the_training_vocabulary() -> None:
     splits = text_arrays(TRAIN, TEST, tokenizer=SHORT, name="films", class_names=("neg", "pos"))
     check(splits)
     assert vocabulary(splits).decode(TEST_ROWS) == ["film", "good \N{REPLACEMENT CHARACTER}"]
-    assert vocabulary(jn.data.with_augmentation(splits, lambda key, inputs: inputs)) is vocabulary(splits)
+    assert vocabulary(jn.data.with_augmentation(splits, lambda key, batch: batch)) is vocabulary(splits)
 
 
 def test_fingerprints_differ_by_texts_labels_and_tokenizers() -> None:

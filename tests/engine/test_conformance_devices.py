@@ -98,7 +98,7 @@ def share_of_large(params: Any, batch: Batch, key: jax.Array) -> jax.Array:
     return jnp.where(large, squares, 0.0).sum() / large.sum()
 
 
-def drawing(params: Any, state: Any, batch: Batch) -> Any:
+def drawing(params: Any, state: Any, batch: Batch, key: Any) -> Any:
     """An evaluation that draws."""
     return {"loss": denoised(params, batch.inputs, jax.random.key(0)).sum(), "count": batch.mask.sum()}
 

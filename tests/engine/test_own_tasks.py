@@ -35,7 +35,7 @@ def loss(params: Any, model_state: Any, batch: jn.Batch, key: jax.Array) -> Any:
     return nats(params, batch).mean(), (model_state, {"half": 0.5})
 
 
-def evaluate(params: Any, model_state: Any, batch: jn.Batch) -> dict[str, Any]:
+def evaluate(params: Any, model_state: Any, batch: jn.Batch, key: Any) -> dict[str, Any]:
     return {"loss": (nats(params, batch) * batch.mask).sum(), "count": batch.mask.sum()}
 
 
@@ -52,8 +52,8 @@ def own(**parts: Any) -> jn.Experiment[tiny.Config]:
 
 def sums(**others: Any) -> Any:
     """An evaluation with more in it: functions of a batch."""
-    return lambda params, model_state, batch: (
-        evaluate(params, model_state, batch) | {name: other(batch) for name, other in others.items()}
+    return lambda params, model_state, batch, key: (
+        evaluate(params, model_state, batch, key) | {name: other(batch) for name, other in others.items()}
     )
 
 
@@ -66,9 +66,9 @@ def test_own_tasks_may_have_any_arrays_targets_and_predictions_in_fit_and_sweep(
     def with_classes(batch: jn.Batch) -> jn.Batch:
         return batch._replace(targets=batch.targets % 3)
 
-    def evaluate_arrays(params: Any, model_state: Any, batch: jn.Batch) -> dict[str, Any]:
+    def evaluate_arrays(params: Any, model_state: Any, batch: jn.Batch, key: Any) -> dict[str, Any]:
         sizes = (batch.mask[:, None] * SIZES[None]).sum(0)
-        return {**evaluate(params, model_state, with_classes(batch)), "sizes": sizes}
+        return {**evaluate(params, model_state, with_classes(batch), key), "sizes": sizes}
 
     def derive(means: dict[str, Any]) -> dict[str, Any]:
         assert means["sizes"].shape == (7,) and np.ndim(means["loss"]) == 0
@@ -103,7 +103,7 @@ def losing(made: Callable[[Any, jax.Array], Any]) -> dict[str, Any]:
 
 def evaluating(made: Callable[[jax.Array, jn.Batch], Any]) -> dict[str, Any]:
     """A task whose evaluation returns ``made(nats [batch], batch)`` as the loss, beside the right count."""
-    return {"evaluate": lambda p, s, batch: {"loss": made(nats(p, batch), batch), "count": batch.mask.sum()}}
+    return {"evaluate": lambda p, s, batch, key: {"loss": made(nats(p, batch), batch), "count": batch.mask.sum()}}
 
 
 # What is wrong, and the words that name it.

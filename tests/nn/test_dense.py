@@ -135,7 +135,7 @@ WEIGHTS = draws.normal(0, 3, CLASSES)
 def of_labels(ids: jax.Array) -> list[jax.Array]:
     logits, hidden = jnp.broadcast_to(WEIGHTS[0], (2, 3, CLASSES)), jnp.ones((2, 3, 3))
     task = tasks.next_token((lambda key, x: {}, lambda params, x: logits))
-    metrics = task.evaluate({}, {}, Batch(jnp.zeros((2, 3)), ids, jnp.ones(2)))
+    metrics = task.evaluate({}, {}, Batch(jnp.zeros((2, 3)), ids, jnp.ones(2)), jax.random.key(0))
     slopes = [jax.grad(lambda x, s=s: nn.cross_entropy(x, ids, s).sum())(logits) for s in (0.0, 0.1)]
     return [*slopes, nn.linear_cross_entropy(hidden, WEIGHTS, ids, chunk=64), *metrics.values()]
 

@@ -96,8 +96,8 @@ def test_validation_split_replaces_test_during_training() -> None:
 
 
 def test_augmentation_differs_by_step_and_repeats_by_run() -> None:
-    def noisy(key: jax.Array, inputs: jax.Array) -> jax.Array:
-        return inputs + jax.random.uniform(key, inputs.shape[1:])[None]
+    def noisy(key: jax.Array, batch: jn.Batch) -> jn.Batch:
+        return batch._replace(inputs=batch.inputs + jax.random.uniform(key, batch.inputs.shape[1:])[None])
 
     data = jn.data.with_augmentation(tiny.splits(), noisy)
     # The learning rate is 0 and every batch is the full set, shifted by one draw: only the noise differs by step.

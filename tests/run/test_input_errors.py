@@ -70,7 +70,7 @@ EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
         "label 2 of example 1 in train .* 0 to 1",
         on(INPUTS, np.arange(37) % 2 + 1, task=jn.tasks.binary_classification(NARROW)),
     ),
-    (r"integers \[batch\], not float32 .* argmax", on(INPUTS, np.eye(3)[LABELS])),
+    (r"integers \[batch\], not float32 .* argmax", on(INPUTS, np.eye(4)[LABELS])),
     ("label -2 of example 0 in train is out of range", on(SEQUENCES, np.full((9, 4), -2), task=NEXT_TOKEN)),
     (
         "label 7 of example 0 in train is out of range: labels must be 0 to 2",

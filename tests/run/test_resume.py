@@ -67,7 +67,9 @@ class Normalized(linen.Module):
 
 def test_every_part_of_a_state_is_restored_bitwise(tmp_path: Path) -> None:
     # Batch statistics, dropout, augmentation, a schedule, two moments and an average of the parameters.
-    augment = lambda key, inputs: inputs * jax.random.bernoulli(key, 0.5, inputs.shape)  # noqa: E731
+    def augment(key: jax.Array, batch: jn.Batch) -> jn.Batch:
+        return batch._replace(inputs=batch.inputs * jax.random.bernoulli(key, 0.5, batch.inputs.shape))
+
     experiment = tiny.experiment(
         data=jn.data.with_augmentation(tiny.splits(), augment),
         model=Normalized(),
@@ -200,7 +202,7 @@ def test_config_with_nan_equals_its_record() -> None:
     check_same_config(jsonable(config_json(config)), config, "run", Path("there"))
 
 
-def counted(params: Any, state: Any, batch: Any) -> dict[str, jax.Array]:
+def counted(params: Any, state: Any, batch: Any, key: Any) -> dict[str, jax.Array]:
     return {"loss": batch.mask.sum() * 2.0, "accuracy": batch.mask.sum(), "count": batch.mask.sum()}
 
 
@@ -208,7 +210,7 @@ DERIVED = TASK._replace(derive_metrics=lambda means: {**means, "z": 1.0})
 CHANGES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "nothing": ({}, []),
     "augmentation": (
-        {"data": jn.data.with_augmentation(tiny.splits(), lambda key, x: x + 1)},
+        {"data": jn.data.with_augmentation(tiny.splits(), lambda key, batch: batch._replace(inputs=batch.inputs + 1))},
         ["the order or augmentation of the data"],
     ),
     "evaluation": ({"task": lambda config: TASK._replace(evaluate=counted)}, ["the evaluation"]),

@@ -45,7 +45,10 @@ class Small(linen.Module):
 
 
 def noisy_points() -> jn.Splits:
-    return jn.data.with_augmentation(tiny.splits(), lambda key, inputs: inputs + jax.random.normal(key, inputs.shape))
+    def noisy(key, batch):
+        return batch._replace(inputs=batch.inputs + jax.random.normal(key, batch.inputs.shape))
+
+    return jn.data.with_augmentation(tiny.splits(), noisy)
 
 
 def images() -> jn.Splits:

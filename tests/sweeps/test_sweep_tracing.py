@@ -146,7 +146,9 @@ def test_data_that_depend_on_nothing_swept_are_loaded_once() -> None:
 def drawn_and_scaled(config: Config) -> jn.Splits:
     splits = jn.data.arrays(train=tiny.points(37, config.seed), test=tiny.points(23, 1))
     # Augmentation reads its fields when it is traced.
-    return jn.data.with_augmentation(splits, lambda key, inputs: inputs * (config.num_steps + config.share))
+    return jn.data.with_augmentation(
+        splits, lambda key, batch: batch._replace(inputs=batch.inputs * (config.num_steps + config.share))
+    )
 
 
 @pytest.mark.slow

@@ -34,8 +34,8 @@ def network(activation: Any = jax.nn.relu) -> jn.Experiment[Config]:
         plain = jn.tasks.classification(linen.Sequential([linen.Dense(config.units), activation, linen.Dense(3)]))
         rate = config.learning_rate
 
-        def evaluate(params: Any, model_state: Any, batch: jn.Batch) -> Any:
-            return {"scaled": rate * batch.mask.sum(), **plain.evaluate(params, model_state, batch)}
+        def evaluate(params: Any, model_state: Any, batch: jn.Batch, key: Any) -> Any:
+            return {"scaled": rate * batch.mask.sum(), **plain.evaluate(params, model_state, batch, key)}
 
         return plain._replace(evaluate=evaluate)
 

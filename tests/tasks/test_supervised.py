@@ -116,15 +116,15 @@ def test_sown_losses_are_added_in_training_alone_and_inputs_may_be_several(form:
     # 2 * (1 + 2) + 2 * (3 + 4) + 1, whatever the targets, of which there are none.
     inputs = form((np.float32([[1.0, 2.0], [3.0, 4.0]]), np.float32([[1.0], [1.0]])))
     task = tasks.supervised(Sowing(), lambda outputs, targets: 0 * outputs[:, 0], {"loss": lambda y, _: 0 * y[:, 0]})
-    batch = Batch(inputs, None, np.ones(2, np.float32))  # type: ignore[arg-type]
+    batch = Batch(inputs, None, np.ones(2, np.float32))
     params, model_state = task.init(KEY, batch)
     loss, (after, metrics) = task.loss(params, model_state, batch, KEY)
     assert (float(loss), float(metrics["sown_loss"])) == (21.0, 21.0)
     assert (model_state, after) == ({}, {}) and params["Dense_0"]["kernel"].shape == (2, 1)
-    assert float(task.evaluate(params, model_state, batch)["loss"]) == 0.0
+    assert float(task.evaluate(params, model_state, batch, KEY)["loss"]) == 0.0
     # Padding is zeros in every input: 2 * (1 + 2) + 1.
     spoiled = jax.tree.map(lambda rows: np.where([[True], [False]], rows, np.nan), inputs)
-    padded = Batch(spoiled, None, np.float32([1.0, 0.0]))  # type: ignore[arg-type]
+    padded = Batch(spoiled, None, np.float32([1.0, 0.0]))
     assert float(task.loss(params, model_state, padded, KEY)[0]) == 7.0
     _, apply = as_model(Sowing())
     first, other, still = (apply(params, {}, inputs, key)[0] for key in (KEY, jax.random.key(1), None))

@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxnn as jn
 from jaxnn.bench import Bench, Case, Finding, NotMeasured, Plain, Quantity, Row, Rows, Study
+from jaxnn.engine import load_data
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,7 +180,7 @@ def _cases(
 ) -> Iterator[Sequence[Case]]:
     settings: Settings = bench.settings
     made = experiment(settings) if callable(experiment) else experiment
-    splits = functools.cache(lambda: made.data(made.config))
+    splits = functools.cache(lambda: load_data(made))
     for kind in bench.devices:
         devices = jax.local_devices(backend=kind)
         counts = counts_of(len(devices))

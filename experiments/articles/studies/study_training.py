@@ -14,7 +14,7 @@ from articles.studies.study_rows import distinct
 
 import jaxnn as jn
 from jaxnn.bench import Bench, Case, Finding, Plain, Quantity, Row, Rows, quantity
-from jaxnn.engine import CALL_SECONDS, fastest_steps, make_calls, programs_of, seconds_per_step
+from jaxnn.engine import CALL_SECONDS, fastest_steps, load_data, make_calls, programs_of, seconds_per_step
 from jaxnn.parallel import computing_on
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def network(name: str) -> jn.Experiment[Any]:
 def _data(name: str) -> jn.Splits:
     """Returns the data of a network; cached, since a study measures it on several devices."""
     experiment = network(name)
-    return experiment.data(experiment.config)
+    return load_data(experiment)
 
 
 def training_group(bench: Bench, name: str, batch_size: int) -> Sequence[Case]:

@@ -12,7 +12,7 @@ import numpy as np
 from sweep_networks import members
 
 import jaxnn as jn
-from jaxnn.engine import CALLS_AHEAD, Population, Shape, Trainer, arrange
+from jaxnn.engine import CALLS_AHEAD, Population, Shape, Trainer, arrange, load_data
 from jaxnn.sweeps import plan_sweep
 from jaxnn.types import Examples
 
@@ -118,7 +118,7 @@ def fitted(experiment: jn.Experiment) -> Measure:
 def looped(experiment: jn.Experiment) -> Measure:
     """Returns a measure of a handwritten loop: NumPy gathers a batch on the host, a jitted step trains on it."""
     config = experiment.config
-    source = experiment.data(config).train
+    source = load_data(experiment).train
     inputs, targets = source.read(np.arange(source.num_examples))
     task, optimizer = experiment.task(config), experiment.optimizer(config)
     update = jn.steps.make_train_step(task, optimizer)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from jaxnn.data import _files
-from jaxnn.data._arrays import ArraySource, arrays, check_pair, given_splits, split_by_fraction
+from jaxnn.data._arrays import ArraySource, arrays, split_by_fraction
+from jaxnn.data._examples import given_splits
 from jaxnn.data._files import Listing, PathLike
 from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary, checked_texts
 from jaxnn.types import DataError, Examples, Splits
@@ -57,7 +58,8 @@ def text_arrays(
         raise DataError(f"tokenizer must be a jn.data.Tokenizer, such as Tokenizer(), not {tokenizer!r}.")
     given = given_splits(train, test, validation)
     for split, pair in given.items():
-        check_pair(split, pair, "(texts, targets)", f"write {split}=(texts, targets)")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(f"{split} must be a pair (texts, targets), not a {type(pair).__name__}.")
         lines = checked_texts(f"{split}'s texts", pair[0])
         if empty := [index for index, text in enumerate(lines) if not text.strip()]:
             raise DataError(f"text {empty[0]} of {split} is empty (empty texts: {len(empty):,}): remove them.")

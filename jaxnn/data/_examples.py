@@ -1,0 +1,144 @@
+"""Checks and conversions of the user's examples: dtypes, shapes, lengths and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.types import DataError, Examples, PyTree, check_int
+
+_INT32 = np.iinfo(np.int32)
+
+
+def num_rows(examples: PyTree) -> int:
+    """The number of examples in arrays ``[examples, ...]``."""
+    return int(jax.tree.leaves(examples)[0].shape[0])
+
+
+def resolve_num_classes(class_names: Sequence[str], num_classes: int | None) -> int | None:
+    """Returns the number of classes, or None if neither argument gives it; DataError if they differ."""
+    if num_classes is None:
+        return len(class_names) or None
+    check_int("num_classes", num_classes)
+    if class_names and len(class_names) != num_classes:
+        raise DataError(f"{len(class_names)} class_names but num_classes is {num_classes}: give one name per class.")
+    return num_classes
+
+
+def given_splits(train: Any, test: Any, validation: Any) -> dict[str, Any]:
+    """Returns ``train``, and the other splits that are not None, by name; later checks refuse a ``train`` of None."""
+    given = {"train": train, "validation": validation, "test": test}
+    return {split: value for split, value in given.items() if value is not None or split == "train"}
+
+
+def is_integers(targets: PyTree) -> bool:
+    """Whether ``targets`` are one array of integers."""
+    return np.issubdtype(getattr(targets, "dtype", float), np.integer)
+
+
+def as_examples(split: str, given: Any, what: str = "{split} {field}", *, has_examples: bool = True) -> Examples:
+    """Returns a pair of array-likes, or inputs alone, as checked arrays, see `model_array`; ``split`` is for messages.
+
+    Dicts, and tuples within a pair, are pytrees of arrays; so are other registered nodes, but not lists.
+    """
+    if given is None or (isinstance(given, tuple | list) and len(given) != 2):
+        found = type(given).__name__ + (f" of {len(given)}" if given is not None else "")
+        wanted = "a pair (inputs, targets), or inputs alone, as an array or a dict of arrays"
+        raise DataError(f"{split} must be {wanted}, not a {found}: write {split}=(inputs, targets).")
+    parts = given if isinstance(given, tuple | list) else (given, None)
+    lengths: dict[str, int] = {}
+
+    def converted(field: str, tree: Any) -> Any:
+        def convert(path: Any, leaf: Any) -> np.ndarray:
+            name = what.format(split=split, field=field, one=field[:-1]) + jax.tree_util.keystr(path)
+            array = model_array(name, leaf, is_input=field == "inputs", has_examples=has_examples)
+            lengths[field + jax.tree_util.keystr(path)] = len(array) if has_examples else 1
+            return array
+
+        return jax.tree.map_with_path(convert, tree, is_leaf=lambda node: isinstance(node, list))
+
+    examples = Examples(*map(converted, Examples._fields, parts))
+    if not jax.tree.leaves(examples.inputs):
+        raise DataError(f"{split} has no inputs: give at least one array.")
+    if len({*lengths.values()}) > 1:
+        counts = " but ".join(f"{count} {name}" for name, count in lengths.items())
+        raise DataError(f"{split} has {counts}: give one target for each input, and equally many of everything.")
+    return examples
+
+
+def model_array(where: str, value: Any, *, is_input: bool, has_examples: bool = False) -> np.ndarray:
+    """Returns ``value`` as a checked array with a dtype as of `arrays`, with ``has_examples`` along its first axis."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DataError(f"{where}: a masked array, whose mask would be ignored; drop masked examples or fill them in.")
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{where}: a {type(value).__name__}, not one array; give examples of one shape.") from error
+    if has_examples and array.ndim == 0:
+        raise DataError(f"{where}: one {type(value).__name__}, not an array [examples, ...].")
+    if has_examples and array.size == 0:
+        raise DataError(f"{where}: empty, of shape {array.shape}; give at least one example.")
+    if array.dtype == np.bool_:
+        return array.astype(np.float32 if is_input else np.int32)
+    if array.dtype == np.uint8 and is_input:
+        return array
+    if jnp.issubdtype(array.dtype, np.integer):
+        bad = (array < _INT32.min) | (array > _INT32.max)
+        array = array.astype(np.int32, copy=False)
+        found, fix = "an integer beyond int32", "renumber, or give floats"
+    elif jnp.issubdtype(array.dtype, np.floating):
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32, copy=False)
+        bad = ~np.isfinite(array)
+        found, fix = "NaN or infinity (as float32)", "remove or replace these values"
+    else:
+        raise DataError(f"{where}: dtype {array.dtype}; encode it as numbers first.")
+    if bad.any():
+        if has_examples:
+            rows = bad.reshape(len(bad), -1).any(axis=1)
+            found += f" in example {rows.argmax()} (such examples: {rows.sum():,})"
+        raise DataError(f"{where}: {found}; {fix}.")
+    return array
+
+
+def check_alike(what: str, example: Examples, other: str, model: Examples) -> None:
+    """Raises DataError if two examples differ in shapes or dtypes.
+
+    ``what`` and ``other`` name them, with ``{field}`` or ``{one}`` in the first for ``inputs`` or ``input``.
+    """
+    for field, part, like in zip(Examples._fields, example, model, strict=True):
+        arrays, wanted = (
+            {jax.tree_util.keystr(path): x for path, x in jax.tree.leaves_with_path(x)} for x in (part, like)
+        )
+        part_name = what.format(field=field, one=field[:-1])
+        if arrays.keys() != wanted.keys():
+            given, known = (", ".join(names) or "nothing" for names in (arrays, wanted))
+            raise DataError(f"{part_name} has {given} but {other} has {known}: give all the same arrays.")
+        for name, array in arrays.items():
+            one = wanted[name]
+            if (array.shape, array.dtype) != (one.shape, one.dtype):
+                raise DataError(
+                    f"{part_name}{name} is {array.dtype} {array.shape} but {other} is {one.dtype} {one.shape}: give "
+                    "all examples one shape and dtype, by resizing or padding them."
+                )
+
+
+def check_label_range(
+    split: str, targets: np.ndarray, num_classes: int | None, *, may_ignore: bool = True, first: int = 0
+) -> None:
+    """Raises DataError for the first label out of range; in sequences negative ones are fine if ``may_ignore``."""
+    negative_is_fine = may_ignore and targets.ndim > 1
+    bad = np.zeros(targets.shape, bool) if negative_is_fine else targets < 0
+    if num_classes is not None:
+        bad |= targets >= num_classes
+    if bad.any():
+        known = "at least 0" if num_classes is None else f"0 to {num_classes - 1}"
+        ignored = "; a negative one is ignored" if negative_is_fine else ""
+        raise DataError(
+            f"the label {targets[bad][0]} of example {first + np.argwhere(bad)[0, 0]} in {split} is out of range: "
+            f"labels must be {known}{ignored}."
+        )

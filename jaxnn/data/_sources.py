@@ -1,0 +1,270 @@
+"""Sources beside arrays and readers: batches made on the device, iterables, mixtures, data in order; padding."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.data._arrays import ArraySource, Augmentation, IndexedSource, array_source, arrays
+from jaxnn.data._examples import as_examples, check_alike, num_rows
+from jaxnn.types import ENDLESS, Array, Batch, ConfigError, DataError, Examples, PyTree, Splits, check_int
+
+type MakeBatch = Callable[[jax.Array, jax.Array], Any]
+_FINGERPRINT_EXAMPLES = 16
+
+
+def generated(make_batch: MakeBatch, test: Any = None, validation: Any = None, *, name: str = "generated") -> Splits:
+    """Makes a data set whose training batches are computed on the device: synthetic tasks, points of an equation.
+
+    ``make_batch(key, step)`` is pure and traced; its key is that of the step, of the config's seed. It returns a
+    `Batch`, a pair ``(inputs, targets)``, or inputs alone, of the config's batch size. Other splits are arrays as of
+    `jaxnn.data.arrays`, or the number of batches to make once, by other keys.
+
+    >>> def points(key, step):
+    ...     x = jax.random.uniform(key, (32, 1))
+    ...     return x, jnp.sin(x)
+    >>> jn.data.generated(points, test=4)
+    Splits(generated: train generated, 128 test)
+
+    Raises DataError for anything else.
+    """
+    train = GeneratedSource(make_batch)
+    sources: dict[str, Any] = {"train": train}
+    for index, (split, given) in enumerate((("test", test), ("validation", validation))):
+        if isinstance(given, int) and not isinstance(given, bool):
+            keys = jax.random.split(jax.random.key(index), check_int(f"{split}, a number of batches,", given))
+            made = jax.jit(lambda keys: jax.lax.map(lambda key: train.make(key, jnp.int32(0)), keys))(keys)
+            rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), made)
+            sources[split] = ArraySource(Examples(rows.inputs, rows.targets))
+        elif given is not None:
+            sources[split] = arrays(given).train
+    return Splits(**sources, name=name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GeneratedSource(IndexedSource):
+    """Training batches that are a function of a key and a step; a step's row is its seed and its number."""
+
+    make_batch: MakeBatch = dataclasses.field(repr=False)  # see `generated`
+    augment: Augmentation | None = None
+    targets: ClassVar[None] = None
+    num_examples: ClassVar[int] = ENDLESS
+
+    @property
+    def examples(self) -> Examples:
+        """No arrays: nothing is put on the device."""
+        return Examples((), None)
+
+    def make(self, key: jax.Array, step: jax.Array) -> Batch:
+        """The batch of a key and a step."""
+        made = self.make_batch(key, step)
+        if isinstance(made, Batch):
+            return made
+        inputs, targets = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
+        if not jax.tree.leaves(inputs):
+            raise ConfigError("generated data need a batch with at least one array.")
+        return Batch(inputs, targets, np.ones(num_rows(inputs), np.float32))
+
+    def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
+        """Seed and number of each of ``steps [k]``: ``[k, 2]`` uint32."""
+        library: Any = np if isinstance(steps, np.ndarray) and not isinstance(seed, jax.Array) else jnp
+        rows = library.asarray(steps).astype(np.uint32)
+        return library.stack([library.full_like(rows, seed), rows], -1)  # type: ignore[no-any-return]
+
+    def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
+        """The batch of a row ``[2]`` of `order`."""
+        seed, step = indices[0], jnp.asarray(indices[1]).astype(jnp.int32)
+        return self.make(jax.random.fold_in(jax.random.key(seed), step), step)
+
+    def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
+        """The batch of step 0, for its shapes."""
+        return self.gather(examples, np.zeros(2, np.uint32))
+
+    def read(self, indices: np.ndarray) -> Examples:
+        """No examples."""
+        return self.examples
+
+    def fingerprint(self, digest: Any) -> None:
+        """Nothing: the function is a part of the program."""
+
+
+def without_data(config: Any) -> Splits:
+    """The data of an experiment that has none: batches of a mask alone."""
+    batch = Batch((), None, np.ones(config.batch_size, np.float32))
+    return Splits(GeneratedSource(lambda key, step: batch), name="no data")
+
+
+def iterable(
+    train: Callable[[int, int], Iterable[Any]], test: Any = None, validation: Any = None, *, name: str = "iterable"
+) -> Splits:
+    """Makes a data set of an iterable that can start at any position, such as a streamed data set of Hugging Face.
+
+    ``train(seed, start)`` returns an iterable of examples from number ``start`` on, the same each time, so that a
+    resumed run goes on where it stopped; an example is a pair ``(input, target)``, or a dict, as for
+    `jaxnn.data.stream`. It has to go on for as long as training does. Other splits are arrays as of
+    `jaxnn.data.arrays`.
+
+    >>> def examples(seed, start):  # Hugging Face: lambda seed, start: dataset.shuffle(seed).skip(start)
+    ...     return ((np.full(4, index), index % 2) for index in itertools.count(start))
+    >>> jn.data.iterable(examples)
+    Splits(iterable: train generated, streamed)
+
+    Raises DataError for an example that cannot be used, or differs in shape or dtype from the first.
+    """
+    given = {"test": test, "validation": validation}
+    sources: dict[str, Any] = {split: arrays(one).train for split, one in given.items() if one is not None}
+    return Splits(IterableSource(train), **sources, name=name)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IterableSource(IndexedSource):
+    """Training examples of an iterable with a known position; compared and hashed by identity."""
+
+    start: Callable[[int, int], Iterable[Any]] = dataclasses.field(repr=False)  # see `iterable`
+    augment: Augmentation | None = None
+    examples: ClassVar[None] = None  # not in memory
+    num_examples: ClassVar[int] = ENDLESS
+
+    def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
+        """The positions of the examples of each of ``steps [k]``: ``[k, batch]`` int32."""
+        return steps[:, None] * batch_size + np.arange(batch_size, dtype=np.int32)
+
+    def iterate(self, seed: int, first: int) -> Iterator[Examples]:
+        """The examples from number ``first`` on, checked."""
+        like = None
+        for index, given in enumerate(self.start(seed, first), first):
+            example = as_examples("train", given, f"the {{one}} of example {index} of {{split}}", has_examples=False)
+            like = example if like is None else like
+            check_alike(f"the {{one}} of example {index} of train", example, f"that of example {first}", like)
+            yield example
+        raise DataError("the iterable of the training data ended: let it repeat, or train fewer steps.")
+
+    @property
+    def targets(self) -> PyTree:
+        """The first target."""
+        return self.read(np.zeros(1, np.int32)).targets
+
+    def read(self, indices: np.ndarray) -> Examples:
+        """Examples from the start: those at ``indices``, which are small numbers."""
+        first = list(itertools.islice(self.iterate(0, 0), int(np.max(indices)) + 1))
+        rows: Examples = jax.tree.map(lambda *leaves: np.stack(leaves), *(first[index] for index in indices))
+        return rows
+
+    def batches(self, seed: int, first_step: int, batch_size: int, rows: slice = slice(None)) -> Iterator[Examples]:
+        """Iterates over the training batches of ``first_step`` and the steps after it, of them the local ``rows``."""
+        for batch in itertools.batched(self.iterate(int(seed), first_step * batch_size), batch_size):
+            yield jax.tree.map(lambda *leaves: np.stack(leaves), *batch[rows])
+
+    def fingerprint(self, digest: Any) -> None:
+        """Updates ``digest`` with the first 16 examples."""
+        for array in jax.tree.leaves(self.read(np.arange(_FINGERPRINT_EXAMPLES))):
+            digest.update(np.ascontiguousarray(array).tobytes())
+
+
+def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits:
+    """Mixes the training examples of data sets in memory: each example of a batch is one of part ``p`` with its weight.
+
+    Examples are drawn with replacement, equally often within a part. The other splits are those of the first part; the
+    parts are alike in shapes and dtypes.
+
+    >>> even, odd = (jn.data.arrays((np.arange(first, 8, 2), np.full(4, first))) for first in (0, 1))
+    >>> jn.data.mixture({"even": even, "odd": odd}, {"even": 0.75, "odd": 0.25})
+    Splits(even+odd: 8 train, inputs int32 [])
+
+    Raises DataError for parts that are not in memory or not alike, and unless each has a weight above 0.
+    """
+    if weights.keys() != parts.keys() or not parts or not all(weight > 0 for weight in weights.values()):
+        raise DataError(f"a mixture of {', '.join(parts)} needs a weight above 0 for each, not {dict(weights)}.")
+    sources = {name: array_source(splits.train) for name, splits in parts.items()}
+    (first, model), *others = sources.items()
+    one, *_ = (jax.tree.map(lambda array: array[0], source.examples) for source in (model,))
+    for name, source in others:
+        example = jax.tree.map(lambda array: array[0], source.examples)
+        check_alike(f"each of the {{field}} of {name}", example, f"each of those of {first}", one)
+    together: Examples = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(s.examples for s in sources.values()))
+    counts = tuple(source.num_examples for source in sources.values())
+    shares = tuple(weights[name] / sum(weights.values()) for name in sources)
+    train = MixedSource(together, model.augment, counts, shares)
+    return parts[first]._replace(train=train, name="+".join(parts))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MixedSource(ArraySource):
+    """Parts one after the other, from which each row of a batch is drawn; see `mixture`."""
+
+    counts: tuple[int, ...] = ()  # examples of each part
+    shares: tuple[float, ...] = ()  # how often each is drawn
+
+    def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
+        """Indices of the examples of each of ``steps [k]``: ``[k, batch]`` int32."""
+        ends, firsts = np.cumsum(self.shares)[:-1], np.cumsum([0, *self.counts[:-1]])
+
+        def indices(step: jax.Array) -> jax.Array:
+            part_key, row_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
+            part = jnp.searchsorted(
+                jnp.asarray(ends, jnp.float32), jax.random.uniform(part_key, (batch_size,)), "right"
+            )
+            rows = jax.random.randint(row_key, (batch_size,), 0, jnp.asarray(self.counts)[part])
+            return jnp.asarray(firsts, jnp.int32)[part] + rows
+
+        chosen = jax.vmap(indices)(jnp.asarray(steps))
+        return np.asarray(chosen) if isinstance(steps, np.ndarray) and not isinstance(seed, jax.Array) else chosen
+
+
+def in_order(splits: Splits) -> Splits:
+    """Trains on a data set in memory in its own order, for models that carry their state from batch to batch.
+
+    Of ``n`` examples and a batch of ``b``, row ``r`` of step ``t`` is example ``r * (n // b) + t % (n // b)``: each row
+    reads a stretch of the data from start to end, as truncated backpropagation through time does.
+
+    >>> source = jn.data.in_order(jn.data.arrays(np.arange(6))).train
+    >>> source.order(seed=0, steps=np.arange(3), batch_size=2).tolist()
+    [[0, 3], [1, 4], [2, 5]]
+    """
+    source = array_source(splits.train)
+    return splits._replace(train=OrderedSource(source.examples, source.augment))
+
+
+class OrderedSource(ArraySource):
+    """A split in its own order; see `in_order`."""
+
+    def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
+        """Indices of the examples of each of ``steps [k]``: ``[k, batch]`` int32."""
+        length = self.num_examples // batch_size
+        if length == 0:
+            raise DataError(f"a batch of {batch_size} is larger than the {self.num_examples} examples in the split.")
+        rows = np.arange(batch_size, dtype=np.int32) * length
+        return rows[None] + (steps % length)[:, None]
+
+
+def pad_sequences(
+    sequences: Sequence[Any], length: int | None = None, *, value: float = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns sequences ``[time, ...]`` of different lengths as one array ``[examples, length, ...]``, and the lengths.
+
+    Sequences end with ``value`` where they are shorter, and lose their end where they are longer than ``length``, by
+    default that of the longest.
+
+    >>> tokens, lengths = jn.data.pad_sequences([[3, 1, 4], [1, 5]])
+    >>> tokens.tolist(), lengths.tolist()
+    ([[3, 1, 4], [1, 5, 0]], [3, 2])
+    >>> splits = jn.data.arrays(({"tokens": tokens, "length": lengths}, [0, 1]))
+
+    Raises DataError for no sequences, or sequences of different shapes or kinds.
+    """
+    rows = [np.asarray(sequence) for sequence in sequences]
+    if not rows or any(row.ndim == 0 or row.shape[1:] != rows[0].shape[1:] for row in rows):
+        raise DataError("pad_sequences needs at least one sequence [time, ...], and all alike but in length.")
+    longest = max(map(len, rows)) if length is None else check_int("length", length)
+    lengths = np.array([min(len(row), longest) for row in rows], np.int32)
+    dtype = np.result_type(*(row.dtype for row in rows if row.size or len(rows) == 1), np.int8)
+    padded = np.full((len(rows), longest, *rows[0].shape[1:]), value, dtype)
+    for target, row, size in zip(padded, rows, lengths, strict=True):
+        target[:size] = row[:size]
+    return padded, lengths
