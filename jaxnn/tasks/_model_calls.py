@@ -30,16 +30,20 @@ type Init = Callable[[jax.Array, PyTree], tuple[Params, ModelState]]
 type Apply = Callable[[Params, ModelState, PyTree, jax.Array | None], ModelResult]
 
 
-def input_arguments(function: Callable[..., Any], inputs: PyTree) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns positional and keyword arguments: those of a tuple, those of a dict of parameters' names, else one."""
-    if type(inputs) is tuple:  # a named tuple is one argument
-        return inputs, {}
+def call_arguments(function: Callable[..., Any], inputs: PyTree, train: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the positional and keyword arguments of a call, flags of training or evaluation among them.
+
+    Inputs are those of a tuple (a named tuple is one), those of a dict if its keys are names of parameters, else one.
+    """
+    flags = train_flags(function, train)
+    if type(inputs) is tuple:
+        return inputs, flags
     if isinstance(inputs, Mapping) and inputs.keys() <= inspect.signature(function).parameters.keys():
-        return (), dict(inputs)
-    return (inputs,), {}
+        return (), {**inputs, **flags}
+    return (inputs,), flags
 
 
-def train_flags(function: Callable[..., Any], train: bool) -> dict[str, bool]:
+def train_flags(function: Callable[..., Any], train: bool) -> dict[str, Any]:
     """Returns the keyword arguments of ``function`` that say whether it is training."""
     parameters = inspect.signature(function).parameters
     return {name: train == means for name, means in _TRAIN_FLAGS.items() if name in parameters}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
 from jaxnn.nn import Policy
-from jaxnn.tasks._model_calls import Apply, Init, ModelResult, input_arguments, train_flags
+from jaxnn.tasks._model_calls import Apply, Init, ModelResult, call_arguments, train_flags
 from jaxnn.tasks._module_trees import from_nnx, from_tree, is_module_tree, library_of
 from jaxnn.types import ConfigError, ModelState, Params, PyTree
 
@@ -76,7 +76,7 @@ def _functions_of(model: Any) -> tuple[Init, Apply]:
     if library == "flax.linen":
         return _from_linen(model)
     if library == "flax.nnx":
-        return from_nnx(lambda key: model)
+        return from_nnx(lambda rngs: model)
     if is_module_tree(model):
         # A copy, since a `State` of Equinox can be used once.
         leaves, tree = jax.tree.flatten(model)
@@ -112,13 +112,7 @@ def _from_factory(
         )
     if name == "key":
         return from_tree(lambda key: factory(key=key), is_factory=True)
-
-    def build(key: jax.Array) -> Any:
-        from flax import nnx  # takes long to import
-
-        return factory(rngs=nnx.Rngs(key))
-
-    return from_nnx(build)
+    return from_nnx(lambda rngs: factory(rngs=rngs))
 
 
 def _from_linen(module: nn.Module) -> tuple[Init, Apply]:
@@ -127,14 +121,13 @@ def _from_linen(module: nn.Module) -> tuple[Init, Apply]:
     def init(key: jax.Array, inputs: PyTree) -> tuple[Params, ModelState]:
         params_key, dropout_key = jax.random.split(key)
         keys = {"params": params_key, "dropout": dropout_key}
-        arguments, keywords = input_arguments(function, inputs)
-        variables = module.init(keys, *arguments, **keywords | train_flags(function, False))
+        arguments, keywords = call_arguments(function, inputs, False)
+        variables = module.init(keys, *arguments, **keywords)
         state = {k: v for k, v in variables.items() if k not in _TRANSIENT_COLLECTIONS}
         return variables.get("params", {}), state
 
     def apply(params: Params, model_state: ModelState, inputs: PyTree, key: jax.Array | None) -> ModelResult:
-        arguments, keywords = input_arguments(function, inputs)
-        keywords |= train_flags(function, key is not None)
+        arguments, keywords = call_arguments(function, inputs, key is not None)
         variables = {"params": params, **model_state}
         if key is None:
             try:
@@ -179,14 +172,14 @@ def _from_haiku(initialize: Callable[..., Any], function: Callable[..., Any]) ->
     has_state = "state" in inspect.signature(function).parameters
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[Params, ModelState]:
-        arguments, keywords = input_arguments(initialize, inputs)
-        made = initialize(key, *arguments, **keywords, **train_flags(initialize, False))
+        arguments, keywords = call_arguments(initialize, inputs, False)
+        made = initialize(key, *arguments, **keywords)
         return made if has_state else (made, {})
 
     def apply(params: Params, model_state: ModelState, inputs: PyTree, key: jax.Array | None) -> ModelResult:
-        arguments, keywords = input_arguments(function, inputs)
+        arguments, keywords = call_arguments(function, inputs, key is not None)
         variables = (params, model_state) if has_state else (params,)
-        made = function(*variables, key, *arguments, **keywords, **train_flags(function, key is not None))
+        made = function(*variables, key, *arguments, **keywords)
         outputs, updated = made if has_state else (made, model_state)
         return ModelResult(outputs, model_state if key is None else updated)
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import GetAttrKey, all_leaves, keystr
 
-from jaxnn.tasks._model_calls import Apply, Init, ModelResult, input_arguments, train_flags
+from jaxnn.tasks._model_calls import Apply, Init, ModelResult, call_arguments
 from jaxnn.types import ConfigError, ModelState, Params, PyTree
 
 
@@ -41,25 +41,26 @@ def is_module_tree(model: Any) -> bool:
     return callable(model) and not all_leaves([model])
 
 
-def from_nnx(build: Callable[[jax.Array], Any]) -> tuple[Init, Apply]:
-    """The Flax NNX module ``build(key)``: ``Param``s are parameters, other variables are state.
+def from_nnx(build: Callable[[Any], Any]) -> tuple[Init, Apply]:
+    """The Flax NNX module ``build(rngs)``: ``Param``s are parameters, other variables are state.
 
     Streams of random numbers are neither: each gets its own key in each call.
     """
     from flax import nnx  # takes long to import
 
     def split(module: Any) -> Any:
+        """The definition, parameters, random state and all other variables."""
         if library_of(module) != "flax.nnx":
             raise ConfigError(f"a model factory of rngs must return a module of Flax NNX, not {module!r}.")
         return nnx.split(module, nnx.Param, nnx.RngState, ...)
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[Params, ModelState]:
-        _, params, _, state = split(build(key))
+        _, params, _, state = split(build(nnx.Rngs(key)))
         return _nested(params, _variable_name), _nested(state, _variable_name)
 
     def apply(params: Params, model_state: ModelState, inputs: PyTree, key: jax.Array | None) -> ModelResult:
-        graph, *shapes = jax.eval_shape(lambda: split(build(jax.random.key(0))))
-        streams, base = itertools.count(), _evaluation_key() if key is None else key
+        graph, *shapes = jax.eval_shape(lambda: split(build(nnx.Rngs(0))))
+        streams, base = itertools.count(), _drawn_from(key)
 
         def draw(leaf: Any) -> jax.Array:
             if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -70,9 +71,8 @@ def from_nnx(build: Callable[[jax.Array], Any]) -> tuple[Init, Apply]:
         variables = (_filled(shapes[0], params, _variable_name), _filled(shapes[2], model_state, _variable_name))
         module = nnx.merge(graph, *variables, jax.tree.map(draw, shapes[1]))
         module.eval() if key is None else module.train()
-        function = type(module).__call__
-        arguments, keywords = input_arguments(function, inputs)
-        outputs = module(*arguments, **keywords, **train_flags(function, key is not None))
+        arguments, keywords = call_arguments(type(module).__call__, inputs, key is not None)
+        outputs = module(*arguments, **keywords)
         if key is None:
             return ModelResult(outputs, model_state)
         # Without variables that the call has added, such as sown ones.
@@ -110,53 +110,46 @@ def from_tree(build: Callable[[jax.Array], Any], *, is_factory: bool) -> tuple[I
     def init(key: jax.Array, inputs: PyTree) -> tuple[Params, ModelState]:
         shapes, tree = structure()
         leaves = jax.tree.leaves(_with_state(build(key)))
-        arrays = [
-            leaf if isinstance(shape, jax.ShapeDtypeStruct) else None
-            for leaf, shape in zip(leaves, shapes, strict=True)
-        ]
+        pairs = zip(leaves, shapes, strict=True)
+        arrays = [leaf if isinstance(shape, jax.ShapeDtypeStruct) else None for leaf, shape in pairs]
         parts = _nested(jax.tree.unflatten(tree, arrays), _part_name)
         return parts.pop("params", {}), parts
 
     def apply(params: Params, model_state: ModelState, inputs: PyTree, key: jax.Array | None) -> ModelResult:
         shapes, tree = structure()
         module, state = _filled(jax.tree.unflatten(tree, shapes), {"params": params, **model_state}, _part_name)
-        flags = train_flags(type(module).__call__, key is not None)
         if library_of(module) == "equinox":
-            outputs, state = _call_per_example(module, state, inputs, key, flags)
+            outputs, state = _call_per_example(module, state, inputs, key)
             updated = {} if state is None else _nested((None, state), _part_name)
             return ModelResult(outputs, model_state if key is None else {**model_state, **updated})
         keys = {"key": key} if "key" in inspect.signature(module).parameters else {}
-        arguments, keywords = input_arguments(type(module).__call__, inputs)
-        return ModelResult(module(*arguments, **keywords, **flags, **keys), model_state)
+        arguments, keywords = call_arguments(type(module).__call__, inputs, key is not None)
+        return ModelResult(module(*arguments, **keywords, **keys), model_state)
 
     return init, apply
 
 
-def _call_per_example(module: Any, state: Any, inputs: PyTree, key: jax.Array | None, flags: Any) -> tuple[Any, Any]:
+def _call_per_example(module: Any, state: Any, inputs: PyTree, key: jax.Array | None) -> tuple[Any, Any]:
     """Calls an Equinox module as its documentation does: under ``vmap`` with ``axis_name="batch"``, state shared."""
     import equinox as eqx
 
-    parameters = inspect.signature(module).parameters
+    parameters, size = inspect.signature(module).parameters, jax.tree.leaves(inputs)[0].shape[0]
     wants_key = "key" in parameters and (key is not None or parameters["key"].default is inspect.Parameter.empty)
     module = eqx.nn.inference_mode(module, value=key is None)
+    shared = {} if state is None else {"state": state}
 
-    def call(example: PyTree, own_key: jax.Array | None) -> Any:
-        arguments, keywords = input_arguments(type(module).__call__, example)
-        if own_key is not None:
-            keywords["key"] = own_key
-        if state is None:
-            return module(*arguments, **keywords, **flags), None
-        named = {"state": state} if "state" in parameters else {}
-        return module(*arguments, *(() if named else (state,)), **named, **keywords, **flags)
+    def call(example: PyTree, own: dict[str, jax.Array]) -> Any:
+        arguments, keywords = call_arguments(type(module).__call__, example, key is not None)
+        made = module(*arguments, **keywords, **shared, **own)
+        return made if shared else (made, None)
 
-    num_examples = jax.tree.leaves(inputs)[0].shape[0]
-    keys = jax.random.split(_evaluation_key() if key is None else key, num_examples) if wants_key else None
+    keys = {"key": jax.random.split(_drawn_from(key), size)} if wants_key else {}
     return jax.vmap(call, out_axes=(0, None), axis_name="batch")(inputs, keys)  # type: ignore[no-any-return]
 
 
-def _evaluation_key() -> jax.Array:
-    """A constant: in evaluation nothing should be drawn, but a module may split a key for layers that then do not."""
-    return jax.random.key(0)
+def _drawn_from(key: jax.Array | None) -> jax.Array:
+    """A constant in evaluation, where nothing should be drawn, but a module may split a key for layers."""
+    return jax.random.key(0) if key is None else key
 
 
 def _with_state(made: Any) -> tuple[Any, Any]:
@@ -169,7 +162,7 @@ def _with_state(made: Any) -> tuple[Any, Any]:
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+    return isinstance(leaf, jax.Array | np.ndarray)
 
 
 # The names of the dicts that hold an array, outermost first.
