@@ -26,10 +26,11 @@ _TRANSIENT_COLLECTIONS = ("params", "intermediates", "losses", "perturbations")
 def as_model(model: Any, policy: Policy | None = None) -> tuple[Init, Apply]:
     """Returns ``model`` as pure functions that compute in the precision of ``policy`` if one is given.
 
-    Parameters are kept in ``policy.params`` and cast to ``policy.compute`` for every call. Inputs that are a tuple are
-    passed as several arguments, and a dict as keyword arguments if the model has parameters of those names; a model
-    may take its training mode as ``train``, ``training``, ``is_training``, ``deterministic`` or
-    ``use_running_average``. ConfigError if ``model`` is none of these:
+    They are ``init(key, inputs) -> (params, model_state)``, nested dicts of arrays, and ``apply(params, model_state,
+    inputs, key) -> (outputs, model_state, sown_loss)``. Parameters are kept in ``policy.params`` and cast to
+    ``policy.compute`` for every call. Inputs that are a tuple are passed as several arguments, and a dict as keyword
+    arguments if the model has parameters of those names; a model may take its training mode as ``train``, ``training``,
+    ``is_training``, ``deterministic`` or ``use_running_average``. ConfigError if ``model`` is none of these:
 
     - a Flax Linen module. What it sows into ``losses`` is added to the training loss.
     - a Flax NNX module, or a factory ``rngs -> module``. ``Param``s are trained, other variables are state; streams of
@@ -48,10 +49,6 @@ def as_model(model: Any, policy: Policy | None = None) -> tuple[Init, Apply]:
     >>> params, model_state = init(jax.random.key(0), batch.inputs)
     >>> apply(params, model_state, batch.inputs, None).outputs.shape  # a key in place of None: training
     (32, 10)
-
-    Returns:
-        ``init(key, inputs) -> (params, model_state)``, dicts of arrays, and ``apply(params, model_state, inputs, key)
-        -> (outputs, model_state, sown_loss)``.
     """
     plain_init, plain_apply = _functions_of(model)
     if policy is None:
@@ -98,11 +95,8 @@ def _functions_of(model: Any) -> tuple[Init, Apply]:
     )
 
 
-def _from_factory(
-    factory: Callable[..., Any], name: str, parameters: Mapping[str, inspect.Parameter]
-) -> tuple[Init, Apply]:
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [p.name for p in parameters.values() if p.default is p.empty and p.kind not in variadic]
+def _from_factory(factory: Callable[..., Any], name: str, parameters: Mapping[str, Any]) -> tuple[Init, Apply]:
+    required = [p.name for p in parameters.values() if p.default is p.empty and "VAR" not in p.kind.name]
     needed = [word for word in required if word not in (name, "self")]
     if needed:
         called = getattr(factory, "__name__", "model")

@@ -20,12 +20,13 @@ from jax.tree_util import GetAttrKey, all_leaves, keystr
 from jaxnn.tasks._model_calls import Apply, Init, ModelResult, call_arguments
 from jaxnn.types import ConfigError, ModelState, Params, PyTree
 
+_ARRAYS = (jax.Array, np.ndarray)
+# The names of the dicts that hold an array, outermost first.
+type _Name = Callable[[tuple[Any, ...], Any], list[str]]
+
 
 def library_of(model: Any) -> str | None:
-    """Returns ``flax.linen``, ``flax.nnx`` or ``equinox``, to which the type of ``model`` belongs, or None.
-
-    By the names of its bases' modules: that imports none of the libraries.
-    """
+    """Returns ``flax.linen``, ``flax.nnx``, ``equinox`` or None, by names of modules: this imports none of them."""
     if isinstance(model, type):
         return None  # its type would be a metaclass of the library
     modules = [f"{base.__module__}." for base in type(model).__mro__]
@@ -95,17 +96,13 @@ def from_tree(build: Callable[[jax.Array], Any], *, is_factory: bool) -> tuple[I
 
         def arrays(key: jax.Array) -> list[Any]:
             made[:] = jax.tree.flatten(_with_state(build(key)))
-            return [leaf for leaf in made[0] if _is_array(leaf)]
+            return [leaf for leaf in made[0] if isinstance(leaf, _ARRAYS)]
 
-        closed = jax.make_jaxpr(arrays)(jax.random.key(0))
+        closed, shapes = jax.make_jaxpr(arrays, return_shape=True)(jax.random.key(0))
         outside = zip(closed.jaxpr.constvars, closed.consts, strict=True) if is_factory else ()
         traced = {id(variable): const for variable, const in outside if isinstance(const, jax.core.Tracer)}
-        arrays_in_order = iter(closed.jaxpr.outvars)
-
-        def shape(variable: Any) -> Any:
-            return traced.get(id(variable), jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype))
-
-        return [shape(next(arrays_in_order)) if _is_array(leaf) else leaf for leaf in made[0]], made[1]
+        known = iter([traced.get(id(at), shape) for at, shape in zip(closed.jaxpr.outvars, shapes, strict=True)])
+        return [next(known) if isinstance(leaf, _ARRAYS) else leaf for leaf in made[0]], made[1]
 
     def init(key: jax.Array, inputs: PyTree) -> tuple[Params, ModelState]:
         shapes, tree = structure()
@@ -159,14 +156,6 @@ def _with_state(made: Any) -> tuple[Any, Any]:
             f"a __call__, not {made!r}."
         )
     return made if isinstance(made, tuple) else (made, None)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray)
-
-
-# The names of the dicts that hold an array, outermost first.
-type _Name = Callable[[tuple[Any, ...], Any], list[str]]
 
 
 def _variable_name(path: tuple[Any, ...], leaf: Any) -> list[str]:
