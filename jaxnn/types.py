@@ -122,6 +122,8 @@ class Task(NamedTuple):
         derive_metrics: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported;
             called on the host for one run, or one member of a sweep, at a time. It may add other metrics, such as a
             perplexity, and must reduce arrays to numbers. It is tested on made-up means before training.
+        metrics: functions ``(targets, outputs) -> number`` by name, computed on the host from all targets and outputs
+            of ``predict`` of a split, such as ``{"auc": sklearn.metrics.roc_auc_score}``.
         check: ``(params, model_state, batch, splits) -> None``, called once before training: raises `DataError` for
             data that the task cannot be trained on, such as labels that the model has no output for. The first three
             are shapes; ``splits`` are the data.
@@ -135,6 +137,7 @@ class Task(NamedTuple):
     evaluate: Callable[[Params, ModelState, Batch, jax.Array], Metrics]
     predict: Callable[[Params, ModelState, PyTree], Any]
     derive_metrics: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
 
 
@@ -201,6 +204,7 @@ class Splits(NamedTuple):
         train: the training split.
         test: the split for the final evaluation, or None.
         validation: the split that is evaluated during training; if None, ``test`` is.
+        others: further splits that are evaluated with it, by name, such as examples of another distribution.
         name: the data set's name, for reports.
         class_names: one name per class for labels 0, 1, …; empty if targets are not labels.
 
@@ -214,6 +218,7 @@ class Splits(NamedTuple):
     validation: Source | None = None
     name: str = "arrays"
     class_names: tuple[str, ...] = ()
+    others: Mapping[str, Source] = {}
 
     def __repr__(self) -> str:
         counts = {name: source.num_examples for name, source in self.named().items()}
@@ -230,9 +235,14 @@ class Splits(NamedTuple):
         """The name of the split evaluated during training: ``validation`` if there is one, else ``test``; or None."""
         return next((name for name in ("validation", "test") if name in self.named()), None)
 
+    @property
+    def evaluated(self) -> tuple[str, ...]:
+        """The names of the splits evaluated during training: `eval_split` first, then `others`."""
+        return (*((self.eval_split,) if self.eval_split else ()), *self.others)
+
     def named(self) -> dict[str, Source]:
         """The splits that are not None, by name, ``train`` first."""
-        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        splits = {"train": self.train, "validation": self.validation, "test": self.test, **self.others}
         return {name: source for name, source in splits.items() if source is not None}
 
 

@@ -127,6 +127,7 @@ def arrays(
     name: str = "arrays",
     class_names: Sequence[str] = (),
     num_classes: int | None = None,
+    others: Mapping[str, Any] | None = None,
 ) -> Splits:
     r"""Makes a data set of the user's own arrays, and checks them.
 
@@ -150,13 +151,13 @@ def arrays(
     >>> jn.data.standardize(jn.data.arrays((table[:, :2], table[:, 2].astype(int)), num_classes=2))
     Splits(arrays: 3 train, inputs float32 [2])
 
-    ``validation`` is evaluated during training. ``num_classes`` is by default the number of ``class_names``; without
-    either, integer targets may have any value here, and the task checks them. Raises DataError for a split that is not
-    of arrays of numbers, a masked array, different lengths, an empty split, NaN or infinity, an integer beyond
-    int32, a label out of range, or splits that differ in shape or dtype.
+    ``validation`` is evaluated during training, and so are the splits ``others``, by name. ``num_classes`` is by
+    default the number of ``class_names``; without either, integer targets may have any value here, and the task checks
+    them. Raises DataError for a split that is not of arrays of numbers, a masked array, different lengths, an empty
+    split, NaN or infinity, an integer beyond int32, a label out of range, or splits that differ in shape or dtype.
     """
     known = resolve_num_classes(class_names, num_classes)
-    pairs = given_splits(train, test, validation)
+    pairs = given_splits(train, test, validation) | dict(others or {})
     examples = {split: as_examples(split, pair) for split, pair in pairs.items()}
     for split, one in examples.items():
         first, of_train = (jax.tree.map(lambda array: array[0], which) for which in (one, examples["train"]))
@@ -168,8 +169,9 @@ def arrays(
                 f"the targets of {split} are {shapes_of(one.targets)} per example, but there are {known} classes: give "
                 "integer labels (for one-hot rows targets.argmax(axis=-1)) or omit the classes."
             )
-    sources = {split: ArraySource(arrays) for split, arrays in examples.items()}
-    return Splits(**sources, name=name, class_names=tuple(class_names))
+    sources: dict[str, Any] = {split: ArraySource(arrays) for split, arrays in examples.items()}
+    rest = {split: sources.pop(split) for split in others or {}}
+    return Splits(**sources, name=name, class_names=tuple(class_names), others=rest)
 
 
 def split_off_validation(

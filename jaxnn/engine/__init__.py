@@ -11,6 +11,7 @@ from jaxnn.engine._options import (
     closing_writers,
     make_plan,
     more_is_better,
+    num_evaluated,
     recorded_options,
     resolve_cadences,
     with_changes,

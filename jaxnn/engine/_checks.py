@@ -48,8 +48,9 @@ def check_parts(experiment: Experiment[Any]) -> None:
     task = experiment.task(experiment.config)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a Task, as jn.tasks.classification(model) does")
-    for name, part in task._asdict().items():
-        if not callable(part):
+    functions = task._asdict() | {f"metric {name}": metric for name, metric in task.metrics.items()}
+    for name, part in functions.items():
+        if name != "metrics" and not callable(part):
             raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
     parts = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +24,8 @@ from jaxnn.nn import partition_specs, platform
 from jaxnn.parallel import Layout, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step, make_predict_step
-from jaxnn.tasks import derived_metrics
-from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
+from jaxnn.tasks import derived_metrics, metric_of_outputs
+from jaxnn.types import ENDLESS, Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
@@ -42,6 +43,7 @@ class Programs:
     spec: _pure.GroupSpec  # what is compiled
     splits: Splits  # the data
     eval_batch_size: int  # examples per evaluation batch
+    eval_batches: int | None = None  # batches of a split that training looks at; None: all
     values: Mapping[str, Array] = dataclasses.field(default_factory=dict)  # ``[members]`` of each traced field
     num_members: int = 1  # the number of members
     ledger: observe.Ledger = dataclasses.field(default_factory=observe.Ledger)  # gets an entry per compilation
@@ -50,7 +52,7 @@ class Programs:
     shapes: TrainState = dataclasses.field(init=False)  # those of the state of one member
     shardings: Any = dataclasses.field(init=False, default=None)  # of each of its arrays; None on one device
     metrics: tuple[str, ...] = dataclasses.field(init=False)  # the names of the training metrics
-    _pieces: dict[str, Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
+    _pieces: dict[tuple[str, int], Callable[[], Iterator[Piece]]] = dataclasses.field(init=False, default_factory=dict)
     _compiled: dict[Any, Any] = dataclasses.field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Programs:
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
         """Compiles in parallel threads initial states, calls of ``lengths`` steps for ``cause``, and an evaluation."""
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
-        keys += [("evaluate", shape, split)] if split is not None else []
+        keys += [("evaluate", shape, split, True)] if split is not None else []
         missing = [key for key in keys if key not in self._compiled]
         with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
@@ -135,17 +137,38 @@ class Programs:
         """The memory that a call takes on each device and frees again."""
         return observe.temporary_bytes(self._compiled["train", shape, num_steps])
 
-    def evaluate(self, shape: Shape | None, split: str, state: Any) -> dict[str, np.ndarray]:
-        """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``, loss first."""
-        pieces, program = self._pieces_of(split), self._program(("evaluate", shape, split), "start")
-        sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
-        batches = 0 if shape is None else len(shape)
+    def evaluate(self, shape: Shape | None, split: str, state: Any, *, part: bool = False) -> dict[str, np.ndarray]:
+        """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``, loss first.
+
+        And metrics of all outputs. With ``part`` of the examples that training looks at.
+        """
+        key = ("evaluate", shape, split, part)
+        pieces, program = self._pieces_of(split, part), self._program(key, "start")
+        results = [jax.device_get(program(state, *piece)) for piece in pieces()]
+        sums, batches = [sums for sums, _ in results], 0 if shape is None else len(shape)
         totals = {name: np.sum([one[name].sum(batches, np.float64) for one in sums], axis=0) for name in sums[0]}
         count = totals.pop("count")
         # Chunks without a living member are not computed: zero of zero examples.
         with np.errstate(invalid="ignore"):
             # A metric that is an array has more axes than its count.
-            return {name: (totals[name].T / count.T).T for name in sorted(totals, key=lambda name: name != "loss")}
+            means = {name: (totals[name].T / count.T).T for name in sorted(totals, key=lambda name: name != "loss")}
+        if not self.task.metrics:
+            return means
+        num_examples = self._evaluated(split, part)
+
+        def rows(*leaves: np.ndarray) -> np.ndarray:
+            joined = np.concatenate(leaves, batches)
+            return joined.reshape(*(shape or ()), -1, *joined.shape[batches + 2 :])
+
+        targets, outputs = jax.tree.map(rows, *(seen for _, seen in results))
+        found: dict[str, np.ndarray] = {name: np.full(shape or (), np.nan) for name in self.task.metrics}
+        for place in np.ndindex(*(shape or ())):
+            if not count[place]:
+                continue
+            given = jax.tree.map(lambda leaf, place=place: leaf[place][:num_examples], (targets, outputs))
+            for name, metric in self.task.metrics.items():
+                found[name][place] = metric_of_outputs(name, metric, *given)
+        return means | found
 
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
@@ -254,7 +277,8 @@ class Programs:
         numbers = np.linspace(0.4, 0.6, len(sums))
         means = {name: np.full(one.shape, x)[()] for (name, one), x in zip(sums.items(), numbers, strict=True)}
         with np.errstate(all="ignore"):
-            return derived_metrics(self.task, means, "made-up means from 0.4 to 0.6, ")
+            unknown = dict.fromkeys(self.task.metrics, math.nan)
+            return derived_metrics(self.task, {**means, **unknown}, "made-up means from 0.4 to 0.6, ")
 
     @functools.cached_property
     def batch(self) -> Batch:
@@ -305,8 +329,8 @@ class Programs:
                     jit = {"in_shardings": (state, totals, shardings_of(examples)), "out_shardings": (state, totals)}
                 arguments = self.abstract(shape), self.zeros(shape), examples
                 return observe.lower_ahead(make(self.spec, num_steps), name, cause, *arguments, donate_argnums=0, **jit)
-            case (_, shape, split):
-                source, piece = self.splits.named()[split], next(self._pieces_of(split)())
+            case (_, shape, split, part):
+                source, piece = self.splits.named()[split], next(self._pieces_of(split, part)())
                 if (state := self.sharding(shape)) is not None:
                     jit = {"in_shardings": (state, *shardings_of(piece))}
                     jit |= {"out_shardings": self.layout.replicated} if shape is None else {}
@@ -348,11 +372,17 @@ class Programs:
     def _evaluate(self) -> Any:
         return jax.jit(make_evaluate_step(self.task))
 
-    def _pieces_of(self, split: str) -> Callable[[], Iterator[Piece]]:
-        if split not in self._pieces:
-            source, resident = self.splits.named()[split], self.spec.feed.resident
-            self._pieces[split] = evaluation_pieces(source, self.eval_batch_size, resident, self.layout)
-        return self._pieces[split]
+    def _evaluated(self, split: str, part: bool) -> int:
+        """The number of examples of a split that are evaluated, in ``part`` or all."""
+        most = self.eval_batches * self.eval_batch_size if part and self.eval_batches else ENDLESS
+        return min(self.splits.named()[split].num_examples, most)
+
+    def _pieces_of(self, split: str, part: bool) -> Callable[[], Iterator[Piece]]:
+        source, count = self.splits.named()[split], self._evaluated(split, part)
+        if (split, count) not in self._pieces:
+            resident = self.spec.feed.resident
+            self._pieces[split, count] = evaluation_pieces(source, count, self.eval_batch_size, resident, self.layout)
+        return self._pieces[split, count]
 
 
 def for_one_call() -> dict[str, Any]:

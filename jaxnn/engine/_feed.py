@@ -112,14 +112,17 @@ def _send(rows: Examples, num_steps: int, batch_size: int, layout: Layout) -> Ex
     return layout.place_batch(stacked, batch_size)  # type: ignore[no-any-return]
 
 
-def evaluation_pieces(source: Source, batch_size: int, resident: bool, layout: Layout) -> Callable[[], Iterator[Piece]]:
-    """Returns a function that iterates over ``source`` once, in pieces on the device.
+def evaluation_pieces(
+    source: Source, num_examples: int, batch_size: int, resident: bool, layout: Layout
+) -> Callable[[], Iterator[Piece]]:
+    """Returns a function that iterates over ``num_examples`` of ``source``, evenly spaced, in pieces on the device.
 
     A piece has examples, indices, mask, and the numbers of its batches.
 
     A ``resident`` split is put on the device once, in one piece; others are sent again each time.
     """
-    indices, mask = padded_indices(source.num_examples, batch_size)
+    indices, mask = padded_indices(num_examples, batch_size)
+    indices = (indices.astype(np.int64) * source.num_examples // num_examples).astype(np.int32)
     if resident and source.examples is not None:
         numbers = np.arange(len(indices), dtype=np.int32)
         piece = (layout.place(source.examples), *layout.place((indices, mask, numbers)))

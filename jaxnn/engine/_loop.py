@@ -138,13 +138,14 @@ def _train_block(
 
 def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowReport:
     """Evaluates a finished window, if due, and reports and settles each running member."""
-    trainer, split = block.trainer, block.trainer.splits.eval_split
-    means: dict[str, np.ndarray] = {}
+    trainer, splits = block.trainer, block.trainer.splits
+    means: dict[str, dict[str, np.ndarray]] = {}  # by split
     if result.state is not None:
         block.state = result.state
-        if evaluates and split is not None:
-            with trainer.clock.span("evaluation"):
-                means = trainer.programs.evaluate(block.shape, split, block.state)
+        if evaluates:
+            for split in splits.evaluated:
+                with trainer.clock.span("evaluation"):
+                    means[split] = trainer.programs.evaluate(block.shape, split, block.state, part=True)
     rate, batch_size = result.num_steps / result.seconds, trainer.experiment.config.batch_size
     speed = {"seconds": result.seconds, "steps_per_second": rate, "examples_per_second": rate * batch_size}
     lines: dict[int, dict[str, Any]] = {}
@@ -152,8 +153,8 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
         line: dict[str, Any] = {"step": result.step}
         line |= {name: float(values[place]) for name, values in result.metrics.items()}
         bad_step = int(result.bad_step[place])
-        if means and bad_step < 0:
-            derived = derived_metrics(trainer.programs.task, {name: mean[place] for name, mean in means.items()})
+        for split, found in means.items() if bad_step < 0 else ():
+            derived = derived_metrics(trainer.programs.task, {name: mean[place] for name, mean in found.items()})
             line |= {f"{split}_{name}": value for name, value in derived.items()}
         lines[row] = line | speed
         trainer.logs[row].lines.append(lines[row])

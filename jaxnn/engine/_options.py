@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
-from jaxnn.types import ConfigError, check_int, named_object, nearest, suggest
+from jaxnn.types import ConfigError, Splits, check_int, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
 """Whether a run or member stops, from its reported lines, oldest first; the last one has an evaluation.
@@ -36,8 +36,9 @@ else:  # what a command line can give
 # By default a run is evaluated about ten times and reported fifty times.
 NUM_EVALUATIONS = 10
 REPORTS_PER_EVALUATION = 5
+EVALUATION_SHARE = 0.2  # of the time of training, for evaluations by default, by the number of examples
 # Options that are counts, and their minimum.
-LEAST = dict.fromkeys(("steps_per_call", "report_every", "eval_batch_size", "keep_last", "patience"), 1)
+LEAST = dict.fromkeys(("steps_per_call", "report_every", "eval_batch_size", "eval_batches", "keep_last", "patience"), 1)
 LEAST |= dict.fromkeys(("eval_every", "checkpoint_every", "keep_best"), 0)
 # Options with a fixed set of values.
 CHOICES = {
@@ -76,9 +77,11 @@ class RunOptions:
     report_every: int | None = None
     """Steps between reports; default: about fifty reports in all."""
     eval_every: int | None = None
-    """Steps between evaluations on the eval split; default: ten in all. 0: only at the end."""
+    """Steps between evaluations; default: ten in all, fewer if they took a fifth of the time. 0: only at the end."""
     eval_batch_size: int | None = None
     """Examples per evaluation batch; default: twice the training batch size."""
+    eval_batches: int | None = None
+    """Batches of each split that are evaluated during training, of evenly spaced examples; default: all."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; default: at evaluations a minute apart, and at the end. 0: none at all."""
     keep_last: int = 2
@@ -232,17 +235,30 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, bool) if kind is bool else isinstance(value, SIMPLE.get(kind, object))
 
 
-def resolve_cadences(options: RunOptions, num_steps: int) -> RunOptions:
-    """The options with ``eval_every`` and ``report_every`` decided for a run of ``num_steps``."""
-    eval_every = options.eval_every
+def resolve_cadences(options: RunOptions, config: Any, evaluated: Sequence[int] = ()) -> RunOptions:
+    """The options with ``eval_every`` and ``report_every`` decided for a run of ``config``.
+
+    ``evaluated`` are the numbers of examples of the splits that are.
+    """
+    eval_every, num_steps, count = options.eval_every, config.num_steps, NUM_EVALUATIONS
+    if evaluated:
+        most = (options.eval_batches or math.inf) * (options.eval_batch_size or 2 * config.batch_size)
+        # Backward, a step takes about twice as long as forward.
+        share = sum(min(one, most) for one in evaluated) / (3 * num_steps * config.batch_size)
+        count = max(1, min(count, int(EVALUATION_SHARE / share)))
     if eval_every is None:
-        eval_every = near_divisor(num_steps, -(-num_steps // NUM_EVALUATIONS))
+        eval_every = near_divisor(num_steps, -(-num_steps // count))
     report_every = options.report_every
     if report_every is None:
         span = eval_every or num_steps
         windows = max(1, round(REPORTS_PER_EVALUATION * NUM_EVALUATIONS * span / num_steps))
         report_every = near_divisor(span, round(span / windows))
     return dataclasses.replace(options, eval_every=eval_every, report_every=report_every)
+
+
+def num_evaluated(splits: Splits) -> tuple[int, ...]:
+    """The number of examples of each split that is evaluated during training."""
+    return tuple(splits.named()[name].num_examples for name in splits.evaluated)
 
 
 def make_plan(options: RunOptions, num_steps: int) -> Plan:

@@ -11,7 +11,7 @@ from jaxnn.data import check_batch_size
 from jaxnn.engine._checks import check_equal_on_devices, check_sums
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
-from jaxnn.engine._options import RunOptions, make_plan, resolve_cadences
+from jaxnn.engine._options import RunOptions, make_plan, num_evaluated, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._states import member_state
 from jaxnn.engine._trainer import MemberLog, Trainer
@@ -56,7 +56,7 @@ def open_trainer(
     chosen ``steps_per_call``. ConfigError or DataError if it cannot be run, TrainingError if memory is short.
     """
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
-    options = resolve_cadences(options, config.num_steps)
+    options = resolve_cadences(options, config, num_evaluated(splits))
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
     check_batch_size(splits.train, config.batch_size)
     seed = config.seed if given.shared_seed is None else given.shared_seed
@@ -72,7 +72,7 @@ def open_trainer(
         )
     spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
-    programs = Programs(spec, splits, eval_batch_size, given.values, len(logs), clock=clock)
+    programs = Programs(spec, splits, eval_batch_size, options.eval_batches, given.values, len(logs), clock=clock)
     programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, splits)
     if options.patience is not None and splits.eval_split is None:
         raise ConfigError("patience needs an eval split: give the data a validation or test split.")
@@ -107,7 +107,9 @@ def programs_of(
     if num_seeds is None:
         return Programs(spec, splits, 2 * config.batch_size)
     spec = spec._replace(member=lambda values: experiment.replace(**values), seeded=True)
-    return Programs(spec, splits, 2 * config.batch_size, {"seed": np.arange(num_seeds, dtype=np.uint32)}, num_seeds)
+    return Programs(
+        spec, splits, 2 * config.batch_size, None, {"seed": np.arange(num_seeds, dtype=np.uint32)}, num_seeds
+    )
 
 
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:

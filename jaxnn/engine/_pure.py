@@ -13,9 +13,17 @@ from jaxnn.engine._feed import DeviceFeed
 from jaxnn.engine._states import MEMBERS, Population
 from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
-from jaxnn.steps import Totals, TrainStep, init_train_state, make_evaluate_step, make_train_step, scan_steps
+from jaxnn.steps import (
+    Totals,
+    TrainStep,
+    init_train_state,
+    make_evaluate_step,
+    make_predict_step,
+    make_train_step,
+    scan_steps,
+)
 from jaxnn.tasks import averaged_over, checked_step, sharded
-from jaxnn.types import Array, ConfigError, Examples, Experiment, Metrics, PyTree, Source, Task, TrainState
+from jaxnn.types import Array, ConfigError, Examples, Experiment, PyTree, Source, Task, TrainState
 
 # Keeps the draws for augmentation and evaluation apart from those for initialisation and dropout.
 AUGMENT_STREAM, EVALUATE_STREAM = 1, 2
@@ -97,23 +105,29 @@ def make_train(
     return layout.wrap(train)
 
 
-def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Metrics]:
-    """Returns a pure function that evaluates batches under ``mask [batches, batch]``: sums ``[batches]`` each.
+def make_evaluate(spec: GroupSpec, source: Source, values: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """Returns a pure function that evaluates batches under ``mask [batches, batch]``.
+
+    It returns sums ``[batches]`` of each metric, and targets and outputs ``[batches, batch, ...]`` if the task has
+    `Task.metrics` of them.
 
     ``indices [batches, batch]`` choose examples; if None, the examples are ``[batches, batch, ...]``. ``numbers
     [batches]`` are those of the batches in the split, which decide their keys.
     """
     experiment, layout = spec.member(values or {}), spec.layout
 
-    def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array, numbers: jax.Array) -> Metrics:
-        step = make_evaluate_step(_distributed(experiment, layout))
+    def evaluate(state: TrainState, examples: Examples, indices: Any, mask: jax.Array, numbers: jax.Array) -> Any:
+        task = _distributed(experiment, layout)
+        step, predict = make_evaluate_step(task), make_predict_step(task)
         seed_key = jax.random.fold_in(jax.random.key(experiment.config.seed), EVALUATE_STREAM)
 
-        def body(_: None, row: tuple[Any, jax.Array, jax.Array]) -> tuple[None, Metrics]:
+        def body(_: None, row: tuple[Any, jax.Array, jax.Array]) -> tuple[None, Any]:
             which, counts, number = row
             batch = source.as_batch(which, counts) if indices is None else source.gather(examples, which, counts)
             key = jax.random.fold_in(seed_key, number)
-            return None, step(state, layout.local_shard(layout.constrain(batch)), key)
+            batch = layout.local_shard(layout.constrain(batch))
+            seen = (batch.targets, predict(state, batch.inputs)) if task.metrics else ()
+            return None, (step(state, batch, key), layout.whole_batch(seen))
 
         return jax.lax.scan(body, None, (examples if indices is None else indices, mask, numbers))[1]
 
@@ -181,11 +195,11 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
     return _on_members(spec.layout.mesh, train, (*specs, PartitionSpec()), specs)
 
 
-def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., Metrics]:
-    """Returns a pure function that evaluates every living member: sums ``[chunks, lanes, batches]`` of each metric."""
+def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., Any]:
+    """Returns a pure function that evaluates every living member: `make_evaluate`, with axes ``[chunks, lanes]``."""
 
-    def evaluate(population: Population, examples: Examples, indices: Array, mask: Array, numbers: Array) -> Metrics:
-        def one(values: Mapping[str, Array], state: TrainState) -> Metrics:
+    def evaluate(population: Population, examples: Examples, indices: Array, mask: Array, numbers: Array) -> Any:
+        def one(values: Mapping[str, Array], state: TrainState) -> Any:
             return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask), numbers)
 
         def evaluate_chunk(part: Population) -> Any:
@@ -195,7 +209,7 @@ def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., M
             return _put(sums, evaluate_chunk(_take_chunk(population, index)), index)
 
         shapes = jax.eval_shape(evaluate_chunk, jax.eval_shape(_take_chunk, population, 0))
-        zeros = {name: jnp.zeros((population.alive.shape[0], *sums.shape), sums.dtype) for name, sums in shapes.items()}
+        zeros = jax.tree.map(lambda one: jnp.zeros((population.alive.shape[0], *one.shape), one.dtype), shapes)
         return _over_chunks(population, chunk, zeros)
 
     specs = population_specs(), *[PartitionSpec()] * 4

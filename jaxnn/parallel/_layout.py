@@ -183,6 +183,12 @@ class Layout(NamedTuple):
 
         return jax.tree.map(local, batch)
 
+    def whole_batch(self, tree: PyTree) -> PyTree:
+        """Within a program with an `axis_name`, the rows of all devices; otherwise ``tree``."""
+        if self.axis_name is None:
+            return tree
+        return jax.tree.map(lambda rows: jax.lax.all_gather(rows, self.axis_name, tiled=True), tree)
+
     def place(self, tree: PyTree, sharding: NamedSharding | None = None) -> PyTree:
         """Puts host arrays, which are the same in every process, on the devices: replicated, or by ``sharding``."""
         sharding = sharding or self.replicated

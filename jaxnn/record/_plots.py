@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from jaxnn.record._record_reader import METRIC_PREFIXES, metrics_of
+from jaxnn.record._record_reader import metrics_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = "jaxnn.record.figure"
-COLOURS = dict(zip(METRIC_PREFIXES, ("C0", "C2", "C1"), strict=True))
+COLOURS = {"train_": "C0", "validation_": "C2", "test_": "C1"}
 STYLE_LOCK = threading.RLock()  # matplotlib's settings are global, and any thread may draw
 
 
@@ -74,11 +74,13 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], run: str = "", data: str = "
 
     The title is ``run``, and ``data`` unless ``run`` contains it. Save the figure, or return it from a notebook's cell.
     """
-    found = {key.partition("_")[2] for line in lines for key in metrics_of(line)}
-    names = sorted(found, key=lambda name: (name != "loss", name))
+    found = dict.fromkeys(key.partition("_")[::2] for line in lines for key in metrics_of(line))
+    names = sorted({name for _, name in found}, key=lambda name: (name != "loss", name))
+    prefixes = dict.fromkeys(f"{split}_" for split, _ in found)
+    colours = COLOURS | {prefix: f"C{3 + i}" for i, prefix in enumerate(p for p in prefixes if p not in COLOURS)}
     figure, panels = new_panels(len(names) + 1)
     for name, axes in zip(names, panels, strict=False):
-        for prefix, colour in COLOURS.items():
+        for prefix, colour in colours.items():
             if points := [(line["step"], line[prefix + name]) for line in lines if prefix + name in line]:
                 marker, label = "" if prefix == "train_" else "o", f"{prefix[:-1]} {format_value(name, points[-1][1])}"
                 axes.plot(*zip(*points, strict=True), marker=marker, ms=3, c=colour, label=label)

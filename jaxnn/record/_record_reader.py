@@ -11,7 +11,8 @@ from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, chec
 from jaxnn.types import RecordError
 
 SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
-METRIC_PREFIXES = ("train_", "validation_", "test_")  # of the keys that are metrics: the names of the splits
+# The keys of a line that are no metrics; those have the name of their split in front.
+NO_METRICS = ("step", "member", "seconds", "steps_per_second", "examples_per_second")
 # The fields that every run.json has from the start, on which readers rely.
 FACTS = (
     *("name", "status", "started", "config", "options", "steps_per_call", "seconds_per_step_measured"),
@@ -132,7 +133,7 @@ def final_metrics(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 def metrics_of(line: Mapping[str, Any]) -> dict[str, float]:
     """The metrics in a line of ``metrics.jsonl``."""
-    return {name: value for name, value in line.items() if name.startswith(METRIC_PREFIXES)}
+    return {name: value for name, value in line.items() if name not in NO_METRICS}
 
 
 def without_member(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -234,7 +234,10 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
         splits = engine.load_data(experiment)
         record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
         # Nothing of its training is compiled.
-        programs, options = engine.programs_of(experiment, splits), engine.resolve_cadences(options, config.num_steps)
+        programs, options = (
+            engine.programs_of(experiment, splits),
+            engine.resolve_cadences(options, config, engine.num_evaluated(splits)),
+        )
         plan = engine.make_plan(options, config.num_steps)
         trainer = engine.Trainer(options, splits, programs, plan, [engine.MemberLog()], Clock())
         if not (path / record.FOLDER).is_dir():

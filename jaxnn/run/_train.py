@@ -16,7 +16,7 @@ from jaxnn import tasks
 from jaxnn.engine import RunOptions, check_config
 from jaxnn.run._fit import fit
 from jaxnn.run._run import Run
-from jaxnn.types import ConfigError, Experiment, Splits, Task, nearest
+from jaxnn.types import ENDLESS, ConfigError, Experiment, Splits, Task, nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TrainConfig:
 def train(
     model: Any,
     optimizer: optax.GradientTransformation,
-    data: Splits | tuple[Any, Any],
+    data: Splits | Any,
     *,
     num_epochs: float | None = None,
     num_steps: int | None = None,
@@ -51,7 +51,7 @@ def train(
         model: a model that `tasks.as_model` takes, or a ``Task``. A model is trained to classify if the
             targets are integers ``[examples]``, and to regress if they are floats, but not one-hot rows.
         optimizer: any Optax optimizer.
-        data: ``Splits``, or one pair ``(inputs, targets)`` of arrays to train on.
+        data: ``Splits``, or what `jaxnn.data.arrays` takes as ``train``, such as a pair ``(inputs, targets)``.
         num_epochs: passes over the training data; 10 if neither this nor ``num_steps`` is given.
         num_steps: number of updates, instead of epochs.
         batch_size: examples per step.
@@ -70,6 +70,8 @@ def train(
     if num_epochs is not None and num_steps is not None:
         raise ConfigError("both num_epochs and num_steps are given: give one of them.")
     check_config(TrainConfig(batch_size, 1, seed))
+    if num_steps is None and splits.train.num_examples == ENDLESS:
+        raise ConfigError("the training data have no end, so epochs have none either: give num_steps.")
     if num_steps is None:
         epochs = 10.0 if num_epochs is None else num_epochs
         if not isinstance(epochs, numbers.Real) or not 0 < epochs < math.inf:
@@ -87,6 +89,8 @@ def train(
 
 def _task_for(model: Any, splits: Splits) -> Task:
     targets = splits.train.targets
+    if not hasattr(targets, "dtype"):
+        raise ConfigError("the targets are not one array, so the task is unknown: give one in place of the model.")
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         rows = np.asarray(targets)
         if rows.ndim == 2 and rows.shape[1] > 1 and np.isin(rows, (0, 1)).all() and (rows.sum(axis=1) == 1).all():

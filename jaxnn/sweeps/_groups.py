@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.data import check_batch_size, without_data
-from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step
+from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step, num_evaluated
 from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
@@ -99,6 +99,7 @@ class Group(NamedTuple):
     members: tuple[PlannedMember, ...]
     traced: tuple[str, ...]  # fields whose values differ between members inside the program
     static: Mapping[str, Any]  # the swept fields that all members share
+    evaluated: tuple[int, ...]  # the number of examples of each split that is evaluated during training
 
 
 def plan_members(experiment: Experiment[Any], points: Points) -> list[PlannedMember]:
@@ -170,7 +171,7 @@ def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Gr
     varying = [name for name in names if _varies(runnable, name)]
     # Floats and the seed are candidates for tracing.
     traced = [name for name in varying if name == "seed" or all(isinstance(m.point[name], float) for m in runnable)]
-    found: list[tuple[list[PlannedMember], list[str]]] = []
+    found: list[tuple[list[PlannedMember], list[str], tuple[int, ...]]] = []
     # The training loop reads these.
     read = {"batch_size", "num_steps", "seed"}
     for together in _split(runnable, [name for name in names if name not in traced]):
@@ -179,11 +180,12 @@ def plan_groups(members: Sequence[PlannedMember], load: Loader) -> tuple[list[Gr
             candidates = [name for name in traced if _varies(valid, name)]
             static = _untraceable(valid[0], candidates, load, read)
             traceable = [name for name in candidates if name not in static]
-            found += [(part, traceable) for part in _split(valid, static)]
+            evaluated = num_evaluated(load(valid[0])[0])
+            found += [(part, traceable, evaluated) for part in _split(valid, static)]
     groups = []
-    for number, (part, traceable) in enumerate(sorted(found, key=lambda pair: pair[0][0].number)):
+    for number, (part, traceable, evaluated) in enumerate(sorted(found, key=lambda one: one[0][0].number)):
         shared = {name: operator.attrgetter(name)(part[0].experiment.config) for name in names if name not in traceable}
-        groups.append(Group(number, tuple(part), tuple(traceable), shared))
+        groups.append(Group(number, tuple(part), tuple(traceable), shared, evaluated))
     return groups, _unread(runnable, varying, read) if groups else ()
 
 

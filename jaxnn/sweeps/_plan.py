@@ -98,8 +98,9 @@ class SweepPlan:
 
     def rung_end(self, group: Group, share: float) -> int:
         """The step at which a rung ends for the members of a group: at the end of a window."""
-        num_steps = group.members[0].experiment.config.num_steps
-        times = engine.make_plan(engine.resolve_cadences(self.options, num_steps), num_steps)
+        config = group.members[0].experiment.config
+        num_steps = config.num_steps
+        times = engine.make_plan(engine.resolve_cadences(self.options, config, group.evaluated), num_steps)
         window = min(engine.typical_window(times), num_steps)
         return int(min(num_steps, max(1, round(share * num_steps / window)) * window) if share < 1.0 else num_steps)
 

@@ -1,7 +1,15 @@
 """Tasks: a model and a loss become a `jaxnn.types.Task`."""
 
 from jaxnn.tasks._classification import binary_classification, classification, next_token
-from jaxnn.tasks._contract import averaged_over, checked, checked_batch, checked_step, derived_metrics, sharded
+from jaxnn.tasks._contract import (
+    averaged_over,
+    checked,
+    checked_batch,
+    checked_step,
+    derived_metrics,
+    metric_of_outputs,
+    sharded,
+)
 from jaxnn.tasks._models import as_model
 from jaxnn.tasks._parameters import freeze, lora, merge_lora
 from jaxnn.tasks._supervised import regression, supervised

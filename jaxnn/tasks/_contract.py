@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -169,6 +170,7 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
 
     ConfigError, which describes the means by ``what``, if ``derive_metrics`` raises or returns no numbers.
     """
+    own = {name: means.pop(name) for name in task.metrics if name in means}
     try:
         values: Any = task.derive_metrics(means)
     # The user's code: only the user can fix its errors.
@@ -180,7 +182,22 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
         raise ConfigError(f"the task's derive_metrics failed on {what}of {given}: {reason}.") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"the task's derive_metrics returned a {type(values).__name__}: return a dict of numbers.")
-    return {str(name): _number(name, value) for name, value in values.items()}
+    return {str(name): _number(name, value) for name, value in {**values, **own}.items()}
+
+
+def metric_of_outputs(name: str, metric: Callable[[Any, Any], Any], targets: Any, outputs: Any) -> float:
+    """A metric of all ``targets`` and ``outputs`` of a split; NaN if an output is; ConfigError if it raises."""
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outputs)):
+        return math.nan
+    try:
+        return _number(name, metric(targets, outputs))
+    except ConfigError:
+        raise
+    # The user's code, or a library that refuses these targets.
+    except Exception as error:
+        shapes = f"targets {jax.tree.map(np.shape, targets)} and outputs {jax.tree.map(np.shape, outputs)}"
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ConfigError(f"the task's metric {name!r} failed on {shapes}: {reason}.") from error
 
 
 def _number(name: str, value: Any) -> float:

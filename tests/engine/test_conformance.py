@@ -217,8 +217,8 @@ def test_every_model_and_task_has_a_row() -> None:
     blocks = {models.Bottleneck, models.ResNetBlock}
     ours = {name: row for name, row in TABLE.items() if name not in ELSEWHERE}
     assert modules - blocks == {type(row.model) for row in ours.values()} - {Normed, tuple}
-    others = {averaged_over, tasks.as_model, tasks.freeze, tasks.lora, tasks.merge_lora, tasks.supervised}
-    factories = {getattr(tasks, name) for name in tasks.__all__} - others
+    wrappers = {averaged_over, tasks.as_model, tasks.supervised, tasks.freeze, tasks.lora, tasks.merge_lora}
+    factories = {getattr(tasks, name) for name in tasks.__all__} - wrappers
     assert factories == {row.task for row in TABLE.values()}
 
 

@@ -33,7 +33,7 @@ def test_evaluations_since_best(values: list[float], higher: bool, expected: int
 
 def settled(lines: list[dict[str, float]], **options: object) -> str:
     """The status of a member of 10 steps that reported ``lines``."""
-    resolved = resolve_cadences(RunOptions(**options), 10)  # type: ignore[arg-type]
+    resolved = resolve_cadences(RunOptions(**options), tiny.Config(num_steps=10))  # type: ignore[arg-type]
     log, plan = MemberLog("running", lines), make_plan(resolved, 10)  # type: ignore[arg-type]
     programs: object = None  # nothing is computed
     trainer = Trainer(resolved, tiny.splits(), programs, plan, [log], Clock())  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import pytest
 
 from jaxnn.engine import Plan, RunOptions, check_config, near_divisor, resolve_cadences, typical_window, with_tails
 from jaxnn.types import ConfigError
+from tests import tiny
 
 # num_steps, report_every, eval_every, checkpoint_every, steps_per_call: coprime, absent, equal, longer than the run.
 PLANS = [
@@ -97,7 +98,7 @@ def test_near_divisor() -> None:
 
 def test_default_cadences_fit_any_number_of_steps() -> None:
     for num_steps in (1, 2, 7, 23, 60, 100, 997, 4_000, 100_003):
-        options = resolve_cadences(RunOptions(), num_steps)
+        options = resolve_cadences(RunOptions(), tiny.Config(num_steps=num_steps))
         plan = Plan(num_steps, options.report_every or 0, options.eval_every or 0, 0)
         evaluations = sum(plan.evaluates(end) for _, end in windows(plan))
         assert min(num_steps, 5) <= evaluations <= 20, num_steps
@@ -105,9 +106,9 @@ def test_default_cadences_fit_any_number_of_steps() -> None:
 
 
 def test_given_cadences_are_kept() -> None:
-    options = resolve_cadences(RunOptions(report_every=3, eval_every=8), 100)
+    options = resolve_cadences(RunOptions(report_every=3, eval_every=8), tiny.Config(num_steps=100))
     assert (options.report_every, options.eval_every) == (3, 8)
-    options = resolve_cadences(RunOptions(eval_every=0), 100)
+    options = resolve_cadences(RunOptions(eval_every=0), tiny.Config(num_steps=100))
     assert (options.report_every, options.eval_every) == (2, 0)
 
 

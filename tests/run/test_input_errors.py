@@ -164,6 +164,8 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (train, {"epochs": 3}, "no argument 'epochs': did you mean 'num_epochs'"),
     (train, {"monitr": "loss"}, "did you mean 'monitor'"),
     (train, {"data": (INPUTS, np.eye(3)[LABELS])}, r"one-hot .*argmax\(axis=-1\)"),
+    (train, {"data": {"x": INPUTS}}, "the targets are not one array, so the task is unknown"),
+    (train, {"data": jn.data.generated(lambda key, step: INPUTS)}, "the training data have no end, .* give num_steps"),
     (train, {"data": (INPUTS, np.zeros((37, 2), int))}, r"\[37, 2\] are no labels \[examples\]"),
 ]
 

@@ -1,0 +1,88 @@
+"""What is evaluated and how often: all outputs of a split, further splits, a part of them, sampled losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxnn as jn
+from tests import tiny
+
+TASK = jn.tasks.classification(tiny.MODEL)
+SHIFTED = (tiny.points(11, 2)[0] + 1, tiny.points(11, 2)[1])
+
+
+def correlation(targets: np.ndarray, outputs: np.ndarray) -> float:
+    """Not a mean over examples."""
+    return float(np.corrcoef(targets, outputs[:, 0])[0, 1])
+
+
+MEASURED = TASK._replace(metrics={"correlation": correlation, "size": lambda targets, outputs: len(targets)})
+
+
+def experiment(task: jn.Task = MEASURED) -> Any:
+    splits = jn.data.arrays(train=tiny.points(37), test=tiny.points(23, 1), others={"shifted": SHIFTED})
+    return tiny.experiment(data=splits, task=lambda config: task, num_steps=5)
+
+
+def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_distributed() -> None:
+    run = tiny.fit(experiment(), monitor="correlation")
+    for split, (inputs, targets) in {"test": tiny.points(23, 1), "shifted": SHIFTED}.items():
+        expected = correlation(targets, run.predict(inputs))
+        assert run.final[f"{split}_correlation"] == pytest.approx(expected, abs=1e-6)
+        assert run.evaluate(split)["correlation"] == run.final[f"{split}_correlation"]
+        assert run.final[f"{split}_size"] == len(targets)
+    for how in ({"strategy": "pmap"}, {"strategy": "data"}, {"resident": False}):
+        assert tiny.fit(experiment(), eval_batch_size=4, **how).final == pytest.approx(run.final, abs=1e-5)
+    swept = jn.sweep(experiment(), jn.grid(learning_rate=[0.1, 0.2]), record=False, **tiny.HOW)
+    assert swept.members[0].final == pytest.approx(run.final, abs=1e-5)
+    assert swept.members[1].final["test_correlation"] != swept.members[0].final["test_correlation"]
+
+
+def test_a_part_is_evaluated_in_training_and_all_afterwards() -> None:
+    seen: list[np.ndarray] = []
+    task = TASK._replace(metrics={"size": lambda targets, outputs: seen.append(targets) or len(targets)})
+    run = tiny.fit(experiment(task), eval_batches=2, eval_batch_size=4)
+    assert run.final["test_size"] == run.final["shifted_size"] == 8 and run.evaluate("test")["size"] == 23
+    # Evenly spaced, not the first ones.
+    np.testing.assert_array_equal(seen[0], tiny.points(23, 1)[1][np.arange(8) * 23 // 8])
+
+
+def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan() -> None:
+    def refuse(targets: Any, outputs: Any) -> float:
+        raise ValueError("Only one class present\nin y_true")
+
+    message = r"the task's metric 'auc' failed on targets \(23,\) and outputs \(23, 3\): ValueError: Only one class pre"
+    with pytest.raises(jn.ConfigError, match=message):
+        tiny.fit(experiment(TASK._replace(metrics={"auc": refuse})))
+    far = TASK._replace(metrics={"auc": refuse}, predict=lambda params, state, inputs: inputs / 0)
+    assert np.isnan(tiny.fit(experiment(far)).final["test_auc"])
+    with pytest.raises(jn.ConfigError, match="the task's metric auc is 3, and must be a function"):
+        tiny.fit(experiment(TASK._replace(metrics={"auc": 3})))  # type: ignore[dict-item]
+
+
+def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time() -> None:
+    def evaluate(params: Any, state: Any, batch: jn.Batch, key: jax.Array) -> Any:
+        noise = jax.random.uniform(key, batch.mask.shape)
+        return {"loss": (noise * batch.mask).sum(), "count": batch.mask.sum()}
+
+    def losses(**options: Any) -> np.ndarray:
+        run = tiny.fit(experiment(TASK._replace(evaluate=evaluate)), eval_batch_size=4, eval_every=5, **options)
+        return np.array([run.final["test_loss"], run.evaluate("test")["loss"], run.final["shifted_loss"]])
+
+    once, again, other = losses()
+    assert once == again != other and losses(resident=False)[0] == pytest.approx(once, rel=1e-6)
+
+
+def test_large_splits_are_evaluated_less_often() -> None:
+    def evaluations(num_test: int, **options: Any) -> int:
+        splits = jn.data.arrays(train=tiny.points(37), test=tiny.points(num_test, 1))
+        run = jn.fit(tiny.experiment(data=splits, num_steps=20), record=False, progress="none", **options)
+        return int(np.isfinite(run.metrics["test_loss"]).sum())
+
+    # Twenty steps of eight examples take as long as an evaluation of 480.
+    assert (evaluations(9), evaluations(48), evaluations(400)) == (10, 2, 1)
+    assert evaluations(400, eval_batches=1) == 5 and evaluations(400, eval_every=2) == 10
