@@ -48,8 +48,8 @@ def train(
     20
 
     Args:
-        model: a Flax Linen module, an ``(init, apply)`` pair, or a ``Task``. A model is trained to classify
-            if the targets are integers ``[examples]``, and to regress if they are floats, but not one-hot rows.
+        model: a model that `tasks.as_model` takes, or a ``Task``. A model is trained to classify if the
+            targets are integers ``[examples]``, and to regress if they are floats, but not one-hot rows.
         optimizer: any Optax optimizer.
         data: ``Splits``, or what `jaxnn.data.arrays` takes as ``train``, such as a pair ``(inputs, targets)``.
         num_epochs: passes over the training data; 10 if neither this nor ``num_steps`` is given.

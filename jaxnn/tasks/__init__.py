@@ -10,10 +10,12 @@ from jaxnn.tasks._contract import (
     metric_of_outputs,
     sharded,
 )
+from jaxnn.tasks._models import as_model
 from jaxnn.tasks._parameters import freeze, lora, merge_lora
-from jaxnn.tasks._supervised import as_model, regression, supervised
+from jaxnn.tasks._supervised import regression, supervised
 
 __all__ = [
+    "as_model",
     "averaged_over",
     "binary_classification",
     "classification",

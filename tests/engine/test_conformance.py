@@ -21,7 +21,7 @@ from jaxnn.parallel import make_layout
 from jaxnn.steps import init_train_state, make_evaluate_step, make_train_step
 from jaxnn.tasks import averaged_over, binary_classification, classification, next_token, regression
 from jaxnn.types import Batch, Metrics, Task, TrainState
-from tests import tiny
+from tests import elsewhere, tiny
 
 
 class Normed(linen.Module):
@@ -35,6 +35,7 @@ class Normed(linen.Module):
 
 
 BATCH_SIZE, TIME = 8, 5
+ELSEWHERE = elsewhere.models(4 * 4)
 
 
 def images(seed: int) -> Batch:
@@ -106,6 +107,7 @@ FAST = {
     "a user's module": Row(regression, Normed(), numbers),
     "a plain pair": Row(regression, tiny.MODEL, vectors),
     "MLP in bfloat16": Row(classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),
+    **{name: Row(classification, model, images) for name, model in ELSEWHERE.items()},
 }
 # They take long to compile, and a fast row has each of their parts too.
 SLOW = {
@@ -213,8 +215,9 @@ def assert_close(got: Any, expected: Any, tolerance: float) -> None:
 def test_every_model_and_task_has_a_row() -> None:
     modules = {value for value in vars(models).values() if inspect.isclass(value) and issubclass(value, linen.Module)}
     blocks = {models.Bottleneck, models.ResNetBlock}
-    assert modules - blocks == {type(row.model) for row in TABLE.values()} - {Normed, tuple}
-    wrappers = {averaged_over, tasks.supervised, tasks.freeze, tasks.lora, tasks.merge_lora}
+    ours = {name: row for name, row in TABLE.items() if name not in ELSEWHERE}
+    assert modules - blocks == {type(row.model) for row in ours.values()} - {Normed, tuple}
+    wrappers = {averaged_over, tasks.as_model, tasks.supervised, tasks.freeze, tasks.lora, tasks.merge_lora}
     factories = {getattr(tasks, name) for name in tasks.__all__} - wrappers
     assert factories == {row.task for row in TABLE.values()}
 

@@ -16,18 +16,20 @@ import jaxnn as jn
 from jaxnn.nn import is_full
 from jaxnn.types import Batch
 from tests import tiny
-from tests.engine.test_conformance import BATCH_SIZE, TABLE, Normed
+from tests.engine.test_conformance import BATCH_SIZE, ELSEWHERE, TABLE, Normed
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-FAST = [("MLP", "fsdp"), ("MLP", "pmap")]
+FAST = [("MLP", "fsdp"), ("MLP", "pmap"), ("a Flax NNX module", "data")]
 
 
 def table() -> Iterator[Any]:
     """Every row with pmap and another strategy."""
     for index, (name, row) in enumerate(TABLE.items()):
-        # What Flax's own layers compute from a part of the batch is not what they compute from all of it.
-        for strategy in ("data",) if isinstance(row.model, Normed) else ("pmap", ("fsdp", "data")[index % 2]):
+        # What other libraries' layers compute from a part of the batch is not what they compute from all of it.
+        for strategy in (
+            ("data",) if isinstance(row.model, Normed) or name in ELSEWHERE else ("pmap", ("fsdp", "data")[index % 2])
+        ):
             case = (name, strategy)
             yield case if case in FAST else pytest.param(*case, marks=pytest.mark.slow)
 

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
@@ -87,29 +88,47 @@ def test_batch_statistics_change_in_training_alone() -> None:
     inputs = np.float32([[0.0], [4.0]])
     params, before = init(KEY, inputs)
     assert (before["batch_stats"]["mean"], before["batch_stats"]["var"]) == (0.0, 1.0)
-    outputs, after = apply(params, before, inputs, KEY)
+    outputs, after, _ = apply(params, before, inputs, KEY)
     np.testing.assert_allclose(outputs, [[-1.0], [1.0]], rtol=1e-6)  # (x - 2) / sqrt(4)
     np.testing.assert_allclose(after["batch_stats"]["mean"], [0.2], rtol=1e-6)
     np.testing.assert_allclose(after["batch_stats"]["var"], [1.3], rtol=1e-6)
-    outputs, still = apply(params, after, inputs, None)
+    outputs, still, _ = apply(params, after, inputs, None)
     np.testing.assert_allclose(outputs[0], [-0.2 / math.sqrt(1.3)], rtol=1e-6)
     assert still is after
 
 
-def test_sown_values_are_no_state() -> None:
-    class Sowing(linen.Module):
-        @linen.compact
-        def __call__(self, x: jax.Array) -> jax.Array:
-            self.sow("intermediates", "seen", x)
-            self.sow("losses", "penalty", x)
-            return linen.Dense(2)(x)
+class Sowing(linen.Module):
+    """Of two inputs; its noise vanishes if its streams draw the same."""
 
-    init, apply = as_model(Sowing())
-    inputs = np.ones((1, 3), np.float32)
-    params, model_state = init(KEY, inputs)
-    assert model_state == {} and params["Dense_0"]["kernel"].shape == (3, 2)
-    outputs, after = apply(params, model_state, inputs, KEY)
-    assert after == {} and np.array_equal(outputs, apply(params, model_state, inputs, None)[0])
+    @linen.compact
+    def __call__(self, x: jax.Array, scale: jax.Array, train: bool = False) -> jax.Array:
+        self.sow("intermediates", "seen", x)
+        self.sow("losses", "penalty", 2 * x)
+        self.sow("losses", "other", jnp.float32(1.0))
+        if train:
+            x = x + jax.random.normal(self.make_rng("noise"), x.shape)
+            x = x - jax.random.normal(self.make_rng("jitter"), x.shape)
+        return linen.Dense(1)(x * scale)
+
+
+@pytest.mark.parametrize("form", [tuple, lambda pair: dict(zip(("scale", "x"), reversed(pair), strict=True))])
+def test_sown_losses_are_added_in_training_alone_and_inputs_may_be_several(form: Any) -> None:
+    # 2 * (1 + 2) + 2 * (3 + 4) + 1, whatever the targets, of which there are none.
+    inputs = form((np.float32([[1.0, 2.0], [3.0, 4.0]]), np.float32([[1.0], [1.0]])))
+    task = tasks.supervised(Sowing(), lambda outputs, targets: 0 * outputs[:, 0], {"loss": lambda y, _: 0 * y[:, 0]})
+    batch = Batch(inputs, None, np.ones(2, np.float32))
+    params, model_state = task.init(KEY, batch)
+    loss, (after, metrics) = task.loss(params, model_state, batch, KEY)
+    assert (float(loss), float(metrics["sown_loss"])) == (21.0, 21.0)
+    assert (model_state, after) == ({}, {}) and params["Dense_0"]["kernel"].shape == (2, 1)
+    assert float(task.evaluate(params, model_state, batch, KEY)["loss"]) == 0.0
+    # Padding is zeros in every input: 2 * (1 + 2) + 1.
+    spoiled = jax.tree.map(lambda rows: np.where([[True], [False]], rows, np.nan), inputs)
+    padded = Batch(spoiled, None, np.float32([1.0, 0.0]))
+    assert float(task.loss(params, model_state, padded, KEY)[0]) == 7.0
+    _, apply = as_model(Sowing())
+    first, other, still = (apply(params, {}, inputs, key)[0] for key in (KEY, jax.random.key(1), None))
+    assert not np.allclose(first, other) and not np.allclose(first, still)
 
 
 class Noisy(linen.Module):
@@ -146,7 +165,7 @@ def test_pairs_get_key_and_inputs() -> None:
 
 @pytest.mark.parametrize("model", ["mlp", linen.Dense, None, (len,), (len, "apply"), lambda inputs: inputs])
 def test_what_is_no_model_is_named(model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"a model must be .*Linen module or a pair \(init, apply\)"):
+    with pytest.raises(ConfigError, match=r"a model must be .*Linen module, .* Equinox .* \(init, apply\)"):
         tasks.classification(model)
 
 
