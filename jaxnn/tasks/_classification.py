@@ -231,8 +231,12 @@ def next_token(model: Any, *, ignore: int = -1, policy: Policy | None = None) ->
         # results is that of the batch.
         tokens = mean_over_batch_axis(totals["tokens"])
         tokens = jnp.where(tokens > 0, tokens, 1)
-        loss = total / tokens
-        return loss, (model_state, {"bits_per_token": loss / math.log(2), "accuracy": totals["accuracy"] / tokens})
+        # What layers sow is no sum over tokens.
+        sown = {name: value for name, value in totals.items() if name == "sown_loss"}
+        nats_per_token = (total - sum(sown.values())) / tokens
+        bits, accuracy = nats_per_token / math.log(2), totals["accuracy"] / tokens
+        metrics = {"bits_per_token": bits, "accuracy": accuracy, **sown}
+        return nats_per_token + sum(sown.values()), (model_state, metrics)
 
     def evaluate(params: Params, model_state: ModelState, batch: Batch, key: jax.Array) -> Metrics:
         sums = task.evaluate(params, model_state, batch, key)

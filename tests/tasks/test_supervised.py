@@ -185,3 +185,21 @@ def test_policy_makes_products_narrow_and_keeps_parameters_and_state_wide() -> N
     leaves = jax.tree.leaves((params, before, loss, after, gradient, outputs))
     assert {leaf.dtype.name for leaf in leaves} == {"float32"}
     assert jax.tree.structure(after) == jax.tree.structure(before)
+
+
+class SowingTokens(linen.Module):
+    """Logits of zero, and a penalty of 3."""
+
+    @linen.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        self.sow("losses", "penalty", jnp.float32(3.0))
+        return linen.Dense(4, kernel_init=linen.initializers.zeros)(jax.nn.one_hot(tokens, 4))
+
+
+def test_sown_losses_are_not_divided_by_tokens() -> None:
+    batch = Batch(np.zeros((2, 5), np.int32), np.zeros((2, 5), np.int32), np.ones(2, np.float32))
+    task = tasks.next_token(SowingTokens())
+    loss, (_, metrics) = task.loss(*task.init(KEY, batch), batch, KEY)
+    np.testing.assert_allclose(
+        [loss, metrics["sown_loss"], metrics["bits_per_token"]], [np.log(4) + 3, 3, 2], rtol=1e-6
+    )
