@@ -16,12 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxnn import observe
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
+from jaxnn.engine._prediction import compile_predict
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
 from jaxnn.parallel import Layout, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
-from jaxnn.steps import Totals, make_evaluate_step, make_predict_step
+from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
 
@@ -95,6 +96,18 @@ class Programs:
             self._compiled[key] = program
             self.ledger.compilations.append(entry)
 
+    @property
+    def placed_shapes(self) -> TrainState:
+        """The shapes of the state of one member with their shardings, to read a saved one into."""
+        if self.shardings is None:
+            return self.shapes
+        placed: TrainState = jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            self.shapes,
+            self.shardings,
+        )
+        return placed
+
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
         return self._program(("initialise", True), "start")(self.first_examples)  # type: ignore[no-any-return]
@@ -142,13 +155,7 @@ class Programs:
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
         """The model's outputs for a batch of inputs, compiled once per shape."""
-        step = make_predict_step(self.task)
-
-        def predict(state: TrainState, inputs: Any) -> Any:
-            rows = jnp.arange(inputs.shape[0])
-            return step(state, self.source.gather(Examples(inputs, rows), rows).inputs)
-
-        return jax.jit(predict)
+        return compile_predict(self.task, self.source, self.layout)
 
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""

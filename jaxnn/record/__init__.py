@@ -31,6 +31,7 @@ from jaxnn.record._record_reader import (
     read_run,
     without_member,
 )
+from jaxnn.record._recorded_data import describe_data, recorded_data
 from jaxnn.record._run_directory import (
     METRICS_FILE,
     RUN_FILE,
@@ -48,5 +49,6 @@ from jaxnn.record._run_directory import (
     write_json,
 )
 from jaxnn.record._state_files import find_damage, is_key, preload_orbax, save_checkpoint
+from jaxnn.record._weights import load_weights, needs_extra, save_weights
 
-__all__ = ["MetricWriter", "load_checkpoint", "save_checkpoint"]
+__all__ = ["MetricWriter", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]

@@ -111,6 +111,7 @@ class SweepRecord:
             precision=trainer.programs.product_dtypes,
             implementations=trainer.programs.implementations,
             fingerprint=trainer.fingerprint,
+            examples=record.describe_data(trainer.splits, trainer.programs.first_examples),
         )
         return notes
 
