@@ -16,15 +16,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxnn import observe
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
-from jaxnn.engine._prediction import compile_predict
+from jaxnn.engine._prediction import make_predict
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
-from jaxnn.parallel import Layout, shardings_of
+from jaxnn.parallel import Layout, process_count, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
-from jaxnn.types import Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
+from jaxnn.types import Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
@@ -96,18 +96,6 @@ class Programs:
             self._compiled[key] = program
             self.ledger.compilations.append(entry)
 
-    @property
-    def placed_shapes(self) -> TrainState:
-        """The shapes of the state of one member with their shardings, to read a saved one into."""
-        if self.shardings is None:
-            return self.shapes
-        placed: TrainState = jax.tree.map(
-            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-            self.shapes,
-            self.shardings,
-        )
-        return placed
-
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
         return self._program(("initialise", True), "start")(self.first_examples)  # type: ignore[no-any-return]
@@ -142,6 +130,8 @@ class Programs:
 
     def evaluate(self, shape: Shape | None, split: str, state: Any) -> dict[str, np.ndarray]:
         """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``, loss first."""
+        if split not in (known := self.splits.named()):
+            raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
         pieces, program = self._pieces_of(split), self._program(("evaluate", shape, split), "start")
         sums = [jax.device_get(program(state, *piece)) for piece in pieces()]
         batches = 0 if shape is None else len(shape)
@@ -155,7 +145,8 @@ class Programs:
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
         """The model's outputs for a batch of inputs, compiled once per shape."""
-        return compile_predict(self.task, self.source, self.layout)
+        gathered = self.layout.replicated if process_count() > 1 else None
+        return jax.jit(make_predict(self.task, self.source, self.layout), out_shardings=gathered)
 
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxnn.parallel import SINGLE_DEVICE, Layout, process_count
+from jaxnn.parallel import SINGLE_DEVICE, Layout
+from jaxnn.record import first_line
 from jaxnn.steps import make_predict_step
 from jaxnn.tasks import sharded
 from jaxnn.types import ConfigError, Examples, PyTree, Source, Task, TrainState, check_int
@@ -28,12 +29,6 @@ def make_predict(task: Task, source: Source, layout: Layout = SINGLE_DEVICE) -> 
         return step(state, source.as_batch(Examples(inputs, no_targets), jnp.ones((rows,), np.float32)).inputs)
 
     return predict
-
-
-def compile_predict(task: Task, source: Source, layout: Layout) -> Callable[[TrainState, PyTree], PyTree]:
-    """Returns `make_predict` compiled, once per shape; several processes all get all outputs."""
-    jit: dict[str, Any] = {"out_shardings": layout.replicated} if process_count() > 1 else {}
-    return jax.jit(make_predict(task, source, layout), **jit)
 
 
 def predict_in_batches(
@@ -90,15 +85,7 @@ def _inputs_like(examples: PyTree, inputs: PyTree) -> PyTree:
             )
         return converted
 
-    try:
-        arrays = jax.tree.map(like, examples, inputs)
-    except ConfigError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"predict needs inputs like those of the data set: {str(error).splitlines()[0]}") from error
-    if len({len(array) for array in jax.tree.leaves(arrays)}) > 1:
-        raise ConfigError("the arrays of the inputs to predict have different numbers of examples.")
-    return arrays
+    return jax.tree.map(like, examples, inputs)
 
 
 def _check_outputs(predict: Callable[[PyTree], PyTree], trained_on: PyTree, batch: PyTree, axis: int) -> None:
@@ -114,8 +101,7 @@ def _check_outputs(predict: Callable[[PyTree], PyTree], trained_on: PyTree, batc
         expected = " and ".join(f"[{', '.join(map(str, ('examples', *shape)))}]" for shape in wanted)
         raise ConfigError(
             f"predict needs inputs {expected} or such as the model takes, not "
-            f"{' and '.join(str([count, *shape]) for shape in given)} "
-            f"({(str(error).strip().splitlines() or [''])[0]})."
+            f"{' and '.join(str([count, *shape]) for shape in given)} ({first_line(error)})."
         ) from error
     shapes = [list(leaf.shape) for leaf in jax.tree.leaves(outputs)]
     if not shapes or any(shape[axis : axis + 1] != [count] for shape in shapes):

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 
 from jaxnn.record._run_directory import write_bytes
 from jaxnn.types import ConfigError, PyTree, RecordError
@@ -39,22 +39,19 @@ def save_weights(path: str | Path, params: PyTree) -> None:
     ['Dense_0', 'Dense_1']
 
     Raises:
-        ConfigError: safetensors is not installed, or the tree has another node than dicts, another leaf than an array,
-            or a name with a dot.
+        ConfigError: safetensors is not installed, or the tree has another node than dicts, or a key with a dot.
         RecordError: the file cannot be written.
     """
     with needs_extra("safetensors", "a safetensors file"):
         from safetensors.numpy import save
 
-    flat: dict[tuple[Any, ...], Any] = flatten_dict({"": params})  # type: ignore[no-untyped-call]
     tensors = {}
-    for (_, *names), leaf in flat.items():
-        if not names or any(not isinstance(name, str) or SEPARATOR in name for name in names):
-            raise ConfigError(f"weights must be in dicts whose keys are names without dots, not under {names!r}.")
-        if not isinstance(leaf, np.ndarray | jax.Array):
-            raise ConfigError(f"the weight {SEPARATOR.join(names)} is a {type(leaf).__name__}, not an array.")
-        # Of sharded arrays the parts of all devices; contiguous, since the format has no strides.
-        tensors[SEPARATOR.join(names)] = np.ascontiguousarray(jax.device_get(leaf)).reshape(leaf.shape)
+    for where, leaf in jax.tree.leaves_with_path(params):
+        if not where or any(not isinstance(key, jax.tree_util.DictKey) or SEPARATOR in str(key.key) for key in where):
+            raise ConfigError("weights must be arrays in dicts, whose keys have no dots.")
+        # Contiguous, since the format has no strides; which makes a number an array of one.
+        array = np.ascontiguousarray(jax.device_get(leaf)).reshape(np.shape(leaf))
+        tensors[jax.tree_util.keystr(where, simple=True, separator=SEPARATOR)] = array
     write_bytes(Path(path), save(tensors, {"format": "flax"}))
 
 
@@ -77,7 +74,6 @@ def load_weights(path: str | Path) -> dict[str, Any]:
         # Not `safetensors.numpy.load_file`, which does not know bfloat16.
         with safe_open(Path(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        weights: dict[str, Any] = unflatten_dict(tensors, sep=SEPARATOR)  # type: ignore[no-untyped-call]
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError) as error:
         raise RecordError(f"{path} cannot be read as safetensors ({error}): check the path and the file.") from error
-    return weights
+    return unflatten_dict(tensors, sep=SEPARATOR)  # type: ignore[no-any-return, no-untyped-call]

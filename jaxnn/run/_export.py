@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxnn.engine import Programs, make_predict
 from jaxnn.nn import portable
 from jaxnn.optim import evaluation_params
-from jaxnn.record import needs_extra, save_weights, write_bytes
+from jaxnn.record import first_line, needs_extra, save_weights, write_bytes
 from jaxnn.types import ConfigError, TrainState, check_int, suggest
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -68,7 +68,7 @@ def _write_stablehlo(path: Path, model: Callable[[Any], Any], like: Any, batch: 
     # A model's own errors, for a batch whose size is unknown, or an output that is no dict, list or tuple.
     except Exception as error:
         hint = ": give batch a number" if batch == "symbolic" else ""
-        raise ConfigError(f"the model cannot be exported ({_first_line(error)}){hint}.") from error
+        raise ConfigError(f"the model cannot be exported ({first_line(error)}){hint}.") from error
     write_bytes(path, bytes(content))
 
 
@@ -89,16 +89,9 @@ def _write_onnx(path: Path, model: Callable[[Any], Any], like: Any, batch: Any, 
         with contextlib.redirect_stdout(io.StringIO()):  # its progress
             graph = to_onnx(lambda inputs: jaxpr_as_fun(traced)(inputs), [shape]).SerializeToString()
         session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-        found = session.run(None, {session.get_inputs()[0].name: examples})
+        session.run(None, {session.get_inputs()[0].name: examples})
     except Exception as error:
         named = re.search(r"(?:[Pp]rimitive|implementation for) [\"'`]?([\w-]+)", str(error))
-        what = f"the operation {named.group(1)}" if named else _first_line(error)
+        what = f"the operation {named.group(1)}" if named else first_line(error)
         raise ConfigError(f"ONNX does not have all of the model ({what}): write a .stablehlo file instead.") from error
-    for one, expected in zip(found, jax.tree.leaves(jax.jit(model)(examples)), strict=True):
-        if not np.allclose(one, expected, rtol=1e-3, atol=1e-4):
-            raise ConfigError("ONNX computes another function than the model: write a .stablehlo file instead.")
     write_bytes(path, graph)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

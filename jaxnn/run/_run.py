@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
 import numpy as np
 
 from jaxnn import engine, record
@@ -75,9 +76,7 @@ class Run:
     def evaluate(self, split: str = "test", *, state: TrainState | None = None) -> dict[str, float]:
         """Returns exact metrics over a split: ``train``, ``validation`` or ``test``; of a record, it loads the data.
 
-        Args:
-            split: the name of the split.
-            state: default: ``run.state``; another one is ``run.best_state()``.
+        ``state`` is ``run.state`` by default, another one ``run.best_state()``.
 
         Raises:
             ConfigError: the data have no such split.
@@ -88,14 +87,9 @@ class Run:
     def predict(self, inputs: Any, *, batch_size: int = 512, state: TrainState | None = None) -> Any:
         """Returns the model's outputs ``[examples, ...]`` for ``inputs [examples, ...]``, as the data set holds them.
 
-        Works in batches of one size, so that it compiles once for each shape; the last is padded. On several devices
-        each batch is sharded over them. Examples may have another shape than those of the data if the model accepts it,
-        such as longer sequences. A run from a record needs none of its data.
-
-        Args:
-            inputs: array-likes of the structure of the training inputs.
-            batch_size: the number of examples on the devices at a time.
-            state: default: ``run.state``; another one is ``run.best_state()``.
+        Works in batches of one size, so that it compiles once for each shape; the last is padded. They are sharded over
+        the run's devices. Examples may have another shape than those of the data if the model accepts it, such as
+        longer sequences. ``state`` is ``run.state`` by default, another one ``run.best_state()``.
 
         Raises:
             ConfigError: the inputs cannot be of the dtype of the training inputs, or the model refuses their shape.
@@ -113,28 +107,29 @@ class Run:
         platforms: Sequence[str] | None = None,
         state: TrainState | None = None,
     ) -> Path:
-        """Writes the prediction of the model with its parameters as one file, for use without jaxnn; returns its path.
+        """Writes the model with its parameters as a file that is used without jaxnn, and returns its path.
 
         | suffix | content |
         |---|---|
-        | ``.stablehlo`` | the program of `jax.export`: ``jax.export.deserialize(bytearray(content)).call(inputs)`` |
-        | ``.onnx`` | an ONNX graph, by jax2onnx: ``pip install "jaxnn[onnx]"`` |
+        | ``.stablehlo`` | `jax.export`'s program: ``jax.export.deserialize(bytearray(content)).call(inputs)`` |
+        | ``.onnx`` | an ONNX graph by jax2onnx |
         | ``.safetensors`` | the variables of the Flax model, without a program: ``params.Dense_0.kernel`` |
 
-        Programs take inputs ``[batch, ...]`` as the data set holds them.
+        Programs take inputs ``[batch, ...]`` as the data set holds them. The formats need
+        ``pip install "jaxnn[export]"``, ``jaxnn[onnx]`` and ``jaxnn[safetensors]``.
 
         >>> path = run.export("digits.stablehlo")
         >>> jax.export.deserialize(bytearray(path.read_bytes())).call(batch.inputs[:3]).shape
         (3, 10)
 
         Args:
-            path: the file, which is replaced; its suffix decides the format.
+            path: the file, which is replaced.
             batch: the number of examples; ``"symbolic"``: any.
-            platforms: of a StableHLO program: ``("cpu", "cuda", "tpu")`` or some of them; default: the one here.
+            platforms: of a StableHLO program, of ``cpu``, ``cuda``, ``rocm`` and ``tpu``; default: the one here.
             state: default: ``run.state``; another one is ``run.best_state()``.
 
         Raises:
-            ConfigError: another suffix or batch, or the model has an operation that cannot be exported.
+            ConfigError: another suffix, batch or platform; or the model has an operation that the format lacks.
             RecordError: the file cannot be written.
         """
         state = self.state if state is None else state
@@ -224,18 +219,14 @@ def open_run(
 
     Without ``experiment`` it has its metrics, summary, config and state, and can be plotted. With it, at the config of
     the record, it also predicts and exports. Its ``state`` is that of the newest complete checkpoint. ``evaluate``
-    loads the data when it is called, and checks that they are the same.
+    loads the data when it is called, and checks that they are the same. ``devices`` is the number to predict and
+    evaluate on, one by default.
 
     >>> path = jn.fit(experiment, run_dir="runs/digits", progress="none", steps_per_call=5).dir
     >>> jn.open_run(path).config["learning_rate"]
     0.1
     >>> jn.open_run(path, experiment).state.step
     Array(20, dtype=int32)
-
-    Args:
-        path: the directory of the run.
-        experiment: what was run; its config may have other values.
-        devices: the number of devices to predict and evaluate on; default: one.
 
     Raises:
         RecordError: there is no run, its record is damaged, or no state of this experiment is in it.
@@ -261,7 +252,8 @@ def open_run(
         if not (path / record.FOLDER).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
         trainer = _open_trainer(experiment, options, path, facts, make_layout(devices=devices))
-        trainer.state = record.load_checkpoint(path, trainer.programs.placed_shapes)
+        state = record.load_checkpoint(path, trainer.programs.shapes)
+        trainer.state = jax.device_put(state, trainer.programs.shardings)
         return _run(config, trainer, lines, ending, path, (trainer.monitored, options.higher_is_better), facts)
     split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
     return _run(config, trainer, lines, ending, path, (f"{split}_{options.monitor}", options.higher_is_better))
