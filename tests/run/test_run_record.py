@@ -41,6 +41,21 @@ def test_predict_equals_the_model_for_any_batch_size(run: jn.Run) -> None:
     assert run.predict(inputs.tolist()).shape == (7, 3)
 
 
+def test_predictions_are_sharded_over_the_devices_of_the_run() -> None:
+    shards: list[Any] = []
+
+    def apply(params: Any, inputs: jax.Array) -> jax.Array:
+        jax.debug.inspect_array_sharding(inputs, callback=shards.append)
+        return tiny.apply(params, inputs)
+
+    run = tiny.fit(tiny.experiment(model=(tiny.init, apply), num_steps=2), devices=4)
+    inputs, expected = tiny.points(7)[0], jax.device_get(run.state.params)
+    shards.clear()
+    outputs = run.predict(inputs)
+    assert [sharding.shard_shape((8, 3)) for sharding in shards] == [(2, 3)]
+    np.testing.assert_allclose(outputs, inputs @ expected["kernel"] + expected["bias"], rtol=1e-5, atol=1e-5)
+
+
 BAD_INPUTS: list[tuple[Any, str]] = [
     (np.zeros((7, 4)), r"inputs \[examples, 3\].* not \[7, 4\]"),
     (np.zeros(3), r"\[3\] is the shape of one example: add the axis, inputs\[None\]"),
