@@ -15,7 +15,7 @@ from jaxnn.cli._process import one_line_errors
 from jaxnn.observe import Table
 from jaxnn.record import is_sweep, jsonable
 from jaxnn.run import Run, open_run
-from jaxnn.sweeps import Sweep, open_sweep
+from jaxnn.sweeps import Sweep, open_sweep, show_field
 from jaxnn.types import Experiment
 
 
@@ -37,20 +37,18 @@ def evaluate(experiment: Experiment[Any], arguments: Sequence[str]) -> Run | Swe
         options = tyro.cli(EvaluateOptions, args=list(arguments), prog=f"{Path(sys.argv[0]).name} evaluate")
     found: Run | Sweep
     if is_sweep(options.run):
-        found = sweep = open_sweep(options.run, experiment)
-        metrics = sweep.evaluate(options.split)
-        rows = [
-            {"member": member.index, **member.point}
-            | {f"{options.split}_{name}": float(values[row]) for name, values in metrics.items()}
-            for row, member in enumerate(sweep.members)
-        ]
+        found = open_sweep(options.run, experiment)
+        metrics: dict[str, Any] = dict(found.evaluate(options.split))
+        rows: list[dict[str, Any]] = [{"member": member.index, **member.point} for member in found.members]
     else:
-        found = run = open_run(options.run, experiment)
-        measured = run.evaluate(options.split)
-        rows = [{"step": int(run.state.step)} | {f"{options.split}_{name}": x for name, x in measured.items()}]
+        found = open_run(options.run, experiment)
+        metrics = {name: [value] for name, value in found.evaluate(options.split).items()}
+        rows = [{"step": int(found.state.step)}]
+    for name, values in metrics.items():
+        for row, value in zip(rows, values, strict=True):
+            row[f"{options.split}_{name}"] = float(value)
     if options.json:
         print(json.dumps(jsonable(rows if isinstance(found, Sweep) else rows[0])))
     else:
-        cells = [[f"{x:.6g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
-        print(Table([*rows[0]], cells))
+        print(Table([*rows[0]], [[show_field(value) for value in row.values()] for row in rows]))
     return found

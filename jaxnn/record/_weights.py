@@ -31,8 +31,8 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 def save_weights(path: str | Path, params: PyTree) -> None:
     """Writes nested dicts of arrays to a safetensors file, replacing it; each is named by its path, with dots.
 
-    ``Dense_0.kernel`` is a name as in PyTorch's files. Shapes, dtypes (bfloat16 too) and bytes are kept. Needs
-    ``pip install "jaxnn[safetensors]"``. `Run.export` writes the parameters and statistics of a run.
+    Names are as in PyTorch's files, ``Dense_0.kernel``; dtypes are kept, bfloat16 too. Needs ``pip install
+    "jaxnn[safetensors]"``. `Run.export` writes the parameters and statistics of a run.
 
     >>> jn.save_weights("mlp.safetensors", run.state.params)
     >>> sorted(jn.load_weights("mlp.safetensors"))

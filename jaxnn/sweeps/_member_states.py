@@ -65,10 +65,8 @@ def restored_groups(
             yield RestoredGroup(folder, facts, found, programs, jax.tree.map(take, restored.state))
 
 
-def predict_members(
-    members: Sequence[Member], experiment: Experiment[Any], path: Path, inputs: Any, batch_size: int
-) -> PyTree:
-    """Returns the outputs ``[members, examples, ...]`` of the members of the sweep in ``path``, as `Sweep.predict`."""
+def predict_members(sweep: Any, inputs: Any, batch_size: int) -> PyTree:
+    """Returns the outputs ``[members, examples, ...]`` of the members of a `Sweep`, as `Sweep.predict`."""
 
     def outputs(group: RestoredGroup) -> list[PyTree]:
         programs = group.programs
@@ -85,16 +83,14 @@ def predict_members(
         found = engine.predict_in_batches(together, programs.first_examples.inputs, inputs, batch_size, axis=1)
         return [jax.tree.map(lambda leaf, row=row: leaf[row], found) for row in range(len(group.members))]
 
-    rows = _by_member(members, restored_groups(path, experiment, _complete(members)), outputs)
+    rows = _by_member(sweep, outputs)
     if len({str(jax.tree.map(np.shape, row)) for row in rows}) > 1:
         raise ConfigError("the members give outputs of different shapes: select those with the same.")
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
-def evaluate_members(
-    members: Sequence[Member], experiment: Experiment[Any], path: Path, split: str
-) -> dict[str, np.ndarray]:
-    """Returns each metric ``[members]`` of the members of the sweep in ``path``, as `Sweep.evaluate`."""
+def evaluate_members(sweep: Any, split: str) -> dict[str, np.ndarray]:
+    """Returns each metric ``[members]`` of the members of a `Sweep`, as `Sweep.evaluate`."""
 
     def metrics(group: RestoredGroup) -> list[dict[str, float]]:
         programs, count = group.programs, len(group.members)
@@ -105,28 +101,25 @@ def evaluate_members(
         places = [np.unravel_index(row, slots.shape) for row in range(count)]
         return [derived_metrics(programs.task, {name: mean[at] for name, mean in means.items()}) for at in places]
 
-    groups = restored_groups(path, experiment, _complete(members), with_data=True)
-    rows = _by_member(members, groups, metrics)
+    rows = _by_member(sweep, metrics, with_data=True)
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _complete(members: Sequence[Member]) -> list[Member]:
-    complete = [member for member in members if member.complete]
-    if not complete:
-        raise ConfigError(f"no member is complete ({count_by_status(members)}): resume the sweep.")
-    return complete
-
-
 def _by_member(
-    members: Sequence[Member], groups: Iterator[RestoredGroup], compute: Callable[[RestoredGroup], list[PyTree]]
+    sweep: Any, compute: Callable[[RestoredGroup], list[PyTree]], *, with_data: bool = False
 ) -> list[PyTree]:
-    """What ``compute`` returns for each of ``members``; NaN for those in no group."""
+    """What ``compute`` returns for each member of a `Sweep`; NaN for one that is not complete."""
+    complete = [member for member in sweep.members if member.complete]
+    if sweep.experiment is None or sweep.dir is None or not complete:
+        lacking = "experiment: open_sweep(path, experiment)" if sweep.experiment is None else "record: sweep with one"
+        lacking = lacking if complete else f"complete member ({count_by_status(sweep.members)}): resume it"
+        raise ConfigError(f"the members of the sweep cannot be restored; it has no {lacking}.")
     found: dict[int, PyTree] = {}
-    for group in groups:
+    for group in restored_groups(sweep.dir, sweep.experiment, complete, with_data=with_data):
         found |= zip((member.index for member in group.members), compute(group), strict=True)
 
     def lost(leaf: Any) -> np.ndarray:
         return np.full(np.shape(leaf), np.nan, np.result_type(leaf, np.float16))
 
     empty = jax.tree.map(lost, next(iter(found.values())))
-    return [found.get(member.index, empty) for member in members]
+    return [found.get(member.index, empty) for member in sweep.members]

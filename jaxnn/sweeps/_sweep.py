@@ -256,7 +256,8 @@ class Sweep:
         if found is None:
             numbers = f"0 to {self.members[-1].index}" if self.members else "none"
             raise ConfigError(f"there is no member {index!r}: their numbers are {numbers}.")
-        experiment = self._known_experiment()
+        if self.experiment is None:
+            raise ConfigError("the sweep was read without its experiment: open it with open_sweep(path, experiment).")
         if self.dir is None:
             point = show_point(found.point) or "the same config"
             raise RecordError(f"the sweep has no record to open member {index} from: run it alone with {point}.")
@@ -268,7 +269,7 @@ class Sweep:
         from jaxnn.sweeps._stored import export_members
 
         path = found.dir if found.dir is not None and found.dir.is_dir() else export_members(self, [found])[0]
-        return open_run(path, experiment)
+        return open_run(path, self.experiment)
 
     def predict(self, inputs: Any, *, batch_size: int = 512) -> Any:
         """Returns the outputs of all members, ``[members, examples, ...]``, for ``inputs [examples, ...]``.
@@ -282,7 +283,7 @@ class Sweep:
         """
         from jaxnn.sweeps._member_states import predict_members
 
-        return predict_members(self.members, self._known_experiment(), self._record(), inputs, batch_size)
+        return predict_members(self, inputs, batch_size)
 
     def evaluate(self, split: str = "test") -> dict[str, np.ndarray]:
         """Returns exact metrics ``[members]`` over a split, which is loaded; NaN as in `predict`.
@@ -293,17 +294,7 @@ class Sweep:
         """
         from jaxnn.sweeps._member_states import evaluate_members
 
-        return evaluate_members(self.members, self._known_experiment(), self._record(), split)
-
-    def _record(self) -> Path:
-        if self.dir is None:
-            raise RecordError("the sweep has no record to restore its members from: sweep with a record.")
-        return self.dir
-
-    def _known_experiment(self) -> Experiment[Any]:
-        if self.experiment is None:
-            raise ConfigError("the sweep was read without its experiment: open it with open_sweep(path, experiment).")
-        return self.experiment
+        return evaluate_members(self, split)
 
     def table(self, metric: str | None = None, limit: int = 20) -> Table:
         """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import jaxnn as jn
@@ -43,7 +44,11 @@ def task_of(model: Any) -> jn.Task:
 def runs() -> dict[str, jn.Run]:
     def run_of(model: Any, inputs: np.ndarray) -> jn.Run:
         data = jn.data.arrays((inputs, np.arange(11)))
-        return tiny.fit(tiny.experiment(data=data, task=lambda config: task_of(model), num_steps=1))
+        parts = {
+            "task": lambda config: task_of(model),
+            "optimizer": lambda config: jn.optim.with_ema(optax.sgd(9.0), 0.5),
+        }
+        return tiny.fit(tiny.experiment(data=data, num_steps=2, **parts))
 
     return {name: run_of(*parts) for name, parts in MODELS.items()}
 

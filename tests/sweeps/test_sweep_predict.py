@@ -67,9 +67,9 @@ def test_what_members_cannot_be_restored_from_is_named(sweep: jn.Sweep) -> None:
     inputs = tiny.points(2)[0]
     others = jn.open_sweep(sweep.dir, experiment(data=lambda config: jn.data.arrays(tiny.points(9), tiny.points(9))))
     wrong: list[tuple[jn.Sweep, str]] = [
-        (jn.open_sweep(sweep.dir), r"open it with open_sweep\(path, experiment\)"),
-        (dataclasses.replace(sweep, dir=None), "the sweep has no record to restore its members from"),
-        (sweep.select(scale=1e38), r"no member is complete \(2 diverged\)"),
+        (jn.open_sweep(sweep.dir), r"it has no experiment: open_sweep\(path, experiment\)"),
+        (dataclasses.replace(sweep, dir=None), "it has no record: sweep with one"),
+        (sweep.select(scale=1e38), r"it has no complete member \(2 diverged\)"),
     ]
     for one, words in wrong:
         with pytest.raises(jn.JaxnnError, match=words):
