@@ -273,7 +273,8 @@ def _open_trainer(
     if splits is None:
         splits = engine.load_data(experiment)
         record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
-    engine.check_parts(experiment)
+    else:
+        engine.check_parts(experiment)
     # Zeros that stand for data are not sent to a device.
     programs = engine.programs_of(experiment, splits, resident=None if with_data else False, layout=layout)
     options = engine.resolve_cadences(options, experiment.config.num_steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,11 @@ def test_a_record_is_used_without_its_data(run: jn.Run, tmp_path: Path, monkeypa
     )
     with pytest.raises(FileNotFoundError):
         opened.evaluate()
+    # Of a source that prepares batches in its own way, or by an earlier version, shapes are not recorded.
+    shutil.copytree(run.dir, tmp_path / "own")
+    write_json(tmp_path / "own" / "run.json", tiny.read(run.dir) | {"examples": None})
+    with pytest.raises(FileNotFoundError):
+        jn.open_run(tmp_path / "own", opened.experiment)
     others = jn.open_run(run.dir, tiny.experiment(data=jn.data.arrays(tiny.points(9), tiny.points(9))))
     with pytest.raises(RecordError, match="the data are not those that the run in .* was trained on"):
         others.evaluate()
