@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxnn.engine import RunOptions
     from jaxnn.optim import schedules
     from jaxnn.plans import plan
-    from jaxnn.record import load_checkpoint, save_checkpoint
+    from jaxnn.record import load_checkpoint, load_weights, save_checkpoint, save_weights
     from jaxnn.run import Run, fit, iterate, open_run, train
     from jaxnn.search import grid
     from jaxnn.sweeps import Sweep, SweepOptions, compare, open_sweep, sweep
@@ -55,6 +55,7 @@ __all__ = [
     "grid",
     "iterate",
     "load_checkpoint",
+    "load_weights",
     "main",
     "models",
     "nn",
@@ -64,6 +65,7 @@ __all__ = [
     "optim",
     "plan",
     "save_checkpoint",
+    "save_weights",
     "schedules",
     "search",
     "steps",
@@ -80,7 +82,7 @@ _NAMES = {
     ".engine": "RunOptions",
     ".optim": "schedules",
     ".plans": "plan",
-    ".record": "load_checkpoint save_checkpoint",
+    ".record": "load_checkpoint load_weights save_checkpoint save_weights",
     ".run": "Run fit iterate open_run train",
     ".search": "grid",
     ".sweeps": "Sweep SweepOptions compare open_sweep sweep",

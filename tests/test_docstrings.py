@@ -72,6 +72,8 @@ SHARED: dict[str, Callable[[], Any]] = {"experiment": experiment, "run": run, "s
 # Examples with these calls need the folder of a real data set.
 SETS = ("mnist", "fashion_mnist", "cifar10", "cats_vs_dogs", "imdb", "ptb", "sms_spam")
 REAL = {f"jn.data.{name}(": name for name in SETS} | {"jn.data.ag_news(": "ag_news_test"}
+# Examples with these calls need an optional library.
+OPTIONAL = {"run.export(": "flatbuffers", "_weights(": "safetensors"}
 pytestmark = pytest.mark.usefixtures("compiled_once")
 NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
 
@@ -93,6 +95,8 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             if real_data is None or not all((real_data / folder).is_dir() for folder in needed):
                 pytest.skip(f"no real data: {', '.join(needed)}")
             monkeypatch.setenv("JAXNN_DATA", str(real_data))
+        for module in (module for call, module in OPTIONAL.items() if call in source):
+            pytest.importorskip(module)
         test.globs = NAMES | {shared: make() for shared, make in SHARED.items() if shared in source}
         doctest.DocTestRunner(optionflags=flags).run(test, out=report.append)
     assert not report, "".join(report)

@@ -17,7 +17,7 @@ from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
 from jaxnn.cli._script import main
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
-from jaxnn.run import format_split
+from jaxnn.run import format_split, open_run
 from jaxnn.types import ConfigError, Experiment, JaxnnError, RecordError, named_object
 
 _OUT = Path("runs/bench")
@@ -33,7 +33,8 @@ def run_command(argv: Sequence[str] | None = None) -> None:
             return
         with one_line_errors():
             calls = {
-                function.__name__: _deferred(function) for function in (devices, runs, show, plot, compare, plan, bench)
+                function.__name__: _deferred(function)
+                for function in (devices, runs, show, plot, compare, export, plan, bench)
             }
             arguments = arguments or ["--help"]
             call = tyro.extras.subcommand_cli_from_dict(calls, prog="jaxnn", description=__doc__, args=arguments)
@@ -155,6 +156,33 @@ def compare(
     """
     left, right = (sweeps.open_sweep(path) if is_sweep(path) else path for path in (a, b))
     print(printable(sweeps.compare(left, right, metric)))
+
+
+def export(
+    run: tyro.conf.Positional[Path],
+    out: tyro.conf.Positional[Path | None] = None,
+    /,
+    *,
+    script: Path | None = None,
+    batch: int | None = None,
+    platforms: tuple[str, ...] = (),
+    best: bool = False,
+) -> None:
+    """Writes the model of a run as a file that is used without jaxnn: jaxnn export runs/digits_mlp/… model.onnx.
+
+    Args:
+        run: the directory of a run, or of a member of a sweep.
+        out: the file, *.stablehlo, *.onnx or *.safetensors; default: model.stablehlo in that directory.
+        script: the file that defines ``experiment``; default: the script that was run, seen from here.
+        batch: number of examples of the inputs; default: any.
+        platforms: of a StableHLO program, such as cpu cuda tpu; default: the one here.
+        best: the best checkpoint instead of the newest.
+    """
+    experiment = experiment_of(script or Path((read_run(run).get("command") or [""])[0]))
+    opened = open_run(run, experiment)
+    state = opened.best_state() if best else None
+    where = out or run / "model.stablehlo"
+    print(opened.export(where, batch="symbolic" if batch is None else batch, platforms=platforms or None, state=state))
 
 
 def plan(script: tyro.conf.Positional[Path], /) -> None:

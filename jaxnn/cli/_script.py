@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from jaxnn.search import Halving, Points
     from jaxnn.sweeps import Sweep
 
-COMMANDS = ("run", "sweep", "plan", "advise")
+COMMANDS = ("run", "sweep", "evaluate", "plan", "advise")
 _ABOUT_RUN = (
-    "First words: `sweep` trains many runs together, `plan` compiles for a card, `advise` compares devices; see "
-    "`sweep --help`."
+    "First words: `sweep` trains many runs together, `evaluate` measures a recorded run, `plan` compiles for a card, "
+    "`advise` compares devices; see `sweep --help`."
 )
 _ABOUT = {
     "plan": "Compiles one step for a card that need not be here, `--for h100`: memory, work, bounds; trains nothing.",
@@ -51,6 +51,7 @@ def main(
     |---|---|
     | ``run``, or none | one run |
     | ``sweep`` | many: each field's flag takes several values, ``--learning-rate 1e-4 1e-3 --seed 0 1 2 3`` |
+    | ``evaluate`` | metrics of a recorded run or sweep: ``evaluate runs/… --split test --json`` |
     | ``plan`` | what it needs and can reach on a graphics card, compiled and not run: ``--for h100`` |
     | ``advise`` | which kind of device it should train on, and what would fill it: ``--devices cpu gpu`` |
 
@@ -84,6 +85,10 @@ def main(
         _process.enable_compile_cache()
         if command == "sweep":
             return _sweep(experiment, arguments, points)
+        if command == "evaluate":
+            from jaxnn.cli._evaluate import evaluate
+
+            return evaluate(experiment, arguments)
         if command in ("plan", "advise"):
             from jaxnn import advice, plans
 

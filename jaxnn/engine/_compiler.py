@@ -17,15 +17,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxnn import observe
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
+from jaxnn.engine._prediction import make_predict
 from jaxnn.engine._start import Start, find_start
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
-from jaxnn.parallel import Layout, shardings_of
+from jaxnn.parallel import Layout, process_count, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
-from jaxnn.steps import Totals, make_evaluate_step, make_predict_step
+from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics, metric_of_outputs
-from jaxnn.types import ENDLESS, Array, Batch, Examples, Source, Splits, Task, TrainingError, TrainState
+from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
@@ -142,6 +143,8 @@ class Programs:
 
         And metrics of all outputs. With ``part`` of the examples that training looks at.
         """
+        if split not in (known := self.splits.named()):
+            raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
         key = ("evaluate", shape, split, part)
         pieces, program = self._pieces_of(split, part), self._program(key, "start")
         results = [jax.device_get(program(state, *piece)) for piece in pieces()]
@@ -173,13 +176,8 @@ class Programs:
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
         """The model's outputs for a batch of inputs, compiled once per shape."""
-        step = make_predict_step(self.task)
-
-        def predict(state: TrainState, inputs: Any) -> Any:
-            rows = jnp.arange(inputs.shape[0])
-            return step(state, self.source.gather(Examples(inputs, rows), rows).inputs)
-
-        return jax.jit(predict)
+        gathered = self.layout.replicated if process_count() > 1 else None
+        return jax.jit(make_predict(self.task, self.source, self.layout), out_shardings=gathered)
 
     def zeros(self, shape: Shape | None) -> Totals:
         """Totals of no steps, on the host."""

@@ -99,17 +99,16 @@ def programs_of(
     resident: bool | None = None,
     layout: Layout = SINGLE_DEVICE,
     num_seeds: int | None = None,
+    members: Members | None = None,
 ) -> Programs:
-    """The programs of a run, or of a sweep over seeds, to be measured or inspected; nothing is compiled yet."""
-    config = experiment.config
-    feed = make_feed(splits, config.seed, config.batch_size, resident=resident, layout=layout)
-    spec = GroupSpec(experiment, lambda values: experiment, False, splits.train, feed, layout)
-    if num_seeds is None:
-        return Programs(spec, splits, 2 * config.batch_size)
-    spec = spec._replace(member=lambda values: experiment.replace(**values), seeded=True)
-    return Programs(
-        spec, splits, 2 * config.batch_size, None, {"seed": np.arange(num_seeds, dtype=np.uint32)}, num_seeds
-    )
+    """The programs of a run, of ``members`` or of a sweep over seeds, to be used or measured; nothing is compiled."""
+    if num_seeds is not None:
+        seeds = {"seed": np.arange(num_seeds, dtype=np.uint32)}
+        members = Members(tuple(range(num_seeds)), seeds, lambda values: experiment.replace(**values))
+    given = members or Members((0,), {}, lambda values: experiment)
+    feed = make_feed(splits, experiment.config.seed, experiment.config.batch_size, resident=resident, layout=layout)
+    spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
+    return Programs(spec, splits, 2 * experiment.config.batch_size, None, given.values, len(given.numbers))
 
 
 def _open_run(trainer: Trainer, steps_per_call: int | None) -> None:

@@ -18,6 +18,7 @@ from jaxnn.nn._layer_arguments import (
     partition_specs,
     partitioned,
     platform,
+    portable,
     positive_ints,
     unbox,
     use_batch_axis,

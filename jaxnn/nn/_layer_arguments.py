@@ -29,6 +29,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _axis: ContextVar[str | None] = ContextVar("batch_axis", default=None)
 _mask: ContextVar[Array | None] = ContextVar("batch_mask", default=None)
 _sharding: ContextVar[BatchSharding | None] = ContextVar("batch_sharding", default=None)
+_portable: ContextVar[bool] = ContextVar("portable", default=False)
 _reasons: ContextVar[dict[str, None] | None] = ContextVar("reasons", default=None)
 
 
@@ -58,7 +59,7 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
     """
     preferred = _PREFERRED[operation]
     if given is None:
-        order = preferred.get(platform(), preferred["other"])
+        order = preferred["other"] if _portable.get() else preferred.get(platform(), preferred["other"])
         found = next((name for name in order if obstacles.get(name) is None), None)
         if found is None:
             raise ConfigError(f"{operation} cannot be computed here: {'; '.join(map(str, obstacles.values()))}.")
@@ -71,6 +72,16 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
     if (obstacle := obstacles.get(given)) is not None:
         raise ConfigError(f"{operation} cannot use {given!r} here: {obstacle}; leave implementation out.")
     return given
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+    """Context in which implementations are chosen that any platform has, for programs that are used elsewhere."""
+    token = _portable.set(True)
+    try:
+        yield
+    finally:
+        _portable.reset(token)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from jaxnn.record._provenance import (
     text_fingerprint,
 )
 from jaxnn.record._record_reader import (
-    SHARDS,
     check_facts,
     final_metrics,
     find_records,
@@ -29,8 +28,11 @@ from jaxnn.record._record_reader import (
     read_lines,
     read_metrics,
     read_run,
+    shard_folders,
+    sweep_folders,
     without_member,
 )
+from jaxnn.record._recorded_data import describe_data, recorded_data
 from jaxnn.record._run_directory import (
     METRICS_FILE,
     RUN_FILE,
@@ -47,6 +49,7 @@ from jaxnn.record._run_directory import (
     write_bytes,
     write_json,
 )
-from jaxnn.record._state_files import find_damage, is_key, preload_orbax, save_checkpoint
+from jaxnn.record._state_files import find_damage, first_line, is_key, preload_orbax, save_checkpoint
+from jaxnn.record._weights import load_weights, needs_extra, save_weights
 
-__all__ = ["MetricWriter", "load_checkpoint", "save_checkpoint"]
+__all__ = ["MetricWriter", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]

@@ -111,6 +111,22 @@ def is_sweep(path: Path) -> bool:
         return False
 
 
+def sweep_folders(path: Path) -> list[Path]:
+    """``path`` if it is the record of a sweep in one process, else its shards that started; RecordError for neither."""
+    if (path / RUN_FILE).is_file():
+        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
+    if not is_sweep(path):
+        raise RecordError(
+            f"{path} holds no sweep (no {SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` lists them."
+        )
+    return [path] if (path / SWEEP_FILE).is_file() else shard_folders(path)
+
+
+def shard_folders(path: Path) -> list[Path]:
+    """The directories of the shards of the sweep in ``path`` that were started, by name."""
+    return [file.parent for file in sorted(path.glob(SHARDS))]
+
+
 def _age(path: Path) -> tuple[str, str]:
     """The start time of a record, empty if it cannot be read, and its name."""
     for file in (path / RUN_FILE, path / SWEEP_FILE, *sorted(path.glob(SHARDS))):

@@ -115,7 +115,7 @@ class Iteration:
     def run(self) -> Run:
         """The run so far, or at its end."""
         session = self._started()
-        return dataclasses.replace(run_of(session), state=self.state)
+        return dataclasses.replace(run_of(session), _state=self.state)
 
     def _started(self) -> Session:
         if self._session is None:

@@ -108,6 +108,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "steps_per_call": trainer.plan.steps_per_call,
         "seconds_per_step_measured": trainer.seconds_per_step,
         "data": trainer.splits.name,
+        "examples": records.describe_data(trainer.splits, programs.first_examples),
         "fingerprint": trainer.fingerprint,
         "precision": programs.product_dtypes,
         "implementations": programs.implementations,

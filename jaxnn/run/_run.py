@@ -6,16 +6,18 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
 
 from jaxnn import engine, record
 from jaxnn.observe import Clock, Throughput, describe_devices, html_table, text_table
+from jaxnn.parallel import Layout, make_layout
+from jaxnn.run._export import export_model
 from jaxnn.run._record import Session, summarise
 from jaxnn.run._report import Summary
-from jaxnn.types import Array, ConfigError, Experiment, RecordError, TrainState, check_int, warn
+from jaxnn.types import ConfigError, Experiment, RecordError, TrainState, warn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +34,6 @@ class Run:
 
     Attributes:
         experiment: what was computed; None if a record was opened without it.
-        state: the state after the last step; None likewise.
         config: the experiment's; a mapping if a record was opened without it.
         metrics: arrays by name, one value per report, NaN if a metric was not measured at it; ``step`` among them.
         summary: how it ended and how fast it was.
@@ -42,7 +43,6 @@ class Run:
     """
 
     experiment: Experiment[Any]
-    state: TrainState
     config: Any
     metrics: Mapping[str, np.ndarray]
     summary: Summary
@@ -51,6 +51,7 @@ class Run:
     higher_is_better: bool
     _lines: Sequence[Mapping[str, Any]]
     _trainer: engine.Trainer | None
+    _state: TrainState | None = None  # that at the end; None: the checkpoint holds it
     _facts: Mapping[str, Any] | None = None  # the content of run.json, if it was opened
 
     @property
@@ -63,57 +64,76 @@ class Run:
         """Whether there is a checkpoint to resume from."""
         return self.dir is not None and (self.dir / record.FOLDER).is_dir()
 
-    def evaluate(self, split: str = "test") -> dict[str, float]:
-        """Returns exact metrics of ``state`` over a split: ``train``, ``validation`` or ``test``.
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """The state after the last step; of a record opened without its experiment as NumPy arrays in dicts.
+
+        Raises:
+            RecordError: the run kept no checkpoint, or the newest is damaged.
+        """
+        return self._state or TrainState(**record.load_checkpoint(self._checkpoints.folder.parent))
+
+    def evaluate(self, split: str = "test", *, state: TrainState | None = None) -> dict[str, float]:
+        """Returns exact metrics over a split: ``train``, ``validation`` or ``test``; of a record, it loads the data.
+
+        ``state`` is ``run.state`` by default, another one ``run.best_state()``.
 
         Raises:
             ConfigError: the data have no such split.
+            RecordError: the data are not those that the run was trained on.
         """
-        return self._loaded.evaluate(split, self.state)
+        return self._with_data.evaluate(split, self.state if state is None else state)
 
-    def predict(self, inputs: Array, *, batch_size: int = 512) -> Any:
+    def predict(self, inputs: Any, *, batch_size: int = 512, state: TrainState | None = None) -> Any:
         """Returns the model's outputs ``[examples, ...]`` for ``inputs [examples, ...]``, as the data set holds them.
 
-        Works in batches of one size, so that it compiles once for each shape; the last is padded. Examples may have
-        another shape than those of the data if the model accepts it, such as longer sequences.
+        Works in batches of one size, so that it compiles once for each shape; the last is padded. They are sharded over
+        the run's devices. Examples may have another shape than those of the data if the model accepts it, such as
+        longer sequences. ``state`` is ``run.state`` by default, another one ``run.best_state()``.
 
         Raises:
             ConfigError: the inputs cannot be of the dtype of the training inputs, or the model refuses their shape.
         """
         programs = self._loaded.programs
+        predict = functools.partial(programs.predict, self.state if state is None else state)
         trained_on = programs.first_examples.inputs
-        inputs = _inputs_like(trained_on, inputs)
-        if inputs.shape == trained_on.shape[1:]:
-            raise ConfigError(
-                f"predict needs inputs [examples, ...], and {list(inputs.shape)} is the shape of one example: add the "
-                "axis, inputs[None]."
-            )
-        check_int("predict's batch_size", batch_size)
-        batch_size = min(batch_size, len(inputs))
-        predict = programs.predict
-        try:
-            outputs = jax.eval_shape(predict, self.state, inputs[:batch_size])
-        # Any exception: the model's own, for a shape that it does not take.
-        except Exception as error:
-            if inputs.shape[1:] == trained_on.shape[1:]:
-                raise
-            expected = ", ".join(map(str, ("examples", *trained_on.shape[1:])))
-            raise ConfigError(
-                f"predict needs inputs [{expected}] or such as the model takes, not {list(inputs[:batch_size].shape)} "
-                f"({(str(error).strip().splitlines() or [''])[0]})."
-            ) from error
-        shapes = [list(leaf.shape) for leaf in jax.tree.leaves(outputs)]
-        if not shapes or any(shape[:1] != [batch_size] for shape in shapes):
-            raise ConfigError(
-                f"the task's predict gave {f'arrays {shapes}' if shapes else 'nothing'} for {batch_size} examples: "
-                "return arrays [examples, ...]."
-            )
-        padded = np.concatenate([inputs, inputs[: -len(inputs) % batch_size]])
-        batches = [
-            jax.device_get(predict(self.state, padded[start : start + batch_size]))
-            for start in range(0, len(padded), batch_size)
-        ]
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(inputs)], *batches)
+        return engine.predict_in_batches(predict, trained_on, inputs, batch_size, programs.layout)
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        batch: int | Literal["symbolic"] = "symbolic",
+        platforms: Sequence[str] | None = None,
+        state: TrainState | None = None,
+    ) -> Path:
+        """Writes the model with its parameters as a file that is used without jaxnn, and returns its path.
+
+        | suffix | content |
+        |---|---|
+        | ``.stablehlo`` | `jax.export`'s program: ``jax.export.deserialize(bytearray(content)).call(inputs)`` |
+        | ``.onnx`` | an ONNX graph by jax2onnx |
+        | ``.safetensors`` | the variables of the Flax model, without a program: ``params.Dense_0.kernel`` |
+
+        Programs take inputs ``[batch, ...]`` as the data set holds them. The formats need
+        ``pip install "jaxnn[export]"``, ``jaxnn[onnx]`` and ``jaxnn[safetensors]``.
+
+        >>> path = run.export("digits.stablehlo")
+        >>> jax.export.deserialize(bytearray(path.read_bytes())).call(batch.inputs[:3]).shape
+        (3, 10)
+
+        Args:
+            path: the file, which is replaced.
+            batch: the number of examples; ``"symbolic"``: any.
+            platforms: of a StableHLO program, of ``cpu``, ``cuda``, ``rocm`` and ``tpu``; default: the one here.
+            state: default: ``run.state``; another one is ``run.best_state()``.
+
+        Raises:
+            ConfigError: another suffix, batch or platform; or the model has an operation that the format lacks.
+            RecordError: the file cannot be written.
+        """
+        state = self.state if state is None else state
+        return export_model(self._loaded.programs, state, Path(path), batch, platforms)
 
     def best_state(self) -> TrainState:
         """Returns the state of the best checkpoint by the monitored metric; the newest if none was measured.
@@ -121,17 +141,19 @@ class Run:
         Raises:
             RecordError: the run kept no checkpoint.
         """
-        _ = self._loaded
-        if self.dir is None or not self.resumable:
-            raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
-        checkpoints = record.Checkpoints(
-            self.dir / record.FOLDER, monitor=self.monitor, higher_is_better=self.higher_is_better
-        )
+        checkpoints, like = self._checkpoints, None if self._trainer is None else self.state
         step = checkpoints.best()
         if step is None:
-            raise RecordError(f"{self.dir / record.FOLDER} holds no complete checkpoint.")
-        state: TrainState = record.load_checkpoint(self.dir / record.FOLDER / str(step), self.state)
-        return state
+            raise RecordError(f"{checkpoints.folder} holds no complete checkpoint.")
+        found = record.load_checkpoint(checkpoints.folder / str(step), like)
+        return TrainState(**found) if like is None else found
+
+    @property
+    def _checkpoints(self) -> record.Checkpoints:
+        if self.dir is None or not self.resumable:
+            raise RecordError("the run kept no checkpoints: run it with a record, and without checkpoint_every=0.")
+        ranking: Any = {"monitor": self.monitor, "higher_is_better": self.higher_is_better}
+        return record.Checkpoints(self.dir / record.FOLDER, **ranking)
 
     def plot(self) -> Figure:
         """Returns a matplotlib figure of loss, metrics and throughput by step."""
@@ -153,6 +175,16 @@ class Run:
             warn(f"the experiment evaluates another function than the run in {self.dir}: its code changed since.")
         return self._trainer
 
+    @functools.cached_property
+    def _with_data(self) -> engine.Trainer:
+        """The trainer with its data, which are those of the record; they are loaded if it was opened without them."""
+        trainer = self._loaded
+        if self._facts is None or self._facts.get("examples") is None:
+            return trainer
+        assert self.dir is not None
+        layout = trainer.programs.layout
+        return _open_trainer(trainer.experiment, trainer.options, self.dir, self._facts, layout, with_data=True)
+
     def __repr__(self) -> str:
         return text_table(self.closing_rows())
 
@@ -168,27 +200,8 @@ def _evaluates_otherwise(facts: Mapping[str, Any], trainer: engine.Trainer) -> b
         return False  # they may decide what is traced
     if (first := facts.get("fingerprint_config")) is not None:  # of the member whose fingerprint its group has
         same = dataclasses.replace(trainer.experiment, config=record.config_from_json(first, trainer.experiment.config))
-        programs = engine.programs_of(same, trainer.splits)
+        programs = engine.programs_of(same, trainer.splits, resident=False)
     return bool(facts["fingerprint"]["evaluation"] != programs.evaluation_fingerprint())
-
-
-def _inputs_like(examples: Array, inputs: Any) -> np.ndarray:
-    """``inputs`` as an array of the dtype that ``examples`` have."""
-    try:
-        given = np.asarray(inputs)
-        with np.errstate(invalid="ignore"):
-            converted = given.astype(examples.dtype)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"the inputs to predict are not one array of numbers ({error}).") from error
-    if given.size == 0 or given.ndim == 0:
-        raise ConfigError(f"predict needs inputs [examples, ...], not {list(given.shape)}.")
-    # Fractions cast to pixels or tokens would all be 0.
-    if np.issubdtype(examples.dtype, np.integer) and not np.array_equal(converted, given):
-        raise ConfigError(
-            f"the inputs to predict are {given.dtype} and change their values as {examples.dtype}, which the data set "
-            "holds: give them as the data set does."
-        )
-    return converted
 
 
 def run_of(session: Session) -> Run:
@@ -199,11 +212,15 @@ def run_of(session: Session) -> Run:
     return _run(trainer.experiment.config, trainer, session.log.lines, summary, path, ranking)
 
 
-def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run:
-    """Opens the run that is recorded in ``path``; trains and writes nothing.
+def open_run(
+    path: str | Path, experiment: Experiment[Any] | None = None, *, devices: int | Literal["all"] | None = None
+) -> Run:
+    """Opens the run that is recorded in ``path``; trains and writes nothing, and reads no data.
 
-    Without ``experiment`` it has its metrics, summary and config, and can be plotted. With it, at the config of the
-    record, it also has the state of the newest complete checkpoint, on the default device.
+    Without ``experiment`` it has its metrics, summary, config and state, and can be plotted. With it, at the config of
+    the record, it also predicts and exports. Its ``state`` is that of the newest complete checkpoint. ``evaluate``
+    loads the data when it is called, and checks that they are the same. ``devices`` is the number to predict and
+    evaluate on, one by default.
 
     >>> path = jn.fit(experiment, run_dir="runs/digits", progress="none", steps_per_call=5).dir
     >>> jn.open_run(path).config["learning_rate"]
@@ -213,7 +230,8 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
 
     Raises:
         RecordError: there is no run, its record is damaged, or no state of this experiment is in it.
-        ConfigError, DataError: the experiment has another config class, or its data cannot be used.
+        ConfigError, DataError: the experiment has another config class, or its data are needed and cannot be used: the
+            record of a source with an ``as_batch`` of its own does not replace it.
     """
     path = Path(path)
     facts, lines = record.read_run(path), record.read_metrics(path)
@@ -231,21 +249,37 @@ def open_run(path: str | Path, experiment: Experiment[Any] | None = None) -> Run
     if experiment is not None:
         config = record.config_from_json(config, experiment.config)
         experiment = dataclasses.replace(experiment, config=config)
-        splits = engine.load_data(experiment)
-        record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
-        # Nothing of its training is compiled.
-        programs, options = (
-            engine.programs_of(experiment, splits),
-            engine.resolve_cadences(options, config, engine.num_evaluated(splits)),
-        )
-        plan = engine.make_plan(options, config.num_steps)
-        trainer = engine.Trainer(options, splits, programs, plan, [engine.MemberLog()], Clock())
         if not (path / record.FOLDER).is_dir():
             raise RecordError(f"the run in {path} kept no checkpoints: open it without the experiment.")
-        trainer.state = record.load_checkpoint(path, programs.shapes)
+        trainer = _open_trainer(experiment, options, path, facts, make_layout(devices=devices))
+        state = record.load_checkpoint(path, trainer.programs.shapes)
+        trainer.state = jax.device_put(state, trainer.programs.shardings)
         return _run(config, trainer, lines, ending, path, (trainer.monitored, options.higher_is_better), facts)
     split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
     return _run(config, trainer, lines, ending, path, (f"{split}_{options.monitor}", options.higher_is_better))
+
+
+def _open_trainer(
+    experiment: Experiment[Any],
+    options: engine.RunOptions,
+    path: Path,
+    facts: Mapping[str, Any],
+    layout: Layout,
+    *,
+    with_data: bool = False,
+) -> engine.Trainer:
+    """Returns the trainer of a recorded run, of which nothing is compiled, without its state."""
+    splits = None if with_data else record.recorded_data(path, facts)
+    if splits is None:
+        splits = engine.load_data(experiment)
+        record.check_same_data(path, facts["fingerprint"], record.data_fingerprint(splits))
+    else:
+        engine.check_parts(experiment)
+    # Zeros that stand for data are not sent to a device.
+    programs = engine.programs_of(experiment, splits, resident=None if with_data else False, layout=layout)
+    options = engine.resolve_cadences(options, experiment.config)
+    plan = engine.make_plan(options, experiment.config.num_steps)
+    return engine.Trainer(options, splits, programs, plan, [engine.MemberLog()], Clock())
 
 
 def _run(
@@ -259,5 +293,7 @@ def _run(
 ) -> Run:
     names = dict.fromkeys(name for line in lines for name in line)
     metrics = {name: np.array([line.get(name, np.nan) for line in lines]) for name in names}
-    made: tuple[Any, Any] = (None, None) if trainer is None else (trainer.experiment, trainer.state)
-    return Run(*made, config, metrics, summary, path, *ranking, lines, trainer, facts)
+    experiment: Any = None if trainer is None else trainer.experiment
+    # As it is now: if the trainer continues, it has another state.
+    state = None if trainer is None else trainer.state
+    return Run(experiment, config, metrics, summary, path, *ranking, lines, trainer, state, facts)

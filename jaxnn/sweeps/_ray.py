@@ -15,13 +15,13 @@ from typing import Any
 
 import jax
 
-from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags
+from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, shard_folders
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps._groups import reason
 from jaxnn.sweeps._members import count_by_status
 from jaxnn.sweeps._plan import SweepOptions, checked_points, plan_sweep
-from jaxnn.sweeps._stored import open_sweep, shard_folders
+from jaxnn.sweeps._stored import open_sweep
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.sweeps._sweep_record import new_sweep_dir, origin_of, shard_folder, with_shard_dir
 from jaxnn.types import ConfigError, Experiment, RecordError

@@ -9,19 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxnn import engine, record
-from jaxnn.data import without_data
 from jaxnn.engine import RunOptions
 from jaxnn.parallel import SINGLE_DEVICE
 from jaxnn.search import Axis
+from jaxnn.sweeps._member_states import restored_groups
 from jaxnn.sweeps._members import Member
 from jaxnn.sweeps._sweep import Sweep
 from jaxnn.types import Experiment, RecordError, TrainState
 
-MEMBERS_FILE, MEMBER_FOLDER, GROUPS = "members.jsonl", "members", "groups"
+MEMBERS_FILE, MEMBER_FOLDER = "members.jsonl", "members"
 # What every sweep.json holds from the start, and every line of members.jsonl.
 FACTS = ("status", "started", "config", "axes", "points", "groups", "options", "monitor", "higher_is_better")
 MEMBER_FACTS = ("member", "point", "config", "status", "step", "final", "best")
@@ -40,7 +37,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     Member(index=18, point={'learning_rate': 0.01, 'seed': 2}, ...)
     """
     path = Path(path)
-    folders = sweep_folders(path)
+    folders = record.sweep_folders(path)
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):
@@ -73,23 +70,6 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
         summary=summary,
         experiment=experiment,
     )
-
-
-def sweep_folders(path: Path) -> list[Path]:
-    """``path`` if it is the record of a sweep in one process, else its shards that started; RecordError for neither."""
-    if (path / record.RUN_FILE).is_file():
-        raise RecordError(f"{path} holds a run, not a sweep: resume it with jn.fit, or name the directory of a sweep.")
-    if not record.is_sweep(path):
-        raise RecordError(
-            f"{path} holds no sweep (no {record.SWEEP_FILE} in it): give the directory of one sweep; `jaxnn runs` "
-            "lists them."
-        )
-    return [path] if (path / record.SWEEP_FILE).is_file() else shard_folders(path)
-
-
-def shard_folders(path: Path) -> list[Path]:
-    """The directories of the shards of the sweep in ``path`` that were started, by name."""
-    return [file.parent for file in sorted(path.glob(record.SHARDS))]
 
 
 def _read_part(path: Path, facts: Mapping[str, Any]) -> tuple[dict[int, Member], list[dict[str, Any]]]:
@@ -154,30 +134,14 @@ def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:
     """Writes a run directory for each of ``members``, with a checkpoint that `fit` can resume."""
     assert sweep.dir is not None and sweep.experiment is not None
     exported = {}
-    for part in sweep_folders(sweep.dir):
-        facts = record.read_facts(part / record.SWEEP_FILE, ("groups", "options", "name", "started"))
-        for index, group in enumerate(facts["groups"]):
-            found = [member for member in members if member.index in group["members"]]
-            if not found:
-                continue
-            # As recorded: the experiment given now may have other values for the fields that were not swept.
-            config = record.config_from_json(dict(found[0].config), sweep.experiment.config)
-            experiment = dataclasses.replace(sweep.experiment, config=config)
-            source = (experiment.data or without_data)(config).train
-            examples = source.read(np.arange(config.batch_size))
-            like = jax.eval_shape(engine.make_init(experiment, source), examples)
-            folder = part / GROUPS / f"{index}"
-            restored = record.Checkpoints(folder).restore_newest(engine.host_shapes(like, len(group["members"])))
-            if restored is None:
-                raise RecordError(
-                    f"{folder} holds no checkpoint: the sweep was run with checkpoint_every=0, or it was deleted."
-                )
-            lines = record.read_lines(part / MEMBERS_FILE)
-            group["first"] = next(line["config"] for line in lines if line["member"] == group["members"][0])
-            for member in found:
-                state = engine.member_state(restored.state, like, group["members"].index(member.index))
-                path = exported[member.index] = part / MEMBER_FOLDER / f"{member.index:04d}"
-                _export(path, _run_facts(facts, group, member), member, state, sweep)
+    for group in restored_groups(sweep.dir, sweep.experiment, members):
+        facts = record.read_facts(group.folder / record.SWEEP_FILE, ("groups", "options", "name", "started"))
+        lines = record.read_lines(group.folder / MEMBERS_FILE)
+        first = next(line["config"] for line in lines if line["member"] == group.facts["members"][0])
+        for row, member in enumerate(group.members):
+            state = engine.member_state(group.states, group.programs.shapes, row)
+            path = exported[member.index] = group.folder / MEMBER_FOLDER / f"{member.index:04d}"
+            _export(path, _run_facts(facts, group.facts | {"first": first}, member), member, state, sweep)
     for member in members:
         if member.index not in exported:
             raise RecordError(f"{sweep.dir} holds no state of member {member.index}: it was not trained.")
@@ -220,6 +184,7 @@ def _run_facts(facts: Mapping[str, Any], group: Mapping[str, Any], member: Membe
             **group["fingerprint"],
             "program": record.text_fingerprint(f"{group['fingerprint']['program']} {group['vmap']} {group['traced']}"),
         },
+        "examples": group.get("examples"),
         "precision": group["precision"],
         "implementations": group["implementations"],
         "layout": SINGLE_DEVICE.as_json(),

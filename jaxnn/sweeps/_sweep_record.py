@@ -15,6 +15,7 @@ from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
 from jaxnn.run import check_same_config, file_name_of, recorded_setup
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
+from jaxnn.sweeps._member_states import GROUPS
 from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
 from jaxnn.sweeps._sweep import Sweep
@@ -91,7 +92,7 @@ class SweepRecord:
         """Opens a group's store, restores its newest undamaged checkpoint; returns notes on changes and damage."""
         if self.directory is None:
             return []
-        trainer.open_store(self.directory, self.directory.path / _stored.GROUPS / f"{number}")
+        trainer.open_store(self.directory, self.directory.path / GROUPS / f"{number}")
         notes, facts = list[str](), self.facts["groups"][number]
         before = None if trainer.options.resume is None else facts.get("fingerprint")
         if before is not None:  # it was started
@@ -112,6 +113,7 @@ class SweepRecord:
             implementations=trainer.programs.implementations,
             start=trainer.programs.start.as_json(),
             fingerprint=trainer.fingerprint,
+            examples=record.describe_data(trainer.splits, trainer.programs.first_examples),
         )
         return notes
 
@@ -168,7 +170,7 @@ def _best_of(log: MemberLog, monitored: str, *, higher_is_better: bool) -> dict[
 
 def read_before(path: Path) -> dict[str, Any]:
     """The content of ``sweep.json`` in ``path``."""
-    if _stored.sweep_folders(path) != [path]:
+    if record.sweep_folders(path) != [path]:
         raise RecordError(f"{path} holds the shards of a sweep: resume each of them with --resume {path} --shard I/N.")
     facts = record.read_facts(
         path / record.SWEEP_FILE, ("config", "axes", "points", "halving", "options", "groups", "started")
@@ -183,7 +185,7 @@ def read_before(path: Path) -> dict[str, Any]:
 
 def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment[Any], Points | Halving]:
     """The experiment and the points that the sweep in ``path``, or any shard of it, was started with."""
-    before = read_before(_stored.sweep_folders(path)[0])
+    before = read_before(record.sweep_folders(path)[0])
     config = record.config_from_json(before["config"], experiment.config)
     made = tuple(_stored.read_point(point, before) for point in before["points"])
     points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
@@ -214,7 +216,7 @@ def restore_plan(plan: SweepPlan, before: Mapping[str, Any] | None) -> None:
     run_dir, path = plan.options.run_dir, plan.options.resume
     if before is None or path is None:
         if plan.options.shard is not None and run_dir is not None:
-            for folder in _stored.shard_folders(run_dir.parent.parent)[:1]:
+            for folder in record.shard_folders(run_dir.parent.parent)[:1]:
                 _check_same(plan, read_before(folder), run_dir.parent.parent)
         return
     _check_same(plan, before, path)
@@ -281,7 +283,7 @@ def with_shard_dir(options: SweepOptions) -> SweepOptions:
         raise ConfigError(f"{shared} holds a sweep that was not divided into shards: choose another run_dir.")
     num_shards = parse_shard(options.shard)[1]
     # A sweep divided in two ways would train members twice.
-    for folder in _stored.shard_folders(shared):
+    for folder in record.shard_folders(shared):
         if not folder.name.endswith(f"-of-{num_shards}"):
             raise ConfigError(
                 f"{shared} holds the shard {folder.name.replace('-of-', '/')}, so the sweep is not divided into "

@@ -68,7 +68,11 @@ def sharded(task: Task, constrain: Callable[..., Any], map_rows: Callable[..., A
         with use_batch_sharding(BatchSharding(batch.mask.shape[0], constrain, map_rows)):
             return task.evaluate(params, model_state, batch, key)
 
-    return task._replace(loss=loss, evaluate=evaluate)
+    def predict(params: Params, model_state: ModelState, inputs: Any) -> Any:
+        with use_batch_sharding(BatchSharding(jax.tree.leaves(inputs)[0].shape[0], constrain, map_rows)):
+            return task.predict(params, model_state, inputs)
+
+    return task._replace(loss=loss, evaluate=evaluate, predict=predict)
 
 
 def _with_gradient(forward: Callable[[Any], Any], backward: Callable[[Any], Any], x: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 import jaxnn as jn
@@ -163,3 +164,16 @@ def test_plan_takes_the_experiment_of_a_script(tmp_path: Path, capsys: pytest.Ca
         with pytest.raises(SystemExit):
             command(["plan", *given])
         assert words in capsys.readouterr().err
+
+
+def test_export_takes_the_experiment_from_a_script(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flatbuffers", reason="StableHLO files need jaxnn[export]")
+    script = tmp_path / "exported_script.py"
+    script.write_text("from tests import tiny\nexperiment = tiny.experiment()\n")
+    path = Path(output(capsys, "export", finished, tmp_path / "m.stablehlo", "--script", script, "--best").strip())
+    inputs, run = tiny.points(4)[0], jn.open_run(finished, tiny.experiment())
+    found = jax.export.deserialize(bytearray(path.read_bytes())).call(inputs)
+    np.testing.assert_allclose(found, run.predict(inputs, state=run.best_state()), rtol=1e-6)
+    assert "is not a file: give the script" in shell.fails(capsys, command, "export", finished, "--script", "no.py")

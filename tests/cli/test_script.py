@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import chex
+import numpy as np
 import pytest
 
 import jaxnn as jn
@@ -150,3 +152,20 @@ def test_digits_script_trains_from_the_shell(tmp_path: Path) -> None:
     for words in ("placement", "cpu:0", "finished", "test accuracy", "time to first step", "record"):
         assert words in done.stdout
     assert tiny.read(tmp_path / "run")["name"] == "digits_mlp"
+
+
+def test_evaluate_prints_metrics_of_a_run_and_of_members(
+    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script("evaluate", finished.dir, "--split", "train", "--json")
+    expected = {f"train_{name}": value for name, value in finished.evaluate("train").items()}
+    assert json.loads(capsys.readouterr().out) == pytest.approx({"step": 20} | expected)
+    how = ["--num-steps", 10, "--progress", "none", "--steps-per-call", 5, "--run-dir", tmp_path / "sweep"]
+    sweep = script("sweep", "--seed", 0, 1, *how)
+    script("evaluate", tmp_path / "sweep")
+    header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert header == ["member", "seed", "test_loss", "test_accuracy"]
+    values = [[float(cell) for cell in row] for row in rows]
+    np.testing.assert_allclose([row[2] for row in values], sweep.values("test_loss"), rtol=1e-5)
+    assert "holds no run" in fails(capsys, "evaluate", tmp_path / "nowhere")
+    assert "no split 'tests'" in fails(capsys, "evaluate", finished.dir, "--split", "tests")

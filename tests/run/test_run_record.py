@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,21 @@ def test_predict_equals_the_model_for_any_batch_size(run: jn.Run) -> None:
         assert isinstance(outputs, np.ndarray)
         np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
     assert run.predict(inputs.tolist()).shape == (7, 3)
+
+
+def test_predictions_are_sharded_over_the_devices_of_the_run() -> None:
+    shards: list[Any] = []
+
+    def apply(params: Any, inputs: jax.Array) -> jax.Array:
+        jax.debug.inspect_array_sharding(inputs, callback=shards.append)
+        return tiny.apply(params, inputs)
+
+    run = tiny.fit(tiny.experiment(model=(tiny.init, apply), num_steps=2), devices=4)
+    inputs, expected = tiny.points(7)[0], jax.device_get(run.state.params)
+    shards.clear()
+    outputs = run.predict(inputs)
+    assert [sharding.shard_shape((8, 3)) for sharding in shards] == [(2, 3)]
+    np.testing.assert_allclose(outputs, inputs @ expected["kernel"] + expected["bias"], rtol=1e-5, atol=1e-5)
 
 
 BAD_INPUTS: list[tuple[Any, str]] = [
@@ -80,7 +96,7 @@ def test_best_state_has_the_best_monitored_metric_also_after_a_resume(run: jn.Ru
     assert best != 60, "the last state is the best: the test shows nothing"
     state = run.best_state()
     assert int(state.step) == best
-    assert dataclasses.replace(run, state=state).evaluate()["loss"] == pytest.approx(np.nanmin(losses), rel=1e-6)
+    assert run.evaluate(state=state)["loss"] == pytest.approx(np.nanmin(losses), rel=1e-6)
     assert run.evaluate()["loss"] == pytest.approx(losses[-1], rel=1e-6)
     assert {int(path.name) for path in (run.dir / "checkpoints").iterdir()} == {best, 55, 60}
 
@@ -142,20 +158,46 @@ def test_open_run_without_the_experiment(run: jn.Run) -> None:
     for name, values in run.metrics.items():
         np.testing.assert_array_equal(opened.metrics[name], values)
     assert isinstance(opened.plot(), Figure) and "finished" in repr(opened)
-    for use in (opened.evaluate, opened.best_state, lambda: opened.predict(tiny.points(2)[0])):
+    chex.assert_trees_all_equal(opened.state.params, dict(run.state.params))
+    chex.assert_trees_all_equal(opened.best_state().params, dict(run.best_state().params))
+    for use in (opened.evaluate, lambda: opened.predict(tiny.points(2)[0])):
         with pytest.raises(ConfigError, match=r"needs the experiment of the run: jn\.open_run\(.*, experiment\)"):
             use()
 
 
 def test_open_run_with_the_experiment_writes_nothing(run: jn.Run) -> None:
     before = {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()}
-    opened = jn.open_run(str(run.dir), tiny.experiment())  # with another learning rate and number of steps
+    opened = jn.open_run(str(run.dir), tiny.experiment(), devices=2)  # with another learning rate and number of steps
+    assert len(opened.state.params["kernel"].devices()) == 2
     assert opened.config == opened.experiment.config == run.experiment.config
     chex.assert_trees_all_equal(opened.state.params, run.state.params)
     assert opened.evaluate() == pytest.approx(run.evaluate(), rel=1e-6)
     np.testing.assert_allclose(opened.predict(tiny.points(4)[0]), run.predict(tiny.points(4)[0]), rtol=1e-6)
     assert int(opened.best_state().step) == int(run.best_state().step)
     assert {path: path.read_bytes() for path in run.dir.rglob("*") if path.is_file()} == before
+
+
+def test_a_record_is_used_without_its_data(run: jn.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(config: Any) -> Any:
+        raise FileNotFoundError("the data")
+
+    monkeypatch.chdir(tmp_path)
+    opened = jn.open_run(run.dir, dataclasses.replace(tiny.experiment(), data=load))
+    inputs, _ = tiny.points(4)
+    np.testing.assert_array_equal(opened.predict(inputs), run.predict(inputs))
+    np.testing.assert_array_equal(
+        opened.predict(inputs, state=opened.best_state()), run.predict(inputs, state=run.best_state())
+    )
+    with pytest.raises(FileNotFoundError):
+        opened.evaluate()
+    # Of a source that prepares batches in its own way, or by an earlier version, shapes are not recorded.
+    shutil.copytree(run.dir, tmp_path / "own")
+    write_json(tmp_path / "own" / "run.json", tiny.read(run.dir) | {"examples": None})
+    with pytest.raises(FileNotFoundError):
+        jn.open_run(tmp_path / "own", opened.experiment)
+    others = jn.open_run(run.dir, tiny.experiment(data=jn.data.arrays(tiny.points(9), tiny.points(9))))
+    with pytest.raises(RecordError, match="the data are not those that the run in .* was trained on"):
+        others.evaluate()
 
 
 def test_open_run_of_a_killed_or_damaged_record(run: jn.Run, tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Predictions: the program of one state, whose batches are sharded over devices, and inputs in batches of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxnn.parallel import SINGLE_DEVICE, Layout
+from jaxnn.record import first_line
+from jaxnn.steps import make_predict_step
+from jaxnn.tasks import sharded
+from jaxnn.types import ConfigError, Examples, PyTree, Source, Task, TrainState, check_int
+
+
+def make_predict(task: Task, source: Source, layout: Layout = SINGLE_DEVICE) -> Callable[[TrainState, PyTree], PyTree]:
+    """Returns a pure function from a state and inputs ``[batch, ...]``, as ``source`` holds them, to model outputs."""
+    if layout.data_size > 1 and layout.axis_name is None:
+        task = sharded(task, layout.constrain, layout.map_rows)
+    step = make_predict_step(task)
+
+    def predict(state: TrainState, inputs: PyTree) -> PyTree:
+        rows = jax.tree.leaves(inputs)[0].shape[0]  # symbolic in `jax.export`
+        return step(state, source.as_batch(Examples(inputs, None), jnp.ones((rows,), np.float32)).inputs)
+
+    return predict
+
+
+def predict_in_batches(
+    predict: Callable[[PyTree], PyTree],
+    trained_on: PyTree,
+    inputs: PyTree,
+    batch_size: int,
+    layout: Layout = SINGLE_DEVICE,
+    axis: int = 0,
+) -> PyTree:
+    """Returns ``predict(inputs)`` as NumPy arrays, in batches of one size that are sharded over the devices.
+
+    The last batch is padded. ``axis`` is that of the examples in the outputs; ``trained_on`` are inputs ``[batch,
+    ...]`` of the training. ConfigError for inputs or outputs that do not fit, and a ``batch_size`` below 1.
+    """
+    check_int("predict's batch_size", batch_size)
+    inputs = _inputs_like(trained_on, inputs)
+    count, size = len(jax.tree.leaves(inputs)[0]), layout.data_size
+    batch_size = -(-min(batch_size, count) // size) * size
+
+    def rows(start: int) -> PyTree:
+        filled = np.minimum(np.arange(start, start + batch_size), count - 1)
+        batch = jax.tree.map(lambda leaf: leaf[filled], inputs)
+        return batch if layout.mesh is None else layout.place(batch, NamedSharding(layout.mesh, layout.batch_spec))
+
+    _check_outputs(predict, trained_on, rows(0), axis)
+    batches = [jax.device_get(predict(rows(start))) for start in range(0, count, batch_size)]
+    kept = (*[slice(None)] * axis, slice(count))
+    return jax.tree.map(lambda *parts: np.concatenate(parts, axis)[kept], *batches)
+
+
+def _inputs_like(examples: PyTree, inputs: PyTree) -> PyTree:
+    """``inputs`` as arrays of the dtypes that ``examples`` have."""
+
+    def like(example: Any, inputs: Any) -> np.ndarray:
+        try:
+            given = np.asarray(inputs)
+            with np.errstate(invalid="ignore"):
+                converted = given.astype(example.dtype)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"the inputs to predict are not one array of numbers ({error}).") from error
+        if given.size == 0 or given.ndim == 0:
+            raise ConfigError(f"predict needs inputs [examples, ...], not {list(given.shape)}.")
+        # Fractions cast to pixels or tokens would all be 0.
+        if np.issubdtype(example.dtype, np.integer) and not np.array_equal(converted, given):
+            raise ConfigError(
+                f"the inputs to predict are {given.dtype} and change their values as {example.dtype}, which the data "
+                "set holds: give them as the data set does."
+            )
+        if given.shape == example.shape[1:]:
+            raise ConfigError(
+                f"predict needs inputs [examples, ...], and {list(given.shape)} is the shape of one example: add the "
+                "axis, inputs[None]."
+            )
+        return converted
+
+    return jax.tree.map(like, examples, inputs)
+
+
+def _check_outputs(predict: Callable[[PyTree], PyTree], trained_on: PyTree, batch: PyTree, axis: int) -> None:
+    """Raises ConfigError if the model refuses the shapes of ``batch``, or its outputs have another number of rows."""
+    wanted, given = ([list(leaf.shape[1:]) for leaf in jax.tree.leaves(tree)] for tree in (trained_on, batch))
+    count = len(jax.tree.leaves(batch)[0])
+    try:
+        outputs = jax.eval_shape(predict, batch)
+    # Any exception: the model's own, for a shape that it does not take.
+    except Exception as error:
+        if given == wanted:
+            raise
+        expected = " and ".join(f"[{', '.join(map(str, ('examples', *shape)))}]" for shape in wanted)
+        raise ConfigError(
+            f"predict needs inputs {expected} or such as the model takes, not "
+            f"{' and '.join(str([count, *shape]) for shape in given)} ({first_line(error)})."
+        ) from error
+    shapes = [list(leaf.shape) for leaf in jax.tree.leaves(outputs)]
+    if not shapes or any(shape[axis : axis + 1] != [count] for shape in shapes):
+        raise ConfigError(
+            f"the task's predict gave {f'arrays {shapes}' if shapes else 'nothing'} for {count} examples: "
+            "return arrays [examples, ...]."
+        )

@@ -1,0 +1,79 @@
+"""Parameters as safetensors files, which other libraries and languages read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from jaxnn.record._run_directory import write_bytes
+from jaxnn.types import ConfigError, PyTree, RecordError
+
+SEPARATOR = "."
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turns a failed import of the libraries of an ``extra`` into a ConfigError with the command that installs them."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f'{what} needs {error.name or extra}, which is not installed: pip install "jaxnn[{extra}]".'
+        ) from error
+
+
+def save_weights(path: str | Path, params: PyTree) -> None:
+    """Writes nested dicts of arrays to a safetensors file, replacing it; each is named by its path, with dots.
+
+    Names are as in PyTorch's files, ``Dense_0.kernel``; dtypes are kept, bfloat16 too. Needs ``pip install
+    "jaxnn[safetensors]"``. `Run.export` writes the parameters and statistics of a run.
+
+    >>> jn.save_weights("mlp.safetensors", run.state.params)
+    >>> sorted(jn.load_weights("mlp.safetensors"))
+    ['Dense_0', 'Dense_1']
+
+    Raises:
+        ConfigError: safetensors is not installed, or the tree has another node than dicts, or a key with a dot.
+        RecordError: the file cannot be written.
+    """
+    with needs_extra("safetensors", "a safetensors file"):
+        from safetensors.numpy import save
+
+    tensors = {}
+    for where, leaf in jax.tree.leaves_with_path(params):
+        if not where or any(not isinstance(key, jax.tree_util.DictKey) or SEPARATOR in str(key.key) for key in where):
+            raise ConfigError("weights must be arrays in dicts, whose keys have no dots.")
+        # Contiguous, since the format has no strides; which makes a number an array of one.
+        array = np.ascontiguousarray(jax.device_get(leaf)).reshape(np.shape(leaf))
+        tensors[jax.tree_util.keystr(where, simple=True, separator=SEPARATOR)] = array
+    write_bytes(Path(path), save(tensors, {"format": "flax"}))
+
+
+def load_weights(path: str | Path) -> dict[str, Any]:
+    """Reads a safetensors file, of any library, as nested dicts of NumPy arrays: names are split at their dots.
+
+    The result of `save_weights` is what was saved. ``model.apply({"params": weights}, inputs)`` uses it.
+
+    >>> jn.save_weights("w.safetensors", {"Dense_0": {"bias": jnp.ones(2, jnp.bfloat16)}})
+    >>> jn.load_weights("w.safetensors")
+    {'Dense_0': {'bias': array([1, 1], dtype=bfloat16)}}
+
+    Raises:
+        ConfigError: safetensors is not installed.
+        RecordError: the file is missing or damaged.
+    """
+    with needs_extra("safetensors", "a safetensors file"):
+        from safetensors import SafetensorError, safe_open
+    try:
+        # Not `safetensors.numpy.load_file`, which does not know bfloat16.
+        with safe_open(Path(path), framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (OSError, SafetensorError) as error:
+        raise RecordError(f"{path} cannot be read as safetensors ({error}): check the path and the file.") from error
+    return unflatten_dict(tensors, sep=SEPARATOR)  # type: ignore[no-any-return, no-untyped-call]

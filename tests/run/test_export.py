@@ -1,0 +1,155 @@
+"""Models as files: equal to the run's predictions for any batch size, and used without jaxnn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import jaxnn as jn
+from tests import tiny
+
+pytest.importorskip("flatbuffers", reason="StableHLO files need jaxnn[export]")
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 1)).astype(np.uint8)
+TOKENS = np.random.default_rng(0).integers(0, 7, (11, 5)).astype(np.int32)
+M = jn.models
+MODELS: dict[str, tuple[Any, np.ndarray]] = {
+    "mlp": (M.MLP((4, 3)), IMAGES),
+    "cnn": (M.CNN(3, blocks=((4,),), dense=(4,), batch_norm=True), IMAGES),
+    "resnet": (M.ResNet(3, num_blocks=(1, 1), features=4), IMAGES),
+    "lstm": (M.RecurrentClassifier(3, vocabulary_size=7, features=4, pad_id=0), TOKENS),
+    "gru": (M.RecurrentLanguageModel(7, features=4, num_layers=1, layer=jn.nn.GRU), TOKENS),
+    "gpt": (M.GPT(7, num_layers=1, features=8, num_heads=2, max_length=5), TOKENS),
+}
+
+
+def task_of(model: Any) -> jn.Task:
+    """Predicts with ``model``, and is trained on its parameters alone, which compiles fast."""
+
+    def loss(params: Any, state: Any, batch: jn.Batch, key: jax.Array) -> Any:
+        return sum(leaf.mean() for leaf in jax.tree.leaves(params)), (state, {})
+
+    return jn.tasks.classification(model)._replace(loss=loss, check=lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, jn.Run]:
+    def run_of(model: Any, inputs: np.ndarray) -> jn.Run:
+        data = jn.data.arrays((inputs, np.arange(11)))
+        parts = {
+            "task": lambda config: task_of(model),
+            "optimizer": lambda config: jn.optim.with_ema(optax.sgd(9.0), 0.5),
+        }
+        return tiny.fit(tiny.experiment(data=data, num_steps=2, **parts))
+
+    return {name: run_of(*parts) for name, parts in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(runs: dict[str, jn.Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported models and, for each, inputs and predictions."""
+    path = tmp_path_factory.mktemp("exported")
+    for name, run in runs.items():
+        run.export(path / f"{name}.stablehlo")
+        np.savez(path / f"{name}.npz", inputs=MODELS[name][1], outputs=run.predict(MODELS[name][1]))
+    return path
+
+
+USE = """
+import pathlib, sys, jax, numpy as np
+for file in sorted(pathlib.Path(sys.argv[1]).glob("*.stablehlo")):
+    model, expected = jax.export.deserialize(bytearray(file.read_bytes())), np.load(file.with_suffix(".npz"))
+    for count in (3, 11):
+        outputs = model.call(expected["inputs"][:count])
+        np.testing.assert_allclose(outputs, expected["outputs"][:count], rtol=1e-4, atol=1e-5)
+    print(file.stem)
+"""
+
+
+def test_models_with_a_symbolic_batch_predict_as_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["", str(folder)])
+    exec(USE, {})
+    assert {file.stem for file in folder.glob("*.stablehlo")} == set(MODELS)
+
+
+@pytest.mark.slow
+def test_exported_models_need_jax_alone(folder: Path) -> None:
+    code = USE + "\nassert not {'jaxnn', 'flax', 'optax'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-c", code, folder], capture_output=True, text=True, timeout=120)
+    assert (done.stdout.split(), done.returncode) == (sorted(MODELS), 0), done.stderr
+
+
+def test_gradients_of_convolutions_have_a_symbolic_batch() -> None:
+    kernel, images = np.ones((3, 3, 4, 2), np.float32), np.random.default_rng(0).normal(size=(11, 6, 6, 4))
+
+    def loss(kernel: Any, images: Any) -> Any:
+        options = {"implementation": "channels_last", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        return (jn.nn.conv_general_dilated(images, kernel, (2, 2), "SAME", **options) ** 2).sum()
+
+    gradient, (rows,) = jax.jit(jax.grad(loss, (0, 1))), jax.export.symbolic_shape("batch")
+    shapes = jax.ShapeDtypeStruct(kernel.shape, "float32"), jax.ShapeDtypeStruct((rows, 6, 6, 4), "float32")
+    exported = jax.export.export(gradient)(*shapes)
+    for count in (3, 11):
+        given = kernel, images[:count].astype(np.float32)
+        for found, expected in zip(exported.call(*given), gradient(*given), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_one_file_has_several_platforms_and_a_given_batch(runs: dict[str, jn.Run], tmp_path: Path) -> None:
+    path = runs["cnn"].export(tmp_path / "cnn.stablehlo", batch=5, platforms=("cpu", "cuda", "tpu"))
+    exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    assert exported.platforms == ("cpu", "cuda", "tpu") and exported.in_avals[0].shape == (5, 8, 8, 1)
+    # Operations of jaxnn's own are replaced by those of all platforms.
+    np.testing.assert_allclose(exported.call(IMAGES[:5]), runs["cnn"].predict(IMAGES[:5]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_onnx_runtime_predicts_as_the_run(name: str, runs: dict[str, jn.Run], tmp_path: Path) -> None:
+    pytest.importorskip("jax2onnx", reason="ONNX files need jaxnn[onnx]")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX files need jaxnn[onnx]")
+    session = onnxruntime.InferenceSession(str(runs[name].export(tmp_path / "model.onnx")))
+    for count in (3, 11):
+        (outputs,) = session.run(None, {session.get_inputs()[0].name: IMAGES[:count]})
+        np.testing.assert_allclose(outputs, runs[name].predict(IMAGES[:count]), rtol=1e-4, atol=1e-5)
+
+
+def test_what_onnx_lacks_is_named(runs: dict[str, jn.Run], tmp_path: Path) -> None:
+    pytest.importorskip("jax2onnx", reason="ONNX files need jaxnn[onnx]")
+    with pytest.raises(jn.ConfigError, match="ONNX does not have all of the model .the operation Where.: write"):
+        runs["gpt"].export(tmp_path / "gpt.onnx")
+    assert not any(tmp_path.iterdir())
+
+
+def test_wrong_exports_are_named(runs: dict[str, jn.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs["mlp"]
+    for name, options, words in (
+        ("model.pt", {}, "no suffix of a format to export to: .*'.onnx', '.safetensors', '.stablehlo'"),
+        ("model.stablehlo", {"batch": 0}, "batch must be an integer >= 1, not 0"),
+    ):
+        with pytest.raises(jn.ConfigError, match=words):
+            run.export(tmp_path / name, **options)
+    for module, extra in (("flatbuffers", "export"), ("onnxruntime", "onnx"), ("safetensors.numpy", "safetensors")):
+        monkeypatch.setitem(sys.modules, module, None)
+        suffix = "stablehlo" if extra == "export" else extra
+        with pytest.raises(jn.ConfigError, match=rf'is not installed: pip install "jaxnn\[{extra}\]"'):
+            run.export(tmp_path / f"model.{suffix}")
+    assert not any(tmp_path.iterdir())
+
+
+def test_variables_are_those_that_are_evaluated(runs: dict[str, jn.Run], tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors", reason="weights need jaxnn[safetensors]")
+    run = runs["cnn"]
+    path = run.export(tmp_path / "cnn.safetensors")
+    with safetensors.safe_open(path, "np") as file:
+        assert {"params.Conv_0.kernel", "batch_stats.BatchNorm_0.mean"} <= set(file.keys())
+    model, variables = MODELS["cnn"][0], jn.load_weights(path)
+    outputs = model.apply(variables, IMAGES.astype(np.float32) / 255)
+    np.testing.assert_allclose(outputs, run.predict(IMAGES), rtol=1e-5, atol=1e-5)
