@@ -11,7 +11,8 @@ from jaxnn.record._run_directory import METRICS_FILE, RUN_FILE, SWEEP_FILE, chec
 from jaxnn.types import RecordError
 
 SHARDS = f"shards/*/{SWEEP_FILE}"  # in the directory of a sweep without a `sweep.json` of its own
-METRIC_PREFIXES = ("train_", "validation_", "test_")  # of the keys that are metrics: the names of the splits
+# Of the keys that are metrics: the names of the splits, and what probes return.
+METRIC_PREFIXES = ("train_", "validation_", "test_", "probe_")
 # The fields that every run.json has from the start, on which readers rely.
 FACTS = (
     *("name", "status", "started", "config", "options", "steps_per_call", "seconds_per_step_measured"),
