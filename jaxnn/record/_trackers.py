@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,127 +30,106 @@ class Tracker:
 
     extra: ClassVar[str]  # of the package, and the name of the writer
     module: ClassVar[str]  # that it needs
+    # (title, config, known id or None, step, member) -> (run, id); (run, numbers, step); (run, name, content, step);
+    # (run, status as in run.json).
+    _start: Callable[..., tuple[Any, str]]
+    _log: Callable[..., None]
+    _show: Callable[..., None]
+    _end: Callable[..., None]
 
-    def __init__(self) -> None:
+    def __init__(self, *, checkpoints: bool = False) -> None:
         if importlib.util.find_spec(self.module) is None:
             install = f'pip install "jaxnn[{self.extra}]"'
             raise ConfigError(f"the writer {self.extra} needs {self.module}, which is not installed: {install}.")
-        self._runs: dict[int | None, Any] = {}
+        self.checkpoints, self._runs = checkpoints, dict[int | None, Any]()
 
     def open(self, facts: WriterFacts) -> None:
         """Reads the ids of a run or sweep that is resumed; starts or continues a run."""
-        self.facts, self._runs, self._ids = facts, {}, dict[str, str]()
-        self._file = None if facts.path is None else facts.path / IDS_FILE
-        if facts.resumed is not None:
-            self._ids = self._known().get(self.extra, {})
+        self._file: Path | None = None
+        self.facts, self._title = facts, facts.name
+        if facts.path is not None:
+            self._title, self._file = facts.path.name, facts.path / IDS_FILE
+        self._ids: dict[str, str] = {} if facts.resumed is None else self._known().get(self.extra, {})
         if not facts.members:
             self._run(None, (facts.resumed or 0) + 1)
 
     def write(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Logs the numbers of each line at its step."""
-        for line in lines:
-            values = {name: value for name, value in line.items() if name not in ("step", "member")}
-            self._log(self._run(line.get("member"), line["step"]), values, line["step"])
+        with self._surviving():
+            for line in lines:
+                values = {name: value for name, value in line.items() if name not in ("step", "member")}
+                self._log(self._run(line.get("member"), line["step"]), values, line["step"])
 
     def media(self, name: str, content: np.ndarray | str, step: int, member: int | None = None) -> None:
         """Logs a picture, uint8 ``[height, width, 3]``, or a text."""
-        self._show(self._run(member, step), name, content, step)
+        with self._surviving():
+            self._show(self._run(member, step), name, content, step)
 
     def close(self) -> None:
         """Ends the runs, with the status that the record has."""
         for run in self._runs.values():
-            try:
-                self._end(run, self._status())
-            except Exception as error:  # the service's; the run is trained and recorded
-                warn(f"the writer {self.extra} could not send all to its service ({error}).")
+            with self._surviving():
+                path, file = self.facts.path, SWEEP_FILE if self.facts.members else RUN_FILE
+                self._end(run, "finished" if path is None else read_facts(path / file, ())["status"])
         self._runs = {}
 
-    def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:
-        """Starts a run from ``step`` on, or continues the one ``known`` by its id; returns it and its id."""
-        raise NotImplementedError
-
-    def _log(self, run: Any, values: Mapping[str, float], step: int) -> None:
-        raise NotImplementedError
-
-    def _show(self, run: Any, name: str, content: np.ndarray | str, step: int) -> None:
-        raise NotImplementedError
-
-    def _end(self, run: Any, status: str) -> None:
-        raise NotImplementedError
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Warns of an error of the service: training goes on, and the record has all."""
+        try:
+            yield
+        except Exception as error:
+            warn(f"the writer {self.extra} could not send all to its service ({error}).")
 
     def _run(self, member: int | None, step: int) -> Any:
+        """The service's run of a member, or of the run or sweep itself, started or continued at ``step`` if need be."""
         if member not in self._runs:
             key, facts = "" if member is None else str(member), self.facts
-            point = {} if member is None else facts.members[member]
-            title = self._title + (f"-{member:04d}" if member is not None else "")
-            config = dict(_flat(facts.config)) | dict(point)
+            title = self._title if member is None else f"{self._title}-{member:04d}"
+            config = dict(_flat(facts.config)) | ({} if member is None else dict(facts.members[member]))
             self._runs[member], self._ids[key] = self._start(title, config, self._ids.get(key), step, member)
             if self._file is not None:
                 write_json(self._file, self._known() | {self.extra: self._ids})
         return self._runs[member]
 
-    @property
-    def _title(self) -> str:
-        return self.facts.name if self.facts.path is None else self.facts.path.name
-
     def _known(self) -> dict[str, Any]:
         """The ids of all writers in the record."""
-        if self._file is None or not self._file.exists():
-            return {}
-        return json.loads(self._file.read_text())  # type: ignore[no-any-return]
-
-    def _status(self) -> str:
-        if (path := self.facts.path) is None:
-            return "finished"
-        return str(read_facts(path / (SWEEP_FILE if self.facts.members else RUN_FILE), ())["status"])
+        return json.loads(self._file.read_text()) if self._file and self._file.exists() else {}
 
     def _checkpoints(self) -> str | None:
-        """The folder of the record's checkpoints, if there is one and ``checkpoints`` asks for it."""
+        """The folder of a run's checkpoints, if they are to be uploaded."""
         folder = self.facts.path and self.facts.path / FOLDER
-        return str(folder) if getattr(self, "checkpoints", False) and folder and folder.is_dir() else None
+        return str(folder) if self.checkpoints and folder and folder.is_dir() else None
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The fields of a nested config by dotted name."""
     for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
 
 
 class TensorBoard(Tracker):
     """Writes event files for TensorBoard, with ``tensorboardX``: ``pip install "jaxnn[tensorboard]"``.
 
-    They are in ``tensorboard/`` of the record, those of a sweep's members in a folder each. The config is there as
-    hyper-parameters. Events after the checkpoint that a run resumes from are purged.
+    They are in ``tensorboard/`` of the record, or of ``runs/NAME`` without one; those of a sweep's members in a folder
+    each. The config is there as hyper-parameters. Events after the step that a run resumes from are purged.
 
     >>> jn.fit(experiment, writers=("tensorboard",))  # doctest: +SKIP
-    >>> jn.fit(experiment, writers=(TensorBoard("logs"),))  # doctest: +SKIP
-
-    Args:
-        folder: where to write; default: in the record, or ``runs/NAME/tensorboard`` without one.
     """
 
     extra, module = "tensorboard", "tensorboardX"
-
-    def __init__(self, folder: str | Path | None = None) -> None:
-        super().__init__()
-        self.folder = folder
 
     def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:
         from tensorboardX import SummaryWriter
         from tensorboardX.summary import hparams
 
-        folder = Path(self.folder or (self.facts.path or Path("runs") / self.facts.name) / "tensorboard")
+        folder = (self.facts.path or Path("runs") / self.facts.name) / "tensorboard"
         folder = folder if member is None else folder / f"{member:04d}"
         writer = SummaryWriter(str(folder), purge_step=step if known is not None else None)
         if known is None:
             writer.add_text("config", json.dumps(config, indent=2), 0)
-            plain = {
-                name: value if isinstance(value, bool | int | float) else str(value) for name, value in config.items()
-            }
-            for summary in hparams(plain, {}):
+            words = {name: str(value) for name, value in config.items() if not isinstance(value, int | float)}
+            for summary in hparams({**config, **words}, {}):
                 writer.file_writer.add_summary(summary)
         return writer, str(folder)
 
@@ -184,8 +164,8 @@ class WandB(Tracker):
     extra, module = "wandb", "wandb"
 
     def __init__(self, *, checkpoints: bool = False, **settings: Any) -> None:
-        super().__init__()
-        self.checkpoints, self.settings = checkpoints, settings
+        super().__init__(checkpoints=checkpoints)
+        self.settings = settings
 
     def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:
         import wandb
@@ -227,27 +207,24 @@ class MLflow(Tracker):
 
     Args:
         tracking_uri: the address of the server, or a store such as ``sqlite:///mlflow.db``; default: MLflow's.
-        experiment: its name; default: the experiment's.
         checkpoints: whether to upload the checkpoints of the record at the end, as artifacts.
     """
 
     extra, module = "mlflow", "mlflow"
     STATUS: ClassVar = {"interrupted": "KILLED", "failed": "FAILED", "diverged": "FAILED"}
 
-    def __init__(
-        self, tracking_uri: str | None = None, experiment: str | None = None, *, checkpoints: bool = False
-    ) -> None:
-        super().__init__()
-        self.tracking_uri, self.experiment, self.checkpoints = tracking_uri, experiment, checkpoints
+    def __init__(self, tracking_uri: str | None = None, *, checkpoints: bool = False) -> None:
+        super().__init__(checkpoints=checkpoints)
+        self.tracking_uri = tracking_uri
 
     def open(self, facts: WriterFacts) -> None:
         """Finds or creates the experiment."""
         from mlflow import MlflowClient
 
         self._pending: list[Any] = []
-        self._client, name = MlflowClient(self.tracking_uri), self.experiment or facts.name
-        found = self._client.get_experiment_by_name(name)
-        self._experiment_id = found.experiment_id if found else self._client.create_experiment(name)
+        self._client = MlflowClient(self.tracking_uri)
+        found = self._client.get_experiment_by_name(facts.name)
+        self._experiment_id = found.experiment_id if found else self._client.create_experiment(facts.name)
         super().open(facts)
 
     def _start(self, title: str, config: Mapping[str, Any], known: str | None, step: int, member: int | None) -> Any:
@@ -264,8 +241,7 @@ class MLflow(Tracker):
     def _log(self, run: Any, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, step) for name, value in values.items()]
+        metrics = [Metric(name, value, int(1000 * time.time()), step) for name, value in values.items()]
         self._pending.append(self._client.log_batch(run, metrics, synchronous=False))
 
     def _show(self, run: Any, name: str, content: np.ndarray | str, step: int) -> None:
