@@ -79,21 +79,19 @@ def _recorded(session: Session, name: str, value: Any, step: int) -> dict[str, f
     if isinstance(value, Mapping):
         parts = [_recorded(session, f"{name}/{key}", part, step) for key, part in value.items()]
         return {key: number for part in parts for key, number in part.items()}
-    if not isinstance(value, str) and not hasattr(value, "savefig"):
-        value = np.asarray(value)
-        if value.ndim == 0 and isinstance(value.item(), numbers.Real):
-            return {f"probe_{name}": float(value)}
+    if np.ndim(value) == 0 and isinstance(number := np.asarray(value).item(), numbers.Real):
+        return {f"probe_{name}": float(number)}
+    suffix = "txt" if isinstance(value, str) else "png"
     if isinstance(value, str):
-        suffix, content = "txt", value.encode()
+        content = value.encode()
     else:
         try:
             value = record.draw_picture(value)
         except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"{name} is no number, picture, matplotlib figure, text, or mapping of these: {error}"
-            ) from error
+            kinds = "number, picture, matplotlib figure, text, or mapping of these"
+            raise TypeError(f"{name} is no {kinds}: {error}") from error
         value.save(drawn := io.BytesIO(), format="png")
-        suffix, content = "png", drawn.getvalue()
+        content = drawn.getvalue()
     if (directory := session.trainer.record) is not None and directory.writes:
         file = directory.path / PROBES / name / f"{step}.{suffix}"
         record.make_room(file.parent)

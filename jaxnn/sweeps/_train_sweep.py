@@ -124,11 +124,7 @@ def sweep_here(
                 run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
                 with watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
-                    run.open_writers()
                     run.train()
-                results = record.results(plan)
-                if results.status == "finished" and results.lines and any(hasattr(one, "media") for one in writers):
-                    send(writers, "sweep", results.plot(), max(member.step for member in results.members))
             display.close()
             results = record.results(plan)
             # What an interrupted sweep exported is behind the states that are there now.
@@ -176,18 +172,14 @@ class SweepRun:
         self.flight = Flight()
         self._shown: set[int] = set()
 
-    def open_writers(self) -> None:
-        """Opens the metric writers for the members."""
-        facts, directory = self.record.facts, self.record.directory
-        points = {member.number: dict(member.point) for member in self.plan.members}
-        resumed = None if self.plan.options.resume is None else 0
-        path = None if directory is None else directory.path
-        open_all(self.writers, WriterFacts(facts["name"], path, facts["config"], points, resumed))
-
     def train(self) -> None:
         """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
+        facts, path = self.record.facts, self.record.directory and self.record.directory.path
+        points = {member.number: dict(member.point) for member in self.plan.members}
+        resumed = None if self.plan.options.resume is None else 0
+        open_all(self.writers, WriterFacts(facts["name"], path, facts["config"], points, resumed))
         try:
             for share in self.plan.rungs:
                 for group in self.plan.groups:
@@ -310,6 +302,9 @@ class SweepRun:
             "stalls": [dataclasses.asdict(stall) for stall in self.flight.stalls],
         }
         self.record.describe(status="interrupted" if unfinished else "finished", summary=summary)
+        results = self.record.results(plan)
+        if not unfinished and results.lines and any(hasattr(writer, "media") for writer in self.writers):
+            send(self.writers, "sweep", results.plot(), max(log.step for log in logs))
 
 
 def _plan_only(plan: SweepPlan, display: Display, origin: Mapping[str, Any]) -> Sweep:
