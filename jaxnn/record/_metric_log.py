@@ -38,7 +38,7 @@ class MetricWriter(Protocol):
     which should return quickly. A resumed run writes the lines after its checkpoint again, as their ``step`` shows.
 
     Three more methods are called if there are any: ``open(facts: WriterFacts)`` before the first line;
-    ``media(name, content, step, member=None)`` with pictures, uint8 ``[height, width, 3]``, and texts, ``str``, of
+    ``media(name, content, step)`` with pictures, uint8 ``[height, width, 3]``, and texts, ``str``, of
     probes and the curves at the end; ``close()`` when the record is complete, also if there was no ``open``.
 
     >>> class LossPrinter:

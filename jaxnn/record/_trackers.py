@@ -60,10 +60,10 @@ class Tracker:
                 values = {name: value for name, value in line.items() if name not in ("step", "member")}
                 self._log(self._run(line.get("member"), line["step"]), values, line["step"])
 
-    def media(self, name: str, content: np.ndarray | str, step: int, member: int | None = None) -> None:
-        """Logs a picture, uint8 ``[height, width, 3]``, or a text."""
+    def media(self, name: str, content: np.ndarray | str, step: int) -> None:
+        """Logs a picture, uint8 ``[height, width, 3]``, or a text, of the run or of the sweep itself."""
         with self._surviving():
-            self._show(self._run(member, step), name, content, step)
+            self._show(self._run(None, step), name, content, step)
 
     def close(self) -> None:
         """Ends the runs, with the status that the record has."""

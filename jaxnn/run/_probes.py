@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxnn import engine, parallel, record
-from jaxnn.types import ConfigError, TrainingError
+from jaxnn.types import ConfigError, RecordError, TrainingError
 
 if TYPE_CHECKING:
     from jaxnn.run._record import Session
@@ -64,10 +64,12 @@ def _call(session: Session, probes: Mapping[str, engine.Probe], step: int) -> di
     for name, probe in probes.items():
         try:
             found |= _recorded(session, name, probe(run), step)
+        except RecordError:  # the disk's
+            raise
         except Exception as error:  # any: the user's
+            cause = " ".join([f"{type(error).__name__}:", *str(error).split()])
             raise TrainingError(
-                f"the probe {name} failed at step {step} ({type(error).__name__}: {error}): fix it, and resume the run "
-                "or start it again."
+                f"the probe {name} failed at step {step} ({cause}): fix it, and resume the run or start it again."
             ) from error
     return found
 
