@@ -3,8 +3,8 @@
 Claim     digits MLP: fit is at least 4 times the per-step loop and 0.95 times the scan;
           MNIST MLP: at least 0.97 times the better of the two;
           importing jaxnn: at most 1.2 times importing jax, flax and optax;
-          MNIST MLP with a metric writer, of those installed: at least 0.99 times without
-Command   python experiments/benchmarks/overhead.py, or with `writers` for the last claim alone
+          MNIST MLP with each metric writer that is installed against none: the ratio is printed
+Command   python experiments/benchmarks/overhead.py, or with `writers` for the last comparison alone
 """
 
 import functools
