@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jaxnn.nn import unbox
-from jaxnn.optim import apply_updates, as_one, evaluation_params
+from jaxnn.optim import apply_updates, as_one, evaluation_params, step_norms
 from jaxnn.tasks import checked, checked_batch
 from jaxnn.types import Array, Batch, Metrics, Params, PyTree, Task, TrainState
 
@@ -54,9 +54,10 @@ def make_train_step(
 ) -> TrainStep:
     """Returns a pure ``step(state, batch) -> (state, metrics)`` with the shape of ``jax.lax.scan``.
 
-    ``metrics`` holds the minimised ``loss`` and the task's own metrics. Optimizers that ask for more than gradients,
-    such as ``optax.lbfgs`` or ``reduce_on_plateau``, get ``value``, ``grad`` and ``value_fn``. If each device computes
-    with its own rows of the batch, as under ``jax.pmap``, wrap the task: ``tasks.averaged_over(task, axis_name)``.
+    ``metrics`` holds the minimised ``loss``, the task's own metrics and the norms of ``optim.with_norms``. Optimizers
+    that ask for more than gradients, such as ``optax.lbfgs`` or ``reduce_on_plateau``, get ``value``, ``grad`` and
+    ``value_fn``. If each device computes with its own rows of the batch, as under ``jax.pmap``, wrap the task:
+    ``tasks.averaged_over(task, axis_name)``.
     ``value_and_grad`` replaces ``jax.value_and_grad``: ``optim.value_and_grad_of(optimizer)`` computes the gradients
     of the tables of ``optim.sparse_rows`` by rows.
 
@@ -86,7 +87,8 @@ def make_train_step(
             gradient, state.opt_state, state.params, value=loss, grad=gradient, value_fn=value_fn
         )
         params = apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, model_state, opt_state, state.key), {"loss": loss, **metrics}
+        metrics = {"loss": loss, **metrics, **step_norms(opt_state)}
+        return TrainState(state.step + 1, params, model_state, opt_state, state.key), metrics
 
     return step
 

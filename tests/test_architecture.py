@@ -18,7 +18,10 @@ LEVELS = (
     " > run > sweeps > bench advice plans > cli > __init__ > __main__"
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS.split(" > ")) for package in packages.split()}
-LAZY = ("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain", "equinox", "flax.nnx")
+LAZY = (
+    *("sklearn", "matplotlib", "orbax", "tyro", "pooch", "PIL", "chex", "ray", "grain", "equinox", "flax.nnx"),
+    *("tensorboardX", "wandb", "mlflow"),
+)
 # The second sets the environment of worker processes; the third reads a secret.
 ENVIRONMENT = ("data/_files.py", "data/_grain.py", "parallel/_link.py")
 MOST_TOP_LEVEL_NAMES = 40

@@ -2,17 +2,21 @@
 
 Claim     digits MLP: fit is at least 4 times the per-step loop and 0.95 times the scan;
           MNIST MLP: at least 0.97 times the better of the two;
-          importing jaxnn: at most 1.2 times importing jax, flax and optax
-Command   python experiments/benchmarks/overhead.py
+          importing jaxnn: at most 1.2 times importing jax, flax and optax;
+          MNIST MLP with each metric writer that is installed against none: the ratio is printed
+Command   python experiments/benchmarks/overhead.py, or with `writers` for the last comparison alone
 """
 
 import functools
+import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +26,7 @@ import optax
 import jaxnn as jn
 from jaxnn.bench import interleaved, quantity, ratios
 from jaxnn.engine import load_data
+from jaxnn.record import MLflow
 from jaxnn.types import Examples
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -95,13 +100,21 @@ def hand_written(experiment: jn.Experiment) -> tuple[Callable[[], float], Callab
     return timed(per_step), timed(lambda carry, epoch: scanned(carry, on_device, epoch))
 
 
-def fitted(experiment: jn.Experiment) -> Callable[[], float]:
-    """Returns steps/s of ``fit`` with its record and 50 reports, over all windows, without compilation."""
+def fitted(experiment: jn.Experiment, writer: str | None = None) -> Callable[[], float]:
+    """Returns steps/s of ``fit`` with its record and 50 reports, over all windows, without compilation.
+
+    With ``writer``, or ``none`` as what to compare it with, the time that records and writers take counts too.
+    """
+    how: dict[str, Any] = {"progress": "none", "eval_every": 0, "checkpoint_every": 0}
 
     def rate() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            run = jn.fit(experiment, run_dir=Path(folder) / "run", progress="none", eval_every=0, checkpoint_every=0)
-        return experiment.config.num_steps / run.metrics["seconds"].sum()
+            made = MLflow(f"sqlite:///{folder}/mlflow.db") if writer == "mlflow" else writer
+            writers = (made,) if made not in (None, "none") else ()
+            run = jn.fit(experiment, run_dir=Path(folder) / "run", writers=writers, **how)
+        seconds = run.summary.seconds
+        spent = run.metrics["seconds"].sum() if writer is None else seconds["train"] + seconds["record"]
+        return experiment.config.num_steps / spent
 
     return rate
 
@@ -114,6 +127,17 @@ def compare(name: str, experiment: jn.Experiment) -> None:
     for other in ("loop", "scan"):
         ours, theirs = quantity(rates["fit"], "steps/s"), quantity(rates[other], "steps/s")
         print(f"{name:<7} fit / {other}: {ratios(rates['fit'], rates[other])}   {ours} / {theirs}")
+
+
+def compare_writers() -> None:
+    """Trains with each writer that is installed and without, in turn."""
+    os.environ.setdefault("WANDB_MODE", "offline")
+    os.environ.setdefault("WANDB_SILENT", "true")
+    modules = {"tensorboard": "tensorboardX", "wandb": "wandb", "mlflow": "mlflow"}
+    names = ["none", *(name for name, module in modules.items() if importlib.util.find_spec(module))]
+    rates = interleaved({name: fitted(mnist_mlp.experiment, name) for name in names}, rounds=ROUNDS)
+    for name in names[1:]:
+        print(f"{name:<11} / no writer: {ratios(rates[name], rates['none'])}   {quantity(rates[name], 'steps/s')}")
 
 
 def compare_imports() -> None:
@@ -131,10 +155,14 @@ def compare_imports() -> None:
 
 
 def main() -> None:
-    """Compares the imports, then both networks."""
+    """Compares the imports, then both networks, then the writers."""
+    if "writers" in sys.argv[1:]:
+        compare_writers()
+        return
     compare_imports()
     compare("digits", digits_mlp.experiment.replace(num_steps=20_000))
     compare("mnist", mnist_mlp.experiment)
+    compare_writers()
 
 
 if __name__ == "__main__":

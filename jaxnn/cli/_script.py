@@ -20,7 +20,7 @@ import jax
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
-from jaxnn.run import RESUMABLE, Run, fit
+from jaxnn.run import KEPT_OPTIONS, RESUMABLE, Run, fit
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ _ABOUT = {
 
 
 def main(
-    experiment: Experiment[Any], argv: Sequence[str] | None = None, *, points: Points | Halving | None = None
+    experiment: Experiment[Any],
+    argv: Sequence[str] | None = None,
+    *,
+    points: Points | Halving | None = None,
+    options: RunOptions | None = None,
 ) -> Run | Sweep | StepPlan | Advice:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
@@ -62,6 +66,8 @@ def main(
         experiment: what the script defines.
         argv: the command line without the program's name; default: the process's.
         points: the script sweeps these unless the first word is another command.
+        options: the script's own run options, the defaults of their flags in runs and sweeps. With ``--resume`` those
+            that the record has come from there.
 
     Raises:
         SystemExit: 2 after wrong input, 1 after training failed, each with one line on standard error; 75 after an
@@ -84,7 +90,7 @@ def main(
             _process.check_alone(arguments, command)
         _process.enable_compile_cache()
         if command == "sweep":
-            return _sweep(experiment, arguments, points)
+            return _sweep(experiment, arguments, points, options)
         if command == "evaluate":
             from jaxnn.cli._evaluate import evaluate
 
@@ -99,12 +105,12 @@ def main(
                 if given(arguments, "--for"):
                     jax.config.update("jax_platforms", "cpu")  # without a GPU, its plugin only compiles
                 arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
-            config, options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
+            config, given_options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
             with _process.processes(cluster):
-                answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), options)
+                answer: StepPlan | Advice = call(dataclasses.replace(experiment, config=config), given_options)
             print(answer)
             return answer
-        config, options, cluster = parse_run(experiment, arguments, about=_ABOUT_RUN)
+        config, options, cluster = parse_run(experiment, arguments, options, about=_ABOUT_RUN)
         with _process.processes(cluster, options.device):
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
@@ -112,14 +118,19 @@ def main(
     return run
 
 
-def _sweep(experiment: Experiment[Any], arguments: Sequence[str], script: Points | Halving | None) -> Sweep:
+def _sweep(
+    experiment: Experiment[Any],
+    arguments: Sequence[str],
+    script: Points | Halving | None,
+    defaults: RunOptions | None,
+) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
     from jaxnn import search
     from jaxnn.sweeps import recorded_points, sweep
 
     _process.use_all_cores()
     with _process.processes(_process.ClusterOptions(), given(arguments, "--device")):
-        values, design, options = parse_sweep(experiment, arguments)
+        values, design, options = parse_sweep(experiment, arguments, defaults)
         # A field with one value is set, not swept.
         many = {name: words for name, words in values.items() if len(words) > 1}
         # A shard that was not started is started with the flags or the points that are given.
@@ -169,21 +180,26 @@ def parse_run(
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
     command (None: those of a run). Raises ConfigError as `parse_values`.
     """
-    config, options = experiment.config, options or RunOptions()
+    config, objects = experiment.config, dict[str, Any]()
+    if options is None or isinstance(options, RunOptions):
+        options, objects = _script_options(RunOptions, options, arguments)
     _flag_fields(arguments, config, type(options), _process.ClusterOptions)
     if (directory := given(arguments, "--resume")) is not None:
         config = config_from_json(read_run(Path(directory))["config"], config)
     form = _parse({"config": config, "run": options, "cluster": _process.ClusterOptions()}, arguments, about)
-    return form.config, _with_given(form.run, arguments), form.cluster
+    return form.config, _with_given(form.run, arguments, objects), form.cluster
 
 
-def parse_sweep(experiment: Experiment[Any], arguments: Sequence[str]) -> tuple[dict[str, list[Any]], Any, Any]:
+def parse_sweep(
+    experiment: Experiment[Any], arguments: Sequence[str], defaults: RunOptions | None = None
+) -> tuple[dict[str, list[Any]], Any, Any]:
     """Returns the values given for each field, the `Design` and the `SweepOptions`; raises as `parse_values`."""
     from jaxnn.sweeps import SweepOptions
 
-    parts = {"design": Design(), "run": SweepOptions()}
+    options, objects = _script_options(SweepOptions, defaults, arguments)
+    parts = {"design": Design(), "run": options}
     values, form = parse_values(experiment, arguments, "sweep", "Trains a member for every point, together.", parts)
-    return values, form.design, _with_given(form.run, arguments)
+    return values, form.design, _with_given(form.run, arguments, objects)
 
 
 def parse_values(
@@ -227,12 +243,37 @@ def given(arguments: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _with_given(options: Any, arguments: Sequence[str]) -> Any:
-    """Notes the options that flags give: on resume they replace those of the record, also at their defaults."""
+def _script_options(kind: Any, defaults: RunOptions | None, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The options of a script as defaults of flags; by name those that are objects, which no flag can show.
+
+    On resume, those that the record has, and its directory, are not the script's.
+    """
+    if defaults is not None and not isinstance(defaults, RunOptions):
+        raise ConfigError(f"options is {defaults!r:.60}, and must be RunOptions(…).")
+    values = {} if defaults is None else defaults.explicit()
+    objects = {name: value for name, value in values.items() if not _is_shown(value)}
+    left_out = {*objects, *(values.keys() - {field.name for field in dataclasses.fields(kind)})}
+    if given(arguments, "--resume"):
+        left_out |= {*KEPT_OPTIONS, "run_dir", "steps_per_call", "devices", "strategy", "mesh", "stop"}
+        left_out |= {"writers", "probes"}
+    return kind(**{name: value for name, value in values.items() if name not in left_out}), objects
+
+
+def _is_shown(value: Any) -> bool:
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return all(map(_is_shown, value))
+    return value is None or isinstance(value, str | int | float | Path)
+
+
+def _with_given(options: Any, arguments: Sequence[str], objects: Mapping[str, Any] = {}) -> Any:
+    """Notes the options that flags give: on resume they replace those of the record, also at their defaults.
+
+    ``objects`` are options of the script that no flag could show; flags replace them too.
+    """
     flags = {word.partition("=")[0].replace("-", "_") for word in arguments if word.startswith("--")}
     names = {flag.removeprefix("__").removeprefix("no_") for flag in flags}
     values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
-    return with_changes(options, {name: value for name, value in values.items() if name in names})
+    return with_changes(options, {**objects, **{name: value for name, value in values.items() if name in names}})
 
 
 def _parse(parts: Mapping[str, Any], arguments: Sequence[str], about: str, command: str = "") -> Any:

@@ -4,6 +4,7 @@ from jaxnn.engine._checks import check_data, check_parts, load_data
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._loop import WindowReport, train
 from jaxnn.engine._options import (
+    Probe,
     RunOptions,
     StrategyOption,
     check_choice,
@@ -11,6 +12,7 @@ from jaxnn.engine._options import (
     closing_writers,
     make_plan,
     more_is_better,
+    named_probes,
     num_evaluated,
     recorded_options,
     resolve_cadences,

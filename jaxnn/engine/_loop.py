@@ -158,6 +158,10 @@ def _process(block: _Block, result: WindowResult, *, evaluates: bool) -> WindowR
             line |= {f"{split}_{name}": value for name, value in derived.items()}
         lines[row] = line | speed
         trainer.logs[row].lines.append(lines[row])
+        if trainer.probe is not None and evaluates and result.state is not None and bad_step < 0:
+            block.bring_back()
+            with trainer.clock.span("probes"):
+                lines[row] |= trainer.probe(result.step)
         if bad_step >= 0:
             trainer.logs[row].error = f"the loss is no longer finite at step {bad_step} of {trainer.plan.num_steps}"
         trainer.settle(row, result.step, diverged=bad_step >= 0)

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import numbers
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +16,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxnn.engine._windows import Plan, near_divisor
 from jaxnn.parallel import find_strategy, parse_mesh
+from jaxnn.record import TRACKERS
 from jaxnn.types import ConfigError, Splits, check_int, named_object, nearest, suggest
 
 type StoppingRule = Callable[[Sequence[Mapping[str, Any]]], bool]
 """Whether a run or member stops, from its reported lines, oldest first; the last one has an evaluation.
 
 A function of these alone decides the same after a resume: ``lambda lines: lines[-1]["test_accuracy"] > 0.97``.
+"""
+
+type Probe = Callable[[Any], Any]
+"""A function of the `Run` so far, called after each evaluation; what it returns is recorded under its name.
+
+Numbers become metrics ``probe_NAME``, pictures (a matplotlib figure, an array ``[height, width]`` or ``[height, width,
+channels]``) and texts become files of the record. A mapping of these is recorded as ``NAME/KEY``; None is not.
 """
 
 if TYPE_CHECKING:
@@ -30,8 +39,9 @@ if TYPE_CHECKING:
     type StrategyOption = str | Strategy
     type WritersOption = tuple[str | MetricWriter, ...]
     type StopOption = str | StoppingRule | None
+    type ProbesOption = tuple[str | Probe, ...] | Mapping[str, Probe]
 else:  # what a command line can give
-    StrategyOption, WritersOption, StopOption = str, tuple[str, ...], str | None
+    StrategyOption, WritersOption, StopOption, ProbesOption = str, tuple[str, ...], str | None, tuple[str, ...]
 
 # By default a run is evaluated about ten times and reported fifty times.
 NUM_EVALUATIONS = 10
@@ -109,9 +119,11 @@ class RunOptions:
     stall_after: float = 300.0
     """Warn if no step completes for this many seconds; 0 disables."""
     writers: WritersOption = ()
-    """Further metric writers, or their names as MODULE:NAME, which get every line of metrics.jsonl."""
+    """Further metric writers, which get every line of metrics.jsonl: tensorboard, wandb, mlflow, or MODULE:NAME."""
     stop: StopOption = None
     """Custom stopping rule, or its name as MODULE:NAME; called after each evaluation, in addition to `patience`."""
+    probes: ProbesOption = ()
+    """Functions of the run, or MODULE:NAME, called at evaluations; their numbers, pictures and texts are recorded."""
 
     # The names of options that were given one by one, which count as given at their defaults too.
     _given: ClassVar[frozenset[str]] = frozenset()
@@ -140,6 +152,7 @@ class RunOptions:
         for writer in self.writers:
             metric_writer(writer)
         stopping_rule(self.stop)
+        named_probes(self.probes)
         if self.mesh is not None:
             parse_mesh(self.mesh)
         if self.resume is not None and self.run_dir is not None:
@@ -271,6 +284,7 @@ def recorded_options(options: RunOptions) -> dict[str, Any]:
     """The options of a run or a sweep for its record: all but its directory, and objects by their names."""
 
     def plain(value: Any) -> Any:
+        value = tuple(value.values()) if isinstance(value, Mapping) else value
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
             return [plain(one) for one in value]
         if value is None or isinstance(value, bool | int | float | str):
@@ -290,7 +304,11 @@ def stopping_rule(stop: StopOption) -> StoppingRule | None:
 
 
 def metric_writer(writer: Any) -> MetricWriter:
-    """Returns the metric writer, imported if given as ``MODULE:NAME``; ConfigError if it has no ``write``."""
+    """Returns the metric writer, new or imported if given by name; ConfigError if it has no ``write``."""
+    if isinstance(writer, str) and ":" not in writer:
+        if writer not in TRACKERS:
+            raise ConfigError(f"there is no writer {writer!r}, and it is no MODULE:NAME: {suggest(writer, TRACKERS)}.")
+        return TRACKERS[writer]()
     found: Any = named_object(writer, "writers") if isinstance(writer, str) else writer
     if isinstance(found, type) or not callable(getattr(found, "write", None)):
         raise ConfigError(f"writers holds {found!r}, and must hold objects with write(lines), or MODULE:NAME of them.")
@@ -298,9 +316,28 @@ def metric_writer(writer: Any) -> MetricWriter:
 
 
 @contextlib.contextmanager
-def closing_writers(options: RunOptions) -> Iterator[None]:
-    """Closes the metric writers of ``options`` at the end of the block, also after a failure."""
+def closing_writers(options: RunOptions) -> Iterator[list[MetricWriter]]:
+    """The metric writers of ``options``, closed at the end of the block, also after a failure."""
     with contextlib.ExitStack() as stack:
-        for writer in options.writers:
-            stack.callback(getattr(metric_writer(writer), "close", lambda: None))
-        yield
+        writers = [metric_writer(writer) for writer in options.writers]
+        for writer in writers:
+            stack.callback(getattr(writer, "close", lambda: None))
+        yield writers
+
+
+def named_probes(probes: ProbesOption) -> dict[str, Probe]:
+    """Returns the probes by name, imported if given as ``MODULE:NAME``; ConfigError if one is not a function."""
+    if isinstance(probes, str) or not isinstance(probes, Mapping | tuple | list):
+        raise ConfigError(f"probes is {probes!r}, and must be a tuple of functions, or a dict of them by name.")
+    found: Any = probes.items() if isinstance(probes, Mapping) else ((None, probe) for probe in probes)
+    named: dict[str, Probe] = {}
+    for given, probe in found:
+        function: Any = named_object(probe, "probes") if isinstance(probe, str) else probe
+        name = str(given or getattr(function, "__name__", type(function).__name__))
+        if not callable(function) or not re.fullmatch(r"\w[\w.-]*", name) or name in named:
+            raise ConfigError(
+                f"probes holds {name!r}: {function!r:.60}, and must hold functions of the run with different names of "
+                "letters, digits and _: name them in a dict."
+            )
+        named[name] = function
+    return named

@@ -11,7 +11,7 @@ from jaxnn.data import check_batch_size
 from jaxnn.engine._checks import check_equal_on_devices, check_sums
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
-from jaxnn.engine._options import RunOptions, make_plan, num_evaluated, resolve_cadences
+from jaxnn.engine._options import RunOptions, make_plan, named_probes, num_evaluated, resolve_cadences
 from jaxnn.engine._pure import GroupSpec
 from jaxnn.engine._states import member_state
 from jaxnn.engine._trainer import MemberLog, Trainer
@@ -76,7 +76,8 @@ def open_trainer(
     programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, splits)
     if options.patience is not None and splits.eval_split is None:
         raise ConfigError("patience needs an eval split: give the data a validation or test split.")
-    if options.monitor not in (known := [*(programs.derived if splits.eval_split else programs.metrics)]):
+    known = [*(programs.derived if splits.eval_split else programs.metrics)]
+    if options.monitor not in known and options.monitor.partition("/")[0] not in named_probes(options.probes):
         raise ConfigError(f"monitor is {options.monitor!r}, no metric of this task: {suggest(options.monitor, known)}.")
     plan, numbers = make_plan(options, config.num_steps), None if members is None else members.numbers
     trainer = Trainer(options, splits, programs, plan, logs, clock, numbers)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxnn import record as records
 from jaxnn.engine._compiler import Programs
-from jaxnn.engine._options import RunOptions, metric_writer, stopping_rule
+from jaxnn.engine._options import RunOptions, named_probes, stopping_rule
 from jaxnn.engine._states import HostStates, Shape, host_shapes, shape_of
 from jaxnn.engine._tuning import VmapPlan
 from jaxnn.engine._windows import Flight, Plan
@@ -76,6 +76,9 @@ class Trainer:
     record: records.Record | None = None  # the open directory that metrics go to, or None
     checkpoints: records.Checkpoints | None = None  # of this run or population in it, or None
     flight: Flight = dataclasses.field(default_factory=Flight)  # the calls in flight, and the stalls noticed
+    writers: Sequence[records.MetricWriter] = ()  # that get each line, beside the record
+    # Called after each evaluation of a run, whose newest state is there: returns the metrics that probes add; or None.
+    probe: Callable[[int], Mapping[str, float]] | None = None
     windows: list[Window] = dataclasses.field(default_factory=list)  # the speed of each window of this process
     _reported: records.LogDigest = dataclasses.field(init=False)  # of the lines in the record
     _saved_at: float = 0.0  # when a state was saved last, by ``time.perf_counter``
@@ -88,7 +91,9 @@ class Trainer:
     @property
     def monitored(self) -> str:
         """The metric that ranks members and checkpoints, as reports name it; a training one without an eval split."""
-        return f"{self.splits.eval_split or 'train'}_{self.options.monitor}"
+        monitor = self.options.monitor
+        is_probe = monitor.partition("/")[0] in named_probes(self.options.probes)
+        return f"{'probe' if is_probe else self.splits.eval_split or 'train'}_{monitor}"
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, str | None]:
@@ -151,8 +156,8 @@ class Trainer:
         with self.clock.span("record"):
             if self.record is not None:
                 self._reported.add(self.record.report(*written))
-            for writer in self.options.writers if is_primary() else ():
-                metric_writer(writer).write([dict(line) for line in written])
+            for writer in self.writers if is_primary() else ():
+                writer.write([dict(line) for line in written])
 
     def restore(
         self, where: str, check: Callable[[int | None], None] = lambda step: None

@@ -1,7 +1,15 @@
 """Schedules, and combinators that take an Optax optimizer and return one."""
 
 from jaxnn.optim import _schedules as schedules
-from jaxnn.optim._combinators import as_one, evaluation_params, with_accumulation, with_clipping, with_ema
+from jaxnn.optim._combinators import (
+    as_one,
+    evaluation_params,
+    step_norms,
+    with_accumulation,
+    with_clipping,
+    with_ema,
+    with_norms,
+)
 from jaxnn.optim._parameter_groups import is_decayed, layer_decay, with_rates
 from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_gradient
 from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
@@ -12,9 +20,11 @@ __all__ = [
     "layer_decay",
     "schedules",
     "sparse_rows",
+    "step_norms",
     "value_and_grad_of",
     "with_accumulation",
     "with_clipping",
     "with_ema",
+    "with_norms",
     "with_rates",
 ]

@@ -1,4 +1,4 @@
-"""Combinators of optimizers: accumulated or clipped gradients, averaged parameters; checks of arguments.
+"""Combinators of optimizers: accumulated or clipped gradients, averaged parameters, norms; checks of arguments.
 
 Each takes any Optax optimizer. Norms and decays are numbers ``[]``, and may be tracers; an argument out of its range
 raises `ConfigError`.
@@ -156,6 +156,63 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
         if isinstance(state, AveragedState):
             params = jax.tree.map(pick, state.average, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))
     return params
+
+
+class NormsState(NamedTuple):
+    """State of ``with_norms``: norms of the latest update, ``[]`` float32 each."""
+
+    inner: optax.OptState  # of the optimizer within
+    gradient_norm: jax.Array
+    update_norm: jax.Array
+    param_norm: jax.Array  # before the update
+
+
+def with_norms(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Returns ``optimizer`` that also measures the global L2 norms of gradients, updates and parameters.
+
+    A training step reports them as ``gradient_norm``, ``update_norm`` and ``param_norm``, that of the parameters before
+    the update; in ``metrics.jsonl`` they are ``train_gradient_norm`` and so on, means over a window. Put it around all
+    else that changes the updates: the gradient is then measured before clipping. An ``update`` without parameters
+    raises `ConfigError`.
+
+    >>> optimizer = jn.optim.with_norms(optax.sgd(0.5))
+    >>> params, gradient = jnp.array([6.0, 8.0]), jnp.array([3.0, 4.0])
+    >>> _, state = optimizer.update(gradient, optimizer.init(params), params)
+    >>> {name: float(norm) for name, norm in jn.optim.step_norms(state).items()}
+    {'gradient_norm': 5.0, 'update_norm': 2.5, 'param_norm': 10.0}
+    """
+    inner = optax.with_extra_args_support(optimizer)
+
+    def norm(tree: Any) -> jax.Array:
+        return jnp.asarray(optax.tree.norm(optax.tree.cast(tree, jnp.float32)))
+
+    def init(params: optax.Params) -> NormsState:
+        return NormsState(inner.init(params), *(jnp.zeros((), jnp.float32) for _ in range(3)))
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None, **extra_args: Any
+    ) -> tuple[optax.Updates, NormsState]:
+        if params is None:
+            raise ConfigError("with_norms: update needs the parameters: pass them as params.")
+        gradient_norm = norm(updates)
+        updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
+        return updates, NormsState(inner_state, gradient_norm, norm(updates), norm(params))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def step_norms(opt_state: optax.OptState) -> dict[str, jax.Array]:
+    """Returns the norms that the outermost ``with_norms`` of an optimizer measured last, by name.
+
+    Norms are ``[]`` float32; the result is empty if no ``with_norms`` is in ``opt_state``.
+
+    >>> jn.optim.step_norms(run.state.opt_state)
+    {}
+    """
+    for state in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, NormsState)):
+        if isinstance(state, NormsState):
+            return {name: value for name, value in state._asdict().items() if name != "inner"}
+    return {}
 
 
 def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Run directories, which are readable without jaxnn and never half-written; the checkpoints and plots in them."""
 
 from jaxnn.record._checkpoints import FOLDER, Checkpoints, Restored, load_checkpoint
-from jaxnn.record._metric_log import LogDigest, MetricWriter, rewind_metrics
-from jaxnn.record._plots import draw_curves, format_value, label_ticks, new_figure, new_panels
+from jaxnn.record._metric_log import LogDigest, MetricWriter, WriterFacts, rewind_metrics
+from jaxnn.record._plots import draw_curves, draw_picture, format_value, label_ticks, new_figure, new_panels
 from jaxnn.record._provenance import (
     PARTS,
     changed_parts,
@@ -50,6 +50,17 @@ from jaxnn.record._run_directory import (
     write_json,
 )
 from jaxnn.record._state_files import find_damage, first_line, is_key, preload_orbax, save_checkpoint
+from jaxnn.record._trackers import TRACKERS, MLflow, TensorBoard, WandB
 from jaxnn.record._weights import load_weights, needs_extra, save_weights
 
-__all__ = ["MetricWriter", "load_checkpoint", "load_weights", "save_checkpoint", "save_weights"]
+__all__ = [
+    "MLflow",
+    "MetricWriter",
+    "TensorBoard",
+    "WandB",
+    "WriterFacts",
+    "load_checkpoint",
+    "load_weights",
+    "save_checkpoint",
+    "save_weights",
+]

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jaxnn.record._record_reader import numbers, read_bytes
 from jaxnn.record._run_directory import METRICS_FILE, write_bytes
@@ -16,12 +16,30 @@ from jaxnn.record._run_directory import METRICS_FILE, write_bytes
 type Line = dict[str, Any]
 
 
+class WriterFacts(NamedTuple):
+    """The run or the sweep that a metric writer is opened for.
+
+    >>> from jaxnn.record import WriterFacts
+    >>> WriterFacts("digits", Path("runs/digits"), {"model": {"depth": 2}}).config
+    {'model': {'depth': 2}}
+    """
+
+    name: str  # of the experiment
+    path: Path | None  # the directory of the record, or None
+    config: Mapping[str, Any]  # as in ``run.json``
+    members: Mapping[int, Mapping[str, Any]] = {}  # of a sweep the points by member, else empty
+    resumed: int | None = None  # the step that a run resumes from, 0 for a sweep; None: it is new
+
+
 class MetricWriter(Protocol):
     """A destination of metrics in addition to ``metrics.jsonl``: a tracking service, a table, a queue.
 
     Pass instances as the option ``writers``. The training thread of the process that writes the record calls ``write``,
-    which should return quickly. A resumed run writes the lines after its checkpoint again, as their ``step`` shows. A
-    ``close()`` method, if there is one, is called at the end.
+    which should return quickly. A resumed run writes the lines after its checkpoint again, as their ``step`` shows.
+
+    Three more methods are called if there are any: ``open(facts: WriterFacts)`` before the first line;
+    ``media(name, content, step)`` with pictures, uint8 ``[height, width, 3]``, and texts, ``str``, of
+    probes and the curves at the end; ``close()`` when the record is complete, also if there was no ``open``.
 
     >>> class LossPrinter:
     ...     def write(self, lines):

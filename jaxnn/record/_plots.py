@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from jaxnn.record._record_reader import metrics_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
 STYLE = "jaxnn.record.figure"
-COLOURS = {"train_": "C0", "validation_": "C2", "test_": "C1"}
+COLOURS = {"train_": "C0", "validation_": "C2", "test_": "C1", "probe_": "C4"}
 STYLE_LOCK = threading.RLock()  # matplotlib's settings are global, and any thread may draw
 
 
@@ -39,6 +42,25 @@ def new_figure(**arguments: Any) -> Figure:
             return picture.getvalue()
 
     return StyledFigure(facecolor="white", **arguments)
+
+
+def draw_picture(content: Any) -> Image:
+    """The RGB picture of a matplotlib figure, or of an array ``[height, width]`` or ``[height, width, 1, 3 or 4]``.
+
+    Integers are 0…255, floats 0…1. ValueError or TypeError if it is none.
+    """
+    import PIL.Image
+
+    if hasattr(content, "savefig"):
+        content.savefig(drawn := io.BytesIO(), format="png", dpi=100)
+        return PIL.Image.open(drawn).convert("RGB")
+    pixels = np.asarray(content)
+    if pixels.ndim not in (2, 3):
+        raise ValueError(f"its shape is {list(pixels.shape)}")
+    if np.issubdtype(pixels.dtype, np.floating):
+        pixels = np.rint(255 * np.clip(np.nan_to_num(pixels), 0, 1))
+    pixels = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
+    return PIL.Image.fromarray(pixels.astype(np.uint8)).convert("RGB")
 
 
 def new_panels(count: int) -> tuple[Figure, list[Axes]]:

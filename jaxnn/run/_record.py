@@ -16,6 +16,7 @@ from jaxnn import record as records
 from jaxnn.engine import RunOptions
 from jaxnn.observe import Clock, describe_devices, peak_memory_bytes, steady_throughput
 from jaxnn.run._display import Display
+from jaxnn.run._probes import observed
 from jaxnn.run._report import NAME_WIDTH, Summary, device_rows
 from jaxnn.run._resume import continued_options, restored_facts
 from jaxnn.types import Experiment, RecordError, TrainingError
@@ -51,7 +52,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
     start; then nothing was written.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(engine.closing_writers(options))
+        writers = stack.enter_context(engine.closing_writers(options))
         before = record = None
         parallel.all_agree("config", records.config_json(experiment.config))
         shared = {"progress": None, "run_dir": options.run_dir, "resume": options.resume}
@@ -62,7 +63,7 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             before = parallel.broadcast_from_primary(lambda: records.read_run(resume))
             given, options = options.writers, continued_options(experiment, options, before)
             if not given:
-                stack.enter_context(engine.closing_writers(options))
+                writers = stack.enter_context(engine.closing_writers(options))
         if (run_dir := options.run_dir) is not None:
             parallel.broadcast_from_primary(lambda: records.check_vacant(run_dir))
         engine.check_config(experiment.config)
@@ -93,6 +94,8 @@ def open_session(experiment: Experiment[Any], options: RunOptions, clock: Clock,
             # A run that is over is loaded, not run: its record stays as it is.
             if session.log.unfinished:
                 stack.enter_context(_described(session, facts))
+        if session.log.unfinished:
+            stack.enter_context(observed(session, writers))
         yield session
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxnn.engine import RunOptions, Trainer
 from jaxnn.parallel import choose_devices, find_devices, find_strategy, format_mesh, parse_mesh
-from jaxnn.record import FOLDER, changed_parts, check_same_data, config_from_json, config_json, jsonable
+from jaxnn.record import FOLDER, TRACKERS, changed_parts, check_same_data, config_from_json, config_json, jsonable
 from jaxnn.types import ConfigError, Experiment, RecordError
 
 # Options that shape what a run leaves behind: a resumed run takes them from the record unless they are given.
@@ -37,7 +37,7 @@ def continued_options(experiment: Experiment[Any], options: RunOptions, before: 
             raise RecordError(f"run.json in {path} lacks the option {name!r}: the record is damaged.")
     kept = {name: before["options"][name] for name in KEPT_OPTIONS}
     if before["status"] == "finished" and before["config"]["num_steps"] == experiment.config.num_steps:
-        given = {"writers": ()} | given  # it is loaded, not trained, and writes nothing
+        given = {"writers": (), "probes": ()} | given  # it is loaded, not trained, and writes nothing
     kept |= recorded_setup(before["options"], given, options.device, f"the run in {path}")
     return dataclasses.replace(options, **kept | given)
 
@@ -111,10 +111,10 @@ def _device(facts: dict[str, Any]) -> str:
 def recorded_setup(
     recorded: Mapping[str, Any], given: Mapping[str, Any], device: str | None, where: str
 ) -> dict[str, Any]:
-    """Returns ``devices``, ``strategy``, ``mesh``, ``stop`` and ``writers`` of a record; those given now replace them.
+    """Returns ``devices``, ``strategy``, ``mesh``, ``stop``, ``writers`` and ``probes`` of a record, or those given.
 
     ``device`` is the kind to continue on, and ``where`` the record, for messages: ``the run in runs/…``. ConfigError if
-    the recorded devices are not available, or the stopping rule has no MODULE:NAME; a line about writers without one.
+    the recorded devices are not available, or the stopping rule has no MODULE:NAME; a line on such writers and probes.
     """
     found = find_devices(device)
     kept = _without_clashes(recorded, given, len(found))
@@ -131,13 +131,13 @@ def recorded_setup(
         kept["stop"] = rule = recorded.get("stop")
         if rule is not None and ":" not in rule:
             raise ConfigError(f"{where} used the stopping rule {rule!r}, which has no MODULE:NAME: give stop again.")
-    if "writers" not in given:
-        names = recorded.get("writers", ())
-        kept["writers"] = tuple(name for name in names if ":" in name)
-        if lost := [name for name in names if ":" not in name]:
-            sys.stderr.write(
-                f"{where} used the metric writers {', '.join(lost)}, without MODULE:NAME: give them again\n"
-            )
+    for option, what in (("writers", "metric writers"), ("probes", "probes")):
+        if option not in given:
+            names = recorded.get(option, ())
+            lost = [name for name in names if ":" not in name and not (option == "writers" and name in TRACKERS)]
+            kept[option] = tuple(name for name in names if name not in lost)
+            if lost:
+                sys.stderr.write(f"{where} used the {what} {', '.join(lost)}, without MODULE:NAME: give them again\n")
     return kept
 
 

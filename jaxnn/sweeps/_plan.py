@@ -58,6 +58,8 @@ class SweepOptions(engine.RunOptions):
                 f"strategy {strategy.name} maps its program over devices, which a sweep does with "
                 "members: choose auto, data or fsdp."
             )
+        if self.probes:
+            raise ConfigError("probes watch one run: leave them out of a sweep, and call them with sweep.run(member).")
         if self.shard is not None:
             parse_shard(self.shard)
 

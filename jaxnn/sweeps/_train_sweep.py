@@ -8,7 +8,7 @@ import math
 import operator
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,19 @@ import jax
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
-from jaxnn.record import check_vacant, create_run_dir, open_record, preload_orbax
-from jaxnn.run import NAME_WIDTH, Display, Interruption, device_rows, format_rate, interruptible, open_display, watching
+from jaxnn.record import MetricWriter, WriterFacts, check_vacant, create_run_dir, open_record, preload_orbax
+from jaxnn.run import (
+    NAME_WIDTH,
+    Display,
+    Interruption,
+    device_rows,
+    format_rate,
+    interruptible,
+    open_all,
+    open_display,
+    send,
+    watching,
+)
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
@@ -78,11 +89,13 @@ def sweep_here(
     with contextlib.ExitStack() as around:
         interruption = around.enter_context(interruptible())
         around.enter_context(computing_on(options.device))
-        around.enter_context(closing_writers(options))
+        writers = around.enter_context(closing_writers(options))
         before = None
         if options.resume is not None:
             before = _sweep_record.read_before(options.resume)
-            options = _sweep_record.continued_options(options, before)
+            given, options = options.writers, _sweep_record.continued_options(options, before)
+            if not given:
+                writers = around.enter_context(closing_writers(options))
         elif options.run_dir is not None:
             check_vacant(options.run_dir)
         checked_points(experiment, points, options)
@@ -108,7 +121,7 @@ def sweep_here(
             # A sweep that is over is loaded, not run: its record stays as it is.
             unfinished = {member.number for member in plan.members if member.log.unfinished}
             if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
-                run = SweepRun(plan, record, interruption, display)
+                run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
                 with watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
                     run.train()
@@ -143,8 +156,16 @@ class SweepReport(NamedTuple):
 class SweepRun:
     """A running sweep: its plan and record, what ends it after a window, and where it prints."""
 
-    def __init__(self, plan: SweepPlan, record: SweepRecord, interruption: Interruption, display: Display) -> None:
+    def __init__(
+        self,
+        plan: SweepPlan,
+        record: SweepRecord,
+        interruption: Interruption,
+        display: Display,
+        writers: Sequence[MetricWriter],
+    ) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
+        self.writers = writers
         self.monitored, self.higher_is_better = record.facts["monitor"], record.facts["higher_is_better"]
         self.member_steps = 0
         self.compilations: list[dict[str, Any]] = []
@@ -155,6 +176,10 @@ class SweepRun:
         """Trains every group rung by rung; ``sweep.json`` has the status, after errors too."""
         self.record.describe(status=RUNNING)
         self.record.write_members(self.plan)
+        facts, path = self.record.facts, self.record.directory and self.record.directory.path
+        points = {member.number: dict(member.point) for member in self.plan.members}
+        resumed = None if self.plan.options.resume is None else 0
+        open_all(self.writers, WriterFacts(facts["name"], path, facts["config"], points, resumed))
         try:
             for share in self.plan.rungs:
                 for group in self.plan.groups:
@@ -175,7 +200,7 @@ class SweepRun:
         try:
             with self.interruption.finishing("the current compilation", breaks_off=True):
                 trainer = plan.trainer(group)
-                trainer.flight = self.flight
+                trainer.flight, trainer.writers = self.flight, self.writers
                 if group.number not in self._shown:
                     self._shown.add(group.number)
                     self.display.rows(group_rows(plan, group))
@@ -277,6 +302,9 @@ class SweepRun:
             "stalls": [dataclasses.asdict(stall) for stall in self.flight.stalls],
         }
         self.record.describe(status="interrupted" if unfinished else "finished", summary=summary)
+        results = self.record.results(plan)
+        if not unfinished and results.lines and any(hasattr(writer, "media") for writer in self.writers):
+            send(self.writers, "sweep", results.plot(), max(log.step for log in logs))
 
 
 def _plan_only(plan: SweepPlan, display: Display, origin: Mapping[str, Any]) -> Sweep:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.cli import COMMANDS, ClusterOptions, parse_run
+from jaxnn.cli import COMMANDS, ClusterOptions, parse_run, parse_sweep
 from tests import shell, tiny
 
 QUICK = ["--progress", "none", "--steps-per-call", "5", "--report-every", "5", "--eval-every", "10"]
@@ -51,6 +51,24 @@ def test_flags_change_the_config_and_how_it_is_run(finished: jn.Run) -> None:
     assert facts["config"]["learning_rate"] == 0.25 and facts["options"]["keep_last"] == 1
     expected = tiny.fit(tiny.experiment(learning_rate=0.25))
     chex.assert_trees_all_equal(finished.state.params, expected.state.params)
+
+
+def test_options_of_a_script_are_defaults_of_its_flags(
+    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(lines: Any) -> bool:
+        return len(lines) == 2
+
+    options = jn.RunOptions(patience=41, keep_last=3, stop=stop, run_dir=tmp_path)
+    _, parsed, _ = parse_run(tiny.experiment(), ["--keep-last", "4"], options)
+    assert parsed == dataclasses.replace(options, keep_last=4)
+    assert parse_sweep(tiny.experiment(), [], options)[2] == jn.SweepOptions(**vars(options))
+    # What the record has is not the script's; an object is in no record.
+    _, parsed, _ = parse_run(tiny.experiment(), ["--resume", str(finished.dir)], options)
+    assert parsed == jn.RunOptions(resume=finished.dir, stop=stop)
+    with pytest.raises(SystemExit):
+        jn.main(tiny.experiment(), ["--help-all"], options=options)
+    assert re.search(r"--patience.*41", re.sub(r"\s+", " ", capsys.readouterr().out))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ WRAPPERS: dict[str, Callable] = {
     "clipping": lambda inner: optim.with_clipping(inner, 1.0),
     "accumulation": lambda inner: optim.with_accumulation(inner, 2),
     "ema": lambda inner: optim.with_ema(inner, 0.5),
+    "norms": optim.with_norms,
 }
 
 
@@ -200,7 +201,7 @@ def test_extra_arguments_reach_an_optimizer_that_takes_them() -> None:
     got = jax.jit(
         lambda: [[second_update(wrap, each) for each in (takes_value, optax.scale(-1.0))] for wrap in WRAPPERS]
     )()
-    assert np.array_equal(got, [[7.0, -0.5]] * 3)
+    assert np.array_equal(got, [[7.0, -0.5]] * len(WRAPPERS))
 
 
 @pytest.mark.parametrize(
@@ -214,6 +215,7 @@ def test_extra_arguments_reach_an_optimizer_that_takes_them() -> None:
         (lambda: optim.with_ema(SGD, 1.1), "decay must be"),
         (lambda: optim.with_ema(SGD, float("nan")), "decay must be"),
         (lambda: optim.with_ema(SGD, 0.9).update(0.0, None), "needs the parameters"),
+        (lambda: optim.with_norms(SGD).update(0.0, None), "with_norms: update needs the parameters"),
     ],
 )
 def test_wrong_arguments_are_named(make: Callable, words: str) -> None:

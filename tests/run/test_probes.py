@@ -1,0 +1,225 @@
+"""Probes, norms and metric writers of a run: what they get, and what is recorded of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+from PIL import Image
+
+import jaxnn as jn
+from jaxnn.record import MLflow, TensorBoard, WandB, WriterFacts
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+SPOTS = np.array([[0.0, 0.5], [1.0, 2.0]])  # as pixels 0, 128, 255, 255
+
+
+def samples(run: jn.Run) -> dict[str, Any]:
+    correct = run.predict(tiny.points(tiny.NUM_TEST, 1)[0]).argmax(axis=1) == tiny.points(tiny.NUM_TEST, 1)[1]
+    return {"accuracy": correct.mean(), "spots": SPOTS, "words": f"after {run.state.step}", "curves": run.plot()}
+
+
+class Spy:
+    """A writer with all methods, and what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def open(self, facts: WriterFacts) -> None:
+        self.calls.append(("open", facts))
+
+    def write(self, lines: Any) -> None:
+        self.calls.append(("write", *[(line["step"], line.get("member")) for line in lines]))
+
+    def media(self, name: str, content: Any, step: int) -> None:
+        self.calls.append((name, content if isinstance(content, str) else (content.dtype, content.ndim), step))
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+def test_probes_are_recorded_and_reach_writers(tmp_path: Path) -> None:
+    spy = Spy()
+    run = tiny.fit(
+        tiny.experiment(), tmp_path / "run", probes=(samples,), writers=(spy,), monitor="samples/accuracy", patience=1
+    )
+    # The probe's state and data are those of the evaluation.
+    evaluated = [line for line in tiny.lines(run.dir) if "test_accuracy" in line]
+    assert [line["step"] for line in evaluated] == [10, 20]
+    for line in evaluated:
+        assert line["probe_samples/accuracy"] == pytest.approx(line["test_accuracy"])
+    assert run.monitor == "probe_samples/accuracy" and run.final["probe_samples/accuracy"] > 0.3
+    folder = tmp_path / "run" / "probes" / "samples"
+    assert (folder / "words" / "10.txt").read_text() == "after 10"
+    with Image.open(folder / "spots" / "20.png") as picture:
+        assert np.array_equal(np.asarray(picture.convert("L")), [[0, 128], [255, 255]])
+    pixels = (np.dtype(np.uint8), 3)
+    shown = [[(f"samples/{name}", pixels, n) for name in ("spots", "curves")] for n in (10, 20)]
+    texts = [("samples/words", f"after {n}", n) for n in (10, 20)]
+    opened = spy.calls.pop(0)
+    assert opened == ("open", WriterFacts("tiny", run.dir, {**vars(tiny.Config())}))
+    assert [call for call in spy.calls if call[0] == "write"] == [("write", (n, None)) for n in (5, 10, 15, 20)]
+    assert [call for call in spy.calls if str(call[0]).startswith("samples")] == [
+        *(shown[0][0], texts[0], shown[0][1], shown[1][0], texts[1], shown[1][1])
+    ]
+    assert spy.calls[-2:] == [("curves", pixels, 20), ("close",)]
+
+
+@pytest.mark.parametrize(
+    ("probes", "error", "words"),
+    [
+        ({"mine": lambda run: 1 / 0}, jn.TrainingError, "probe mine failed at step 10 .ZeroDivisionError.*resume"),
+        ({"mine": lambda run: {"part": object}}, jn.TrainingError, "mine/part is no number, picture"),
+        ({"../mine": samples}, jn.ConfigError, "'../mine'.*different names"),
+        ((samples, samples), jn.ConfigError, "different names"),
+        ((3,), jn.ConfigError, "functions"),
+        (samples, jn.ConfigError, "tuple of functions"),
+        (("rule",), jn.ConfigError, "MODULE:NAME"),
+    ],
+)
+def test_probes_that_fail_are_named(tmp_path: Path, probes: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        tiny.fit(tiny.experiment(), tmp_path / "run", probes=probes)
+    if error is jn.TrainingError:
+        assert tiny.read(tmp_path / "run")["status"] == "failed"
+
+
+def test_sweep_opens_writers_and_reports_norms(tmp_path: Path) -> None:
+    spy, rates = Spy(), [0.125, 0.25]
+    experiment = tiny.experiment(optimizer=lambda config: jn.optim.with_norms(optax.sgd(config.learning_rate)))
+    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "run_dir": tmp_path / "sweep", "writers": (spy,)}
+    sweep = jn.sweep(experiment, jn.grid(learning_rate=rates), **how)
+    _, facts = spy.calls[0]
+    assert facts.members == {n: {"learning_rate": rate} for n, rate in enumerate(rates)} and facts.path == sweep.dir
+    assert [call[0] for call in spy.calls] == ["open", *["write"] * 4, "sweep", "close"]
+    # The update of plain SGD is the gradient times the rate.
+    for line in sweep.lines:
+        assert line["train_update_norm"] == pytest.approx(rates[line["member"]] * line["train_gradient_norm"], rel=1e-5)
+    norm = float(optax.tree.norm(sweep.run(1).state.params))
+    assert sweep.lines[-1]["train_param_norm"] == pytest.approx(norm, rel=0.1)
+    with pytest.raises(jn.ConfigError, match="probes watch one run"):
+        jn.SweepOptions(probes=(samples,))
+
+
+def test_missing_and_unknown_writers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(jn.ConfigError, match=r'writer wandb needs wandb.*: pip install "jaxnn\[wandb\]"\.$'):
+        jn.RunOptions(writers=("wandb",))
+    with pytest.raises(jn.ConfigError, match="no writer 'tensorbord'.*did you mean 'tensorboard'"):
+        jn.RunOptions(writers=("tensorbord",))
+
+
+def needs(module: str, extra: str = "") -> None:
+    pytest.importorskip(module, reason=f'pip install "jaxnn[{extra or module}]"', exc_type=ImportError)
+
+
+def train_twice(path: Path, writer: Any) -> str:
+    """Trains for 20 steps, loses the last ten, resumes to 30; returns the id of the run at the writer's service."""
+    how: dict[str, Any] = {**tiny.HOW, "writers": (writer,), "probes": (samples,)}
+    tiny.fit(tiny.experiment(), path, checkpoint_every=10, **how)
+    ids = tiny.read(path, "writers.json")
+    shutil.rmtree(path / "checkpoints" / "20")
+    if isinstance(writer, str):
+        del how["writers"]  # the record has its name
+    tiny.fit(tiny.experiment(num_steps=30), resume=path, **how)
+    assert tiny.read(path, "writers.json") == ids
+    (known,) = ids.values()
+    return str(known[""])
+
+
+def test_tensorboard_continues_its_events(tmp_path: Path) -> None:
+    needs("tensorboardX", "tensorboard")
+    needs("tensorboard.backend.event_processing.event_accumulator", "tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train_twice(tmp_path / "run", "tensorboard")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    logged = [(event.step, event.value) for event in events.Scalars("train_loss")]
+    assert logged == [(line["step"], np.float32(line["train_loss"])) for line in tiny.lines(tmp_path / "run")]
+    assert [event.step for event in events.Images("samples/spots")] == [10, 20, 30]
+    assert {"samples/words/text_summary", "config/text_summary"} <= set(events.Tags()["tensors"])
+    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "run_dir": tmp_path / "sweep"}
+    jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), **how, writers=(TensorBoard(),))
+    events = EventAccumulator(str(tmp_path / "sweep" / "tensorboard" / "0001"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("test_loss")] == [10, 20]
+
+
+@pytest.mark.slow
+def test_wandb_continues_its_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run_id = train_twice(tmp_path / "run", WandB(project="tests", checkpoints=True))
+    # A run directory for each process, with the id of one run, in which `wandb sync` finds both.
+    assert len(list((tmp_path / "run" / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))) == 2
+    assert len(list((tmp_path / "run" / "wandb").glob("offline-run-*"))) == 2
+    pictures = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/images/samples/spots_*.png")
+    assert len(list(pictures)) == 4
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """The address of a tracking server."""
+    needs("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--artifacts-destination",
+        str(tmp_path / "kept"),
+    ]
+    command = [sys.executable, "-m", "mlflow", "server", *place, *store]
+    with (
+        (tmp_path / "server.log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True) as process,
+    ):
+        try:
+            until = time.monotonic() + 120
+            while time.monotonic() < until:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_mlflow_continues_its_run_and_nests_members(tmp_path: Path, server: str) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(server)
+    run_id = train_twice(tmp_path / "run", MLflow(server, checkpoints=True))
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.params["learning_rate"]) == ("FINISHED", "0.1")
+    logged = {(metric.step, metric.value) for metric in client.get_metric_history(run_id, "train_loss")}
+    assert logged == {(line["step"], line["train_loss"]) for line in tiny.lines(tmp_path / "run")}
+    assert {part.path for part in client.list_artifacts(run_id, "samples/words")} == {
+        f"samples/words/{step}.txt" for step in (10, 20, 30)
+    }
+    assert {part.path for part in client.list_artifacts(run_id)} == {"checkpoints", "curves", "samples"}
+    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "run_dir": tmp_path / "sweep"}
+    jn.sweep(tiny.experiment(), jn.grid(seed=[0, 1]), **how, writers=(MLflow(server),))
+    ids = tiny.read(tmp_path / "sweep", "writers.json")["mlflow"]
+    for member in ("0", "1"):
+        run = client.get_run(ids[member])
+        assert run.data.tags["mlflow.parentRunId"] == ids[""] and run.data.params["seed"] == member
+        assert run.info.status == "FINISHED"
