@@ -181,7 +181,7 @@ def operations(function: Callable[..., Any], *args: Any) -> float:
 
 
 def product_flops(function: Callable[..., Any], *args: Any) -> dict[str, float]:
-    """Floating-point operations of the products of ``function`` that its results need, by the dtype of their inputs.
+    """Floating-point operations of the products of ``function`` that its results need, by dtype, most first.
 
     Products are matrix products, convolutions and cuDNN's operations. Two per multiplication and addition; the body of
     a ``scan`` counts as often as it runs, that of a ``while`` loop once, the branch of a ``cond`` with the fewest.
@@ -194,7 +194,8 @@ def product_flops(function: Callable[..., Any], *args: Any) -> dict[str, float]:
         return {str(jnp.promote_types(*(value.aval.dtype for value in equation.invars[:2]))): flops}
 
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-    return dict(_count(jaxpr, [True] * len(jaxpr.outvars), cost)[0])
+    found = _count(jaxpr, [True] * len(jaxpr.outvars), cost)[0]
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _count(
