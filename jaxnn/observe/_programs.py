@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
 import threading
@@ -176,8 +177,7 @@ def operations(function: Callable[..., Any], *args: Any) -> float:
         elements = sum(math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars)
         return {"": elements + _product_flops(equation)}
 
-    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-    return _count(jaxpr, [True] * len(jaxpr.outvars), cost)[0][""]
+    return _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0][""]
 
 
 def product_flops(function: Callable[..., Any], *args: Any) -> dict[str, float]:
@@ -193,17 +193,16 @@ def product_flops(function: Callable[..., Any], *args: Any) -> dict[str, float]:
             return {}
         return {str(jnp.promote_types(*(value.aval.dtype for value in equation.invars[:2]))): flops}
 
-    jaxpr = jax.make_jaxpr(function)(*args).jaxpr
-    found = _count(jaxpr, [True] * len(jaxpr.outvars), cost)[0]
+    found = _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0]
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _count(
-    jaxpr: Any, used: Sequence[bool], cost: Callable[[Any], Mapping[str, float]]
+    jaxpr: Any, used: Sequence[bool] | None, cost: Callable[[Any], Mapping[str, float]]
 ) -> tuple[dict[str, float], list[bool]]:
-    """The cost of what ``used`` results need, as XLA computes nothing else, and which arguments those need."""
+    """The cost of what ``used`` results, None: all, need, as XLA computes no more, and which arguments those need."""
     total: dict[str, float] = collections.defaultdict(float)
-    needed = {id(value) for value, wanted in zip(jaxpr.outvars, used, strict=True) if wanted}
+    needed = {id(value) for value in itertools.compress(jaxpr.outvars, used or itertools.repeat(True))}
     for equation in reversed(jaxpr.eqns):
         outputs, name = [id(value) in needed for value in equation.outvars], equation.primitive.name
         if not (any(outputs) or equation.effects):
@@ -213,8 +212,8 @@ def _count(
         inputs, times = [True] * len(equation.invars), 1
         if name == "scan":
             # Carries keep their shape; what is stacked over the steps has an axis more outside. Constants are first.
-            carries = _same_ranks(equation.outvars, bodies[0].outvars)
-            consts = _same_ranks(equation.invars, bodies[0].invars) - carries
+            carries = sum(map(_same_shape, equation.outvars, bodies[0].outvars))
+            consts = sum(map(_same_shape, equation.invars, bodies[0].invars)) - carries
             times, before = equation.params["length"], None
             while outputs != before:  # a carry that a later step needs is needed
                 before, (each, inputs) = outputs, _count(bodies[0], outputs, cost)
@@ -223,7 +222,7 @@ def _count(
             found = [each]
         else:
             same = len(bodies) == 1 and len(bodies[0].outvars) == len(outputs)
-            pairs = [_count(body, outputs if same else [True] * len(body.outvars), cost) for body in bodies]
+            pairs = [_count(body, outputs if same else None, cost) for body in bodies]
             found = [each for each, _ in pairs]
             if same and len(bodies[0].invars) == len(inputs):
                 inputs = pairs[0][1]
@@ -232,12 +231,12 @@ def _count(
         for part, count in [(cost(equation), 1), *((each, times) for each in found)]:
             for key, value in part.items():
                 total[key] += count * value
-        needed |= {id(value) for value, wanted in zip(equation.invars, inputs, strict=True) if wanted}
+        needed |= {id(value) for value in itertools.compress(equation.invars, inputs)}
     return total, [id(value) in needed for value in jaxpr.invars]
 
 
-def _same_ranks(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-    return sum(len(x.aval.shape) == len(y.aval.shape) for x, y in zip(outside, inside, strict=True))
+def _same_shape(x: Any, y: Any) -> bool:
+    return bool(x.aval.shape == y.aval.shape)
 
 
 def _product_flops(equation: Any) -> float:

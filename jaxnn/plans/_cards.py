@@ -151,12 +151,9 @@ def find_card(name: str | Path | Card) -> Card:
             reason = f"it must have the fields {', '.join(Card._fields)}, and differs in {', '.join(sorted(wrong))}"
             raise ConfigError(f"the card {name} cannot be read: {reason}.")
         for field, kind in get_type_hints(Card).items():
-            value, numbers = fields[field], (int, float)
-            form = "a text" if kind is str else "a number above 0"
-            valid = isinstance(value, str) if kind is str else type(value) in numbers and 0 < value < math.inf
-            if field == "capability":
-                form, valid = 'a text such as "8.0"', bool(re.fullmatch(r"\d+\.\d", str(value))) and valid
-            if not valid:
+            value, form = fields[field], 'a text, such as "8.0"' if kind is str else "a number above 0"
+            valid = type(value) is str if kind is str else type(value) in (int, float) and 0 < value < math.inf
+            if not valid or (field == "capability" and not re.fullmatch(r"\d+\.\d", value)):
                 raise ConfigError(f"the card {name} cannot be read: {field} must be {form}, not {value!r}.")
             fields[field] = kind(value)
         return Card(**fields)

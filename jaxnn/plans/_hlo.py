@@ -97,8 +97,10 @@ def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]],
         if one.opcode in ("while", "call", "conditional", "async-start"):
             trips = re.search(r'known_trip_count":\{"n":"(\d+)"', one.rest)
             works = [_work(inner, computations, num_devices) for inner in called]
-            if one.opcode == "conditional":  # a lower bound: no branch does less
-                works = [_least(works)]
+            if one.opcode == "conditional" and works:  # no branch does less; calls are those of the shortest
+                fewest = min(works, key=lambda work: work.launches)
+                sent = min(work.sent for work in works)
+                works = [fewest._replace(bytes=min(work.bytes for work in works), sent=sent)]
             for inner_work in works:
                 total = total.plus(inner_work, int(trips[1]) if trips else 1)
             continue
@@ -111,12 +113,6 @@ def _work(body: list[_Instruction], computations: dict[str, list[_Instruction]],
         moved = _fused_bytes(one, fused, shapes) if fused else _bytes(one, shapes)
         total = total.plus(Work(moved, 1, dict(collections.Counter(calls)), collectives, sent))
     return total
-
-
-def _least(branches: list[Work]) -> Work:
-    """What every branch of a conditional does at least: calls and collectives are those of the shortest."""
-    shortest = min(branches, key=lambda work: (work.launches, work.bytes), default=Work(0, 0, {}, {}))
-    return shortest._replace(bytes=min((work.bytes for work in branches), default=0.0))
 
 
 def _exchange(one: _Instruction, shapes: dict[str, str], num_devices: int) -> tuple[str, float, float] | None:
@@ -179,6 +175,10 @@ def _fused_bytes(fusion: _Instruction, body: list[_Instruction], shapes: dict[st
         for operand in one.operands:
             users[operand].append(one)
     own = {one.name: one.shape for one in body}
+
+    def returned(one: _Instruction) -> bool:  # and not computed with
+        return all(user.opcode in ("bitcast", "tuple") and returned(user) for user in users[one.name])
+
     total, written = 0.0, size_of(fusion.shape)
     for index, operand in enumerate(fusion.operands):
         full, reads = size_of(shapes.get(operand, "")), 0.0
@@ -190,11 +190,7 @@ def _fused_bytes(fusion: _Instruction, body: list[_Instruction], shapes: dict[st
                     pending.append(user.name)
                 elif user.opcode in ("gather", "dynamic-slice") and user.operands[0] == name:
                     reads += size_of(user.shape)
-                elif (
-                    user.opcode in ("dynamic-update-slice", "scatter")
-                    and user.operands[0] == name
-                    and _is_result(user, users)
-                ):
+                elif user.opcode in ("dynamic-update-slice", "scatter") and user.operands[0] == name and returned(user):
                     update = size_of(own.get(user.operands[-1 if user.opcode == "scatter" else 1], ""))
                     reads += update
                     written -= max(0.0, size_of(user.shape) - update)
@@ -202,8 +198,3 @@ def _fused_bytes(fusion: _Instruction, body: list[_Instruction], shapes: dict[st
                     reads += full
         total += min(full, reads)
     return total + max(0.0, written)
-
-
-def _is_result(one: _Instruction, users: dict[str, list[_Instruction]]) -> bool:
-    """Whether a fusion only returns ``one``, and does not compute with it."""
-    return all(user.opcode in ("bitcast", "tuple") and _is_result(user, users) for user in users[one.name])

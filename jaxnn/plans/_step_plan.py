@@ -242,10 +242,8 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layou
         except RuntimeError as error:
             if "Unknown backend" not in str(error):
                 raise
-            raise ConfigError(
-                "a step that calls Python (jax.debug.print, jax.debug.callback, jax.pure_callback, io_callback) cannot "
-                "be compiled for a card that is not here: leave these calls out of what is planned."
-            ) from error
+            reason = "a step that calls Python (jax.debug.print, jax.pure_callback, io_callback) cannot be compiled"
+            raise ConfigError(f"{reason} for a card that is not here: leave these calls out.") from error
     products = {dtype: members * flops / layout.num_devices for dtype, flops in programs.product_flops.items()}
     stats, state = compiled.memory_analysis(), programs.shapes
     memory = {
