@@ -10,7 +10,6 @@ replaced after each part; another call measures what is missing. ``--small --dev
 
 import argparse
 import contextlib
-import ctypes
 import functools
 import importlib.util
 import json
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,38 +41,33 @@ from jaxnn.bench import (
     measure_group,
     per_call,
 )
-from jaxnn.observe import markdown_table, peak_memory_bytes
-from jaxnn.parallel import find_devices
-from jaxnn.plans import CARDS
-from jaxnn.record import RUN_FILE, SWEEP_FILE, make_room, write_bytes, write_json
+from jaxnn.observe import peak_memory_bytes
+from jaxnn.plans import CARDS, Card
+from jaxnn.record import RUN_FILE, SWEEP_FILE, make_room
 from jaxnn.types import JaxnnError
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "contenders"))
 from gpu_cases import attempted, layer_cases, networks  # noqa: E402
+from gpu_record import (  # noqa: E402
+    Day,
+    die_with_parent,
+    is_of,
+    put_aside,
+    read,
+    report,
+    shown,
+    write,
+)
 from sweep_contenders import opened, population  # noqa: E402
 from sweep_networks import NETWORKS  # noqa: E402
 
-FIELDS = "what", "observed"
 QUIET: dict[str, Any] = {"progress": "none", "eval_every": 0, "checkpoint_every": 0}
-
-
-class Day(NamedTuple):
-    """What the parts run on, and where they write."""
-
-    out: Path
-    small: bool
-    kind: str
-
-    @property
-    def device(self) -> jax.Device:
-        """The first device of the kind; ConfigError if there is none."""
-        return find_devices(self.kind)[0]
 
 
 def case(day: Day, measure: Callable[..., dict[str, Any]], **what: Any) -> Case:
     """Returns a case that observes ``measure(**what)``."""
-    return Case(day.kind, what, observe=attempted(functools.partial(measure, **what)))
+    return Case(day.kind, what, observe=attempted(functools.partial(measure, **what), day.kind))
 
 
 def matrix(day: Day) -> list[Case]:
@@ -119,13 +113,15 @@ def plans(day: Day) -> list[Case]:
             reports = iter(jn.iterate(experiment, **cadence))
             for _ in range(4):
                 next(reports)  # compiles, and fills the device's queue
-            found = interleaved({0: per_call(lambda: next(reports), seconds)}, rounds=3)
-            times = [each / 16 for each in found[0]]
+            rounds = interleaved({0: per_call(lambda: next(reports), seconds)}, rounds=3)
+            times = [each / 16 for each in rounds[0]]
         (peak, where), step = peak_memory_bytes(), median(times)
         used = peak / 1e6 if where.startswith("in use") else None  # a CPU does not count it
         facts: dict[str, Any] = {"measured ms": 1e3 * step, "measured MB": used}
-        words = re.split(r"[\s-]+", day.device.device_kind.lower().replace("rtx ", "rtx"))
-        for card in (*(name for name in CARDS if name in words), None):
+        found = [name for name, card in CARDS.items() if is_card(day.device, card)]
+        if not found and day.kind == "gpu":
+            facts["no plan"] = f"no card of jaxnn is a {day.device.device_kind} with this memory"
+        for card in (*found, None):
             try:
                 plan = jn.plan(experiment, device=card, members=members)
             except Exception as error:  # no compiler for the card: planned for the device at hand
@@ -142,23 +138,39 @@ def plans(day: Day) -> list[Case]:
     return [case(day, measure, network=name, members=members) for name, members in names]
 
 
+def is_card(device: jax.Device, card: Card) -> bool:
+    """Whether a device has the name of a card, and no more memory: variants of one name differ in it."""
+    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    return device.device_kind == card.name and 0.6 * card.memory < limit <= card.memory
+
+
 def peers(day: Day) -> list[Case]:
-    """Runs peers.py: against PyTorch if it is here, and a jitted step in Flax and Optax; opens no device itself."""
+    """Runs peers.py: against PyTorch if it is here, and a jitted step in Flax and Optax."""
     folder, device = day.out / "peers", "cuda" if day.kind == "gpu" else "cpu"
-    own = Path(".venv-peers/bin/python")
+    own = HERE.parent.parent / ".venv-peers/bin/python"
     torch = str(own) if own.exists() else sys.executable if importlib.util.find_spec("torch") else ""
 
-    def compare(network: str, dtype: str) -> dict[str, float]:
+    def compare(network: str, dtype: str) -> dict[str, Any]:
         options = {"--networks": network, "--device": device, "--dtype": dtype, "--out": folder / network}
         options |= {"--rounds": 2 if day.small else 3, "--check-steps": 2 if day.small else 10, "--torch-python": torch}
         command = [sys.executable, HERE / "peers.py", *(word for pair in options.items() for word in pair)]
-        command += ["--contenders", "jaxnn", "jax", *(["torch"] if torch and not day.small else [])]
+        contenders, failures = ["jaxnn", "jax", *(["torch"] if torch and not day.small else [])], list[str]()
         shared = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # the card, by several processes
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=shared)
-        if done.returncode:
-            raise RuntimeError((done.stderr.strip() or "no reason given").splitlines()[-1])
+        while True:
+            given = list(map(str, [*command, "--contenders", *contenders]))
+            done = subprocess.run(given, capture_output=True, text=True, env=shared, preexec_fn=die_with_parent)
+            if not done.returncode:
+                break
+            last = done.stderr.strip() or "no reason given"
+            # Others than the reference are left out if they fail.
+            names = (name for name in contenders[1:] if re.search(rf"^(?:{network}: )?{name}(?::| has)", last, re.M))
+            if (broken := next(names, None)) is None:
+                raise RuntimeError(last.splitlines()[-1])
+            contenders.remove(broken)
+            failures.append(f"{broken}: {last.splitlines()[-1]}")
         found = json.loads((folder / network / f"peers_{device}_{dtype}.json").read_text())["networks"][network]
-        return {f"{name}, steps/s": median(one["steps_per_second"]) for name, one in found.items()}
+        rates = {f"{name}, steps/s": median(one["steps_per_second"]) for name, one in found.items()}
+        return rates | ({"ok": False, "failure": "; ".join(failures)} if failures else {})
 
     pairs = [("mnist_mlp", "float32"), ("char_gpt", "bfloat16"), ("resnet20", "float32"), ("imdb_lstm", "float32")]
     pairs = pairs[:1] if day.small else pairs
@@ -219,30 +231,26 @@ PARTS: dict[str, tuple[Callable[[Day], list[Case]], float]] = {
 }
 
 
-def read(day: Day, name: str) -> dict[str, Any]:
-    """Returns what a part has so far."""
-    path = day.out / "parts" / f"{name}.json"
-    empty: dict[str, Any] = {"rows": [], "running": None, "complete": False, "seconds": 0.0, "stopped": ""}
-    return json.loads(path.read_text()) if path.exists() else {**empty, "run": [day.kind, day.small], "machine": {}}
-
-
-def write(day: Day, name: str, **changes: Any) -> None:
-    write_json(day.out / "parts" / f"{name}.json", read(day, name) | changes)
+def describe(day: Day) -> dict[str, Any]:
+    """Returns the device, its driver, versions and commit; ConfigError if JAX has no such device."""
+    facts = describe_machine(day.device)._asdict() | {"platform": day.device.client.platform_version}
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        facts["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    return facts
 
 
 def work(day: Day, name: str) -> None:
     """Measures the cases of a part that have no row, and writes each; a child of `run_part`."""
-    with contextlib.suppress(AttributeError):  # on Linux it ends with the process that started it
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    rows, interrupted = read(day, name)["rows"], read(day, name)["running"]
-    if name != "peers":
-        facts = describe_machine(day.device)._asdict() | {"platform": day.device.client.platform_version}
-        if shutil.which("nvidia-smi"):
-            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            facts["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
-        write(day, name, machine=facts)
+    die_with_parent()
+    machine, part = describe(day), read(day, name)
+    if not is_of(machine, part):
+        put_aside(day, name)
+        part = read(day, name)
+    write(day, name, machine=machine, complete=False)
+    rows, hung = part["rows"], [*part["hung"], part["running"]]
     left = [one for one in PARTS[name][0](day) if one.what not in [row["what"] for row in rows]]
-    left.sort(key=lambda one: one.what == interrupted)  # it may hang, and comes last
+    left.sort(key=lambda one: one.what in hung)  # they may hang again, and come last
     for one in left[: 1 if name == "plans" else None]:
         write(day, name, running=one.what)
         started = time.perf_counter()
@@ -256,17 +264,26 @@ def work(day: Day, name: str) -> None:
 
 def run_part(day: Day, name: str) -> None:
     """Runs a part in another process until it is complete or its time is up; a case that ends the process failed."""
-    started, stopped, before = time.monotonic(), "", read(day, name)["seconds"]
+    started, stopped, before = time.monotonic(), "", read(day, name)
     command = [sys.executable, __file__, "--work", name, "--out", str(day.out), "--device", day.kind]
     command += ["--small"] * day.small
     environment = os.environ | ({"JAX_PLATFORMS": "cpu"} if day.kind == "cpu" else {})
-    while not stopped and not read(day, name)["complete"]:
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(day.out / "compiled")}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    if name == "peers":  # other processes need the card's memory
+        environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    first = True  # a complete part is asked too whether it is of this machine
+    while first or not (stopped or read(day, name)["complete"]):
+        first = False
         with (day.out / "parts" / f"{name}.log").open("w+") as log:
             child = subprocess.Popen(command, stderr=log, env=environment, start_new_session=True)
             try:
                 status = child.wait(max(0.0, started + PARTS[name][1] - time.monotonic()))
             except subprocess.TimeoutExpired:
-                status, stopped = 0, f"stopped after {PARTS[name][1]:.0f} s"
+                status, stopped, running = 0, f"stopped after {PARTS[name][1]:.0f} s", read(day, name)["running"]
+                if running is not None:
+                    stopped += f" in {', '.join(map(str, running.values()))}"
+                    write(day, name, hung=[*read(day, name)["hung"], running])
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
@@ -279,37 +296,9 @@ def run_part(day: Day, name: str) -> None:
             write(day, name, rows=[*read(day, name)["rows"], failed], running=None)
         elif status:
             stopped = reason
-    print(f"{name}: {stopped or 'complete'}", flush=True)
-    write(day, name, seconds=before + time.monotonic() - started, stopped=stopped)
-
-
-def shown(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
-
-
-def report(day: Day) -> bool:
-    """Replaces ``gpu_day.json`` and ``gpu_day.md``; returns whether all is complete and nothing failed."""
-    parts = {name: read(day, name) for name in PARTS if (day.out / "parts" / f"{name}.json").exists()}
-    write_json(day.out / "gpu_day.json", parts)
-    overview, tables, good = [], list[str](), True
-    for name, part in parts.items():
-        rows, machine = [Row(**row) for row in part["rows"]], part["machine"]
-        failed = sum(row.observed.get("ok") is False for row in rows)
-        counts = len(rows), failed, sum(bool(row.missing and row.observed.get("ok", True)) for row in rows)
-        state = part["stopped"] or ("complete" if part["complete"] else "incomplete")
-        where = [machine.get(key) or "" for key in ("label", "commit", "date", "driver")]
-        overview.append((name, *map(str, counts), f"{part['seconds']:.0f}", state, *where))
-        good = good and part["complete"] and not failed
-        what, observed = (list(dict.fromkeys(key for row in rows for key in getattr(row, of))) for of in FIELDS)
-        table = []
-        for row in rows:
-            values = [*(row.what.get(key) for key in what), *(row.observed.get(key) for key in observed)]
-            table.append((*map(shown, values), str(row.time or ""), row.missing))
-        tables += [f"## {name}", markdown_table(table, (*what, *observed, "time", "not measured"))] if rows else []
-    header = "part", "cases", "failed", "not measured", "seconds", "state", "device", "commit", "date", "driver"
-    title = "# The first minutes on a GPU" + (": a trial with small sizes" if day.small else "")
-    write_bytes(day.out / "gpu_day.md", "\n\n".join([title, markdown_table(overview, header), *tables, ""]).encode())
-    return good
+    skipped = ", skipped" if before["complete"] and before["rows"] == read(day, name)["rows"] else ""
+    print(f"{name}: {stopped or 'complete' + skipped}", flush=True)
+    write(day, name, seconds=before["seconds"] + time.monotonic() - started, stopped=stopped)
 
 
 def main() -> None:
@@ -335,15 +324,14 @@ def main() -> None:
     make_room(day.out / "parts")
     for name in chosen:
         if given.again:
-            (day.out / "parts" / f"{name}.json").unlink(missing_ok=True)
+            put_aside(day, name)
         if read(day, name)["run"] != [day.kind, day.small]:
             parser.error(f"{day.out} has results of another device or size: give another --out, or --again.")
-        if read(day, name)["complete"]:
-            print(f"{name}: complete, skipped")
-            continue
-        run_part(day, name)
-        report(day)
-    sys.exit(not report(day))
+        try:
+            run_part(day, name)
+        finally:
+            good = report(day, list(PARTS))
+    sys.exit(not good)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import tyro
 from jaxnn import bench as harness
 from jaxnn import sweeps
 from jaxnn.cli._process import INTERRUPTED, exit_on_user_error, one_line_errors
-from jaxnn.cli._script import main
+from jaxnn.cli._script import main, only_compile
 from jaxnn.observe import describe_devices, format_bytes, missing_gpu, printable, text_table
 from jaxnn.record import draw_curves, final_metrics, find_records, is_sweep, read_metrics, read_run
 from jaxnn.run import format_split, open_run
@@ -28,6 +28,8 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_user_error(owns_process=argv is None):
         if arguments[:1] == ["plan"] and len(arguments) > 1 and not arguments[1].startswith("-"):
+            if argv is None:
+                only_compile(arguments)  # before the script starts JAX
             # The flags are the script's own.
             main(experiment_of(Path(arguments[1])), ["plan", *arguments[2:]])
             return

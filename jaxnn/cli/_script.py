@@ -102,8 +102,8 @@ def main(
             defaults: Any = advice.AdviseOptions()
             if command == "plan":
                 call, defaults = plans.plan, plans.PlanOptions()
-                if given(arguments, "--for"):
-                    jax.config.update("jax_platforms", "cpu")  # without a GPU, its plugin only compiles
+                if argv is None:
+                    only_compile(arguments)
                 arguments = [re.sub("^--for(?==|$)", "--device", word) for word in arguments]
             config, given_options, cluster = parse_run(experiment, arguments, defaults, _ABOUT[command])
             with _process.processes(cluster):
@@ -232,6 +232,12 @@ def parse_values(
         elif (written := f"--{flag.replace('_', '-')}") in bare:
             raise ConfigError(f"{written} has no value: give one or more after it.")
     return values, form
+
+
+def only_compile(arguments: Sequence[str]) -> None:
+    """Keeps JAX on the CPU, for this process, if a plan is for a card: JAX's plugin for GPUs then only compiles."""
+    if given(arguments, "--for") or given(arguments, "--device"):
+        jax.config.update("jax_platforms", "cpu")
 
 
 def given(arguments: Sequence[str], name: str) -> str | None:

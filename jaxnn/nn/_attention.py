@@ -252,7 +252,10 @@ def _obstacles(args: _Arguments, given: str | None) -> dict[str, str | None]:
     bias_obstacle = None if args.bias is None else "it takes no bias"
     # A preference only: "math" given by name takes scores of any size.
     size_obstacle = "the scores are large" if large and given is None and bias_obstacle is None else None
-    return {"math": size_obstacle, "memory_efficient": bias_obstacle, "cudnn": _cudnn_obstacle(args)}
+    old = 0 < compute_capability() < 8 and args.query.dtype == jnp.bfloat16
+    xla_obstacle = "its bfloat16 products need an NVIDIA GPU of compute capability 8.0 or above" if old else None
+    cudnn_obstacle = _cudnn_obstacle(args)
+    return {"math": size_obstacle, "memory_efficient": bias_obstacle, "xla": xla_obstacle, "cudnn": cudnn_obstacle}
 
 
 def _cudnn_obstacle(args: _Arguments) -> str | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 # Operations of cuDNN, with the products of their gradient as a multiple of those forward.
@@ -168,32 +170,73 @@ def operations(function: Callable[..., Any], *args: Any) -> float:
     as it runs; infinite if there is a ``while`` loop. Takes the arguments of `implementations` and costs the same.
     """
 
-    def cost(equation: Any) -> float:
+    def cost(equation: Any) -> dict[str, float]:
         if equation.primitive.name == "while":
-            return math.inf
+            return {"": math.inf}
         # Tokens have no shape.
-        return sum(math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars) + _product_flops(equation)
+        elements = sum(math.prod(getattr(value.aval, "shape", ())) for value in equation.outvars)
+        return {"": elements + _product_flops(equation)}
 
-    return _total(jax.make_jaxpr(function)(*args).jaxpr, cost)
+    return _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0][""]
 
 
-def product_flops(function: Callable[..., Any], *args: Any) -> float:
-    """Floating-point operations of the products of ``function``: matrix products, convolutions, cuDNN's operations.
+def product_flops(function: Callable[..., Any], *args: Any) -> dict[str, float]:
+    """Floating-point operations of the products of ``function`` that its results need, by dtype, most first.
 
-    Two per multiplication and addition; the body of a ``scan`` counts as often as it runs, that of a ``while`` loop
-    once. Takes the arguments of `implementations` and costs the same.
+    Products are matrix products, convolutions and cuDNN's operations. Two per multiplication and addition; the body of
+    a ``scan`` counts as often as it runs, that of a ``while`` loop once, the branch of a ``cond`` with the fewest.
+    Takes the arguments of `implementations` and costs the same.
     """
-    return _total(jax.make_jaxpr(function)(*args).jaxpr, _product_flops)
+
+    def cost(equation: Any) -> dict[str, float]:
+        if not (flops := _product_flops(equation)):
+            return {}
+        return {str(jnp.promote_types(*(value.aval.dtype for value in equation.invars[:2]))): flops}
+
+    found = _count(jax.make_jaxpr(function)(*args).jaxpr, None, cost)[0]
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _total(jaxpr: Any, cost: Callable[[Any], float]) -> float:
-    total = 0.0
-    for equation in jaxpr.eqns:
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+def _count(
+    jaxpr: Any, used: Sequence[bool] | None, cost: Callable[[Any], Mapping[str, float]]
+) -> tuple[dict[str, float], list[bool]]:
+    """The cost of what ``used`` results, None: all, need, as XLA computes no more, and which arguments those need."""
+    total: dict[str, float] = collections.defaultdict(float)
+    needed = {id(value) for value in itertools.compress(jaxpr.outvars, used or itertools.repeat(True))}
+    for equation in reversed(jaxpr.eqns):
+        outputs, name = [id(value) in needed for value in equation.outvars], equation.primitive.name
+        if not (any(outputs) or equation.effects):
+            continue
         # What an operation of cuDNN does is not written in equations.
-        inner = () if equation.primitive.name in _CUDNN else core.jaxprs_in_params(equation.params)
-        total += cost(equation) + times * sum(_total(one, cost) for one in inner)
-    return total
+        bodies = [] if name in _CUDNN else list(core.jaxprs_in_params(equation.params))
+        inputs, times = [True] * len(equation.invars), 1
+        if name == "scan":
+            # Carries keep their shape; what is stacked over the steps has an axis more outside. Constants are first.
+            carries = sum(map(_same_shape, equation.outvars, bodies[0].outvars))
+            consts = sum(map(_same_shape, equation.invars, bodies[0].invars)) - carries
+            times, before = equation.params["length"], None
+            while outputs != before:  # a carry that a later step needs is needed
+                before, (each, inputs) = outputs, _count(bodies[0], outputs, cost)
+                carried = inputs[consts : consts + carries]
+                outputs = [mine or other for mine, other in zip(outputs, carried, strict=False)] + outputs[carries:]
+            found = [each]
+        else:
+            same = len(bodies) == 1 and len(bodies[0].outvars) == len(outputs)
+            pairs = [_count(body, outputs if same else None, cost) for body in bodies]
+            found = [each for each, _ in pairs]
+            if same and len(bodies[0].invars) == len(inputs):
+                inputs = pairs[0][1]
+        if name == "cond":
+            found = [min(found, key=lambda each: sum(each.values()))]
+        for part, count in [(cost(equation), 1), *((each, times) for each in found)]:
+            for key, value in part.items():
+                total[key] += count * value
+        needed |= {id(value) for value in itertools.compress(equation.invars, inputs)}
+    return total, [id(value) in needed for value in jaxpr.invars]
+
+
+def _same_shape(x: Any, y: Any) -> bool:
+    return bool(x.aval.shape == y.aval.shape)
 
 
 def _product_flops(equation: Any) -> float:
@@ -219,5 +262,10 @@ def _product_flops(equation: Any) -> float:
     if name.startswith("rnn"):  # inputs [batch, time, features], state [directions, batch, hidden]
         products = 8.0 * math.prod(left[:2]) * right[0] * right[2] * (left[2] + right[2])
     else:  # query [batch, time, heads, size], key [batch, time, heads, size]: scores and weighted sums
-        products = 4.0 * math.prod(left) * right[1]
+        queries, keys = left[1], right[1]
+        pairs = float(queries * keys)
+        if "CAUSAL" in str(params.get("mask_type")):  # query t sees keys 0…t only
+            within = min(queries, keys)
+            pairs = within * (within + 1) / 2 + (queries - within) * keys
+        products = 4.0 * math.prod(left) / queries * pairs
     return float(products * _CUDNN[name])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,7 @@ from jaxnn import engine
 from jaxnn.observe import available_bytes, device_name
 from jaxnn.types import ConfigError, suggest
 
+MEMORY_SHARE = 0.75  # of a card's memory: JAX's default; the rest is for libraries, and for fragments
 GB, KIB, MIB, TERA = 10**9, 2**10, 2**20, 10**12
 
 
@@ -36,7 +40,7 @@ class Card(NamedTuple):
         threads: largest number per core.
         float32: FLOP/s outside tensor cores.
         tf32: FLOP/s of float32 products on tensor cores, ``float32`` if they have none.
-        half: FLOP/s of bfloat16 products, or float16 where the card has no bfloat16.
+        half: FLOP/s of float16 products, and of bfloat16 from capability 8.0.
         link: to other cards of a machine, one direction.
     """
 
@@ -56,8 +60,16 @@ class Card(NamedTuple):
     link: float
 
     def flops(self, dtype: str) -> float:
-        """The highest FLOP/s of products in ``dtype``; XLA computes float32 products in TF32 by default."""
-        return {"bfloat16": self.half, "float16": self.half, "float32": self.tf32}.get(dtype, self.float32)
+        """At most the FLOP/s of products in ``dtype``; XLA computes float32 products in TF32 by default."""
+        # Before capability 8.0, tensor cores take float16 only. Products of one byte are at most twice as fast.
+        brain = self.float32 if self.capability and float(self.capability) < 8 else self.half
+        known = {"bfloat16": brain, "float16": self.half, "float32": self.tf32}
+        return known.get(dtype, 2 * self.half if jnp.dtype(dtype).itemsize == 1 else self.float32)
+
+    @property
+    def usable(self) -> float:
+        """Bytes that a run can allocate: JAX takes three quarters of a card; a measured device has what JAX took."""
+        return MEMORY_SHARE * self.memory if self.capability else float(self.memory)
 
     def target(self) -> str:
         """The card as XLA's ``GpuTargetConfigProto``, in text form; no GPU is needed to compile for it."""
@@ -80,7 +92,9 @@ class Card(NamedTuple):
         # XLA finds the libraries' versions on the machine otherwise, and compiles without cuDNN if there is none.
         versions = 'runtime_version: "12.8.0" compile_time_toolkit_version: "12.8.0" dnn_version: "9.10.0"'
         body = "\n".join([*lines, f"  cuda_compute_capability {{ {capability} }}", f"  {versions}"])
-        return f'gpu_device_info {{\n{body}\n}}\nplatform_name: "CUDA"\ndevice_description_str: "{self.name}"\n'
+        return (
+            f'gpu_device_info {{\n{body}\n}}\nplatform_name: "CUDA"\ndevice_description_str: {json.dumps(self.name)}\n'
+        )
 
 
 # Sources: NVIDIA's architecture white papers (V100 2017, T4 2018, A100 2020, Ada 2022, H100 2022, Blackwell 2024) and
@@ -112,7 +126,7 @@ CARDS = {
         *(66.9 * TERA, 494.7 * TERA, 989.4 * TERA, 450 * GB),
     ),
     "h200": Card(
-        *("NVIDIA H200 141GB HBM3e", "9.0", 132, 1.98, 151_397_597_184, 4800 * GB, 50 * MIB, 228 * KIB, 128, 2048),
+        *("NVIDIA H200", "9.0", 132, 1.98, 151_397_597_184, 4800 * GB, 50 * MIB, 228 * KIB, 128, 2048),
         *(66.9 * TERA, 494.7 * TERA, 989.4 * TERA, 450 * GB),
     ),
     "b200": Card(
@@ -122,18 +136,27 @@ CARDS = {
 }
 
 
-def find_card(name: str) -> Card:
+def find_card(name: str | Path | Card) -> Card:
     """Returns a card by its name in `CARDS`, or of a TOML file; ConfigError if there is none."""
-    if name.endswith(".toml"):
+    if isinstance(name, Card):
+        return name
+    if not isinstance(name, str | Path):
+        raise ConfigError(f"device must name a card, such as h100 or my_card.toml, not be {name!r}.")
+    if (name := str(name)).endswith(".toml"):
         try:
             fields = tomllib.loads(Path(name).read_text())
-            wrong = {*fields} ^ {*Card._fields}
-            if not wrong:
-                return Card(**fields)
-            reason = f"it must have the fields {', '.join(Card._fields)}, and differs in {', '.join(sorted(wrong))}"
         except (OSError, ValueError) as error:
-            reason = str(error)
-        raise ConfigError(f"the card {name} cannot be read: {reason}.")
+            raise ConfigError(f"the card {name} cannot be read: {error}.") from error
+        if wrong := {*fields} ^ {*Card._fields}:
+            reason = f"it must have the fields {', '.join(Card._fields)}, and differs in {', '.join(sorted(wrong))}"
+            raise ConfigError(f"the card {name} cannot be read: {reason}.")
+        for field, kind in get_type_hints(Card).items():
+            value, form = fields[field], 'a text, such as "8.0"' if kind is str else "a number above 0"
+            valid = type(value) is str if kind is str else type(value) in (int, float) and 0 < value < math.inf
+            if not valid or (field == "capability" and not re.fullmatch(r"\d+\.\d", value)):
+                raise ConfigError(f"the card {name} cannot be read: {field} must be {form}, not {value!r}.")
+            fields[field] = kind(value)
+        return Card(**fields)
     if name.lower() not in CARDS:
         raise ConfigError(f"the card {name!r} is unknown: {suggest(name.lower(), CARDS)}; or describe it in a .toml.")
     return CARDS[name.lower()]

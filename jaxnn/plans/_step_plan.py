@@ -15,6 +15,7 @@ from jax.experimental import topologies
 
 from jaxnn import engine
 from jaxnn._compat import tracing_for
+from jaxnn.data import check_batch_size
 from jaxnn.nn import collect_reasons
 from jaxnn.observe import Table, format_bytes, nbytes
 from jaxnn.parallel import (
@@ -33,8 +34,7 @@ from jaxnn.plans._cards import Card, find_card, measured_card
 from jaxnn.plans._hlo import Work, work_of
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
 
-MEMORY_SHARE = 0.75  # of a card's memory; the rest is for what is not in the figures, and for fragments
-RESIDENT_SHARE = 0.5  # of that, for data that stay on the card
+RESIDENT_SHARE = 0.5  # of the memory that a run can allocate, for data that stay on the card
 LAUNCH_SECONDS = 1e-6  # of a kernel in a recorded graph, at least
 PLUGINS = ("jax-cuda13-plugin", "jax-cuda13-pjrt")
 INSTALL = "pip install 'jaxnn[gpu-compile]'"
@@ -53,8 +53,7 @@ class StepPlan(NamedTuple):
         members: number of vmapped members, 1 for a run.
         memory: bytes on each card, by part.
         work: kernels, memory traffic, calls to libraries and collectives of a step on each card.
-        flops: floating-point operations of the step's products on each card.
-        dtype: of most products.
+        products: floating-point operations of the step's products on each card, by their dtype.
         implementations: of jaxnn's operations.
         reasons: why an implementation that is preferred on this kind of device is not used.
         largest: the largest batch size that fits, if it was looked for.
@@ -66,8 +65,7 @@ class StepPlan(NamedTuple):
     members: int
     memory: Mapping[str, int]
     work: Work
-    flops: float
-    dtype: str
+    products: Mapping[str, float]
     implementations: Mapping[str, list[str]]
     reasons: tuple[str, ...]
     largest: int | None
@@ -78,17 +76,22 @@ class StepPlan(NamedTuple):
         return sum(self.memory.values())
 
     @property
+    def flops(self) -> float:
+        """Floating-point operations of the step's products on each card."""
+        return sum(self.products.values())
+
+    @property
     def fits(self) -> bool:
-        """Whether it takes no more than three quarters of the card's memory."""
-        return self.peak_bytes <= MEMORY_SHARE * self.card.memory
+        """Whether it takes no more than JAX allocates: three quarters of the card's memory."""
+        return self.peak_bytes <= self.card.usable
 
     @property
     def bounds(self) -> dict[str, float]:
         """Seconds that a step takes at least, by what limits it."""
-        found = {"products": self.flops / self.card.flops(self.dtype)}
+        found = {"products": sum(flops / self.card.flops(dtype) for dtype, flops in self.products.items())}
         if self.card.capability:  # a CPU's caches hold much of what its kernels exchange
             found |= {"memory": self.work.bytes / self.card.bandwidth, "launches": self.work.launches * LAUNCH_SECONDS}
-        return found | {"links": sum(size for _, size in self.work.collectives.values()) / self.card.link}
+        return found | ({"links": self.work.sent / self.card.link} if self.work.sent else {})
 
     @property
     def seconds(self) -> float:
@@ -98,7 +101,7 @@ class StepPlan(NamedTuple):
     @property
     def utilization(self) -> float:
         """The highest possible share of the card's peak FLOP/s (MFU)."""
-        return self.bounds["products"] / self.seconds
+        return self.bounds["products"] / self.seconds if self.seconds else 0.0
 
     def __repr__(self) -> str:
         return repr(self._table())
@@ -109,23 +112,20 @@ class StepPlan(NamedTuple):
     def _table(self) -> Table:
         what = f"{self.card.name}, {self.layout}" if self.layout.num_devices > 1 else self.card.name
         verdict = "fits" if self.fits else "does not fit"
-        limit = format_bytes(MEMORY_SHARE * self.card.memory)
+        limit = f"{format_bytes(self.card.usable)}, {'75 % of the card' if self.card.capability else 'available here'}"
         rows = [("batch size", str(self.batch_size) + (f", {self.members} members" if self.members > 1 else ""))]
         rows += [(name, format_bytes(size)) for name, size in self.memory.items()]
-        rows += [("memory", f"{format_bytes(self.peak_bytes)} of {limit}, 75 % of the card: it {verdict}")]
+        rows += [("memory", f"{format_bytes(self.peak_bytes)} of {limit}: it {verdict}")]
         if self.largest is not None:
             rows += [("largest batch", str(self.largest) if self.largest else "none fits")]
         limiting = max(self.bounds, key=lambda name: self.bounds[name])
         bounds = ", ".join(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in self.bounds.items() if seconds)
-        rows += [
-            (
-                "work",
-                f"{self.flops:.3g} FLOPs in {self.dtype}, {format_bytes(self.work.bytes)} of traffic, "
-                f"{self.work.launches:,.0f} kernels",
-            ),
-            ("at least", bounds),
-            ("at most", f"{1 / self.seconds:,.3g} steps/s, MFU {self.utilization:.0%}, limited by {limiting}"),
-        ]
+        flops = ", ".join(f"{flops:.3g} FLOPs in {dtype}" for dtype, flops in self.products.items()) or "no products"
+        traffic = f"{format_bytes(self.work.bytes)} of traffic, {self.work.launches:,.0f} kernels"
+        rows += [("work", f"{flops}, {traffic}")]
+        if self.seconds:
+            speed = f"{1 / self.seconds:,.3g} steps/s, MFU {self.utilization:.0%}, limited by {limiting}"
+            rows += [("at least", bounds), ("at most", speed)]
         collectives = ", ".join(
             f"{count:g} {kind} of {format_bytes(size)}" for kind, (count, size) in self.work.collectives.items()
         )
@@ -146,9 +146,9 @@ class PlanOptions:
     """Options of `plan`; flags of every script's ``plan`` command."""
 
     device: str | None = None
-    """Card to compile for, such as h100 or my_card.toml; default: the machine at hand, whose peaks are measured."""
-    devices: int = 1
-    """Number of cards."""
+    """Card to compile for (or --for), h100 or my_card.toml; default: the machine at hand, whose peaks are measured."""
+    devices: int | None = None
+    """Number of cards; default: the size of the mesh, or 1."""
     strategy: engine.StrategyOption = "auto"
     """How training is distributed over them, as in a run."""
     mesh: str | None = None
@@ -159,7 +159,8 @@ class PlanOptions:
     """Look for the largest batch size that fits, by some more compilations."""
 
     def __post_init__(self) -> None:
-        check_int("devices", self.devices)
+        if self.devices is not None:
+            check_int("devices", self.devices)
         check_int("members", self.members)
 
 
@@ -171,18 +172,21 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
         options: what to compile for, see `PlanOptions`.
         **changes: single options, such as ``device="h100"``.
 
-    Raises ConfigError for an unknown card, a batch that its cards cannot share, or if the compiler is not installed.
+    Raises ConfigError for an unknown card, a batch that its cards cannot share, or if the compiler is not installed;
+    DataError for a batch larger than the training split.
 
     >>> print(jn.plan(experiment))  # the machine at hand; jn.plan(experiment, device="h100") for one that is not
     training step ...
     """
     options = engine.with_changes(options or PlanOptions(), changes)
-    axes = parse_mesh(options.mesh) if options.mesh else {DATA: options.devices}
+    axes = parse_mesh(options.mesh) if options.mesh else {DATA: options.devices or 1}
+    count, strategy = options.devices or math.prod(axes.values()), find_strategy(options.strategy)
     if options.members > 1:
         axes = {engine.MEMBERS: 1, **axes}
-    count = math.prod(axes.values())
-    if options.members > 1 and count > 1:
-        raise ConfigError("members are planned on one card: leave devices and mesh out.")
+        if count > 1:
+            raise ConfigError("members are planned on one card: leave devices and mesh out.")
+        if strategy.axis_name is not None:
+            raise ConfigError(f"members cannot be planned with the strategy {strategy.name}: leave strategy out.")
     context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if options.device is None:
         found = choose_devices(find_devices(), count)
@@ -191,11 +195,13 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
         card = find_card(options.device)
         found = list(topology(card, count))
         context = tracing_for(found[0])
-    strategy = find_strategy(options.strategy)
     if strategy is STRATEGIES["auto"]:  # chooses by the memory of this card
-        strategy = strategy._replace(choose=lambda _, shapes: strategy_for(shapes, card.memory))
+        strategy = strategy._replace(choose=lambda _, shapes: strategy_for(shapes, int(card.usable)))
     layout = Layout(strategy, make_mesh(found, axes), abstract=True)
     splits = engine.load_data(experiment)
+    if options.members > 1 and splits.train.examples is None:
+        raise ConfigError("members are planned with data in memory, and these are streamed: plan one run.")
+    check_batch_size(splits.train, experiment.config.batch_size)
     check_divides(experiment.config.batch_size, layout.data_size)
     with context:
         planned = _plan(experiment, splits, card, layout, options.members)
@@ -218,23 +224,27 @@ def topology(card: Card, count: int) -> tuple[jax.Device, ...]:
         found = topologies.get_topology_desc(platform="cuda", target_config=card.target(), topology=f"1x1x{count}")
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-        remedy = (
-            "" if jax.config.jax_platforms == "cpu" else "; without a GPU, set JAX_PLATFORMS=cpu in the environment"
-        )
+        # Where JAX has started and found no GPU, it has no compiler for them either.
+        remedy = "; on a machine without a GPU, set JAX_PLATFORMS=cpu in the environment before JAX starts"
         raise ConfigError(f"JAX's compiler for GPUs cannot compile for {card.name}: {reason}{remedy}.") from error
     return tuple(found.devices)
 
 
 def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layout, members: int) -> StepPlan:
-    room = MEMORY_SHARE * RESIDENT_SHARE * card.memory
+    room = RESIDENT_SHARE * card.usable
     sizes = [nbytes(one.examples) for one in splits.named().values() if one.examples is not None]
     resident = splits.train.examples is not None and sum(sizes) <= room
     num_seeds, shape = (members, engine.Shape(1, members)) if members > 1 else (None, None)
     programs = engine.programs_of(experiment, splits, resident=resident, layout=layout, num_seeds=num_seeds)
     with collect_reasons() as reasons:
-        compiled: Any = programs.train(shape, 1, "plan")
-    dtypes, used = programs.product_dtypes, programs.implementations
-    flops = members * programs.product_flops / layout.num_devices
+        try:
+            compiled: Any = programs.train(shape, 1, "plan")
+        except RuntimeError as error:
+            if "Unknown backend" not in str(error):
+                raise
+            reason = "a step that calls Python (jax.debug.print, jax.pure_callback, io_callback) cannot be compiled"
+            raise ConfigError(f"{reason} for a card that is not here: leave these calls out.") from error
+    products = {dtype: members * flops / layout.num_devices for dtype, flops in programs.product_flops.items()}
     stats, state = compiled.memory_analysis(), programs.shapes
     memory = {
         name: members * _shard_bytes(tree, where)
@@ -248,9 +258,8 @@ def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layou
         parts["other splits"] = other
     parts["temporaries"] = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     work = work_of(compiled.as_text())
-    dtype = next(iter(dtypes), "float32").partition("*")[0]
-    size = experiment.config.batch_size
-    return StepPlan(card, programs.layout, size, members, parts, work, flops, dtype, used, tuple(reasons), None)
+    size, used = experiment.config.batch_size, programs.implementations
+    return StepPlan(card, programs.layout, size, members, parts, work, products, used, tuple(reasons), None)
 
 
 def _shard_bytes(tree: Any, shardings: Any) -> int:
@@ -262,7 +271,7 @@ def _shard_bytes(tree: Any, shardings: Any) -> int:
 def _largest(found: StepPlan, experiment: Experiment[Any], splits: Splits) -> int:
     """The largest batch size that fits, found by compiling; temporaries are nearly linear in the batch."""
     step = found.layout.data_size
-    limit = MEMORY_SHARE * found.card.memory
+    limit = found.card.usable
     most = splits.train.num_examples // step * step
     tried = {found.batch_size: found.peak_bytes}
     for _ in range(TRIES):

@@ -25,3 +25,25 @@ def test_gpu_day_records_parts_and_skips_complete_ones(tmp_path: Path) -> None:
     assert again.stdout == "widths: complete, skipped\n"
     other = python(SCRIPT, "--device", "cpu", "--out", tmp_path, "--parts", "widths")
     assert other.returncode == 2 and "another device or size" in other.stderr
+
+    # Results of another commit are kept aside, and a case that hung comes last.
+    path = tmp_path / "parts" / "widths.json"
+    part = json.loads(path.read_text())
+    hung = part["rows"].pop(0)["what"]
+    path.write_text(json.dumps(part | {"complete": False, "hung": [hung]}))
+    assert python(SCRIPT, *options, "--parts", "widths").returncode == 0
+    assert [row["what"] for row in json.loads(path.read_text())["rows"]][-1] == hung
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps(old | {"machine": old["machine"] | {"commit": "another"}}))
+    assert python(SCRIPT, *options, "--parts", "widths").returncode == 0
+    (kept,) = (tmp_path / "earlier").glob("widths-*.json")
+    assert json.loads(kept.read_text())["rows"] == old["rows"]
+    assert json.loads(path.read_text())["machine"]["commit"] == old["machine"]["commit"]
+
+
+@pytest.mark.slow
+def test_gpu_day_fails_where_there_is_no_gpu(tmp_path: Path) -> None:
+    done = python(SCRIPT, "--small", "--out", tmp_path, "--parts", "peers")
+    parts = json.loads((tmp_path / "gpu_day.json").read_text())
+    assert done.returncode == 1 and not parts["peers"]["complete"] and not parts["peers"]["rows"]
+    assert "device is 'gpu', which JAX cannot open" in parts["peers"]["stopped"]

@@ -11,7 +11,10 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxnn._compat import tracing_for
 from jaxnn.nn import attention
-from jaxnn.plans import CARDS, topology, work_of
+from jaxnn.observe import implementations
+from jaxnn.plans import CARDS, plan, topology, work_of
+from jaxnn.types import ConfigError
+from tests import tiny
 from tests.gpu_compile.programs import TIME
 
 BATCH, HEADS = 2, 4
@@ -98,6 +101,24 @@ def test_attention_and_its_gradient(form: Form) -> None:
     with tracing_for(device):
         compiled = jax.jit(function).lower(arrays, given).compile()
     assert work_of(compiled.as_text()).calls == form.calls
+
+
+def test_cards_before_8_use_attention_that_they_can_compute() -> None:
+    (device,) = topology(CARDS["t4"], 1)
+    shape = jax.ShapeDtypeStruct((BATCH, TIME, HEADS, 64), "bfloat16", sharding=SingleDeviceSharding(device))
+    gradient = jax.jit(jax.grad(lambda query: attention(query, query, query, causal=True).astype("float32").sum()))
+    with tracing_for(device):
+        assert implementations(gradient, shape) == {"attention": ["math"]}
+        assert gradient.lower(shape).compile() is not None
+
+
+def test_calls_of_python_are_refused() -> None:
+    def apply(params: Any, inputs: jax.Array) -> jax.Array:
+        jax.debug.print("{}", inputs.sum())
+        return tiny.apply(params, inputs)
+
+    with pytest.raises(ConfigError, match="calls Python .* cannot be compiled for a card that is not here"):
+        plan(tiny.experiment(model=(tiny.init, apply)), device="h100")
 
 
 @pytest.mark.parametrize("name", CARDS)

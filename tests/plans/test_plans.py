@@ -53,10 +53,11 @@ ENTRY %main (data: u8[1000,4], index: s32[8], table: f32[1000,4]) -> f32[16] {
   %index = s32[8]{0} parameter(1)
   %table = f32[1000,4]{1,0} parameter(2)
   %rows = u8[8,4]{1,0} fusion(%data, %index), kind=kLoop, calls=%gathered
-  %row = f32[1,4]{1,0} custom-call(%rows), custom_call_target="__cudnn$conv"
+  %call = (f32[1,4]{1,0}, s8[999]{0}) custom-call(%rows), custom_call_target="__cudnn$conv"
+  %row = f32[1,4]{1,0} get-tuple-element(%call), index=0
   %place = s32[] constant(3)
   %new = f32[1000,4]{1,0} fusion(%table, %row, %place), kind=kLoop, calls=%written
-  %start = (f32[8]{0}, f32[16]{0}) all-gather-start(%row), dimensions={0}
+  %start = (f32[1,4]{1,0}, f32[16]{0}) all-gather-start(%row), replica_groups={{0,1,2,3}}, dimensions={0}
   %done = f32[16]{0} all-gather-done(%start)
   %init = (s32[], f32[16]{0}) tuple(%place, %done)
   %loop = (s32[], f32[16]{0}) while(%init), condition=%condition, body=%body, config={"known_trip_count":{"n":"5"}}
@@ -71,18 +72,58 @@ def test_work_counts_what_kernels_move() -> None:
     gather = 8 * 4 + rows + rows  # the indices, the rows that are read and written
     convolution = rows + 16
     update = 16 + place + 2 * 16  # the new row, its place, and the row of the table
-    collective, loop = 16 + 8 * 4 + 16 * 4, 5 * 3 * 16 * 4
+    collective, loop = 16 + 16 * 4, 5 * 3 * 16 * 4
     assert work.bytes == gather + convolution + update + collective + loop
     assert work.launches == 4 + 5
     assert work.calls == {"__cudnn$conv": 1}
-    assert work.collectives == {"all-gather": (1, (8 * 4 + 16 * 4) / 2)}
+    assert work.collectives == {"all-gather": (1, 16 * 4)} and work.sent == 3 / 4 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("instruction", "result", "sent"),
+    [
+        ("((f32[16]{0}), f32[16]{0}) all-reduce-start(%x), replica_groups=[2,4]<=[8]", 64, 2 * 3 / 4 * 64),
+        ("f32[16]{0} all-reduce-start(%x), replica_groups=mesh['a'=2,'b'=4] {'b'}", 64, 2 * 3 / 4 * 64),
+        ("(f32[16]{0}, f32[16]{0}) all-reduce-start(%x, %x)", 128, 2 * 7 / 8 * 128),
+        ("f32[32]{0} all-gather(%x), replica_groups={{0,1},{2,3}}", 128, 64),
+        ("(f32[16]{0}, f32[32]{0}) all-gather-start(%x), replica_groups={{0,1},{2,3}}", 128, 64),
+        ("((f32[16]{0}), f32[8]{0}) reduce-scatter-start(%x), replica_groups={{0,1}}", 32, 32),
+        ("(f32[16]{0}, f32[16]{0}, u32[], u32[]) collective-permute-start(%x)", 64, 64),
+    ],
+)
+def test_collectives_count_their_results_and_what_must_be_sent(instruction: str, result: int, sent: float) -> None:
+    hlo = "HloModule m, num_partitions=8\n\nENTRY %main (x: f32[16]) -> f32[16] {\n  %x = f32[16]{0} parameter(0)\n"
+    work = work_of(f"{hlo}  ROOT %done = {instruction}\n}}\n")
+    assert [size for _, size in work.collectives.values()] == [result] and work.sent == sent
+    assert work.bytes == result + 64 * instruction.count("%x") and work.launches == 1
+
+
+def test_work_is_a_lower_bound() -> None:
+    lines = [
+        "%small (y: f32[16]) -> f32[16] {\n  %y = f32[16]{0} parameter(0)\n  ROOT %n = f32[16]{0} negate(%y)\n}\n",
+        "%large (z: f32[16]) -> f32[16] {\n  %z = f32[16]{0} parameter(0)\n  %a = f32[16]{0} negate(%z)",
+        "  ROOT %b = f32[16]{0} negate(%a)\n}\n",
+        "%read (p: f32[16], q: f32[1], i: s32[]) -> f32[] {\n  %p = f32[16]{0} parameter(0)",
+        "  %q = f32[1]{0} parameter(1)\n  %i = s32[] parameter(2)",
+        "  %set = f32[16]{0} dynamic-update-slice(%p, %q, %i)\n  ROOT %sum = f32[] reduce(%set, %i)\n}\n",
+        "ENTRY %main (x: f32[16], i: s32[]) -> f32[16] {\n  %x = f32[16]{0} parameter(0)\n  %i = s32[] parameter(1)",
+        "  %c = f32[16]{0} conditional(%i, %x, %x), true_computation=%large, false_computation=%small",
+        "  %d = f32[1]{0} dynamic-slice(%c, %i), dynamic_slice_sizes={1}",
+        "  ROOT %e = f32[] fusion(%c, %d, %i), kind=kInput, calls=%read\n}\n",
+    ]
+    work = work_of("\n".join(lines))
+    # The smaller branch; the slice and its place; an update that is read at once is not written.
+    assert work.launches == 3 and work.bytes == 2 * 64 + (2 * 4 + 4) + (64 + 4 + 4 + 4)
+    shapes = "(f4e2m1fn[8], u2[8], s1[8], token[], c64[2], f8e4m3fn[3], bf16[2]{0}, pred[3])"
+    made = work_of(f"ENTRY %main () -> f32[] {{\n  ROOT %r = {shapes} rng()\n}}")
+    assert made.bytes == 4 + 2 + 1 + 0 + 16 + 3 + 4 + 3
 
 
 def test_bounds_are_those_of_the_card() -> None:
     card, work = CARDS["h100"], work_of(HLO)
     memory = {"parameters": 3 * 2**30, "temporaries": 2**30}
     used, reasons = {"attention": ["xla"]}, ("attention without cudnn: it has no such mask",)
-    plan = StepPlan(card, SINGLE_DEVICE, 8, 1, memory, work, 1e12, "bfloat16", used, reasons, 512)
+    plan = StepPlan(card, SINGLE_DEVICE, 8, 1, memory, work, {"bfloat16": 1e12}, used, reasons, 512)
     assert plan.bounds["products"] == pytest.approx(1e12 / 989.4e12) and plan.bounds["launches"] == 9e-6
     assert plan.seconds == plan.bounds["products"] and plan.utilization == 1
     assert plan.peak_bytes == 2**32 and plan.fits
@@ -97,25 +138,34 @@ def test_bounds_are_those_of_the_card() -> None:
         assert words in repr(plan)
     full = plan._replace(memory={"parameters": 70 * 2**30})
     assert not full.fits and "it does not fit" in repr(full)
-    assert plan._replace(dtype="float32").seconds == pytest.approx(1e12 / 494.7e12)
+    assert plan._replace(products={"float32": 1e12}).seconds == pytest.approx(1e12 / 494.7e12)
 
 
 def flops_of(function: Any, *shapes: tuple[int, ...]) -> float:
-    return product_flops(function, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes))
+    return sum(product_flops(function, *(jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes)).values())
 
 
 def test_operations_of_products_are_exact() -> None:
     assert flops_of(jnp.matmul, (3, 5, 7), (3, 7, 11)) == 2 * 3 * 5 * 7 * 11
     scan = lambda x: jax.lax.scan(lambda carry, _: (carry @ carry, None), x, length=6)[0]  # noqa: E731
     assert flops_of(scan, (4, 4)) == 6 * 2 * 4**3
+    assert flops_of(lambda x: jax.lax.cond(True, lambda: x @ x, lambda: x), (4, 4)) == 0
+
+    def unused(x: jax.Array) -> jax.Array:  # of both carries and both results, only one is returned
+        step = lambda carry, _: ((carry[0] @ carry[0], carry[1] @ x), x @ x)  # noqa: E731
+        return jax.jit(lambda x: jax.lax.scan(step, (x, x), length=3))(x)[0][0]
+
+    assert flops_of(unused, (4, 4)) == 3 * 2 * 4**3
+    mixed = lambda x: (x @ x).astype("bfloat16") @ jnp.ones((4, 4), "bfloat16")  # noqa: E731
+    assert product_flops(mixed, np.ones((4, 4), np.float32)) == {"float32": 128, "bfloat16": 128}
     for implementation in ("xla", "channels_last"):
         layer = Conv(8, (3, 3), strides=2, implementation=implementation)
         images = jax.ShapeDtypeStruct((4, 10, 10, 3), np.float32)
         params = jax.eval_shape(layer.init, jax.random.key(0), images)
         loss = lambda params, images, layer=layer: layer.apply(params, images).sum()  # noqa: E731
         forward = 2 * 4 * 5 * 5 * 9 * 3 * 8
-        assert product_flops(loss, params, images) == pytest.approx(forward)
-        assert product_flops(jax.grad(loss), params, images) == pytest.approx(2 * forward)
+        assert sum(product_flops(loss, params, images).values()) == pytest.approx(forward)
+        assert sum(product_flops(jax.value_and_grad(loss), params, images).values()) == pytest.approx(2 * forward)
 
 
 def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
@@ -131,6 +181,9 @@ def test_plan_of_the_machine_at_hand_counts_state_and_products() -> None:
     normalized = jn.plan(tiny.experiment(batch_size=8, task=lambda config: jn.tasks.classification(model)))
     assert normalized.implementations == {"normalization": ["xla"]}
     assert normalized.reasons == ("normalization without custom_vjp: it always sums in float32 or wider",)
+    # The gradient of the first layer's inputs is traced by this implementation, and not computed.
+    dense = jn.plan(tiny.experiment(batch_size=8, model=jn.models.MLP((3,))))
+    assert dense.flops == one.flops
     many = jn.plan(experiment, members=4)
     assert many.memory["parameters"] == 4 * one.memory["parameters"] and many.flops == 4 * one.flops
 
@@ -150,6 +203,29 @@ def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
     path.write_text("\n".join(lines[1:]))
     with pytest.raises(ConfigError, match="differs in name"):
         find_card(str(path))
+    for line in ("name = 7", 'capability = "8"', "cores = true", "memory = 0", 'half = "fast"', "link = nan"):
+        name = line.partition(" ")[0]
+        path.write_text("\n".join(line if each.startswith(f"{name} =") else each for each in lines))
+        with pytest.raises(ConfigError, match=f"card.toml cannot be read: {name} must be"):
+            find_card(path)
+    quoted = card._replace(name='a "fast" card')
+    assert find_card(quoted) is quoted and r'device_description_str: "a \"fast\" card"' in quoted.target()
+
+
+def test_cards_before_8_have_no_units_for_bfloat16() -> None:
+    old, new, here = CARDS["t4"], CARDS["a100"], CARDS["a100"]._replace(capability="")
+    assert old.flops("bfloat16") == old.float32 < old.flops("float16") == old.half
+    assert new.flops("bfloat16") == here.flops("bfloat16") == new.half
+    # JAX takes three quarters of a card; of the device at hand, it already has.
+    assert new.usable == 0.75 * new.memory and here.usable == here.memory
+
+
+def test_a_plan_needs_no_products_but_a_batch_of_data() -> None:
+    scale = (lambda key, inputs: {"scale": jnp.ones(3)}, lambda params, inputs: inputs * params["scale"][None])
+    plan = jn.plan(tiny.experiment(model=scale))
+    assert plan.flops == plan.utilization == 0 and "no products" in repr(plan)
+    with pytest.raises(jn.DataError, match="100"):
+        jn.plan(tiny.experiment(batch_size=100))
 
 
 @pytest.mark.parametrize(
@@ -157,8 +233,11 @@ def test_a_card_is_read_from_a_file(tmp_path: Path) -> None:
     [
         ({"device": "h10"}, "'h10' is unknown: did you mean 'h100'"),
         ({"device": "none.toml"}, "none.toml cannot be read"),
+        ({"device": jax.Device}, "device must name a card, such as h100"),
         ({"devices": 3}, "batch_size is 8, which 3 devices cannot share"),
+        ({"devices": 3, "mesh": "data=2"}, "mesh data=2 is of 2 devices, and this run is to use 3"),
         ({"members": 2, "devices": 2}, "members are planned on one card"),
+        ({"members": 2, "strategy": "pmap"}, "members cannot be planned with the strategy pmap"),
         ({"device": "h100"}, "install JAX's compiler for them: pip install"),
     ],
 )
