@@ -18,8 +18,7 @@ from jaxnn import observe
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
 from jaxnn.engine._prediction import make_predict
-from jaxnn.engine._start import Start, find_start
-from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, to_host, with_keys
+from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
 from jaxnn.parallel import Layout, process_count, shardings_of
