@@ -19,7 +19,7 @@ from jaxnn.data._sklearn_sets import breast_cancer, diabetes, digits, iris, linn
 from jaxnn.data._stream import StreamSource, stream
 from jaxnn.data.text._text_sets import imdb, text_arrays, text_folder, vocabulary
 from jaxnn.data.text._text_tables import ag_news, read_csv, read_tsv, sms_spam
-from jaxnn.data.text._text_windows import char_corpus, ptb, word_corpus
+from jaxnn.data.text._text_windows import char_corpus, decode_text, encode_text, ptb, word_corpus
 from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary
 
 __all__ = [
@@ -37,8 +37,10 @@ __all__ = [
     "compose",
     "cutout",
     "data_dir",
+    "decode_text",
     "diabetes",
     "digits",
+    "encode_text",
     "fashion_mnist",
     "image_folder",
     "imdb",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,9 +36,8 @@ def generate(
     """Continues prompts by tokens sampled from a language model, and returns the new tokens.
 
     The prompts are one pass; then a compiled loop feeds each token back, with a cache of keys and values (`GPT`) or the
-    recurrent state (`RecurrentLanguageModel`), so that a token costs one step and not a pass over all before it. A
-    program is compiled per batch size, ``num_tokens`` and length of the prompts rounded up to a power of two. The same
-    key gives the same tokens.
+    recurrent state (`RecurrentLanguageModel`). A program is compiled per batch size, ``num_tokens`` and length of the
+    prompts, rounded up to a power of two. The same key gives the same tokens.
 
     >>> model = jn.models.GPT(65, num_layers=1, features=8, num_heads=2)
     >>> params = linen.unbox(model.init(jax.random.key(0), np.zeros((1, 4), int)))["params"]
@@ -59,7 +59,8 @@ def generate(
         stop: a token that ends a sequence, whose remaining tokens are ``stop`` too; None: none does.
         lengths: ``[batch]`` number of tokens of each prompt before its padding; None: no padding.
         overlap: number of last tokens from which the model starts again, with an empty cache, whenever its context is
-            full: text of any length from a model with a ``max_length``. None: such text is an error.
+            full, for text longer than ``max_length``; ``max_length`` itself slides by one token, without the speed of
+            the cache. None: such text is an error.
 
     Returns:
         ``[batch, num_tokens]`` int32.
@@ -68,7 +69,6 @@ def generate(
         ConfigError: an option of the wrong kind or range, or sampling without a key.
         DataError: prompts that are not token ids or, without ``overlap``, more tokens than the model has positions.
     """
-    num_tokens = check_int("generate: num_tokens", num_tokens)
     options: dict[str, Any] = {"key": key, "temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
     pieces = _pieces(model, params, prompt, num_tokens, num_tokens, **options, lengths=lengths, overlap=overlap)
     tokens = np.concatenate(list(pieces), axis=1)
@@ -83,17 +83,12 @@ def stream(
 
     >>> model = jn.models.RecurrentLanguageModel(9, features=4, num_layers=1)
     >>> params = model.init(jax.random.key(0), np.zeros((1, 4), int))["params"]
-    >>> for tokens in jn.models.stream(model, params, np.array([[1, 2]]), num_tokens=3, temperature=0):
-    ...     print(tokens.shape)
-    (1,)
-    (1,)
-    (1,)
+    >>> [tokens.shape for tokens in jn.models.stream(model, params, np.array([[1, 2]]), num_tokens=3, temperature=0)]
+    [(1,), (1,), (1,)]
 
     Arguments and errors are those of `generate`.
     """
-    num_tokens = check_int("stream: num_tokens", num_tokens)
-    pieces = _pieces(model, params, prompt, num_tokens, 1, **options)
-    return (tokens[:, 0] for tokens in pieces)
+    return (tokens[:, 0] for tokens in _pieces(model, params, prompt, num_tokens, 1, **options))
 
 
 class _Sampling(NamedTuple):
@@ -120,83 +115,63 @@ def _pieces(
     lengths: ArrayLike | None = None,
     overlap: int | None = None,
 ) -> Iterator[NDArray[np.int32]]:
-    """Checks all arguments, then returns the new tokens ``[batch, at most piece]``, one piece after another."""
-    rows = _prompts(model, prompt, lengths)
-    limit, longest = getattr(model, "context_length", None), max(map(len, rows))
-    if not 0 <= temperature < math.inf:
-        raise ConfigError(f"generate: temperature must be a number >= 0, not {temperature!r}.")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"generate: top_p must be a probability above 0, at most 1, not {top_p!r}.")
-    for name, value, least in (("top_k", top_k, 1), ("stop", stop, 0), ("overlap", overlap, 1)):
-        if value is not None:
-            check_int(f"generate: {name}", value, least)
+    """Yields the new tokens ``[batch, at most piece]``, one piece after another."""
+    rows, limit = _prompts(model, prompt, lengths), getattr(model, "context_length", None) or sys.maxsize
+    check_int("generate: num_tokens", num_tokens)
+    sampling = _checked_sampling(temperature, top_k, top_p, stop)
     if key is None and temperature > 0:
         raise ConfigError("generate: sampling needs key=jax.random.key(0), for example; or pass temperature=0.")
-    if overlap is None and limit is not None and longest + num_tokens - 1 > limit:
+    key = jax.random.key(0) if key is None else key
+    if overlap is not None:
+        overlap = min(check_int("generate: overlap", overlap), limit)
+    elif (longest := max(map(len, rows))) + num_tokens - 1 > limit:
         raise DataError(
             f"generate: a prompt of {longest} tokens and {num_tokens} more do not fit into the model's {limit} "
             f"positions: generate fewer, or pass overlap={max(1, limit // 2)} to start again from the last tokens."
         )
-    if overlap is not None and limit is not None and overlap > limit:
-        raise ConfigError(f"generate: overlap {overlap} is longer than the model's context of {limit} tokens.")
-    key = jax.random.key(0) if key is None else key
-    sampling = _Sampling(np.float32(temperature), top_k, top_p, -1 if stop is None else stop)
-    return _run(model, params, rows, num_tokens, piece, limit, overlap or 0, key, sampling)
+    start, done = 0, np.zeros(len(rows), bool)
+    while start < num_tokens and not done.all():
+        if overlap is not None and max(map(len, rows)) > limit:
+            rows = [row[-overlap:] for row in rows]
+        counts = np.array([len(row) for row in rows], np.int32)
+        width = min(max(_LEAST_WIDTH, 2 ** int(counts.max() - 1).bit_length()), limit)
+        padded = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+        state = (*_prefill(model, min(width + num_tokens, limit), params, padded, counts), done)
+        end = min(num_tokens, start + limit - int(counts.max()) + 1)
+        while start < end and not done.all():
+            count = min(piece, end - start)
+            found, state = _extend(model, piece, params, state, sampling, key, start, count)
+            tokens, done = np.asarray(found)[:, :count], np.asarray(state[2])
+            rows = [np.concatenate(pair) for pair in zip(rows, tokens, strict=True)]
+            start += count
+            yield tokens
+
+
+def _checked_sampling(temperature: float, top_k: int | None, top_p: float | None, stop: int | None) -> _Sampling:
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"generate: temperature must be a number >= 0, not {temperature!r}.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"generate: top_p must be a probability above 0, at most 1, not {top_p!r}.")
+    for name, value, least in (("top_k", top_k, 1), ("stop", stop, 0)):
+        if value is not None:
+            check_int(f"generate: {name}", value, least)
+    return _Sampling(np.float32(temperature), top_k, top_p, -1 if stop is None else stop)
 
 
 def _prompts(model: Any, prompt: ArrayLike, lengths: ArrayLike | None) -> list[np.ndarray]:
     """The tokens of each prompt without its padding."""
     tokens = np.asarray(prompt)
     if tokens.ndim != 2 or 0 in tokens.shape or not np.issubdtype(tokens.dtype, np.integer):
-        raise DataError(
-            f"generate: a prompt must be integers [batch, time], not {tokens.dtype} {list(tokens.shape)}: start with "
-            "at least one token, such as that of a new line."
-        )
+        raise DataError(f"generate: a prompt must be integers [batch, time], not {tokens.dtype} {list(tokens.shape)}.")
     batch, time = tokens.shape
     counts = np.full(batch, time) if lengths is None else np.asarray(lengths)
     if counts.shape != (batch,) or counts.min() < 1 or counts.max() > time:
         raise DataError(f"generate: lengths must be {batch} integers in 1…{time}, not {counts.tolist()}.")
     rows = [row[:count].astype(np.int32) for row, count in zip(tokens, counts, strict=True)]
-    highest = getattr(model, "vocabulary_size", math.inf)
-    if min(row.min() for row in rows) < 0 or max(row.max() for row in rows) >= highest:
-        raise DataError(f"generate: token ids of the prompt must be in 0…{highest - 1}.")
+    highest = getattr(model, "vocabulary_size", math.inf) - 1
+    if any(row.min() < 0 or row.max() > highest for row in rows):
+        raise DataError(f"generate: token ids of the prompt must be in 0…{highest}.")
     return rows
-
-
-def _run(
-    model: Any,
-    params: Params,
-    rows: list[np.ndarray],
-    num_tokens: int,
-    piece: int,
-    limit: int | None,
-    overlap: int,
-    key: jax.Array,
-    sampling: _Sampling,
-) -> Iterator[NDArray[np.int32]]:
-    """Fills the context, generates until it is full, and starts again from the last ``overlap`` tokens of each row."""
-    start, done = 0, np.zeros(len(rows), bool)
-    while start < num_tokens:
-        if limit is not None and max(map(len, rows)) > limit:
-            rows = [row[-overlap:] for row in rows]
-        lengths = np.array([len(row) for row in rows], np.int32)
-        longest = int(lengths.max())
-        most = math.inf if limit is None else limit  # positions
-        room = int(min(num_tokens - start, most - longest + 1))
-        width = int(min(max(_LEAST_WIDTH, 2 ** math.ceil(math.log2(longest))), most))
-        padded = np.zeros((len(rows), width), np.int32)
-        for place, row in zip(padded, rows, strict=True):
-            place[: len(row)] = row
-        state = (*_prefill(model, int(min(width + num_tokens, most)), params, padded, lengths), done)
-        while room and not np.all(done):
-            count = min(piece, room)
-            found, state = _extend(model, piece, params, state, sampling, key, start, count)
-            tokens, done = np.asarray(found)[:, :count], np.asarray(state[2])
-            rows = [np.concatenate(pair) for pair in zip(rows, tokens, strict=True)]
-            start, room = start + count, room - count
-            yield tokens
-        if np.all(done):
-            return
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -209,14 +184,7 @@ def _prefill(model: Any, size: int, params: Params, tokens: jax.Array, lengths: 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _extend(
-    model: Any,
-    most: int,
-    params: Params,
-    state: Any,
-    sampling: _Sampling,
-    key: jax.Array,
-    start: Any,
-    count: Any,
+    model: Any, most: int, params: Params, state: Any, sampling: _Sampling, key: jax.Array, start: Any, count: Any
 ) -> tuple[jax.Array, Any]:
     """Generates ``count`` tokens, the first of which is number ``start``; returns ``[batch, most]`` and the state."""
 
@@ -239,19 +207,17 @@ def _sample(key: jax.Array, logits: jax.Array, sampling: _Sampling) -> jax.Array
     """Draws a token ``[batch]`` int32 from ``logits [batch, vocabulary]``."""
     greedy = jnp.argmax(logits, axis=-1)
     scaled = logits.astype(jnp.float32) / jnp.where(sampling.temperature > 0, sampling.temperature, 1)
-    if sampling.top_k is None and sampling.top_p is None:
-        drawn = jax.random.categorical(key, scaled)
-    else:
-        # By rank, so that ties do not add tokens.
+    order = None
+    if sampling.top_k is not None or sampling.top_p is not None:  # by rank, so that ties do not add tokens
         order = jnp.argsort(-scaled, axis=-1, stable=True)
-        ranked = jnp.take_along_axis(scaled, order, axis=-1)
-        if sampling.top_k is not None:
-            ranked = jnp.where(jnp.arange(ranked.shape[-1])[None] < sampling.top_k, ranked, -jnp.inf)
-        if sampling.top_p is not None:
-            shares = jax.nn.softmax(ranked, axis=-1)
-            before = jnp.cumsum(shares, axis=-1) - shares
-            ranked = jnp.where((before < sampling.top_p) & (ranked > -jnp.inf), ranked, -jnp.inf)
-        rank = jax.random.categorical(key, ranked)
-        drawn = jnp.take_along_axis(order, rank[:, None], axis=-1)[:, 0]
+        scaled = jnp.take_along_axis(scaled, order, axis=-1)
+    if sampling.top_k is not None:
+        scaled = jnp.where(jnp.arange(scaled.shape[-1])[None] < sampling.top_k, scaled, -jnp.inf)
+    if sampling.top_p is not None:
+        shares = jax.nn.softmax(scaled, axis=-1)
+        scaled = jnp.where(jnp.cumsum(shares, axis=-1) - shares < sampling.top_p, scaled, -jnp.inf)
+    drawn = jax.random.categorical(key, scaled)
+    if order is not None:
+        drawn = jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0]
     drawn = jnp.where(sampling.temperature > 0, drawn, greedy)
     return drawn.astype(jnp.int32)

@@ -20,7 +20,6 @@ from jaxnn.types import ConfigError, DataError, Params, check_int
 _STDDEV = 0.02  # of the initial kernels and embeddings
 _MESH_AXIS = "model"  # the mesh axis along which layers are sharded
 _ROTARY_BASE = 10_000.0
-_NORMS = (nn.LayerNorm, nn.RMSNorm)
 _HF_BLOCK = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # Dense_0 to Dense_3 of a block
 
 
@@ -94,20 +93,18 @@ class GPT(linen.Module):
         check_fields(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
         if self.features % self.num_heads:
             raise ConfigError(f"GPT: features {self.features} must be a multiple of num_heads {self.num_heads}.")
-        if self.num_key_heads is not None:
-            self.num_key_heads = check_int("GPT: num_key_heads", self.num_key_heads)
-        if self.num_heads % self.key_heads:
+        if self.num_heads % check_int("GPT: num_key_heads", self.key_heads):
             raise ConfigError(f"GPT: num_heads {self.num_heads} must be a multiple of num_key_heads {self.key_heads}.")
         if self.rotary and self.features // self.num_heads % 2:
             raise ConfigError(f"GPT: rotary needs an even features / num_heads, not {self.features // self.num_heads}.")
-        if self.norm not in _NORMS:
+        if self.norm not in (nn.LayerNorm, nn.RMSNorm):
             raise ConfigError(f"GPT: norm must be nn.LayerNorm or nn.RMSNorm, not {self.norm!r}.")
         super().__post_init__()
 
     @property
     def key_heads(self) -> int:
         """Number of heads of keys and values."""
-        return self.num_key_heads or self.num_heads
+        return self.num_heads if self.num_key_heads is None else self.num_key_heads
 
     @property
     def context_length(self) -> int | None:
@@ -175,8 +172,8 @@ class GPT(linen.Module):
                 length=self.num_layers,
                 metadata_params={linen.PARTITION_NAME: None},
             )
-            x, caches = block(*fields, name="Blocks")(x, positions, caches)
-            return x, caches
+            out: tuple[jax.Array, Any] = block(*fields, name="Blocks")(x, positions, caches)
+            return out
         layers = []
         for index in range(self.num_layers):
             x, layer = block(*fields, name=f"Block_{index}")(x, positions, None if caches is None else caches[index])
@@ -244,17 +241,15 @@ def _rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
 def gpt2_from_torch(model: GPT, state_dict: Mapping[str, Any]) -> Params:
     """Returns parameters of ``model`` from a PyTorch state dict of GPT-2, as published on Hugging Face.
 
-    Embeddings of further tokens, such as a padded vocabulary, are not added: sizes must be the same. The published
-    weights as NumPy arrays: ``safetensors.numpy.load_file("model.safetensors")``.
+    The published weights as NumPy arrays: ``safetensors.numpy.load_file("model.safetensors")``.
 
     >>> sizes = {"num_layers": 12, "features": 768, "num_heads": 12, "max_length": 1_024}
     >>> gpt2 = jn.models.GPT(50_257, **sizes, tied=True, epsilon=1e-5)
     >>> jn.models.num_parameters(gpt2, jax.ShapeDtypeStruct((1, 8), "int32"))
     124439808
-    >>> params = jn.models.gpt2_from_torch(gpt2, state_dict)  # doctest: +SKIP
 
     Args:
-        model: a `GPT` with GPT-2's options: ``tied=True, epsilon=1e-5``; ``remat`` and ``scan`` as you like.
+        model: a `GPT` of the sizes of the arrays, as above; ``remat`` and ``scan`` as you like.
         state_dict: arrays by name, such as ``transformer.h.0.attn.c_attn.weight``, with or without ``transformer.``;
             masks of attention and ``lm_head.weight``, which is the embedding, are ignored.
 
