@@ -13,7 +13,7 @@ import jaxnn as jn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    learning_rate: float = 1e-3  # Peak learning rate of AdamW, with warmup over 100 steps and cosine decay to a tenth
+    learning_rate: float = 2e-3  # Peak learning rate of AdamW, with warmup over 100 steps and cosine decay to a tenth
     batch_size: int = 12  # Windows of 64 characters per step
     num_steps: int = 2_000  # Updates
     seed: int = 0  # Determines initial parameters and data order

@@ -69,7 +69,7 @@ def main(
         commands: functions of the script by first word: ``NAME RUN`` calls ``function(run)`` with the run recorded in
             the directory RUN, and each further parameter, which needs an annotation and a default, is a flag. `main`
             then returns None.
-        at_end: the one of ``commands`` that is called with a run that finished, too.
+        at_end: the one of ``commands`` that is called with a finished run too, unless it had several processes.
 
     Raises:
         SystemExit: 2 after wrong input, 1 after training failed, each with one line on standard error; 75 after an
@@ -117,7 +117,7 @@ def main(
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else _process.INTERRUPTED)
-    if at_end is not None and run.summary.status == "finished":
+    if at_end is not None and run.summary.status == "finished" and jax.process_count() == 1:
         commands[at_end](run)
     return run
 

@@ -70,15 +70,13 @@ def generate(
         DataError: prompts that are not token ids or, without ``overlap``, more tokens than the model has positions.
     """
     options: dict[str, Any] = {"key": key, "temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
-    pieces = _pieces(model, params, prompt, num_tokens, num_tokens, **options, lengths=lengths, overlap=overlap)
-    tokens = np.concatenate(list(pieces), axis=1)
+    options |= {"num_tokens": num_tokens, "lengths": lengths, "overlap": overlap}
+    tokens = np.concatenate(list(_pieces(model, params, prompt, num_tokens, **options)), axis=1)
     missing = num_tokens - tokens.shape[1]  # if all sequences stopped
     return np.pad(tokens, [(0, 0), (0, missing)], constant_values=stop or 0)
 
 
-def stream(
-    model: Any, params: Params, prompt: ArrayLike, *, num_tokens: int, **options: Any
-) -> Iterator[NDArray[np.int32]]:
+def stream(model: Any, params: Params, prompt: ArrayLike, **options: Any) -> Iterator[NDArray[np.int32]]:
     """Yields the tokens of `generate` one by one, ``[batch]`` each, as they come; ends early if all sequences stopped.
 
     >>> model = jn.models.RecurrentLanguageModel(9, features=4, num_layers=1)
@@ -88,7 +86,7 @@ def stream(
 
     Arguments and errors are those of `generate`.
     """
-    return (tokens[:, 0] for tokens in _pieces(model, params, prompt, num_tokens, 1, **options))
+    return (tokens[:, 0] for tokens in _pieces(model, params, prompt, 1, **options))
 
 
 class _Sampling(NamedTuple):
@@ -104,9 +102,9 @@ def _pieces(
     model: Any,
     params: Params,
     prompt: ArrayLike,
-    num_tokens: int,
     piece: int,
     *,
+    num_tokens: int,
     key: jax.Array | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,

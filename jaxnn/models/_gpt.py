@@ -23,18 +23,11 @@ _ROTARY_BASE = 10_000.0
 _HF_BLOCK = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # Dense_0 to Dense_3 of a block
 
 
-class KeyValues(NamedTuple):
-    """Keys and values of the tokens so far, in one attention layer."""
-
-    key: jax.Array  # [batch, size, key_heads, head_dim]
-    value: jax.Array
-
-
 class GPTCache(NamedTuple):
     """What `GPT` keeps of the tokens so far, so that the next one costs a single step."""
 
     lengths: jax.Array  # [batch] int32: the number of tokens
-    layers: Any  # KeyValues of each layer; with `scan` one KeyValues with an axis of layers in front
+    layers: Any  # (key, value) [batch, size, key_heads, head_dim] of each layer; with `scan` one pair, of all layers
 
 
 class GPT(linen.Module):
@@ -116,18 +109,12 @@ class GPT(linen.Module):
         shape: tuple[int, ...] = (batch_size, size, self.key_heads, self.features // self.num_heads)
         if self.scan:
             shape = (self.num_layers, *shape)
-        each = [KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(self.num_layers)]
-        layers = each[0] if self.scan else tuple(each)
-        return GPTCache(jnp.zeros(batch_size, jnp.int32), layers)
+        pairs = tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(self.num_layers))
+        return GPTCache(jnp.zeros(batch_size, jnp.int32), pairs[0] if self.scan else pairs)
 
     @linen.compact
     def __call__(
-        self,
-        tokens: jax.Array,
-        train: bool = False,
-        *,
-        cache: GPTCache | None = None,
-        lengths: jax.Array | None = None,
+        self, tokens: jax.Array, train: bool = False, *, cache: GPTCache | None = None, lengths: jax.Array | None = None
     ) -> Any:
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
@@ -194,10 +181,8 @@ class Block(linen.Module):
     epsilon: float
 
     @linen.compact
-    def __call__(
-        self, x: jax.Array, positions: jax.Array, cache: KeyValues | None = None
-    ) -> tuple[jax.Array, KeyValues | None]:
-        """Maps ``[batch, time, features]`` at ``positions [batch | 1, time]`` to the same shape, and the cache."""
+    def __call__(self, x: jax.Array, positions: jax.Array, cache: Any = None) -> tuple[jax.Array, Any]:
+        """Maps ``[batch, time, features]`` at ``positions [batch | 1, time]`` to the same shape and the new cache."""
         features = x.shape[-1]
         by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
         dense = partial(
@@ -217,8 +202,8 @@ class Block(linen.Module):
         seen = None
         if cache is not None:
             rows = jnp.arange(len(x))[:, None]
-            written = ((cache.key, key), (cache.value, value))
-            cache = KeyValues(*(old.at[rows, positions].set(new.astype(old.dtype)) for old, new in written))
+            new = zip(cache, (key, value), strict=True)
+            cache = tuple(held.at[rows, positions].set(part.astype(held.dtype)) for held, part in new)
             key, value = (held.astype(query.dtype) for held in cache)
             # Keys after a sequence's end are padding, until its next tokens replace them.
             seen = (jnp.arange(key.shape[1])[None, None] <= positions[..., None])[:, None]
