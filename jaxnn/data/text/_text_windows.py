@@ -160,7 +160,7 @@ def decode_text(ids: Array, vocabulary: Sequence[str]) -> str:
     A space follows each word, and ``<eos>`` becomes a new line, so texts of parts can be joined.
 
     >>> jn.data.decode_text(np.array([0, 1, 2]), ("the", "cat", "<eos>"))
-    'the cat \\n'
+    'the cat \n'
     """
     after = " " if max(map(len, vocabulary), default=0) > 1 else ""
     return "".join("\n" if (token := vocabulary[index]) == _END else token + after for index in np.asarray(ids))
