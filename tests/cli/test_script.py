@@ -155,7 +155,6 @@ def test_commands_of_a_script_get_the_run_and_flags(
     main([*QUICK, "--no-record", "--learning-rate", "0.5"])
     assert calls == [(0.25, "abab"), (0.5, "none")]
     capsys.readouterr()
-    assert "Missing from" in shell.fails(capsys, main, "repeat")
     assert "holds no run" in shell.fails(capsys, main, "repeat", tmp_path)
 
 
