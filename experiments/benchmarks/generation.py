@@ -2,7 +2,7 @@
 
 Claim     with a cache a small GPT of characters generates at least 4 times as many tokens/s
 Command   python experiments/benchmarks/generation.py
-Result    15 to 22 times, streamed 8 to 18 times: docs/performance.md; two minutes on two busy cores of an AMD EPYC
+Result    15 to 22 times, streamed 8 to 18 times: docs/performance.md; four minutes on two busy cores of an AMD EPYC
 """
 
 import statistics
