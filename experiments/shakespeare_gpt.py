@@ -2,7 +2,7 @@
 
 Claim     validation loss of at most 1.88 nats per character, nanoGPT's, after 2,000 steps
 Command   python experiments/shakespeare_gpt.py; python experiments/shakespeare_gpt.py generate RUN --prompt "ROMEO:"
-Result    1.81, and 1.89 with nanoGPT's learning rate of 1e-3; 3 to 21 minutes by load, two cores of an AMD EPYC, jax 0.12.0.1
+Result    1.81; 1.89 with nanoGPT's learning rate, 1e-3; 3 to 21 minutes by load, two cores of an AMD EPYC, jax 0.12.0.1
 """
 
 import dataclasses
