@@ -25,8 +25,8 @@ def data(config):
     return jn.data.char_corpus(length=config.length, stride=config.length // 4)
 
 
-def task(config):
-    return jn.tasks.next_token(jn.models.GPT(vocabulary_size=65, max_length=config.length))
+def network(config):
+    return jn.models.GPT(vocabulary_size=65, max_length=config.length)
 
 
 def optimizer(config):
@@ -34,7 +34,7 @@ def optimizer(config):
     return optax.adamw(schedule, weight_decay=0.1)
 
 
-experiment = jn.Experiment(Config(), data, task, optimizer)
+experiment = jn.Experiment(Config(), data, lambda config: jn.tasks.next_token(network(config)), optimizer)
 
 if __name__ == "__main__":
-    jn.main(experiment)
+    jn.main(experiment, commands={"generate": jn.text_command(network)}, at_end="generate")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jaxnn import bench, data, models, nn, observe, optim, search, steps, tasks
     from jaxnn.advice import advise
-    from jaxnn.cli import main
+    from jaxnn.cli import main, text_command
     from jaxnn.engine import RunOptions
     from jaxnn.optim import schedules
     from jaxnn.plans import plan
@@ -71,6 +71,7 @@ __all__ = [
     "steps",
     "sweep",
     "tasks",
+    "text_command",
     "train",
 ]
 
@@ -78,7 +79,7 @@ __all__ = [
 _NAMES = {
     "": "bench data models nn observe optim search steps tasks",
     ".advice": "advise",
-    ".cli": "main",
+    ".cli": "main text_command",
     ".engine": "RunOptions",
     ".optim": "schedules",
     ".plans": "plan",

@@ -23,8 +23,8 @@ def data(config):
     return jn.data.ptb(length=32)
 
 
-def task(config):
-    return jn.tasks.next_token(jn.models.RecurrentLanguageModel(10_000, features=256, num_layers=2))
+def network(config):
+    return jn.models.RecurrentLanguageModel(10_000, features=256, num_layers=2)
 
 
 def optimizer(config):
@@ -32,7 +32,7 @@ def optimizer(config):
     return optax.chain(optax.scale(32.0), optax.clip_by_global_norm(5.0), optax.sgd(1.0))
 
 
-experiment = jn.Experiment(Config(), data, task, optimizer)
+experiment = jn.Experiment(Config(), data, lambda config: jn.tasks.next_token(network(config)), optimizer)
 
 if __name__ == "__main__":
-    jn.main(experiment)
+    jn.main(experiment, commands={"generate": jn.text_command(network)}, at_end="generate")

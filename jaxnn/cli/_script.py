@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,7 @@ import jax
 from jaxnn.cli import _process
 from jaxnn.engine import RunOptions, with_changes
 from jaxnn.record import config_from_json, is_sweep, leaf_fields, read_run
-from jaxnn.run import KEPT_OPTIONS, RESUMABLE, Run, fit
+from jaxnn.run import KEPT_OPTIONS, RESUMABLE, Run, fit, open_run
 from jaxnn.types import USUAL_NAMES, ConfigError, Experiment
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def main(
     *,
     points: Points | Halving | None = None,
     options: RunOptions | None = None,
-) -> Run | Sweep | StepPlan | Advice:
+    commands: Mapping[str, Callable[..., Any]] = {},
+    at_end: str | None = None,
+) -> Run | Sweep | StepPlan | Advice | None:
     """Runs ``experiment`` as a script: flags change its config, whose values are their defaults, and how it is run.
 
     With ``--resume DIR`` the flags' defaults are the config recorded in DIR. The persistent compile cache is on.
@@ -68,6 +70,10 @@ def main(
         points: the script sweeps these unless the first word is another command.
         options: the script's own run options, the defaults of their flags in runs and sweeps. With ``--resume`` those
             that the record has come from there.
+        commands: functions of the script by first word: ``NAME RUN`` calls ``function(run)`` with the run recorded in
+            the directory RUN, and each further parameter, which needs an annotation and a default, is a flag. `main`
+            then returns None.
+        at_end: the one of ``commands`` that is called with a finished run too, unless it had several processes.
 
     Raises:
         SystemExit: 2 after wrong input, 1 after training failed, each with one line on standard error; 75 after an
@@ -82,6 +88,10 @@ def main(
         for word in arguments:
             if any("\ud800" <= character <= "\udfff" for character in word):  # bytes that Python could not decode
                 raise ConfigError(f"{word} is not UTF-8: use another name.")
+        if arguments and arguments[0] in commands:
+            _process.enable_compile_cache()
+            _call_with_run(experiment, commands[arguments[0]], arguments)
+            return None
         if arguments and arguments[0] in COMMANDS:
             command, *arguments = arguments
         else:  # the directory of a sweep is resumed as one without the word
@@ -115,7 +125,24 @@ def main(
             run = fit(dataclasses.replace(experiment, config=config), options)
     if run.summary.status == "interrupted":
         raise SystemExit(RESUMABLE if run.resumable else _process.INTERRUPTED)
+    if at_end is not None and run.summary.status == "finished" and jax.process_count() == 1:
+        commands[at_end](run)
     return run
+
+
+def _call_with_run(experiment: Experiment[Any], command: Callable[..., Any], arguments: Sequence[str]) -> None:
+    """Calls a ``command`` of the script with the run in the directory that is named, and values from its flags."""
+    import tyro
+
+    name, *words = arguments
+    _, *parameters = inspect.signature(command, eval_str=True).parameters.values()
+    fields: list[Any] = [("run", tyro.conf.Positional[Path])]
+    fields += [(parameter.name, parameter.annotation, parameter.default) for parameter in parameters]
+    form: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
+    with _process.one_line_errors():
+        given = tyro.cli(form, args=words, prog=f"{Path(sys.argv[0]).name} {name}", description=inspect.getdoc(command))
+    values = vars(given)
+    command(open_run(values.pop("run"), experiment), **values)
 
 
 def _sweep(

@@ -32,7 +32,7 @@ from jaxnn.data._sources import generated, in_order, iterable, mixture, pad_sequ
 from jaxnn.data._stream import StreamSource, stream
 from jaxnn.data.text._text_sets import imdb, text_arrays, text_folder, vocabulary
 from jaxnn.data.text._text_tables import ag_news, read_csv, read_tsv, sms_spam
-from jaxnn.data.text._text_windows import char_corpus, ptb, word_corpus
+from jaxnn.data.text._text_windows import char_corpus, decode_text, encode_text, ptb, word_corpus
 from jaxnn.data.text._tokenizer import Tokenizer, Vocabulary
 
 __all__ = [
@@ -52,8 +52,10 @@ __all__ = [
     "cutmix",
     "cutout",
     "data_dir",
+    "decode_text",
     "diabetes",
     "digits",
+    "encode_text",
     "fashion_mnist",
     "generated",
     "image_folder",

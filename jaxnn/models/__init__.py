@@ -10,9 +10,11 @@ integers, dropout rates outside 0…1 and arguments that do not fit together.
 """
 
 from jaxnn.models._feedforward import CNN, MLP
+from jaxnn.models._generation import generate, stream
+from jaxnn.models._gpt import GPT, gpt2_from_torch
 from jaxnn.models._model_inputs import num_parameters
 from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock
-from jaxnn.models._text_models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
+from jaxnn.models._text_models import FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
 
 __all__ = [
     "Bottleneck",
@@ -26,5 +28,8 @@ __all__ = [
     "ResNet",
     "ResNetBlock",
     "TextGenRNN",
+    "generate",
+    "gpt2_from_torch",
     "num_parameters",
+    "stream",
 ]

@@ -1,4 +1,4 @@
-"""Models of token sequences: averaged embeddings, recurrent networks, and a transformer."""
+"""Models of token sequences: averaged embeddings and recurrent networks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from jax.typing import ArrayLike
 
 from jaxnn import nn
 from jaxnn.models._model_inputs import check_fields, checked_tokens
-from jaxnn.types import ConfigError, DataError
-
-_STDDEV = 0.02  # of GPT's initial kernels and embeddings
-_MESH_AXIS = "model"  # the mesh axis along which GPT's layers are sharded
+from jaxnn.types import ConfigError
 
 
 def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
@@ -150,20 +147,38 @@ class RecurrentLanguageModel(linen.Module):
         _check_recurrent(self, "vocabulary_size", "features", "num_layers")
         super().__post_init__()
 
+    def init_cache(self, batch_size: int, size: int, dtype: Any = jnp.float32) -> Any:
+        """Returns the states before the first token, zeros, of each layer; ``size`` and ``dtype`` do not matter."""
+        make: Any = self.layer.cell_type
+        cell = make(self.features, parent=None)
+        return tuple(cell.initialize_carry(jax.random.key(0), (batch_size, 1)) for _ in range(self.num_layers))
+
     @linen.compact
-    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, train: bool = False, *, cache: Any = None, lengths: jax.Array | None = None
+    ) -> Any:
         """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
 
-        Logits depend on no later token.
+        Logits depend on no later token. With the ``cache`` of the tokens before, of `init_cache` or of another call,
+        returns the logits after the last token only, ``[batch, vocabulary_size]``, and the cache after it; ``lengths
+        [batch]`` are then the numbers of tokens that are not padding.
         """
         tokens = checked_tokens("RecurrentLanguageModel", tokens)
         # Time comes first until the logits: transposing ids is far cheaper than transposing embeddings.
         x = nn.Embed(self.vocabulary_size, self.embedding_features or self.features)(tokens.T)
-        for _ in range(self.num_layers):
+        states: list[Any] = []
+        for index in range(self.num_layers):
             x = nn.Dropout(self.dropout, batch_axis=1)(x, train=train)
-            x = self.layer(self.features, dtype=x.dtype, time_major=True)(x).astype(x.dtype)
+            given = {} if cache is None else {"initial_carry": cache[index], "seq_lengths": lengths}
+            layer = self.layer(self.features, dtype=x.dtype, time_major=True, return_carry=True)
+            state, outputs = layer(x, **given)
+            states.append(state)
+            x = outputs.astype(x.dtype)
+        if cache is not None:  # the last part of a state is the output
+            x = jax.tree.leaves(states[-1])[-1].astype(x.dtype)[None]
         x = nn.Dropout(self.dropout, batch_axis=1)(x, train=train)
-        return nn.Dense(self.vocabulary_size)(x.swapaxes(0, 1))
+        logits = nn.Dense(self.vocabulary_size)(x.swapaxes(0, 1))
+        return logits if cache is None else (logits[:, 0], tuple(states))
 
 
 class TextGenRNN(linen.Module):
@@ -212,94 +227,6 @@ class TextGenRNN(linen.Module):
         logits = nn.Dense(self.vocabulary_size)(x)
         auxiliary = nn.Dense(self.vocabulary_size, name="auxiliary")(state)
         return (logits, auxiliary) if train else logits
-
-
-class GPT(linen.Module):
-    """A decoder-only transformer: token and position embeddings, pre-norm blocks with causal attention, logits.
-
-    Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), GPT-2, with its initialization: normal
-    with deviation 0.02, divided by ``sqrt(2 * num_layers)`` for projections onto the residual stream. Unlike GPT-2, the
-    logits have their own kernel and a bias, and attention weights have no dropout. The default is nanoGPT's size for
-    characters on a CPU (Karpathy, 2022). Parameters: ``Embed_0`` of tokens, ``Embed_1`` of positions, ``Block_0``, …,
-    ``LayerNorm_0``, ``Dense_0``; each block ``LayerNorm_0``, ``Dense_0`` (queries, keys and values, in this order),
-    ``Dense_1``, ``LayerNorm_1``, ``Dense_2``, ``Dense_3``.
-
-    On a mesh with an axis ``model``, ``Dense_0`` and ``Dense_2`` of each block are sharded along their outputs,
-    ``Dense_1`` and ``Dense_3`` along their inputs (Shoeybi et al., Megatron-LM, 2019); shards of ``Dense_0`` are
-    exchanged before attention. So ``init`` returns these parameters in Flax's boxes with axis names;
-    ``flax.linen.unbox`` removes them, as jaxnn's own steps do.
-
-    >>> jn.models.num_parameters(jn.models.GPT(65), jax.ShapeDtypeStruct((1, 64), "int32"))
-    818241
-
-    Attributes:
-        num_layers: number of blocks.
-        features: width of the residual stream; the hidden layer after attention is four times as wide.
-        num_heads: attention heads, which divide ``features``.
-        max_length: maximum sequence length.
-        dropout: ``[]`` the rate after the embeddings and before each residual addition, 0…1; may be a tracer.
-    """
-
-    vocabulary_size: int
-    _: dataclasses.KW_ONLY
-    num_layers: int = 4
-    features: int = 128
-    num_heads: int = 4
-    max_length: int = 64
-    dropout: ArrayLike = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")
-        if self.features % self.num_heads:
-            raise ConfigError(f"GPT: features {self.features} must be a multiple of num_heads {self.num_heads}.")
-        super().__post_init__()
-
-    @linen.compact
-    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
-        """Token ids ``[batch, time]`` to logits of each one's successor ``[batch, time, vocabulary_size]``.
-
-        Logits depend on no later token. More than ``max_length`` tokens raise `DataError`.
-        """
-        tokens = checked_tokens("GPT", tokens)
-        time = tokens.shape[1]
-        if time > self.max_length:
-            raise DataError(f"GPT: sequences of {time} tokens are longer than max_length, {self.max_length}.")
-        init = linen.initializers.normal(_STDDEV)
-        x = nn.Embed(self.vocabulary_size, self.features, embedding_init=init)(tokens)
-        x = x + nn.Embed(self.max_length, self.features, embedding_init=init)(jnp.arange(time))[None]
-        x = nn.Dropout(self.dropout)(x, train=train)
-        for _ in range(self.num_layers):
-            x = Block(self.num_heads, _STDDEV / (2 * self.num_layers) ** 0.5, self.dropout)(x, train)
-        return nn.Dense(self.vocabulary_size, kernel_init=init)(nn.LayerNorm()(x))
-
-
-class Block(linen.Module):
-    """A pre-norm transformer block: causal self-attention, then two dense layers, each with a residual connection."""
-
-    num_heads: int
-    stddev: float  # of the initial kernels of the projections onto the residual stream
-    dropout: ArrayLike  # [] the rate before each residual addition
-
-    @linen.compact
-    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        """Maps ``[batch, time, features]`` to the same shape."""
-        batch, time, features = x.shape
-        by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
-        dense = partial(
-            nn.Dense,
-            kernel_init=nn.partitioned(linen.initializers.normal(_STDDEV), by_output),
-            bias_init=nn.partitioned(linen.initializers.zeros_init(), (_MESH_AXIS,)),
-        )
-        added = partial(
-            nn.Dense, features, kernel_init=nn.partitioned(linen.initializers.normal(self.stddev), by_input)
-        )
-        heads = (batch, time, self.num_heads, features // self.num_heads)
-        projected = jnp.split(dense(3 * features)(nn.LayerNorm()(x)), 3, axis=-1)
-        query, key, value = (part.reshape(heads) for part in projected)
-        attended = nn.attention(query, key, value, causal=True)
-        x = x + nn.Dropout(self.dropout)(added()(attended.reshape(x.shape)), train=train)
-        hidden = linen.gelu(dense(4 * features)(nn.LayerNorm()(x)))
-        return x + nn.Dropout(self.dropout)(added()(hidden), train=train)
 
 
 def _check_recurrent(model: Any, *sizes: str) -> None:

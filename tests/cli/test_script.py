@@ -7,11 +7,13 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chex
 import numpy as np
+import optax
 import pytest
 
 import jaxnn as jn
@@ -157,6 +159,36 @@ def test_resuming_takes_the_config_from_the_record_and_only_more_steps(
     longer = script("--resume", shutil.copytree(path, tmp_path / "run"), "--num-steps", 30)
     expected = tiny.fit(tiny.experiment(learning_rate=0.25, num_steps=30))
     chex.assert_trees_all_equal(longer.state.params, expected.state.params)
+
+
+def test_commands_of_a_script_get_the_run_and_flags(
+    finished: jn.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def repeat(run: jn.Run, word: str = "none", count: int = 1) -> None:
+        """Repeats a word."""
+        calls.append((run.config.learning_rate, word * count))
+
+    main = partial(jn.main, tiny.experiment(), commands={"repeat": repeat}, at_end="repeat")
+    assert main(["repeat", str(finished.dir), "--word", "ab", "--count", "2"]) is None
+    main([*QUICK, "--no-record", "--learning-rate", "0.5"])
+    assert calls == [(0.25, "abab"), (0.5, "none")]
+    capsys.readouterr()
+    assert "holds no run" in shell.fails(capsys, main, "repeat", tmp_path)
+
+
+def test_a_trained_language_model_writes_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tale.txt").write_text("abcd" * 20)
+    network = lambda config: jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6)  # noqa: E731
+    experiment = tiny.experiment(
+        data=jn.data.char_corpus(tmp_path / "tale.txt", length=6, stride=1),
+        task=lambda config: jn.tasks.next_token(network(config)),
+        optimizer=lambda config: optax.adam(0.1),
+    )
+    write = jn.text_command(network)
+    write(script("--no-record", experiment=experiment), prompt="bc", num_tokens=14, temperature=0)
+    assert capsys.readouterr().out == "bcdabcdabcdabcda\n"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxnn.data import char_corpus, ptb, word_corpus
+from jaxnn.data import char_corpus, decode_text, encode_text, ptb, word_corpus
 from jaxnn.types import ConfigError, DataError
 
 ALPHABET = "".join(map(chr, range(100, 200)))
@@ -79,6 +79,17 @@ def test_windows_of_words_by_hand(tmp_path: Path) -> None:
     for lowercase, names in ((False, ("The", "the")), (True, ("the",))):
         assert word_corpus(path, length=2, lowercase=lowercase).class_names == names
         assert ("T" in char_corpus(path, length=2, lowercase=lowercase).class_names) != lowercase
+
+
+def test_text_to_ids_and_back(tmp_path: Path) -> None:
+    for make, text in ((char_corpus, "ab c\n" * 6), (word_corpus, "the cat \nsat " * 6)):
+        splits: Any = make(write(tmp_path, text), length=1, stride=1)
+        ids = encode_text(text, splits.class_names)
+        assert decode_text(ids, splits.class_names) == text
+        np.testing.assert_array_equal(ids[:9], splits.train.examples.inputs[:9, 0])
+    assert encode_text("a dog", ("a", "<unk>")).tolist() == [0, 1] and encode_text("ab", ("a", "\ufffd"))[1] == 1
+    with pytest.raises(DataError, match="the vocabulary of 2 tokens lacks 'c'"):
+        encode_text("abc", ("a", "b"))
 
 
 @pytest.mark.parametrize(

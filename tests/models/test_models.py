@@ -179,6 +179,9 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: MobileNetV2(stages=((6, 24, 2),)), "MobileNetV2: stages must hold expan"),
     (lambda: MobileNetV2(stages=((6, 24, 0, 2),)), r"MobileNetV2: stages\[0\] must be a tuple of integers >= 1"),
     (lambda: GPT(5, features=10, num_heads=4), "GPT: .*10.* 4"),
+    (lambda: GPT(5, num_key_heads=3), "GPT: num_heads 4 must be a multiple of num_key_heads 3"),
+    (lambda: GPT(5, features=12, rotary=True), "GPT: rotary needs an even features / num_heads, not 3"),
+    (lambda: GPT(5, norm=BatchNorm), "GPT: norm must be nn.LayerNorm or nn.RMSNorm"),
     (lambda: TextGenRNN(6, hidden=512), r"hidden must be a tuple of integers >= 1, as \(512, 256\), not 512"),
 ]
 INTEGERS = ("num_classes", "vocabulary_size", "features", "embedding_features", "last_features")

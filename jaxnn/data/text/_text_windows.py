@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxnn.data._arrays import arrays
 from jaxnn.data._files import PathLike, fetch, folder_with, read_text
-from jaxnn.types import DataError, Splits, check_int, suggest
+from jaxnn.types import Array, DataError, Splits, check_int, suggest
 
 _TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 _TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -109,7 +109,7 @@ def word_corpus(
     words = {}
     for split, file in paths.items():
         text = read_text(Path(file))
-        words[split] = (text.lower() if lowercase else text).replace("\n", f" {_END} ").split()
+        words[split] = _words(text.lower() if lowercase else text)
     if not isinstance(path, Mapping):
         cut = len(words["train"]) * 9 // 10
         words = {"train": words["train"][:cut], "test": words["train"][cut:]}
@@ -134,6 +134,40 @@ def ptb(length: int = 32, *, data_dir: PathLike | None = None) -> Splits:
     advice = "take them from Mikolov's simple-examples.tgz and put them there"
     folder = folder_with("ptb", list(_PTB.values()), advice, data_dir)
     return word_corpus({split: folder / name for split, name in _PTB.items()}, length)._replace(name="ptb")
+
+
+def encode_text(text: str, vocabulary: Sequence[str]) -> np.ndarray:
+    """Converts a text to token ids ``[time]`` int32, as `char_corpus` and `word_corpus` do.
+
+    ``vocabulary`` is their ``class_names``; with a token of several characters it is one of words. Raises DataError for
+    a token that it lacks, unless it has one for unknown tokens.
+
+    >>> jn.data.encode_text("cab", ("a", "b", "c"))
+    array([2, 0, 1], dtype=int32)
+    """
+    is_words = max(map(len, vocabulary), default=0) > 1
+    ids = {token: index for index, token in enumerate(vocabulary)}
+    unknown = ids.get(_UNKNOWN if is_words else _UNKNOWN_CHARACTER)
+    tokens = _words(text) if is_words else text
+    if unknown is None and (missing := sorted(set(tokens) - set(ids))):
+        raise DataError(f"the vocabulary of {len(ids):,} tokens lacks {missing[0]!r}: leave it out of the text.")
+    return np.array([ids.get(token, unknown) for token in tokens], np.int32)
+
+
+def decode_text(ids: Array, vocabulary: Sequence[str]) -> str:
+    r"""Converts token ids ``[time]`` to text; ``vocabulary`` is that of `encode_text`.
+
+    A space follows each word, and ``<eos>`` becomes a new line, so texts of parts can be joined.
+
+    >>> jn.data.decode_text(np.array([0, 1, 2]), ("the", "cat", "<eos>"))
+    'the cat \n'
+    """
+    after = " " if max(map(len, vocabulary), default=0) > 1 else ""
+    return "".join("\n" if (token := vocabulary[index]) == _END else token + after for index in np.asarray(ids))
+
+
+def _words(text: str) -> list[str]:
+    return text.replace("\n", f" {_END} ").split()
 
 
 def _checked_stride(unit: str, length: int, stride: int | None) -> int:

@@ -1,0 +1,152 @@
+"""Generation equals recomputing the prefix; draws follow the distribution that temperature, top_k and top_p leave."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnn.models import GPT, RecurrentLanguageModel, generate, stream
+from jaxnn.nn import GRU, LSTM, RMSNorm
+from jaxnn.types import ConfigError, DataError
+from tests import draws
+
+KEY = jax.random.key(0)
+SMALL: dict[str, Any] = {"num_layers": 2, "features": 8, "num_heads": 4, "max_length": 20}
+MODELS: dict[str, Any] = {
+    "learned": GPT(7, **SMALL),
+    "rotary, grouped, scanned": GPT(7, **SMALL, rotary=True, num_key_heads=2, norm=RMSNorm, tied=True, scan=True),
+    "LSTM": RecurrentLanguageModel(7, features=4, layer=LSTM),
+    "GRU": RecurrentLanguageModel(7, features=4, layer=GRU),
+}
+PROMPTS, LENGTHS = np.array([[1, 2, 3, 4, 5], [6, 5, 0, 0, 0]]), np.array([5, 2])
+
+
+def params_of(model: Any) -> Any:
+    return draws.variables(model, PROMPTS)["params"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cached_logits_and_tokens_equal_recomputing_the_prefix(name: str) -> None:
+    model, params = MODELS[name], params_of(MODELS[name])
+    new = generate(model, params, PROMPTS, lengths=LENGTHS, num_tokens=4, temperature=0)
+    rows = [np.concatenate(pair) for pair in zip((PROMPTS[0], PROMPTS[1, :2]), new, strict=True)]
+
+    @jax.jit
+    def both() -> tuple[list[jax.Array], jax.Array]:
+        full = jnp.stack([jnp.pad(row, (0, 9 - len(row))) for row in rows])
+        complete = model.apply({"params": params}, full)
+        expected = [complete[row, length - 1 : length + 3] for row, length in enumerate(LENGTHS)]
+        cache, found, tokens, lengths = model.init_cache(2, 9), [], PROMPTS, jnp.array(LENGTHS)
+        for index in range(4):
+            logits, cache = model.apply({"params": params}, tokens, cache=cache, lengths=lengths)
+            found.append(logits)
+            tokens, lengths = jnp.array(new[:, index : index + 1]), jnp.ones(2, int)
+        return expected, jnp.stack(found, axis=1)
+
+    expected, found = both()
+    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-4, atol=1e-5)
+    assert new.tolist() == np.stack(expected).argmax(-1).tolist()
+
+
+def test_streamed_tokens_are_those_of_generate_and_depend_on_the_key_alone() -> None:
+    model, params = MODELS["learned"], params_of(MODELS["learned"])
+    given = partial(generate, model, params, PROMPTS, lengths=LENGTHS, num_tokens=8)
+    first, again, other = (given(key=jax.random.key(seed), temperature=5.0) for seed in (0, 0, 1))
+    streamed = stream(model, params, PROMPTS, lengths=LENGTHS, num_tokens=8, key=KEY, temperature=5.0)
+    assert first.tolist() == again.tolist() == np.stack(list(streamed), axis=1).tolist() != other.tolist()
+    # A stopped sequence is filled with the token that stopped it, and the iterator ends after the last.
+    stop = int(first[0, 2])
+    stopped = given(key=KEY, temperature=5.0, stop=stop)
+    for row, full in zip(stopped.tolist(), first.tolist(), strict=True):
+        end = full.index(stop) + 1 if stop in full else 8
+        assert row == full[:end] + [stop] * (8 - end)
+    single = stream(model, params, PROMPTS[:1], num_tokens=8, temperature=0, stop=int(given(temperature=0)[0, 0]))
+    assert len(list(single)) == 1
+
+
+class Sums:
+    """A model by hand: the next token is the sum of all tokens in its context, modulo 7."""
+
+    context_length = 6
+
+    def init_cache(self, batch_size: int, size: int, dtype: Any) -> jax.Array:
+        return jnp.zeros(batch_size, int)
+
+    def apply(self, variables: Any, tokens: jax.Array, *, cache: jax.Array, lengths: Any = 1) -> Any:
+        counts = jnp.arange(tokens.shape[1])[None] < jnp.reshape(lengths, (-1, 1))
+        cache = cache + jnp.where(counts, tokens, 0).sum(1)
+        return jax.nn.one_hot(cache % 7, 7), cache
+
+
+def test_text_longer_than_the_context_starts_again_from_its_last_tokens() -> None:
+    given = partial(generate, Sums(), {"unused": jnp.ones(1)}, PROMPTS, temperature=0)
+    with pytest.raises(DataError, match=r"5 tokens and 3 more do not fit into the model's 6 positions: .*overlap=3"):
+        given(num_tokens=3)
+    # 1 + 2 + 3 + 4 + 5 = 15 and 16 use six positions; from 5, 1, 2: 8, 9, 11, 15; from 2, 4, 1: 7. And 6 + 5 = 11, 15;
+    # with the first row from 5, 4, 1: 10, 13, 19, 24; from 6, 5, 3: 14.
+    found = given(lengths=LENGTHS, num_tokens=7, overlap=3)
+    assert found.tolist() == [[1, 2, 1, 2, 4, 1, 0], [4, 1, 3, 6, 5, 3, 0]]
+
+
+LOGITS = np.log([0.05, 0.4, 0.3, 0.15, 0.1])
+
+
+def distribution(num_draws: int = 4_000, **options: Any) -> np.ndarray:
+    """The shares of draws from logits that do not depend on the context."""
+    model = RecurrentLanguageModel(5, features=1, num_layers=1)
+    params = jax.tree.map(jnp.zeros_like, draws.variables(model, PROMPTS[:1, :1] * 0)["params"])
+    params["Dense_0"]["bias"] = jnp.array(LOGITS)
+    tokens = generate(model, params, np.zeros((num_draws, 1), int), num_tokens=1, key=KEY, **options)
+    return np.bincount(tokens[:, 0], minlength=5) / num_draws
+
+
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({}, [0.05, 0.4, 0.3, 0.15, 0.1]),
+        ({"temperature": 0.5}, np.square(np.exp(LOGITS)) / np.square(np.exp(LOGITS)).sum()),
+        ({"temperature": 0}, [0, 1, 0, 0, 0]),
+        ({"top_k": 1}, [0, 1, 0, 0, 0]),
+        ({"top_p": 1e-6}, [0, 1, 0, 0, 0]),
+        # 0.4 + 0.3 are less than 0.75, with 0.15 they are enough.
+        ({"top_p": 0.75}, [0, 0.4 / 0.85, 0.3 / 0.85, 0.15 / 0.85, 0]),
+        ({"top_k": 3, "top_p": 0.75}, [0, 4 / 7, 3 / 7, 0, 0]),
+    ],
+)
+def test_draws_follow_the_remaining_distribution(options: dict[str, Any], shares: Any) -> None:
+    found = distribution(**options)
+    assert ((found > 0) == (np.asarray(shares) > 0)).all()
+    np.testing.assert_allclose(found, shares, atol=4 * 0.5 / 4_000**0.5)
+
+
+def test_lengths_and_settings_share_a_program(caplog: pytest.LogCaptureFixture) -> None:
+    model, params = MODELS["GRU"], params_of(MODELS["GRU"])
+    given = partial(generate, model, params, num_tokens=3, key=KEY)
+    given(PROMPTS, lengths=LENGTHS, top_k=3)
+    with jax.log_compiles():
+        given(PROMPTS[:, :3], top_k=2, temperature=0.5, stop=1)
+        assert "Compiling" not in caplog.text
+        given(PROMPTS, top_p=0.5)
+        assert "Compiling jit(_extend)" in caplog.text
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"prompt": PROMPTS[0]}, DataError, r"integers \[batch, time\], not int64 \[5\]"),
+    ({"prompt": PROMPTS + 5}, DataError, "token ids of the prompt must be in 0…6"),
+    ({"lengths": [0, 2]}, DataError, r"lengths must be 2 integers in 1…5, not \[0, 2\]"),
+    ({"temperature": -1.0}, ConfigError, "temperature must be a number >= 0, not -1.0"),
+    ({"key": None}, ConfigError, "sampling needs key="),
+    ({"top_p": 1.5}, ConfigError, "top_p must be a probability"),
+]
+
+
+def test_wrong_arguments() -> None:
+    model = MODELS["learned"]
+    for given, error, words in WRONG:
+        with pytest.raises(error, match=words):
+            generate(model, {}, **{"prompt": PROMPTS, "num_tokens": 2, "key": KEY, **given})
