@@ -13,6 +13,7 @@ from jaxnn.models._feedforward import CNN, MLP
 from jaxnn.models._model_inputs import num_parameters
 from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock
 from jaxnn.models._text_models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
+from jaxnn.models._transformer import TransformerBlock, TransformerClassifier, ViT
 
 __all__ = [
     "Bottleneck",
@@ -26,5 +27,8 @@ __all__ = [
     "ResNet",
     "ResNetBlock",
     "TextGenRNN",
+    "TransformerBlock",
+    "TransformerClassifier",
+    "ViT",
     "num_parameters",
 ]

@@ -1,0 +1,261 @@
+"""Encoder transformers: the pre-norm block, layers under remat and scan, ViT, and a classifier of sequences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen
+from jax.typing import ArrayLike
+
+from jaxnn import nn
+from jaxnn.models._model_inputs import check_fields, check_images, checked_tokens
+from jaxnn.types import ConfigError, DataError, suggest
+
+type Remat = bool | Callable[..., bool]
+_STDDEV = 0.02  # of initial kernels, embeddings and positions
+_MESH_AXIS = "model"  # the mesh axis along which blocks are sharded
+_POOLINGS = ("class_token", "mean")
+_normal = linen.initializers.normal(_STDDEV)
+
+
+class TransformerBlock(linen.Module):
+    """A pre-norm transformer block: self-attention, then two dense layers, each with a residual connection.
+
+    Vaswani et al., "Attention Is All You Need" (2017, arXiv:1706.03762), normalized before each layer as in GPT-2 and
+    ViT. Parameters: ``LayerNorm_0``, ``Dense_0`` (queries, keys and values, in this order), ``Dense_1``,
+    ``LayerNorm_1``, ``Dense_2``, ``Dense_3``. On a mesh with an axis ``model``, ``Dense_0`` and ``Dense_2`` are sharded
+    along their outputs, ``Dense_1`` and ``Dense_3`` along their inputs (Shoeybi et al., Megatron-LM, 2019), so ``init``
+    returns them in Flax's boxes with axis names, which ``flax.linen.unbox`` removes.
+
+    >>> block = jn.models.TransformerBlock(num_heads=4)
+    >>> jn.models.num_parameters(block, jax.ShapeDtypeStruct((2, 16, 64), "float32"))
+    49984
+
+    Attributes:
+        num_heads: attention heads, which divide the features of the inputs.
+        causal: whether a position sees none that follow it.
+        hidden_features: units of the first of the two dense layers; None: four times the features.
+        activation: an elementwise function between the two dense layers.
+        dropout: ``[]`` the rate before each residual addition, 0…1; may be a tracer.
+        stddev: of the initial kernels of ``Dense_1`` and ``Dense_3``; that of the others is 0.02.
+    """
+
+    num_heads: int
+    _: dataclasses.KW_ONLY
+    causal: bool = False
+    hidden_features: int | None = None
+    activation: Callable[[jax.Array], jax.Array] = partial(linen.gelu, approximate=False)
+    dropout: ArrayLike = 0.0
+    stddev: float = _STDDEV
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False, *, mask: jax.Array | None = None) -> jax.Array:
+        """Maps ``[batch, time, features]`` to the same shape; ``mask [batch, time]`` bool: the positions to attend to.
+
+        The outputs of masked positions mean nothing; without any position to attend to, attention gives 0.
+        """
+        batch, time, features = x.shape
+        if features % self.num_heads:
+            raise ConfigError(f"transformer: features {features} must be a multiple of num_heads {self.num_heads}.")
+        by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
+        dense = partial(
+            nn.Dense,
+            kernel_init=nn.partitioned(_normal, by_output),
+            bias_init=nn.partitioned(linen.initializers.zeros_init(), (_MESH_AXIS,)),
+        )
+        added = partial(
+            nn.Dense, features, kernel_init=nn.partitioned(linen.initializers.normal(self.stddev), by_input)
+        )
+        heads = (batch, time, self.num_heads, features // self.num_heads)
+        projected = jnp.split(dense(3 * features)(nn.LayerNorm()(x)), 3, axis=-1)
+        query, key, value = (part.reshape(heads) for part in projected)
+        seen = None if mask is None else mask[:, None, None, :]
+        attended = nn.attention(query, key, value, causal=self.causal, mask=seen)
+        x = x + nn.Dropout(self.dropout)(added()(attended.reshape(x.shape)), train=train)
+        hidden = self.activation(dense(self.hidden_features or 4 * features)(nn.LayerNorm()(x)))
+        return x + nn.Dropout(self.dropout)(added()(hidden), train=train)
+
+
+def rematerialized(call: Callable[..., Any], remat: Remat, *, in_scan: bool = False) -> Callable[..., Any]:
+    """``call(module, *arrays)``, recomputed in the backward pass if ``remat``; names of parameters stay as they are.
+
+    ``remat`` may be a policy of ``jax.checkpoint_policies``: what of it is stored. In a scan, the loop itself keeps XLA
+    from merging the recomputation with the forward pass.
+    """
+    if not remat:
+        return call
+    # Typed for classes, it takes functions of a module as well.
+    lift: Any = linen.remat
+    lifted: Callable[..., Any] = lift(call, policy=remat if callable(remat) else None, prevent_cse=not in_scan)
+    return lifted
+
+
+def apply_layers(
+    make: Callable[[], linen.Module], num_layers: int, x: jax.Array, *, remat: Remat, scan: bool, **options: Any
+) -> jax.Array:
+    """Calls ``num_layers`` modules of ``make()``, alike and of equal input and output shapes, one after another.
+
+    They become submodules of the calling module: with ``scan`` a single one, whose parameters have a first axis of
+    layers, in a program that holds the layer once. ``options`` are of each layer's call.
+    """
+    layer = rematerialized(lambda module, x: module(x, **options), remat, in_scan=scan)
+    if not scan:
+        for _ in range(num_layers):
+            x = layer(make(), x)
+        return x
+    lift: Any = linen.scan
+    scanned = lift(
+        lambda module, x, _: (layer(module, x), None),
+        variable_axes={True: 0},  # every collection
+        split_rngs={True: True},
+        length=num_layers,
+        metadata_params={linen.PARTITION_NAME: None},
+    )
+    out: jax.Array = scanned(make(), x, None)[0]
+    return out
+
+
+class _Classifier(linen.Module):
+    """The fields that `ViT` and `TransformerClassifier` share."""
+
+    num_classes: int
+    _: dataclasses.KW_ONLY
+    num_layers: int = 6
+    features: int = 192
+    num_heads: int = 3
+    hidden_features: int | None = None
+    pooling: str = "class_token"
+    dropout: ArrayLike = 0.0
+    remat: Remat = False
+    scan: bool = False
+
+    def __post_init__(self) -> None:
+        optional = ("hidden_features", "vocabulary_size")
+        given = (name for name in optional if getattr(self, name, None) is not None)
+        sizes = (name for name in ("patch_size", "max_length") if hasattr(self, name))
+        check_fields(self, "num_classes", "num_layers", "features", "num_heads", *given, *sizes)
+        name = type(self).__name__
+        if self.features % self.num_heads:
+            raise ConfigError(f"{name}: features {self.features} must be a multiple of num_heads {self.num_heads}.")
+        if self.pooling not in _POOLINGS:
+            raise ConfigError(f"{name}: no pooling {self.pooling!r}: {suggest(str(self.pooling), _POOLINGS)}.")
+        super().__post_init__()
+
+    def _logits(self, x: jax.Array, max_length: int, train: bool, mask: jax.Array | None = None) -> jax.Array:
+        """Logits of the vectors ``[batch, time, features]``, of which those count that ``mask [batch, time]`` has."""
+        batch, time, features = x.shape
+        if self.pooling == "class_token":
+            token = self.param("class_token", linen.initializers.zeros_init(), (1, 1, features))
+            x = jnp.concatenate([jnp.broadcast_to(token, (batch, 1, features)), x], axis=1)
+            mask = None if mask is None else jnp.pad(mask, ((0, 0), (1, 0)), constant_values=True)
+            time, max_length = time + 1, max_length + 1
+        x = x + self.param("positions", _normal, (1, max_length, features))[:, :time]
+        x = nn.Dropout(self.dropout)(x, train=train)
+        block = partial(TransformerBlock, self.num_heads, hidden_features=self.hidden_features, dropout=self.dropout)
+        x = apply_layers(block, self.num_layers, x, remat=self.remat, scan=self.scan, train=train, mask=mask)
+        x = nn.LayerNorm()(x)
+        if self.pooling == "class_token":
+            x = x[:, 0]
+        elif mask is None:
+            x = x.mean(axis=1)
+        else:
+            total = jnp.where(mask[..., None], x, 0).sum(axis=1)
+            x = total / jnp.maximum(mask.sum(axis=1, keepdims=True), 1).astype(x.dtype)
+        return nn.Dense(self.num_classes, kernel_init=_normal)(x)
+
+
+class ViT(_Classifier):
+    """The vision transformer: linear embeddings of square patches, learned positions, blocks, and a linear head.
+
+    Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929). The defaults suit 32x32 images;
+    `create` has the published sizes. Dense kernels are initialized normally with deviation 0.02. Images are of one size,
+    that of ``init``: positions are not interpolated. Parameters: ``Conv_0`` of the patches, ``class_token``,
+    ``positions``, `TransformerBlock`'s ``TransformerBlock_0``, …, ``LayerNorm_0``, ``Dense_0``.
+
+    With ``scan`` all blocks are one, ``TransformerBlock_0``, whose parameters have a first axis of layers; apply
+    ``jnp.stack`` to those of several blocks to convert them.
+
+    >>> model = jn.models.ViT(10)
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 32, 32, 3), "float32"))
+    2693578
+
+    Attributes:
+        num_layers: number of blocks.
+        features: width of the residual stream.
+        num_heads: attention heads, which divide ``features``.
+        hidden_features: units of a block's hidden layer; None: four times ``features``.
+        pooling: ``"class_token"``, a learned token before the patches; or ``"mean"`` of the patches.
+        patch_size: height and width of a patch, which divide those of an image.
+        dropout: ``[]`` the rate after the positions and before each residual addition, 0…1; may be a tracer.
+        remat: whether the backward pass computes each block again instead of storing what is within (Chen et al.,
+            2016, arXiv:1604.06174); or a policy of ``jax.checkpoint_policies``.
+        scan: whether blocks are a loop of one (`jax.lax.scan`), so that compile time does not grow with their number.
+    """
+
+    patch_size: int = 4
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
+        check_images("ViT", x)
+        size = self.patch_size
+        if x.shape[1] % size or x.shape[2] % size:
+            raise DataError(f"ViT: images of {x.shape[1]}x{x.shape[2]} are no multiple of patch_size {size}.")
+        x = nn.Conv(self.features, (size, size), strides=(size, size), padding="VALID")(x)
+        x = x.reshape(x.shape[0], -1, self.features)
+        return self._logits(x, x.shape[1], train)
+
+
+class TransformerClassifier(_Classifier):
+    """A transformer encoder and a linear head for sequences of token ids or of vectors.
+
+    The blocks of `ViT`, after Vaswani et al., "Attention Is All You Need" (2017, arXiv:1706.03762), and Devlin et al.,
+    "BERT" (2019, arXiv:1810.04805). Parameters: ``Embed_0``, or ``Dense_0`` for vectors, and those of `ViT` without
+    ``Conv_0``.
+
+    >>> model = jn.models.TransformerClassifier(2, vocabulary_size=20_000, pad_id=0, num_layers=2)
+    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 80), "int32"))
+    4828802
+
+    Attributes:
+        vocabulary_size: number of token ids; None: inputs are vectors.
+        pad_id: a token that is ignored at any position; None: all count.
+        max_length: maximum sequence length.
+        pooling: ``"mean"`` of the positions that count, or ``"class_token"``, a learned token before the sequence.
+        num_layers, features, num_heads, hidden_features, dropout, remat, scan: as `ViT`'s.
+    """
+
+    vocabulary_size: int | None = None
+    pad_id: int | None = None
+    max_length: int = 512
+    pooling: str = "mean"
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False, *, mask: jax.Array | None = None) -> jax.Array:
+        """Token ids ``[batch, time]`` or vectors ``[batch, time, channels]`` to logits ``[batch, num_classes]``.
+
+        ``mask [batch, time]`` bool: the positions that count; the mean of none is 0. More than ``max_length`` positions
+        raise `DataError`.
+        """
+        if self.vocabulary_size is not None:
+            tokens = checked_tokens("TransformerClassifier", x)
+            x = nn.Embed(self.vocabulary_size, self.features, embedding_init=_normal)(tokens)
+            if self.pad_id is not None:
+                mask = tokens != self.pad_id if mask is None else mask & (tokens != self.pad_id)
+        elif x.ndim == 3 and jnp.issubdtype(x.dtype, jnp.floating):
+            x = nn.Dense(self.features)(x)
+        else:
+            raise DataError(
+                "TransformerClassifier without a vocabulary_size needs vectors [batch, time, channels] of floats, not "
+                f"{x.dtype} {list(x.shape)}."
+            )
+        if x.shape[1] > self.max_length:
+            raise DataError(
+                f"TransformerClassifier: sequences of {x.shape[1]} are longer than max_length, {self.max_length}."
+            )
+        return self._logits(x, self.max_length, train, mask)
