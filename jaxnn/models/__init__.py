@@ -10,14 +10,18 @@ integers, dropout rates outside 0…1 and arguments that do not fit together.
 """
 
 from jaxnn.models._feedforward import CNN, MLP
+from jaxnn.models._generative import VAE, ConvDecoder, UNet, VAEOutputs
 from jaxnn.models._model_inputs import num_parameters
-from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock
+from jaxnn.models._pretrained import create, from_torch
+from jaxnn.models._repeated_layers import stack_layers
+from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock, WideResNet
 from jaxnn.models._text_models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
 from jaxnn.models._transformer import TransformerBlock, TransformerClassifier, ViT
 
 __all__ = [
     "Bottleneck",
     "CNN",
+    "ConvDecoder",
     "FastText",
     "GPT",
     "MLP",
@@ -29,6 +33,13 @@ __all__ = [
     "TextGenRNN",
     "TransformerBlock",
     "TransformerClassifier",
+    "UNet",
+    "VAE",
+    "VAEOutputs",
     "ViT",
+    "WideResNet",
+    "create",
+    "from_torch",
     "num_parameters",
+    "stack_layers",
 ]

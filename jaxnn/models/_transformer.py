@@ -1,11 +1,10 @@
-"""Encoder transformers: the pre-norm block, layers under remat and scan, ViT, and a classifier of sequences."""
+"""Encoder transformers: the pre-norm block, ViT, and a classifier of sequences."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +13,9 @@ from jax.typing import ArrayLike
 
 from jaxnn import nn
 from jaxnn.models._model_inputs import check_fields, check_images, checked_tokens
+from jaxnn.models._repeated_layers import Remat, apply_layers
 from jaxnn.types import ConfigError, DataError, suggest
 
-type Remat = bool | Callable[..., bool]
 _STDDEV = 0.02  # of initial kernels, embeddings and positions
 _MESH_AXIS = "model"  # the mesh axis along which blocks are sharded
 _POOLINGS = ("class_token", "mean")
@@ -60,8 +59,6 @@ class TransformerBlock(linen.Module):
         The outputs of masked positions mean nothing; without any position to attend to, attention gives 0.
         """
         batch, time, features = x.shape
-        if features % self.num_heads:
-            raise ConfigError(f"transformer: features {features} must be a multiple of num_heads {self.num_heads}.")
         by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
         dense = partial(
             nn.Dense,
@@ -81,45 +78,6 @@ class TransformerBlock(linen.Module):
         return x + nn.Dropout(self.dropout)(added()(hidden), train=train)
 
 
-def rematerialized(call: Callable[..., Any], remat: Remat, *, in_scan: bool = False) -> Callable[..., Any]:
-    """``call(module, *arrays)``, recomputed in the backward pass if ``remat``; names of parameters stay as they are.
-
-    ``remat`` may be a policy of ``jax.checkpoint_policies``: what of it is stored. In a scan, the loop itself keeps XLA
-    from merging the recomputation with the forward pass.
-    """
-    if not remat:
-        return call
-    # Typed for classes, it takes functions of a module as well.
-    lift: Any = linen.remat
-    lifted: Callable[..., Any] = lift(call, policy=remat if callable(remat) else None, prevent_cse=not in_scan)
-    return lifted
-
-
-def apply_layers(
-    make: Callable[[], linen.Module], num_layers: int, x: jax.Array, *, remat: Remat, scan: bool, **options: Any
-) -> jax.Array:
-    """Calls ``num_layers`` modules of ``make()``, alike and of equal input and output shapes, one after another.
-
-    They become submodules of the calling module: with ``scan`` a single one, whose parameters have a first axis of
-    layers, in a program that holds the layer once. ``options`` are of each layer's call.
-    """
-    layer = rematerialized(lambda module, x: module(x, **options), remat, in_scan=scan)
-    if not scan:
-        for _ in range(num_layers):
-            x = layer(make(), x)
-        return x
-    lift: Any = linen.scan
-    scanned = lift(
-        lambda module, x, _: (layer(module, x), None),
-        variable_axes={True: 0},  # every collection
-        split_rngs={True: True},
-        length=num_layers,
-        metadata_params={linen.PARTITION_NAME: None},
-    )
-    out: jax.Array = scanned(make(), x, None)[0]
-    return out
-
-
 class _Classifier(linen.Module):
     """The fields that `ViT` and `TransformerClassifier` share."""
 
@@ -135,11 +93,9 @@ class _Classifier(linen.Module):
     scan: bool = False
 
     def __post_init__(self) -> None:
-        optional = ("hidden_features", "vocabulary_size")
-        given = (name for name in optional if getattr(self, name, None) is not None)
-        sizes = (name for name in ("patch_size", "max_length") if hasattr(self, name))
-        check_fields(self, "num_classes", "num_layers", "features", "num_heads", *given, *sizes)
         name = type(self).__name__
+        optional = (field for field in ("patch_size", "max_length", "vocabulary_size") if getattr(self, field, None))
+        check_fields(self, "num_classes", "num_layers", "features", "num_heads", *optional)
         if self.features % self.num_heads:
             raise ConfigError(f"{name}: features {self.features} must be a multiple of num_heads {self.num_heads}.")
         if self.pooling not in _POOLINGS:
@@ -173,12 +129,12 @@ class ViT(_Classifier):
     """The vision transformer: linear embeddings of square patches, learned positions, blocks, and a linear head.
 
     Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929). The defaults suit 32x32 images;
-    `create` has the published sizes. Dense kernels are initialized normally with deviation 0.02. Images are of one size,
-    that of ``init``: positions are not interpolated. Parameters: ``Conv_0`` of the patches, ``class_token``,
+    `create` has the published sizes. Dense kernels are initialized normally with deviation 0.02. All images are of the
+    size of ``init``'s: positions are not interpolated. Parameters: ``Conv_0`` of the patches, ``class_token``,
     ``positions``, `TransformerBlock`'s ``TransformerBlock_0``, …, ``LayerNorm_0``, ``Dense_0``.
 
-    With ``scan`` all blocks are one, ``TransformerBlock_0``, whose parameters have a first axis of layers; apply
-    ``jnp.stack`` to those of several blocks to convert them.
+    With ``scan`` all blocks are one, ``TransformerBlock_0``, whose parameters have a first axis of layers;
+    `stack_layers` converts those of several blocks.
 
     >>> model = jn.models.ViT(10)
     >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 32, 32, 3), "float32"))
