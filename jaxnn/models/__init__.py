@@ -13,10 +13,9 @@ from jaxnn.models._feedforward import CNN, MLP
 from jaxnn.models._generative import VAE, ConvDecoder, UNet, VAEOutputs
 from jaxnn.models._model_inputs import num_parameters
 from jaxnn.models._pretrained import create, from_torch
-from jaxnn.models._repeated_layers import stack_layers
 from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock, WideResNet
 from jaxnn.models._text_models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
-from jaxnn.models._transformer import TransformerBlock, TransformerClassifier, ViT
+from jaxnn.models._transformer import TransformerClassifier, ViT
 
 __all__ = [
     "Bottleneck",
@@ -31,7 +30,6 @@ __all__ = [
     "ResNet",
     "ResNetBlock",
     "TextGenRNN",
-    "TransformerBlock",
     "TransformerClassifier",
     "UNet",
     "VAE",
@@ -41,5 +39,4 @@ __all__ = [
     "create",
     "from_torch",
     "num_parameters",
-    "stack_layers",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,34 +14,32 @@ from jax.typing import ArrayLike
 
 from jaxnn import nn
 from jaxnn.models._model_inputs import check_fields, check_images
-from jaxnn.models._repeated_layers import Remat, rematerialized
 from jaxnn.models._transformer import TransformerBlock
-from jaxnn.types import ConfigError
 
 
 class UNet(linen.Module):
-    """A U-Net of residual blocks: levels of decreasing height and width, and back, with connections across.
+    """A U-Net: residual blocks on levels of decreasing height and width, and back, with connections across.
 
     Ronneberger, Fischer & Brox, "U-Net" (2015, arXiv:1505.04597), with the blocks of Ho, Jain & Abbeel, "Denoising
-    Diffusion Probabilistic Models" (2020, arXiv:2006.11239): outputs of the image's height and width, such as logits of
-    each pixel's class, or the noise in it. Called with ``time``, blocks also get an embedding of it; initialize with
-    it, too. Parameters: ``Conv_0``, ``UNetBlock_0``, …, ``Conv_1``, … (stem, ways down, ways up and outputs),
-    ``TransformerBlock_0``, the norm of the outputs, and ``Dense_0`` and ``Dense_1`` of the time.
+    Diffusion Probabilistic Models" (2020, arXiv:2006.11239). Outputs have the image's height and width, such as logits
+    of each pixel's class, or the noise in it. With ``time``, in ``init`` too, blocks get an embedding of it.
+    Parameters: ``Conv_0``, ``UNetBlock_0``, …, ``Conv_1``, …, in the order of the computation, ``TransformerBlock_0``,
+    ``GroupNorm_0`` (or ``LayerNorm_0``), and ``Dense_0`` and ``Dense_1`` of the time.
 
-    >>> model = jn.models.UNet(1)
     >>> images = jax.ShapeDtypeStruct((2, 32, 32, 1), "float32")
-    >>> jn.models.num_parameters(model, images), jn.models.num_parameters(model, images, time=jnp.arange(2))
-    (2559969, 2700417)
+    >>> jn.models.num_parameters(jn.models.UNet(1), images)
+    2559969
+    >>> jn.models.num_parameters(jn.models.UNet(1), images, time=jnp.arange(2))
+    2700417
 
     Attributes:
         out_features: channels of the outputs.
         features: channels of the first level.
         multipliers: of the channels, for each level; each but the first halves height and width, rounded up.
-        num_blocks: residual blocks per level, and one more on the way up.
+        num_blocks: residual blocks per level, and one more on the way back.
         num_groups: of group norm (Wu & He, 2018), which divide all channels; None: layer norm over the channels.
-        num_heads: attention heads in the middle, among all positions of the last level; None: no attention.
+        num_heads: attention heads among all positions of the last level; None: no attention.
         dropout: ``[]`` the rate before each block's second convolution, 0…1; may be a tracer.
-        remat: as `ViT`'s, of each block.
     """
 
     out_features: int
@@ -51,7 +50,6 @@ class UNet(linen.Module):
     num_groups: int | None = 8
     num_heads: int | None = None
     dropout: ArrayLike = 0.0
-    remat: Remat = False
 
     def __post_init__(self) -> None:
         given = (name for name in ("num_groups", "num_heads") if getattr(self, name) is not None)
@@ -66,13 +64,7 @@ class UNet(linen.Module):
         if time is not None:
             time = _sinusoidal(time, self.features).astype(x.dtype)
             time = nn.Dense(4 * self.features)(linen.silu(nn.Dense(4 * self.features)(time)))
-
-        call = rematerialized(lambda block, x: block(x, time, train), self.remat)
-
-        def block(x: jax.Array, features: int) -> jax.Array:
-            out: jax.Array = call(UNetBlock(features, self.num_groups, self.dropout), x)
-            return out
-
+        block = partial(UNetBlock, num_groups=self.num_groups, dropout=self.dropout)
         widths = [self.features * multiplier for multiplier in self.multipliers]
         x = nn.Conv(self.features, (3, 3))(x)
         across = [x]
@@ -81,16 +73,16 @@ class UNet(linen.Module):
                 x = nn.Conv(width, (3, 3), strides=(2, 2))(x)
                 across.append(x)
             for _ in range(self.num_blocks):
-                x = block(x, width)
+                x = block(width)(x, time, train)
                 across.append(x)
-        x = block(x, widths[-1])
+        x = block(widths[-1])(x, time, train)
         if self.num_heads is not None:
             positions = x.reshape(x.shape[0], -1, x.shape[-1])
             x = TransformerBlock(self.num_heads, dropout=self.dropout)(positions, train).reshape(x.shape)
-        x = block(x, widths[-1])
+        x = block(widths[-1])(x, time, train)
         for level, width in reversed(list(enumerate(widths))):
             for _ in range(self.num_blocks + 1):
-                x = block(jnp.concatenate([x, across.pop()], axis=-1), width)
+                x = block(width)(jnp.concatenate([x, across.pop()], axis=-1), time, train)
             if level:
                 x = nn.Conv(width, (3, 3))(_doubled(x, across[-1].shape))
         return nn.Conv(self.out_features, (3, 3))(_norm_silu(x, self.num_groups))
@@ -115,9 +107,8 @@ class UNetBlock(linen.Module):
 
 
 def _norm_silu(x: jax.Array, num_groups: int | None) -> jax.Array:
-    return linen.silu(
-        nn.LayerNorm()(x) if num_groups is None else linen.GroupNorm(num_groups, use_fast_variance=False)(x)
-    )
+    norm = nn.LayerNorm() if num_groups is None else linen.GroupNorm(num_groups, use_fast_variance=False)
+    return linen.silu(norm(x))
 
 
 def _doubled(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -136,17 +127,12 @@ def _sinusoidal(time: jax.Array, features: int) -> jax.Array:
 class VAEOutputs(NamedTuple):
     """What a `VAE` returns: the reconstruction, and the normal distribution of the latents.
 
-    Attributes:
-        reconstruction: ``[batch, ...]`` the decoder's outputs, such as logits of pixels.
-        mean: ``[batch, latents]``.
-        log_variance: ``[batch, latents]``.
-
     >>> jn.models.VAEOutputs(jnp.zeros((1, 4)), mean=jnp.array([[0.0, 2.0]]), log_variance=jnp.zeros((1, 2))).kl()
     Array([2.], dtype=float32)
     """
 
-    reconstruction: jax.Array
-    mean: jax.Array
+    reconstruction: jax.Array  # [batch, ...] the decoder's outputs, such as logits of pixels
+    mean: jax.Array  # [batch, latents], as `log_variance`
     log_variance: jax.Array
 
     def kl(self) -> jax.Array:
@@ -158,18 +144,14 @@ class VAEOutputs(NamedTuple):
 class VAE(linen.Module):
     """A variational autoencoder: an encoder of the latents' mean and log variance, and a decoder of a sample of them.
 
-    Kingma & Welling, "Auto-Encoding Variational Bayes" (2014, arXiv:1312.6114). Training draws the sample from the
-    stream ``latents`` (``rngs={"latents": key}``); evaluation takes the mean. ``model.apply(variables, images,
-    method="encode")`` and ``method="decode"`` call the halves. Parameters: ``encoder``, ``decoder``.
+    Kingma & Welling, "Auto-Encoding Variational Bayes" (2014, arXiv:1312.6114). Training draws the sample with
+    ``rngs={"latents": key}``; evaluation takes the mean. ``method="encode"`` and ``method="decode"`` of ``apply`` call
+    the halves. Parameters: ``encoder``, ``decoder``.
 
     >>> encoder = jn.models.MLP((512, 2 * 16))  # means and log variances of 16 latents
     >>> model = jn.models.VAE(encoder, jn.models.MLP((512, 784)), shape=(28, 28, 1))
     >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 28, 28, 1), "float32"))
     829232
-    >>> encoder = jn.models.CNN(2 * 16, dense=())
-    >>> model = jn.models.VAE(encoder, jn.models.ConvDecoder((28, 28, 1)))
-    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 28, 28, 1), "float32"))
-    200513
 
     Attributes:
         encoder: a module called as ``encoder(inputs, train)``, such as `MLP` or `CNN`, to ``[batch, 2 * latents]``.
@@ -184,19 +166,14 @@ class VAE(linen.Module):
 
     def __call__(self, x: jax.Array, train: bool = False) -> VAEOutputs:
         """``[batch, ...]`` to reconstructions of the same shape, and the means and log variances of the latents."""
-        mean, log_variance = self.encode(x, train)
-        latents = mean
+        latents, log_variance = mean, _ = self.encode(x, train)
         if train:
-            noise = jax.random.normal(self.make_rng("latents"), mean.shape, mean.dtype)
-            latents = mean + jnp.exp(0.5 * log_variance) * noise
+            latents += jnp.exp(log_variance / 2) * jax.random.normal(self.make_rng("latents"), mean.shape, mean.dtype)
         return VAEOutputs(self.decode(latents, train), mean, log_variance)
 
     def encode(self, x: jax.Array, train: bool = False) -> tuple[jax.Array, jax.Array]:
-        """``[batch, ...]`` to mean and log variance ``[batch, latents]``; ConfigError unless the encoder fits."""
-        encoded = self.encoder(x, train)
-        if encoded.ndim != 2 or encoded.shape[1] % 2:
-            raise ConfigError(f"VAE: the encoder must return [batch, 2 * latents], not {list(encoded.shape)}.")
-        mean, log_variance = jnp.split(encoded, 2, axis=-1)
+        """``[batch, ...]`` to mean and log variance ``[batch, latents]``."""
+        mean, log_variance = jnp.split(self.encoder(x, train), 2, axis=-1)
         return mean, log_variance
 
     def decode(self, latents: jax.Array, train: bool = False) -> jax.Array:
@@ -223,10 +200,6 @@ class ConvDecoder(linen.Module):
     shape: tuple[int, int, int]
     _: dataclasses.KW_ONLY
     features: tuple[int, ...] = (64, 32)
-
-    def __post_init__(self) -> None:
-        self.features = nn.positive_ints("ConvDecoder: features", self.features, "(64, 32)", nonempty=True)
-        super().__post_init__()
 
     @linen.compact
     def __call__(self, latents: jax.Array, train: bool = False) -> jax.Array:

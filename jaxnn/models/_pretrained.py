@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen
 
-from jaxnn.models._repeated_layers import stack_layers
+from jaxnn.models._model_inputs import stack_layers
 from jaxnn.models._residual import Bottleneck, ResNet, WideResNet
 from jaxnn.models._transformer import ViT
 from jaxnn.types import ConfigError, DataError, ModelState, Params, suggest
@@ -63,7 +63,7 @@ def from_torch(model: str | linen.Module, state_dict: Mapping[str, Any]) -> tupl
     >>> state_dict = {f"fc.{name}": np.ones(shape) for name, shape in {"weight": (1000, 2048), "bias": 1000}.items()}
     >>> jn.models.from_torch("resnet50", state_dict)
     Traceback (most recent call last):
-    jaxnn.types.DataError: from_torch: the names do not fit ResNet: nothing for BatchNorm_0.bias; ...; and 260 more.
+    jaxnn.types.DataError: from_torch: weights do not fit ResNet: nothing for BatchNorm_0.mean (64,); ... more.
 
     Args:
         model: a `ResNet` or `ViT`, or a name as of `create`.
@@ -81,26 +81,24 @@ def from_torch(model: str | linen.Module, state_dict: Mapping[str, Any]) -> tupl
     rules = _RULES[type(model)](model)
     converted = {name: _converted(name, value, rules) for name, value in state_dict.items()}
     found = {path: array for path, array in converted.values() if path}
-    names = {path: name for name, (path, _) in converted.items() if path}
+    given = {path: f"{name} {array.shape}" for name, (path, array) in converted.items()}
     variables = _variables(model, found)
     needed = {_path(keys): leaf.shape for keys, leaf in jax.tree.leaves_with_path(variables)}
-    wrong = [f"no place for {name}" for path, name in names.items() if path not in needed]
-    for path, shape in needed.items():
-        if path not in found:
-            wrong.append(f"nothing for {path}")
-        elif found[path].shape != shape:
-            wrong.append(f"{names[path]} gives {path} of {list(found[path].shape)}, not {list(shape)}")
+    fits = {path for path, shape in needed.items() if path in found and found[path].shape == shape}
+    wrong = [path for path in found | needed if path not in fits]
     if wrong:
-        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise DataError(f"from_torch: the names do not fit {type(model).__name__}: {'; '.join(wrong[:_SHOWN])}{more}.")
+        pairs = [f"{given.get(path, 'nothing')} for {path} {needed.get(path, '(unknown)')}" for path in wrong[:_SHOWN]]
+        listed = "; ".join(pairs) + (f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
+        raise DataError(f"from_torch: weights do not fit {type(model).__name__}: {listed}.")
     state = jax.tree.map_with_path(lambda keys, leaf: jnp.asarray(found[_path(keys)], leaf.dtype), variables)
     params = state.pop("params")
-    return (stack_layers(params, model.num_layers) if getattr(model, "scan", False) else params), state
+    is_scan = getattr(model, "scan", False)
+    return (stack_layers(params, "TransformerBlock", model.num_layers) if is_scan else params), state
 
 
 def _path(keys: Any) -> str:
     """``Conv_0.kernel`` of the leaf ``["params"]["Conv_0"]["kernel"]``."""
-    return ".".join(key.key for key in keys[1:])
+    return jax.tree_util.keystr(keys[1:], simple=True, separator=".")
 
 
 def _converted(path: str, value: Any, rules: Rules) -> tuple[str, np.ndarray]:
@@ -117,12 +115,10 @@ def _converted(path: str, value: Any, rules: Rules) -> tuple[str, np.ndarray]:
 
 def _variables(model: Any, found: Mapping[str, np.ndarray]) -> Any:
     """Shapes of the variables of ``model`` without a scan, for images that fit the arrays ``found``."""
-    *_, channels, _ = found["Conv_0.kernel"].shape if "Conv_0.kernel" in found else (3, 1)
-    size = (64, 64)
+    size, channels = (64, 64), found["Conv_0.kernel"].shape[-2] if "Conv_0.kernel" in found else 3
     if isinstance(model, ViT):
-        positions = found["positions"].shape[1] if "positions" in found else 2
-        size = (model.patch_size, model.patch_size * (positions - (model.pooling == "class_token")))
-        model = model.clone(scan=False)
+        num_patches = found["positions"].shape[1] - (model.pooling == "class_token") if "positions" in found else 1
+        model, size = model.clone(scan=False), (model.patch_size, model.patch_size * num_patches)
     images = jax.ShapeDtypeStruct((1, *size, channels), jnp.float32)
     return linen.unbox(jax.eval_shape(model.init, jax.random.key(0), images))
 

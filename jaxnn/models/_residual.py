@@ -11,8 +11,7 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_fields, check_images
-from jaxnn.models._repeated_layers import Remat, rematerialized
+from jaxnn.models._model_inputs import Remat, check_fields, check_images, rematerialized
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, max_pool, positive_ints
 from jaxnn.types import ConfigError, suggest
 
@@ -83,15 +82,13 @@ class ResNet(linen.Module):
     section 4.2, with 1x1 convolutions in the shortcuts that change the shape (option B): 272,474 parameters, or 269,722
     as theirs with ``project=False`` (option A). ``num_blocks=(9, 9, 9)`` is ResNet-56: 855,770 or 853,018.
 
-    The example is ResNet-50 for 224x224 images, as torchvision's: a bottleneck has its stride in the 3x3 convolution,
-    not in the 1x1 before it (version 1.5). `create` has the other published sizes, and `from_torch` takes torchvision's
-    weights. Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0`` or
-    ``Bottleneck_0``, …, ``Dense_0``.
+    `create` has those for 224x224 images, as torchvision's: a bottleneck has its stride in the 3x3 convolution, not in
+    the 1x1 before it (version 1.5). Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0`` or ``Bottleneck_0``, …,
+    ``Dense_0``.
 
-    >>> blocks = {"num_blocks": (3, 4, 6, 3), "block": jn.models.Bottleneck}
-    >>> resnet50 = jn.models.ResNet(1000, **blocks, features=64, stem="imagenet")
-    >>> jn.models.num_parameters(resnet50, jax.ShapeDtypeStruct((1, 224, 224, 3), "float32"))
-    25557032
+    >>> resnet50 = jn.models.create("resnet50")
+    >>> resnet50.num_blocks, resnet50.block.__name__, resnet50.features, resnet50.stem
+    ((3, 4, 6, 3), 'Bottleneck', 64, 'imagenet')
 
     Attributes:
         num_blocks: number of residual blocks in each stage.

@@ -12,8 +12,7 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
-from jaxnn.models._model_inputs import check_fields, check_images, checked_tokens
-from jaxnn.models._repeated_layers import Remat, apply_layers
+from jaxnn.models._model_inputs import Remat, apply_layers, check_fields, check_images, checked_tokens
 from jaxnn.types import ConfigError, DataError, suggest
 
 _STDDEV = 0.02  # of initial kernels, embeddings and positions
@@ -22,60 +21,56 @@ _POOLINGS = ("class_token", "mean")
 _normal = linen.initializers.normal(_STDDEV)
 
 
-class TransformerBlock(linen.Module):
-    """A pre-norm transformer block: self-attention, then two dense layers, each with a residual connection.
+def residual_block(
+    x: jax.Array,
+    attend: Callable[[jax.Array], jax.Array],
+    projected: int,
+    hidden: int,
+    *,
+    train: bool,
+    dropout: ArrayLike,
+    activation: Callable[[jax.Array], jax.Array],
+    stddev: float = _STDDEV,
+    norm: Callable[[], linen.Module] = nn.LayerNorm,
+) -> jax.Array:
+    """A pre-norm transformer block (GPT-2): attention, then two dense layers, each with a residual connection.
 
-    Vaswani et al., "Attention Is All You Need" (2017, arXiv:1706.03762), normalized before each layer as in GPT-2 and
-    ViT. Parameters: ``LayerNorm_0``, ``Dense_0`` (queries, keys and values, in this order), ``Dense_1``,
-    ``LayerNorm_1``, ``Dense_2``, ``Dense_3``. On a mesh with an axis ``model``, ``Dense_0`` and ``Dense_2`` are sharded
-    along their outputs, ``Dense_1`` and ``Dense_3`` along their inputs (Shoeybi et al., Megatron-LM, 2019), so ``init``
-    returns them in Flax's boxes with axis names, which ``flax.linen.unbox`` removes.
-
-    >>> block = jn.models.TransformerBlock(num_heads=4)
-    >>> jn.models.num_parameters(block, jax.ShapeDtypeStruct((2, 16, 64), "float32"))
-    49984
-
-    Attributes:
-        num_heads: attention heads, which divide the features of the inputs.
-        causal: whether a position sees none that follow it.
-        hidden_features: units of the first of the two dense layers; None: four times the features.
-        activation: an elementwise function between the two dense layers.
-        dropout: ``[]`` the rate before each residual addition, 0…1; may be a tracer.
-        stddev: of the initial kernels of ``Dense_1`` and ``Dense_3``; that of the others is 0.02.
+    ``attend`` maps queries, keys and values ``[batch, time, projected]`` to ``[batch, time, features]``. Layers are of
+    the calling module: ``LayerNorm_0``, ``Dense_0`` to ``projected``, ``Dense_1``, ``LayerNorm_1``, ``Dense_2`` to
+    ``hidden``, ``Dense_3``. On a mesh with an axis ``model``, the first dense layer of each pair is sharded along its
+    outputs, the second along its inputs (Shoeybi et al., Megatron-LM, 2019). ``stddev`` is of the latter's kernels.
     """
+    first = partial(
+        nn.Dense,
+        kernel_init=nn.partitioned(_normal, (None, _MESH_AXIS)),
+        bias_init=nn.partitioned(linen.initializers.zeros_init(), (_MESH_AXIS,)),
+    )
+    init = nn.partitioned(linen.initializers.normal(stddev), (_MESH_AXIS, None))
+    second = partial(nn.Dense, x.shape[-1], kernel_init=init)
+    attended = attend(first(projected)(norm()(x)))  # a layer's number is that of its construction
+    x = x + nn.Dropout(dropout)(second()(attended), train=train)
+    activated = activation(first(hidden)(norm()(x)))
+    return x + nn.Dropout(dropout)(second()(activated), train=train)
+
+
+class TransformerBlock(linen.Module):
+    """`residual_block` with self-attention of all positions."""
 
     num_heads: int
-    _: dataclasses.KW_ONLY
-    causal: bool = False
-    hidden_features: int | None = None
-    activation: Callable[[jax.Array], jax.Array] = partial(linen.gelu, approximate=False)
-    dropout: ArrayLike = 0.0
-    stddev: float = _STDDEV
+    dropout: ArrayLike = 0.0  # [] the rate before each residual addition
+    hidden_features: int | None = None  # None: four times the features
 
     @linen.compact
     def __call__(self, x: jax.Array, train: bool = False, *, mask: jax.Array | None = None) -> jax.Array:
-        """Maps ``[batch, time, features]`` to the same shape; ``mask [batch, time]`` bool: the positions to attend to.
+        """Maps ``[batch, time, features]`` to the same shape; ``mask [batch, time]``: the positions that are seen."""
+        features, heads = x.shape[-1], (*x.shape[:2], 3 * self.num_heads, -1)
 
-        The outputs of masked positions mean nothing; without any position to attend to, attention gives 0.
-        """
-        batch, time, features = x.shape
-        by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
-        dense = partial(
-            nn.Dense,
-            kernel_init=nn.partitioned(_normal, by_output),
-            bias_init=nn.partitioned(linen.initializers.zeros_init(), (_MESH_AXIS,)),
-        )
-        added = partial(
-            nn.Dense, features, kernel_init=nn.partitioned(linen.initializers.normal(self.stddev), by_input)
-        )
-        heads = (batch, time, self.num_heads, features // self.num_heads)
-        projected = jnp.split(dense(3 * features)(nn.LayerNorm()(x)), 3, axis=-1)
-        query, key, value = (part.reshape(heads) for part in projected)
-        seen = None if mask is None else mask[:, None, None, :]
-        attended = nn.attention(query, key, value, causal=self.causal, mask=seen)
-        x = x + nn.Dropout(self.dropout)(added()(attended.reshape(x.shape)), train=train)
-        hidden = self.activation(dense(self.hidden_features or 4 * features)(nn.LayerNorm()(x)))
-        return x + nn.Dropout(self.dropout)(added()(hidden), train=train)
+        def attend(projected: jax.Array) -> jax.Array:
+            query, key, value = jnp.split(projected.reshape(heads), 3, axis=2)
+            return nn.attention(query, key, value, mask=None if mask is None else mask[:, None, None]).reshape(x.shape)
+
+        hidden, gelu = self.hidden_features or 4 * features, partial(linen.gelu, approximate=False)
+        return residual_block(x, attend, 3 * features, hidden, train=train, dropout=self.dropout, activation=gelu)
 
 
 class _Classifier(linen.Module):
@@ -93,9 +88,9 @@ class _Classifier(linen.Module):
     scan: bool = False
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        optional = (field for field in ("patch_size", "max_length", "vocabulary_size") if getattr(self, field, None))
-        check_fields(self, "num_classes", "num_layers", "features", "num_heads", *optional)
+        name, optional = type(self).__name__, ("patch_size", "max_length", "vocabulary_size")
+        given = (field for field in optional if getattr(self, field, None) is not None)
+        check_fields(self, "num_classes", "num_layers", "features", "num_heads", *given)
         if self.features % self.num_heads:
             raise ConfigError(f"{name}: features {self.features} must be a multiple of num_heads {self.num_heads}.")
         if self.pooling not in _POOLINGS:
@@ -112,7 +107,7 @@ class _Classifier(linen.Module):
             time, max_length = time + 1, max_length + 1
         x = x + self.param("positions", _normal, (1, max_length, features))[:, :time]
         x = nn.Dropout(self.dropout)(x, train=train)
-        block = partial(TransformerBlock, self.num_heads, hidden_features=self.hidden_features, dropout=self.dropout)
+        block = partial(TransformerBlock, self.num_heads, self.dropout, self.hidden_features)
         x = apply_layers(block, self.num_layers, x, remat=self.remat, scan=self.scan, train=train, mask=mask)
         x = nn.LayerNorm()(x)
         if self.pooling == "class_token":
@@ -131,10 +126,7 @@ class ViT(_Classifier):
     Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021, arXiv:2010.11929). The defaults suit 32x32 images;
     `create` has the published sizes. Dense kernels are initialized normally with deviation 0.02. All images are of the
     size of ``init``'s: positions are not interpolated. Parameters: ``Conv_0`` of the patches, ``class_token``,
-    ``positions``, `TransformerBlock`'s ``TransformerBlock_0``, …, ``LayerNorm_0``, ``Dense_0``.
-
-    With ``scan`` all blocks are one, ``TransformerBlock_0``, whose parameters have a first axis of layers;
-    `stack_layers` converts those of several blocks.
+    ``positions``, ``TransformerBlock_0``, …, ``LayerNorm_0``, ``Dense_0``; each block as `GPT`'s.
 
     >>> model = jn.models.ViT(10)
     >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 32, 32, 3), "float32"))
@@ -150,7 +142,8 @@ class ViT(_Classifier):
         dropout: ``[]`` the rate after the positions and before each residual addition, 0…1; may be a tracer.
         remat: whether the backward pass computes each block again instead of storing what is within (Chen et al.,
             2016, arXiv:1604.06174); or a policy of ``jax.checkpoint_policies``.
-        scan: whether blocks are a loop of one (`jax.lax.scan`), so that compile time does not grow with their number.
+        scan: whether blocks are a loop of one (`jax.lax.scan`), so that compile time does not grow with their number;
+            parameters are those of ``TransformerBlock_0`` with a first axis of layers.
     """
 
     patch_size: int = 4
@@ -206,12 +199,8 @@ class TransformerClassifier(_Classifier):
         elif x.ndim == 3 and jnp.issubdtype(x.dtype, jnp.floating):
             x = nn.Dense(self.features)(x)
         else:
-            raise DataError(
-                "TransformerClassifier without a vocabulary_size needs vectors [batch, time, channels] of floats, not "
-                f"{x.dtype} {list(x.shape)}."
-            )
-        if x.shape[1] > self.max_length:
-            raise DataError(
-                f"TransformerClassifier: sequences of {x.shape[1]} are longer than max_length, {self.max_length}."
-            )
+            needed = "vectors [batch, time, channels] of floats, or a vocabulary_size for token ids"
+            raise DataError(f"TransformerClassifier needs {needed}, not {x.dtype} {list(x.shape)}.")
+        if (time := x.shape[1]) > self.max_length:
+            raise DataError(f"TransformerClassifier: {time} positions are more than max_length, {self.max_length}.")
         return self._logits(x, self.max_length, train, mask)
