@@ -88,7 +88,7 @@ if __name__ == "__main__":
     numbers = [int(size) for size in sizes.split(",")]
     network = (ResNet(*numbers[1:], width=numbers[0]) if kind == "resnet" else ViT(*numbers)).eval()
     with torch.no_grad():
-        for name, value in network.state_dict().items():
+        for value in network.state_dict().values():
             if value.ndim in (2, 4):
                 value.mul_(2)  # so that outputs differ between images
             elif value.is_floating_point():

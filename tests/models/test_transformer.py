@@ -1,0 +1,161 @@
+"""ViT and TransformerClassifier: the same layers of Flax, padding, remat and scan over layers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen
+
+from jaxnn.models import TransformerClassifier, ViT
+from jaxnn.types import DataError
+from tests import draws
+
+near = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+KEY = jax.random.key(0)
+SIZES: dict[str, Any] = {"num_layers": 2, "features": 8, "num_heads": 2}
+IMAGES = draws.normal(0, 2, 8, 4, 3)
+VIT = ViT(5, **SIZES)
+# 0 is padding, at any position; the last row has nothing else.
+TOKENS = np.array([[4, 2, 4, 1], [0, 1, 5, 0], [3, 0, 0, 0], [0, 0, 0, 0]])
+ENCODER = TransformerClassifier(3, **SIZES, vocabulary_size=6, pad_id=0, max_length=7)
+
+
+def dense(p: Any, x: jax.Array) -> jax.Array:
+    return linen.Dense(p["bias"].size).apply({"params": p}, x)
+
+
+def norm(p: Any, x: jax.Array) -> jax.Array:
+    return linen.LayerNorm().apply({"params": p}, x)
+
+
+def blocks(params: Any, x: jax.Array) -> jax.Array:
+    """The blocks and the last norm, by layers of Flax and JAX."""
+    for p in (params["TransformerBlock_0"], params["TransformerBlock_1"]):
+        qkv = jnp.split(dense(p["Dense_0"], norm(p["LayerNorm_0"], x)), 3, axis=-1)
+        attended = jax.nn.dot_product_attention(*(part.reshape(*x.shape[:2], 2, 4) for part in qkv))
+        x = x + dense(p["Dense_1"], attended.reshape(x.shape))
+        x = x + dense(p["Dense_3"], jax.nn.gelu(dense(p["Dense_2"], norm(p["LayerNorm_1"], x)), approximate=False))
+    return norm(params["LayerNorm_0"], x)
+
+
+@pytest.mark.parametrize("pooling", ["class_token", "mean"])
+def test_vit_equals_flax_layers(pooling: str) -> None:
+    model = VIT.clone(pooling=pooling)
+    variables = draws.variables(model, IMAGES)
+    params = variables["params"]
+
+    def reference() -> jax.Array:
+        # Patches in row-major order, flattened as the kernel of a convolution is.
+        patches = IMAGES.reshape(2, 2, 4, 1, 4, 3).swapaxes(2, 3).reshape(2, 2, 48)
+        x = patches @ params["Conv_0"]["kernel"].reshape(48, 8) + params["Conv_0"]["bias"][None, None]
+        if pooling == "class_token":
+            x = jnp.concatenate([jnp.broadcast_to(params["class_token"], (2, 1, 8)), x], axis=1)
+        x = blocks(params, x + params["positions"])
+        return dense(params["Dense_0"], x[:, 0] if pooling == "class_token" else x.mean(axis=1))
+
+    near(*jax.jit(lambda: (model.apply(variables, IMAGES), reference()))())
+
+
+def test_classifier_equals_flax_layers_on_each_sequence_without_padding() -> None:
+    variables = draws.variables(ENCODER, TOKENS)
+    params = variables["params"]
+    vectors = TransformerClassifier(3, **SIZES, max_length=7)
+    projected = {**params, "Dense_1": params["Dense_0"], "Dense_0": {"kernel": jnp.eye(8), "bias": jnp.zeros(8)}}
+    del projected["Embed_0"]
+
+    def reference() -> list[jax.Array]:
+        table, logits = params["Embed_0"]["embedding"], []
+        for row in TOKENS[:3]:
+            (places,) = np.nonzero(row)
+            x = blocks(params, table[row[places]][None] + params["positions"][:, places])
+            logits.append(dense(params["Dense_0"], x.mean(axis=1))[0])
+        return logits
+
+    def outputs(pooling: str) -> tuple[jax.Array, ...]:
+        model, extra = ENCODER.clone(pooling=pooling), {}
+        if pooling == "class_token":
+            extra = {"class_token": jnp.ones((1, 1, 8)), "positions": jnp.ones((1, 8, 8))}
+        apply = partial(model.apply, {"params": {**params, **extra}})
+        other = np.where(TOKENS == 0, 3, TOKENS)  # what is masked does not matter
+        return (
+            apply(TOKENS),
+            apply(np.pad(TOKENS, [(0, 0), (0, 3)])),
+            model.clone(pad_id=None).apply({"params": {**params, **extra}}, other, mask=TOKENS != 0),
+        )
+
+    embedded = params["Embed_0"]["embedding"][TOKENS]
+    plain, token, expected, of_vectors = jax.jit(
+        lambda: (
+            outputs("mean"),
+            outputs("class_token"),
+            reference(),
+            vectors.apply({"params": projected}, embedded, mask=TOKENS != 0),
+        )
+    )()
+    near(plain[0][:3], expected)
+    near(plain[0][3], params["Dense_0"]["bias"])  # the mean of nothing is 0
+    near(of_vectors, plain[0])
+    for first, *others in (plain, token):
+        assert np.isfinite(first).all()
+        for same in others:
+            near(same, first)
+    assert np.ptp(token[0], axis=0).min() > 1e-3, "the class token sees the sequence"
+
+
+def stacked(params: Any) -> Any:
+    """As a scan over layers has them."""
+    layers = [params[f"TransformerBlock_{number}"] for number in range(4)]
+    rest = {name: params[name] for name in params if not name.startswith("TransformerBlock")}
+    return rest | {"TransformerBlock_0": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+
+def test_remat_and_scan_give_equal_gradients_in_less_memory_and_fewer_lines() -> None:
+    deep, images = VIT.clone(num_layers=4), draws.normal(0, 16, 16, 16, 3)
+    params = draws.variables(deep, images)["params"]
+
+    def gradient(remat: Any, scan: bool) -> tuple[Any, int, int]:
+        model, given = deep.clone(remat=remat, scan=scan), stacked(params) if scan else params
+        loss = lambda params: jnp.square(model.apply({"params": params}, images)).sum()  # noqa: E731
+        lowered = jax.jit(jax.grad(loss)).lower(given)
+        program = lowered.compile()
+        return program(given), program.memory_analysis().temp_size_in_bytes, len(lowered.as_text())
+
+    plain, memory, lines = gradient(False, False)
+    both, small, few = gradient(True, True)
+    draws.assert_close(both, stacked(plain), 1e-3)
+    assert small < 0.6 * memory and few < 0.8 * lines
+    by_policy, middle, _ = gradient(jax.checkpoint_policies.dots_with_no_batch_dims_saveable, False)
+    draws.assert_close(by_policy, plain, 1e-3)
+    assert small < middle < memory
+
+
+def test_layers_of_a_scan_draw_numbers_of_their_own() -> None:
+    model = VIT.clone(scan=True, remat=True)
+    boxed = jax.jit(partial(model.init, KEY))(IMAGES)["params"]
+    params = linen.unbox(boxed)
+    kernel = params["TransformerBlock_0"]["Dense_0"]["kernel"]
+    assert kernel.shape == (2, 8, 24) and not np.allclose(kernel[0], kernel[1])
+    specs = linen.get_partition_spec(boxed)["TransformerBlock_0"]
+    assert specs["Dense_0"]["kernel"] == jax.sharding.PartitionSpec(None, None, "model")
+
+    @jax.jit
+    def dropped(rate: Any) -> jax.Array:
+        return model.clone(dropout=rate).apply({"params": params}, IMAGES, train=True, rngs={"dropout": KEY})
+
+    assert not np.allclose(dropped(0.5), dropped(0.0))
+
+
+def test_wrong_inputs() -> None:
+    cases = [
+        (VIT, np.ones((2, 8, 6, 3)), "ViT: images of 8x6 are no multiple of patch_size 4"),
+        (ENCODER, np.ones((2, 8), np.int32), "TransformerClassifier: 8 positions are more than max_length, 7"),
+        (ENCODER.clone(vocabulary_size=None), TOKENS, r"vectors .* or a vocabulary_size .* not int.. \[4, 4\]"),
+    ]
+    for model, inputs, words in cases:
+        with pytest.raises(DataError, match=words):
+            jax.eval_shape(model.init, KEY, inputs)
