@@ -62,8 +62,8 @@ class UNet(linen.Module):
         """``[batch, height, width, channels]``, ``time [batch]`` to ``[batch, height, width, out_features]``."""
         check_images("UNet", x)
         if time is not None:
-            time = _sinusoidal(time, self.features).astype(x.dtype)
-            time = nn.Dense(4 * self.features)(linen.silu(nn.Dense(4 * self.features)(time)))
+            time = nn.Dense(4 * self.features)(_sinusoidal(time, self.features).astype(x.dtype))
+            time = nn.Dense(4 * self.features)(linen.silu(time))
         block = partial(UNetBlock, num_groups=self.num_groups, dropout=self.dropout)
         widths = [self.features * multiplier for multiplier in self.multipliers]
         x = nn.Conv(self.features, (3, 3))(x)
