@@ -16,8 +16,7 @@ from jaxnn.models._residual import Bottleneck, ResNet, WideResNet
 from jaxnn.models._transformer import ViT
 from jaxnn.types import ConfigError, DataError, ModelState, Params, suggest
 
-# Patterns and what replaces them, in order: from a name of PyTorch to a path in the variables, of which "….weight" has
-# PyTorch's layout and "" has no use.
+# Patterns and what replaces them, in order, from PyTorch's name to a path: "….weight" has PyTorch's layout, "" no use.
 type Rules = list[tuple[str, str | Callable[[re.Match[str]], str]]]
 _IMAGENET = {"num_classes": 1000, "features": 64, "stem": "imagenet"}
 _DEEP = {**_IMAGENET, "block": Bottleneck}
@@ -34,6 +33,20 @@ _PUBLISHED: Mapping[str, tuple[type[linen.Module], Mapping[str, Any]]] = {
     "vit_l_16": (ViT, {**_PATCHES, "features": 1024, "num_heads": 16, "num_layers": 24}),
     "wrn_28_10": (WideResNet, {"num_classes": 10}),
 }
+# Of torchvision, its old files too, and of timm.
+_VIT: Rules = [
+    (r"^cls_token$", "class_token"),
+    (r"^(encoder\.pos_embedding|pos_embed)$", "positions"),
+    (r"^(conv_proj|patch_embed\.proj)\.", "Conv_0."),
+    (r"^(encoder\.ln|norm)\.", "LayerNorm_0."),
+    (r"^(heads\.)?head\.", "Dense_0."),
+    (r"^(encoder\.layers\.encoder_layer_|blocks\.)(\d+)\.", r"TransformerBlock_\2."),
+    (r"\.(?:ln_|norm)(\d)\.", lambda match: f".LayerNorm_{int(match[1]) - 1}."),
+    (r"\.(self_attention\.in_proj_|attn\.qkv\.)", ".Dense_0."),
+    (r"\.(self_attention\.out_proj|attn\.proj)\.", ".Dense_1."),
+    (r"\.mlp\.(0|linear_1|fc1)\.", ".Dense_2."),
+    (r"\.mlp\.(3|linear_2|fc2)\.", ".Dense_3."),
+]
 _SHOWN = 5  # names in an error
 
 
@@ -57,48 +70,37 @@ def create(name: str, **fields: Any) -> Any:
 def from_torch(model: str | linen.Module, state_dict: Mapping[str, Any]) -> tuple[Params, ModelState]:
     """Returns a network's parameters and model state with the weights of a PyTorch state dict, by name.
 
-    Takes torchvision's names for `ResNet` and `ViT`, and timm's for `ViT`. Outputs are PyTorch's in evaluation, to
-    rounding, for images normalized as there, with channels last. With ``scan=True`` blocks are stacked.
+    Takes torchvision's names for `ResNet` and `ViT`, and timm's for `ViT`; ``model`` may be a name as of `create`.
+    Arrays are NumPy's, such as of a ``safetensors`` file, or tensors on the CPU. Outputs are PyTorch's in evaluation,
+    to rounding, for images normalized as there, with channels last. The results are ``variables["params"]``, of stacked
+    blocks with ``scan=True``, and the other variables, without boxes. Names without a place, parameters without a name,
+    and arrays of another shape raise `DataError`.
 
     >>> state_dict = {f"fc.{name}": np.ones(shape) for name, shape in {"weight": (1000, 2048), "bias": 1000}.items()}
     >>> jn.models.from_torch("resnet50", state_dict)
     Traceback (most recent call last):
     jaxnn.types.DataError: from_torch: weights do not fit ResNet: nothing for BatchNorm_0.mean (64,); ... more.
-
-    Args:
-        model: a `ResNet` or `ViT`, or a name as of `create`.
-        state_dict: arrays by name: NumPy's, such as of a ``safetensors`` file, or tensors on the CPU.
-
-    Returns:
-        ``variables["params"]`` and the other variables, as of ``model.init``, without boxes.
-
-    Raises:
-        DataError: for names without a place, parameters without a name, and arrays of another shape.
     """
     model = create(model) if isinstance(model, str) else model
-    if type(model) not in _RULES:
+    if not isinstance(model, ResNet | ViT):
         raise ConfigError(f"from_torch takes a ResNet or a ViT, not a {type(model).__name__}.")
-    rules = _RULES[type(model)](model)
+    rules = _VIT if isinstance(model, ViT) else _resnet_rules(model)
     converted = {name: _converted(name, value, rules) for name, value in state_dict.items()}
     found = {path: array for path, array in converted.values() if path}
     given = {path: f"{name} {array.shape}" for name, (path, array) in converted.items()}
     variables = _variables(model, found)
-    needed = {_path(keys): leaf.shape for keys, leaf in jax.tree.leaves_with_path(variables)}
-    fits = {path for path, shape in needed.items() if path in found and found[path].shape == shape}
-    wrong = [path for path in found | needed if path not in fits]
-    if wrong:
+    path_of: Callable[[Any], str] = lambda keys: jax.tree_util.keystr(keys[1:], simple=True, separator=".")  # noqa: E731
+    needed = {path_of(keys): leaf.shape for keys, leaf in jax.tree.leaves_with_path(variables)}
+    shapes = {path: array.shape for path, array in found.items()}
+    if wrong := [path for path in shapes | needed if shapes.get(path) != needed.get(path)]:
         pairs = [f"{given.get(path, 'nothing')} for {path} {needed.get(path, '(unknown)')}" for path in wrong[:_SHOWN]]
         listed = "; ".join(pairs) + (f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else "")
         raise DataError(f"from_torch: weights do not fit {type(model).__name__}: {listed}.")
-    state = jax.tree.map_with_path(lambda keys, leaf: jnp.asarray(found[_path(keys)], leaf.dtype), variables)
+    state = jax.tree.map_with_path(lambda keys, leaf: jnp.asarray(found[path_of(keys)], leaf.dtype), variables)
     params = state.pop("params")
-    is_scan = getattr(model, "scan", False)
-    return (stack_layers(params, "TransformerBlock", model.num_layers) if is_scan else params), state
-
-
-def _path(keys: Any) -> str:
-    """``Conv_0.kernel`` of the leaf ``["params"]["Conv_0"]["kernel"]``."""
-    return jax.tree_util.keystr(keys[1:], simple=True, separator=".")
+    if isinstance(model, ViT) and model.scan:
+        params = stack_layers(params, "TransformerBlock", model.num_layers)
+    return params, state
 
 
 def _converted(path: str, value: Any, rules: Rules) -> tuple[str, np.ndarray]:
@@ -108,9 +110,8 @@ def _converted(path: str, value: Any, rules: Rules) -> tuple[str, np.ndarray]:
         path = re.sub(pattern, replacement, path)
     if not path.endswith(".weight"):
         return path, array
-    if array.ndim == 1:
-        return f"{path.removesuffix('weight')}scale", array
-    return f"{path.removesuffix('weight')}kernel", np.moveaxis(array, (0, 1), (-1, -2))
+    stem = path.removesuffix("weight")
+    return (f"{stem}scale", array) if array.ndim == 1 else (f"{stem}kernel", np.moveaxis(array, (0, 1), (-1, -2)))
 
 
 def _variables(model: Any, found: Mapping[str, np.ndarray]) -> Any:
@@ -137,23 +138,3 @@ def _resnet_rules(model: ResNet) -> Rules:
         (r"^fc\.", "Dense_0."),
         (r".*\.num_batches_tracked$", ""),
     ]
-
-
-def _vit_rules(_: ViT) -> Rules:
-    # torchvision's names, of old and of new files, and timm's.
-    return [
-        (r"^cls_token$", "class_token"),
-        (r"^(encoder\.pos_embedding|pos_embed)$", "positions"),
-        (r"^(conv_proj|patch_embed\.proj)\.", "Conv_0."),
-        (r"^(encoder\.ln|norm)\.", "LayerNorm_0."),
-        (r"^(heads\.)?head\.", "Dense_0."),
-        (r"^(encoder\.layers\.encoder_layer_|blocks\.)(\d+)\.", r"TransformerBlock_\2."),
-        (r"\.(?:ln_|norm)(\d)\.", lambda match: f".LayerNorm_{int(match[1]) - 1}."),
-        (r"\.(self_attention\.in_proj_|attn\.qkv\.)", ".Dense_0."),
-        (r"\.(self_attention\.out_proj|attn\.proj)\.", ".Dense_1."),
-        (r"\.mlp\.(0|linear_1|fc1)\.", ".Dense_2."),
-        (r"\.mlp\.(3|linear_2|fc2)\.", ".Dense_3."),
-    ]
-
-
-_RULES: Mapping[type[linen.Module], Callable[[Any], Rules]] = {ResNet: _resnet_rules, ViT: _vit_rules}

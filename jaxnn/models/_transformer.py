@@ -98,7 +98,7 @@ class _Classifier(linen.Module):
         super().__post_init__()
 
     def _logits(self, x: jax.Array, max_length: int, train: bool, mask: jax.Array | None = None) -> jax.Array:
-        """Logits of the vectors ``[batch, time, features]``, of which those count that ``mask [batch, time]`` has."""
+        """Logits of the vectors ``[batch, time, features]``; ``mask [batch, time]``: those that count."""
         batch, time, features = x.shape
         if self.pooling == "class_token":
             token = self.param("class_token", linen.initializers.zeros_init(), (1, 1, features))
@@ -134,9 +134,8 @@ class ViT(_Classifier):
 
     Attributes:
         num_layers: number of blocks.
-        features: width of the residual stream.
+        features: width of the residual stream; ``hidden_features`` that of a block's hidden layer, None: four times it.
         num_heads: attention heads, which divide ``features``.
-        hidden_features: units of a block's hidden layer; None: four times ``features``.
         pooling: ``"class_token"``, a learned token before the patches; or ``"mean"`` of the patches.
         patch_size: height and width of a patch, which divide those of an image.
         dropout: ``[]`` the rate after the positions and before each residual addition, 0…1; may be a tracer.
