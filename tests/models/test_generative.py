@@ -1,4 +1,4 @@
-"""U-Net: the same layers of Flax, sizes, time. VAE: the mean in evaluation, a sample in training, divergence."""
+"""U-Net: the same layers of Flax, sizes, time, attention. VAE: the mean in evaluation, a sample in training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import MLP, VAE, ConvDecoder, UNet, VAEOutputs
+from jaxnn.models import MLP, VAE, UNet
 from tests import draws
 
 near = partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4)
@@ -109,21 +109,3 @@ def test_vae_samples_in_training_and_takes_the_mean_in_evaluation() -> None:
     assert np.std(drawn, axis=0) == pytest.approx([1, np.e], rel=0.03)
     mean, _ = model.apply({"params": params}, x[:1], method="encode")
     near(model.apply({"params": params}, mean, method="decode"), evaluated.reconstruction[:1])
-
-
-def test_divergence_is_the_mean_log_ratio_of_densities() -> None:
-    mean, log_variance = np.array([0.5, -1.0]), np.array([1.0, -2.0])
-    z = np.linspace(-15, 15, 20_001)[:, None]
-    log_q = -0.5 * ((z - mean) ** 2 / np.exp(log_variance) + log_variance + np.log(2 * np.pi))
-    log_p = -0.5 * (z**2 + np.log(2 * np.pi))
-    integral = (np.exp(log_q) * (log_q - log_p)).sum() * (z[1] - z[0])
-    outputs = VAEOutputs(jnp.zeros((1, 1)), jnp.asarray(mean)[None], jnp.asarray(log_variance)[None])
-    near(outputs.kl(), integral)
-
-
-def test_decoder_doubles_up_to_any_size() -> None:
-    state = jax.eval_shape(
-        partial(ConvDecoder((9, 5, 3)).init_with_output, KEY, capture_intermediates=True), jnp.ones((2, 6))
-    )[1]["intermediates"]
-    shapes = [state[name]["__call__"][0].shape for name in ("Dense_0", "Conv_0", "Conv_1", "Conv_2")]
-    assert shapes == [(2, 3 * 2 * 64), (2, 5, 3, 32), (2, 9, 5, 32), (2, 9, 5, 3)]

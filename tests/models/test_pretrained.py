@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,57 +21,51 @@ NETWORKS = Path(__file__).parent / "torch_networks.py"
 PEERS = Path(__file__).parents[2] / ".venv-peers/bin/python"  # of `make benchmark`
 
 
-def resnet_shapes(blocks: tuple[int, ...], convolutions: Any, expansion: int) -> dict[str, tuple[int, ...]]:
-    """torchvision's names; ``convolutions(inputs, features)`` are the shapes of a block's kernels."""
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def conv_norm(conv: str, norm: str, shape: tuple[int, ...]) -> None:
-        shapes[f"{conv}.weight"], shapes[f"{norm}.num_batches_tracked"] = shape, ()
-        shapes.update({f"{norm}.{name}": shape[:1] for name in ("weight", "bias", "running_mean", "running_var")})
-
-    conv_norm("conv1", "bn1", (64, 3, 7, 7))
+def resnet(blocks: tuple[int, ...], convolutions: Callable[..., Any], expansion: int) -> dict[str, tuple[int, ...]]:
+    """Shapes by torchvision's names; ``convolutions(inputs, features)`` are those of a block's kernels."""
+    layers: dict[tuple[str, str], tuple[int, ...]] = {("conv1", "bn1"): (64, 3, 7, 7)}
     inputs = 64
     for stage, count in enumerate(blocks):
         outputs = 64 * 2**stage * expansion
         for index in range(count):
-            block = f"layer{stage + 1}.{index}"
+            block = f"layer{stage + 1}.{index}."
             for number, shape in enumerate(convolutions(inputs, 64 * 2**stage), 1):
-                conv_norm(f"{block}.conv{number}", f"{block}.bn{number}", shape)
+                layers[f"{block}conv{number}", f"{block}bn{number}"] = shape
             if inputs != outputs:
-                conv_norm(f"{block}.downsample.0", f"{block}.downsample.1", (outputs, inputs, 1, 1))
+                layers[f"{block}downsample.0", f"{block}downsample.1"] = (outputs, inputs, 1, 1)
             inputs = outputs
-    return shapes | {"fc.weight": (1000, inputs), "fc.bias": (1000,)}
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (1000, inputs), "fc.bias": (1000,)}
+    for (conv, norm), shape in layers.items():
+        shapes |= {f"{conv}.weight": shape, f"{norm}.num_batches_tracked": ()}
+        shapes |= {f"{norm}.{name}": shape[:1] for name in ("weight", "bias", "running_mean", "running_var")}
+    return shapes
 
 
-def vit_shapes(names: dict[str, str], width: int, layers: int) -> dict[str, tuple[int, ...]]:
-    """``names`` are torchvision's or timm's."""
-    shapes = {names["token"]: (1, 1, width), names["positions"]: (1, 197, width)}
-    linear = {"conv": (width, 3, 16, 16), "head": (1000, width), "norm": (width,)}
-    of_block = {"norm1": (width,), "qkv": (3 * width, width), "out": (width, width), "norm2": (width,)}
-    of_block |= {"mlp1": (4 * width, width), "mlp2": (width, 4 * width)}
-    linear |= {f"{n} {name}": shape for n in range(layers) for name, shape in of_block.items()}
-    for name, shape in linear.items():
-        number, _, layer = name.rpartition(" ")
-        stem = names["block"].format(number) + names[layer] if number else names[layer]
-        stem = stem if stem.endswith("_") else f"{stem}."
+def vit(names: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of twelve layers by ``names``, in the order of those below."""
+    outer = [(width, 3, 16, 16), (width,), (1000, width)]
+    block = [(width,), (3 * width, width), (width, width), (width,), (4 * width, width), (width, 4 * width)]
+    token, positions, *layers = names.split()
+    stems = layers[:3] + [layers[3].format(number) + name for number in range(12) for name in layers[4:]]
+    shapes: dict[str, tuple[int, ...]] = {token: (1, 1, width), positions: (1, 197, width)}
+    for stem, shape in zip(stems, outer + 12 * block, strict=True):
         shapes |= {f"{stem}weight": shape, f"{stem}bias": shape[:1]}
     return shapes
 
 
-TORCHVISION = {"token": "class_token", "positions": "encoder.pos_embedding", "conv": "conv_proj", "norm": "encoder.ln"}
-TORCHVISION |= {"head": "heads.head", "block": "encoder.layers.encoder_layer_{}.", "norm1": "ln_1", "norm2": "ln_2"}
-TORCHVISION |= {"qkv": "self_attention.in_proj_", "out": "self_attention.out_proj", "mlp1": "mlp.0", "mlp2": "mlp.3"}
-OLD = {"mlp1": "mlp.linear_1", "mlp2": "mlp.linear_2"}  # in the file of vit_b_16
-TIMM = {"token": "cls_token", "positions": "pos_embed", "conv": "patch_embed.proj", "norm": "norm", "head": "head"}
-TIMM |= {"block": "blocks.{}.", "norm1": "norm1", "norm2": "norm2", "qkv": "attn.qkv", "out": "attn.proj"}
-TIMM |= {"mlp1": "mlp.fc1", "mlp2": "mlp.fc2"}
+# In the file of vit_b_16; a newer version names the last two mlp.0 and mlp.3.
+TORCHVISION = "class_token encoder.pos_embedding conv_proj. encoder.ln. heads.head. encoder.layers.encoder_layer_{}. "
+TORCHVISION += "ln_1. self_attention.in_proj_ self_attention.out_proj. ln_2. mlp.linear_1. mlp.linear_2."
+TIMM = (
+    "cls_token pos_embed patch_embed.proj. norm. head. blocks.{}. norm1. attn.qkv. attn.proj. norm2. mlp.fc1. mlp.fc2."
+)
 BASIC = (lambda inputs, n: [(n, inputs, 3, 3), (n, n, 3, 3)], 1)
 DEEP = (lambda inputs, n: [(n, inputs, 1, 1), (n, n, 3, 3), (4 * n, n, 1, 1)], 4)
 SHAPES = {
-    "resnet18": (resnet_shapes((2, 2, 2, 2), *BASIC), 11_689_512),
-    "resnet50": (resnet_shapes((3, 4, 6, 3), *DEEP), 25_557_032),
-    "vit_b_16": (vit_shapes(TORCHVISION | OLD, 768, 12), 86_567_656),
-    "vit_ti_16": (vit_shapes(TIMM, 192, 12), 5_717_416),
+    "resnet18": (resnet((2, 2, 2, 2), *BASIC), 11_689_512),
+    "resnet50": (resnet((3, 4, 6, 3), *DEEP), 25_557_032),
+    "vit_b_16": (vit(TORCHVISION, 768), 86_567_656),
+    "vit_ti_16": (vit(TIMM, 192), 5_717_416),
 }
 
 

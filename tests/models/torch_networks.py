@@ -14,21 +14,16 @@ from torch import nn
 class Bottleneck(nn.Module):
     def __init__(self, inputs: int, features: int, stride: int) -> None:
         super().__init__()
-        outputs = 4 * features
-        self.conv1, self.bn1 = nn.Conv2d(inputs, features, 1, bias=False), nn.BatchNorm2d(features)
-        self.conv2 = nn.Conv2d(features, features, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(features)
-        self.conv3, self.bn3 = nn.Conv2d(features, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-        if stride > 1 or inputs != outputs:
-            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
-        else:
-            self.downsample = None
+        sizes = [(inputs, features, 1, 1), (features, features, 3, stride), (features, 4 * features, 1, 1)]
+        for number, (before, after, size, step) in enumerate(sizes, 1):
+            setattr(self, f"conv{number}", nn.Conv2d(before, after, size, step, size // 2, bias=False))
+            setattr(self, f"bn{number}", nn.BatchNorm2d(after))
+        projection = [nn.Conv2d(inputs, 4 * features, 1, stride, bias=False), nn.BatchNorm2d(4 * features)]
+        self.downsample = nn.Sequential(*projection if stride > 1 or inputs != 4 * features else [])
 
     def forward(self, x):
-        y = torch.relu(self.bn1(self.conv1(x)))
-        y = torch.relu(self.bn2(self.conv2(y)))
-        return torch.relu(self.bn3(self.conv3(y)) + (x if self.downsample is None else self.downsample(x)))
+        y = torch.relu(self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x))))))
+        return torch.relu(self.bn3(self.conv3(y)) + self.downsample(x))
 
 
 class ResNet(nn.Module):
