@@ -129,7 +129,7 @@ SLOW = {
     "CNN": Row(classification, CNN(3, **CONVOLUTIONS, dropout=0.25), images),
     "CNN in bfloat16": Row(regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, NARROW),
     "ResNet": Row(classification, models.ResNet(3, num_blocks=(1, 1), features=2), images),
-    "ResNet of bottlenecks": Row(classification, models.ResNet(3, **BOTTLENECKS), images),
+    "ResNet of bottlenecks": Row(classification, models.ResNet(3, **BOTTLENECKS, remat=True), images),
     "WideResNet": Row(classification, models.WideResNet(3, depth=10, width=1, dropout=0.25), images),
     "ViT": Row(classification, models.ViT(3, **ENCODER, patch_size=2), images),
     "TransformerClassifier": Row(
