@@ -11,14 +11,18 @@ integers, dropout rates outside 0…1 and arguments that do not fit together.
 
 from jaxnn.models._feedforward import CNN, MLP
 from jaxnn.models._generation import generate, stream
+from jaxnn.models._generative import VAE, ConvDecoder, UNet, VAEOutputs
 from jaxnn.models._gpt import GPT, gpt2_from_torch
 from jaxnn.models._model_inputs import num_parameters
-from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock
+from jaxnn.models._pretrained import create, from_torch
+from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock, WideResNet
 from jaxnn.models._text_models import FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
+from jaxnn.models._transformer import TransformerClassifier, ViT
 
 __all__ = [
     "Bottleneck",
     "CNN",
+    "ConvDecoder",
     "FastText",
     "GPT",
     "MLP",
@@ -28,6 +32,14 @@ __all__ = [
     "ResNet",
     "ResNetBlock",
     "TextGenRNN",
+    "TransformerClassifier",
+    "UNet",
+    "VAE",
+    "VAEOutputs",
+    "ViT",
+    "WideResNet",
+    "create",
+    "from_torch",
     "generate",
     "gpt2_from_torch",
     "num_parameters",

@@ -1,8 +1,9 @@
-"""Checks of models' sizes, images and token ids; the number of parameters."""
+"""What models share: checks of sizes, images and token ids; the number of parameters; remat and scan over layers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 from flax import linen
 
 from jaxnn.nn import at_least_int32, check_rate
-from jaxnn.types import DataError, check_int
+from jaxnn.types import DataError, Params, check_int
+
+type Remat = bool | Callable[..., bool]  # whether to, or a policy of `jax.checkpoint_policies`
 
 
 def num_parameters(model: linen.Module, inputs: Any, **options: Any) -> int:
@@ -51,3 +54,39 @@ def checked_tokens(model: str, tokens: jax.Array) -> jax.Array:
     raise DataError(
         f"{model} needs token ids [batch, time] of integers, not {tokens.dtype} {list(tokens.shape)}{hint}."
     )
+
+
+def rematerialized(call: Callable[..., Any], remat: Remat, *, in_scan: bool = False) -> Callable[..., Any]:
+    """``call(module, *arrays)``, recomputed in the backward pass if ``remat``; parameters keep their names."""
+    lift: Any = linen.remat  # typed for classes, it takes functions of a module too
+    policy = remat if callable(remat) else None
+    # A loop keeps XLA from merging the recomputation with the forward pass.
+    lifted: Callable[..., Any] = lift(call, policy=policy, prevent_cse=not in_scan) if remat else call
+    return lifted
+
+
+def apply_layers(
+    make: Callable[[], linen.Module], num_layers: int, x: jax.Array, *, remat: Remat, scan: bool, **call: Any
+) -> jax.Array:
+    """Calls ``num_layers`` modules of ``make()``, whose inputs and outputs are alike, one after another.
+
+    They become submodules of the calling module. With ``scan`` it is one in a loop, whose variables have a first axis
+    of layers (`stack_layers`). ``call`` are options of each call.
+    """
+    layer = rematerialized(lambda module, x: module(x, **call), remat, in_scan=scan)
+    if not scan:
+        for _ in range(num_layers):
+            x = layer(make(), x)
+        return x
+    lift: Any = linen.scan
+    options = {"metadata_params": {linen.PARTITION_NAME: None}, "length": num_layers}
+    options |= {"variable_axes": {True: 0}, "split_rngs": {True: True}}  # of all collections
+    out: jax.Array = lift(lambda module, x, _: (layer(module, x), None), **options)(make(), x, None)[0]
+    return out
+
+
+def stack_layers(params: Params, name: str, num_layers: int) -> Params:
+    """Replaces the parameters of ``name_0``, ``name_1``, … by those of ``name_0`` in a scan: with an axis of layers."""
+    layers = [params[f"{name}_{number}"] for number in range(num_layers)]
+    rest = {other: params[other] for other in params if not other.startswith(f"{name}_")}
+    return rest | {f"{name}_0": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}

@@ -1,4 +1,4 @@
-"""Residual networks: ResNet and MobileNetV2."""
+"""Residual networks: ResNet, WideResNet and MobileNetV2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flax import linen
 from jax import numpy as jnp
 from jax.typing import ArrayLike
 
-from jaxnn.models._model_inputs import check_fields, check_images
+from jaxnn.models._model_inputs import Remat, check_fields, check_images, rematerialized
 from jaxnn.nn import BatchNorm, Conv, Dense, Dropout, max_pool, positive_ints
 from jaxnn.types import ConfigError, suggest
 
@@ -82,15 +82,13 @@ class ResNet(linen.Module):
     section 4.2, with 1x1 convolutions in the shortcuts that change the shape (option B): 272,474 parameters, or 269,722
     as theirs with ``project=False`` (option A). ``num_blocks=(9, 9, 9)`` is ResNet-56: 855,770 or 853,018.
 
-    The example is ResNet-50 for 224x224 images, as torchvision's: a bottleneck has its stride in the 3x3 convolution,
-    not in the 1x1 before it (version 1.5). ``num_blocks=(3, 4, 23, 3)`` is ResNet-101 with 44,549,160 parameters,
-    ``(3, 8, 36, 3)`` ResNet-152 with 60,192,808. Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0`` or
-    ``Bottleneck_0``, …, ``Dense_0``.
+    `create` has those for 224x224 images, as torchvision's: a bottleneck has its stride in the 3x3 convolution, not in
+    the 1x1 before it (version 1.5). Parameters: ``Conv_0``, ``BatchNorm_0``, ``ResNetBlock_0`` or ``Bottleneck_0``, …,
+    ``Dense_0``.
 
-    >>> blocks = {"num_blocks": (3, 4, 6, 3), "block": jn.models.Bottleneck}
-    >>> resnet50 = jn.models.ResNet(1000, **blocks, features=64, stem="imagenet")
-    >>> jn.models.num_parameters(resnet50, jax.ShapeDtypeStruct((1, 224, 224, 3), "float32"))
-    25557032
+    >>> resnet50 = jn.models.create("resnet50")
+    >>> resnet50.num_blocks, resnet50.block.__name__, resnet50.features, resnet50.stem
+    ((3, 4, 6, 3), 'Bottleneck', 64, 'imagenet')
 
     Attributes:
         num_blocks: number of residual blocks in each stage.
@@ -100,6 +98,7 @@ class ResNet(linen.Module):
             2, so that an image is halved five times by four stages.
         project: whether a shortcut that changes the shape is a 1x1 convolution. If not, it skips positions and pads the
             new channels with zeros.
+        remat: as `ViT`'s, of each block.
     """
 
     num_classes: int
@@ -109,6 +108,7 @@ class ResNet(linen.Module):
     block: Callable[..., Any] = ResNetBlock
     stem: str = "cifar"
     project: bool = True
+    remat: Remat = False
 
     def __post_init__(self) -> None:
         check_fields(self, "num_classes", "features")
@@ -128,11 +128,72 @@ class ResNet(linen.Module):
         else:
             x = linen.relu(_conv_norm(x, self.features, 7, train=train, strides=2))
             x = max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        call = rematerialized(lambda block, x: block(x, train), self.remat)
         for stage, count in enumerate(self.num_blocks):
             for index in range(count):
                 strides = 2 if stage > 0 and index == 0 else 1
-                x = self.block(self.features * 2**stage, strides, self.project)(x, train)
+                x = call(self.block(self.features * 2**stage, strides, self.project), x)
         return Dense(self.num_classes)(jnp.mean(x, axis=(1, 2)))
+
+
+class WideResNet(linen.Module):
+    """The wide residual network WRN-``depth``-``width``: a 3x3 convolution, three stages of pre-activation blocks.
+
+    Zagoruyko & Komodakis, "Wide Residual Networks" (2016, arXiv:1605.07146), for 32x32 images. The default is
+    WRN-28-10. The second and third stages halve height and width (odd sizes are rounded up). Parameters: ``Conv_0``,
+    ``WideBlock_0``, …, ``BatchNorm_0``, ``Dense_0``; each block ``BatchNorm_0``, ``Conv_0``, ``BatchNorm_1``,
+    ``Conv_1``, and of a projecting shortcut ``Conv_2``.
+
+    >>> jn.models.num_parameters(jn.models.WideResNet(10), jax.ShapeDtypeStruct((1, 32, 32, 3), "float32"))
+    36479194
+
+    Attributes:
+        depth: number of convolutions, those of shortcuts aside: 6 n + 4 for n blocks per stage.
+        width: factor of the channels, which are 16, 32 and 64 times this many.
+        dropout: ``[]`` the rate between the convolutions of a block, 0…1; may be a tracer; theirs is 0.3.
+        remat: as `ViT`'s, of each block.
+    """
+
+    num_classes: int
+    _: dataclasses.KW_ONLY
+    depth: int = 28
+    width: int = 10
+    dropout: ArrayLike = 0.0
+    remat: Remat = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, "num_classes", "depth", "width")
+        if self.depth < 10 or self.depth % 6 != 4:
+            raise ConfigError(f"WideResNet: depth must be 6 n + 4, as 16, 28 or 40, not {self.depth}.")
+        super().__post_init__()
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, height, width, channels]`` to logits ``[batch, num_classes]``."""
+        check_images("WideResNet", x)
+        x = _conv(x, 16, 3)
+        call = rematerialized(lambda block, x: block(x, train), self.remat)
+        for stage in range(3):
+            for index in range((self.depth - 4) // 6):
+                strides = 2 if stage > 0 and index == 0 else 1
+                x = call(WideBlock(16 * self.width * 2**stage, strides, self.dropout), x)
+        return Dense(self.num_classes)(jnp.mean(linen.relu(_norm(x, train)), axis=(1, 2)))
+
+
+class WideBlock(linen.Module):
+    """Twice batch norm, relu and a 3x3 convolution; added to the input, or to a 1x1 convolution of its activation."""
+
+    features: int  # output channels
+    strides: int  # of the first convolution and of the shortcut, along height and width
+    dropout: ArrayLike  # [] the rate between the convolutions
+
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        """``[batch, height, width, channels]`` to ``[batch, height / strides, width / strides, features]``."""
+        active = linen.relu(_norm(x, train))
+        y = linen.relu(_norm(_conv(active, self.features, 3, self.strides), train))
+        y = _conv(Dropout(self.dropout)(y, train=train), self.features, 3)
+        return y + (x if x.shape == y.shape else _conv(active, self.features, 1, self.strides))
 
 
 class MobileNetV2(linen.Module):
@@ -204,9 +265,13 @@ class InvertedResidual(linen.Module):
 
 
 def _conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: int = 1, groups: int = 1) -> jax.Array:
-    """A convolution padded by half its odd kernel size, and batch norm: ``Conv_n``, ``BatchNorm_n`` of the caller."""
+    return _norm(_conv(x, features, size, strides, groups), train)
+
+
+def _conv(x: jax.Array, features: int, size: int, strides: int = 1, groups: int = 1) -> jax.Array:
+    """A convolution padded by half its odd kernel size, without a bias: ``Conv_n`` of the caller."""
     half = size // 2
-    conv = Conv(
+    convolved: jax.Array = Conv(
         features,
         (size, size),
         strides=(strides, strides),
@@ -214,8 +279,13 @@ def _conv_norm(x: jax.Array, features: int, size: int, *, train: bool, strides: 
         feature_group_count=groups,
         use_bias=False,
         kernel_init=linen.initializers.he_normal(),
-    )
-    normed: jax.Array = BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5)(conv(x))
+    )(x)
+    return convolved
+
+
+def _norm(x: jax.Array, train: bool) -> jax.Array:
+    """``BatchNorm_n`` of the caller."""
+    normed: jax.Array = BatchNorm(use_running_average=not train, momentum=0.9, epsilon=1e-5)(x)
     return normed
 
 

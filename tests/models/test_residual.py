@@ -1,4 +1,4 @@
-"""ResNet and MobileNetV2: the same layers of Flax, how often an image is halved."""
+"""ResNet, WideResNet and MobileNetV2: the same layers of Flax, how often an image is halved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import Bottleneck, MobileNetV2, ResNet
+from jaxnn.models import Bottleneck, MobileNetV2, ResNet, WideResNet
 from tests import draws
 
 IMAGES = draws.normal(1, 2, 17, 12, 3)
@@ -81,10 +81,33 @@ def mobilenet(variables: Any, x: jax.Array, _: MobileNetV2) -> jax.Array:
     return network.logits(linen.relu6(network(x, 6, 1)))
 
 
+def wide(variables: Any, x: jax.Array, _: WideResNet) -> jax.Array:
+    """One block of 16, 32 and 64 channels."""
+
+    def conv(kernel: jax.Array, x: jax.Array, strides: int = 1) -> jax.Array:
+        pad = len(kernel) // 2
+        options = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        return jax.lax.conv_general_dilated(x, kernel, (strides, strides), [(pad, pad)] * 2, **options)
+
+    def active(trees: Any, number: int, x: jax.Array) -> jax.Array:
+        own = {kind: tree[f"BatchNorm_{number}"] for kind, tree in trees.items()}
+        return linen.relu(linen.BatchNorm(use_running_average=True, epsilon=1e-5).apply(own, x))
+
+    x = conv(variables["params"]["Conv_0"]["kernel"], x)
+    for number, strides in enumerate((1, 2, 2)):
+        block = {kind: tree[f"WideBlock_{number}"] for kind, tree in variables.items()}
+        kernels = [block["params"][f"Conv_{n}"]["kernel"] for n in range(2 + (number > 0))]
+        start = active(block, 0, x)
+        y = conv(kernels[1], active(block, 1, conv(kernels[0], start, strides)))
+        x = y + (conv(kernels[2], start, strides) if number else x)
+    return Reference(variables).logits(active(variables, 0, x))
+
+
 CASES: dict[str, tuple[Any, Callable[..., jax.Array]]] = {
     "basic blocks": (ResNet(5, **SIZES), resnet),
     "shortcuts padded with zeros": (ResNet(5, **SIZES, project=False), resnet),
     "bottlenecks": (ResNet(5, **SIZES, block=Bottleneck, stem="imagenet"), resnet),
+    "wide": (WideResNet(5, depth=10, width=1), wide),
     "mobilenet": (MOBILENET, mobilenet),
 }
 
