@@ -12,7 +12,7 @@ integers, dropout rates outside 0…1 and arguments that do not fit together.
 from jaxnn.models._feedforward import CNN, MLP
 from jaxnn.models._generation import generate, stream
 from jaxnn.models._generative import VAE, ConvDecoder, UNet, VAEOutputs
-from jaxnn.models._gpt import GPT, gpt2_from_torch
+from jaxnn.models._gpt import GPT
 from jaxnn.models._model_inputs import num_parameters
 from jaxnn.models._pretrained import create, from_torch
 from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock, WideResNet
@@ -41,7 +41,6 @@ __all__ = [
     "create",
     "from_torch",
     "generate",
-    "gpt2_from_torch",
     "num_parameters",
     "stream",
 ]

@@ -1,26 +1,22 @@
-"""GPT: a decoder-only transformer with the usual options, its cache for generation, and GPT-2's published weights."""
+"""GPT: a decoder-only transformer with the usual options, and its cache for generation."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn import nn
 from jaxnn.models._model_inputs import check_fields, checked_tokens
-from jaxnn.types import ConfigError, DataError, Params, check_int
+from jaxnn.models._transformer import STDDEV, residual_block
+from jaxnn.types import ConfigError, DataError, check_int
 
-_STDDEV = 0.02  # of the initial kernels and embeddings
-_MESH_AXIS = "model"  # the mesh axis along which layers are sharded
 _ROTARY_BASE = 10_000.0
-_HF_BLOCK = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")  # Dense_0 to Dense_3 of a block
 
 
 class GPTCache(NamedTuple):
@@ -64,7 +60,7 @@ class GPT(linen.Module):
         remat: recomputes a block's activations in the backward pass (``linen.remat``): about a third more time, and
             memory for the inputs of the blocks only.
         scan: compiles one block and loops over the layers (``linen.scan``); their parameters are stacked along a first
-            axis, under ``Blocks``. Initial values and dropout masks then differ.
+            axis, under ``Block_0``. Initial values and dropout masks then differ.
     """
 
     vocabulary_size: int
@@ -127,7 +123,7 @@ class GPT(linen.Module):
         batch, time = tokens.shape
         if self.context_length is not None and time > self.context_length:
             raise DataError(f"GPT: sequences of {time} tokens are longer than max_length, {self.max_length}.")
-        init = linen.initializers.normal(_STDDEV)
+        init = linen.initializers.normal(STDDEV)
         embed = nn.Embed(self.vocabulary_size, self.features, embedding_init=init)
         x, positions = embed(tokens), jnp.arange(time)[None]
         if cache is not None:
@@ -147,7 +143,7 @@ class GPT(linen.Module):
 
     def _blocks(self, x: jax.Array, train: bool, positions: jax.Array, caches: Any) -> tuple[jax.Array, Any]:
         """Runs all blocks; returns their output and their caches."""
-        stddev = _STDDEV / (2 * self.num_layers) ** 0.5
+        stddev = STDDEV / (2 * self.num_layers) ** 0.5
         fields = (self.num_heads, self.key_heads, stddev, self.dropout, train, self.rotary, self.norm, self.epsilon)
         block = linen.remat(Block, prevent_cse=not self.scan) if self.remat else Block
         if self.scan:
@@ -159,7 +155,7 @@ class GPT(linen.Module):
                 length=self.num_layers,
                 metadata_params={linen.PARTITION_NAME: None},
             )
-            out: tuple[jax.Array, Any] = block(*fields, name="Blocks")(x, positions, caches)
+            out: tuple[jax.Array, Any] = block(*fields, name="Block_0")(x, positions, caches)
             return out
         layers = []
         for index in range(self.num_layers):
@@ -183,34 +179,28 @@ class Block(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array, positions: jax.Array, cache: Any = None) -> tuple[jax.Array, Any]:
         """Maps ``[batch, time, features]`` at ``positions [batch | 1, time]`` to the same shape and the new cache."""
-        features = x.shape[-1]
-        by_output, by_input = (None, _MESH_AXIS), (_MESH_AXIS, None)
-        dense = partial(
-            nn.Dense,
-            kernel_init=nn.partitioned(linen.initializers.normal(_STDDEV), by_output),
-            bias_init=nn.partitioned(linen.initializers.zeros_init(), (_MESH_AXIS,)),
-        )
-        added = partial(
-            nn.Dense, features, kernel_init=nn.partitioned(linen.initializers.normal(self.stddev), by_input)
-        )
-        norm, head_dim = partial(self.norm, epsilon=self.epsilon), features // self.num_heads
+        features, head_dim = x.shape[-1], x.shape[-1] // self.num_heads
         width = self.key_heads * head_dim
-        projected = jnp.split(dense(features + 2 * width)(norm()(x)), [features, features + width], axis=-1)
-        query, key, value = (part.reshape(*x.shape[:2], -1, head_dim) for part in projected)
-        if self.rotary:
-            query, key = _rotate(query, positions), _rotate(key, positions)
-        seen = None
-        if cache is not None:
-            rows = jnp.arange(len(x))[:, None]
-            new = zip(cache, (key, value), strict=True)
-            cache = tuple(held.at[rows, positions].set(part.astype(held.dtype)) for held, part in new)
-            key, value = (held.astype(query.dtype) for held in cache)
-            # Keys after a sequence's end are padding, until its next tokens replace them.
-            seen = (jnp.arange(key.shape[1])[None, None] <= positions[..., None])[:, None]
-        attended = nn.attention(query, key, value, causal=cache is None, mask=seen)
-        x = x + nn.Dropout(self.dropout)(added()(attended.reshape(x.shape)), train=self.train)
-        hidden = linen.gelu(dense(4 * features)(norm()(x)))
-        return x + nn.Dropout(self.dropout)(added()(hidden), train=self.train), cache
+
+        def attend(projected: jax.Array) -> jax.Array:
+            nonlocal cache
+            parts = jnp.split(projected, [features, features + width], axis=-1)
+            query, key, value = (part.reshape(*x.shape[:2], -1, head_dim) for part in parts)
+            if self.rotary:
+                query, key = _rotate(query, positions), _rotate(key, positions)
+            seen = None
+            if cache is not None:
+                rows = jnp.arange(len(x))[:, None]
+                new = zip(cache, (key, value), strict=True)
+                cache = tuple(held.at[rows, positions].set(part.astype(held.dtype)) for held, part in new)
+                key, value = (held.astype(query.dtype) for held in cache)
+                # Keys after a sequence's end are padding, until its next tokens replace them.
+                seen = (jnp.arange(key.shape[1])[None, None] <= positions[..., None])[:, None]
+            return nn.attention(query, key, value, causal=cache is None, mask=seen).reshape(x.shape)
+
+        how: dict[str, Any] = {"train": self.train, "dropout": self.dropout, "stddev": self.stddev}
+        how |= {"norm": partial(self.norm, epsilon=self.epsilon), "activation": linen.gelu}
+        return residual_block(x, attend, features + 2 * width, 4 * features, **how), cache
 
 
 def _rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -221,57 +211,3 @@ def _rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(x.astype(angles.dtype), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-
-
-def gpt2_from_torch(model: GPT, state_dict: Mapping[str, Any]) -> Params:
-    """Returns parameters of ``model`` from a PyTorch state dict of GPT-2, as published on Hugging Face.
-
-    The published weights as NumPy arrays: ``safetensors.numpy.load_file("model.safetensors")``.
-
-    >>> sizes = {"num_layers": 12, "features": 768, "num_heads": 12, "max_length": 1_024}
-    >>> gpt2 = jn.models.GPT(50_257, **sizes, tied=True, epsilon=1e-5)
-    >>> jn.models.num_parameters(gpt2, jax.ShapeDtypeStruct((1, 8), "int32"))
-    124439808
-
-    Args:
-        model: a `GPT` of the sizes of the arrays, as above; ``remat`` and ``scan`` as you like.
-        state_dict: arrays by name, such as ``transformer.h.0.attn.c_attn.weight``, with or without ``transformer.``;
-            masks of attention and ``lm_head.weight``, which is the embedding, are ignored.
-
-    Raises:
-        ConfigError: the model has other options than GPT-2.
-        DataError: arrays are missing, superfluous or of another shape.
-    """
-    if not model.tied or model.rotary or model.norm is not nn.LayerNorm:
-        raise ConfigError("gpt2_from_torch: GPT-2 is GPT(…, tied=True, epsilon=1e-5) with LayerNorm, not rotary.")
-    arrays = {name.removeprefix("transformer."): array for name, array in state_dict.items()}
-    arrays = {k: v for k, v in arrays.items() if not k.endswith((".attn.bias", ".masked_bias", "lm_head.weight"))}
-    plain = model.clone(scan=False, remat=False)
-    shapes = linen.unbox(jax.eval_shape(plain.init, jax.random.key(0), np.zeros((1, 1), np.int32)))["params"]
-    names = jax.tree.map_with_path(lambda path, _: _hf_name(*(entry.key for entry in path)), shapes)
-    if wrong := sorted(set(jax.tree.leaves(names)) ^ set(arrays)):
-        raise DataError(f"gpt2_from_torch: missing or unknown for this model: {', '.join(wrong[:4])} … ({len(wrong)}).")
-
-    def take(name: str, shape: jax.ShapeDtypeStruct) -> np.ndarray:
-        array = np.asarray(arrays[name])
-        if array.shape != shape.shape:
-            raise DataError(f"gpt2_from_torch: {name} is {list(array.shape)}, the model has {list(shape.shape)}.")
-        return array.astype(shape.dtype)
-
-    params: dict[str, Any] = jax.tree.map(take, names, shapes)
-    if model.scan:
-        blocks = [params.pop(f"Block_{index}") for index in range(model.num_layers)]
-        params["Blocks"] = jax.tree.map(lambda *layers: np.stack(layers), *blocks)
-    return params
-
-
-def _hf_name(*path: str) -> str:
-    """The name in a state dict of the parameter at ``path``, such as ``Block_0``, ``Dense_0``, ``kernel``."""
-    if path[0].startswith("Embed"):
-        return {"Embed_0": "wte.weight", "Embed_1": "wpe.weight"}[path[0]]
-    leaf = "bias" if path[-1] == "bias" else "weight"  # GPT-2's Conv1D has kernels [in, out], as Flax
-    if len(path) == 2:
-        return f"ln_f.{leaf}"
-    kind, _, index = path[1].partition("_")
-    layer = _HF_BLOCK[int(index)] if kind == "Dense" else f"ln_{int(index) + 1}"
-    return f"h.{path[0].removeprefix('Block_')}.{layer}.{leaf}"

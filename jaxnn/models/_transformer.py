@@ -15,10 +15,10 @@ from jaxnn import nn
 from jaxnn.models._model_inputs import Remat, apply_layers, check_fields, check_images, checked_tokens
 from jaxnn.types import ConfigError, DataError, suggest
 
-_STDDEV = 0.02  # of initial kernels, embeddings and positions
+STDDEV = 0.02  # of initial kernels, embeddings and positions
 _MESH_AXIS = "model"  # the mesh axis along which blocks are sharded
 _POOLINGS = ("class_token", "mean")
-_normal = linen.initializers.normal(_STDDEV)
+_normal = linen.initializers.normal(STDDEV)
 
 
 def residual_block(
@@ -30,7 +30,7 @@ def residual_block(
     train: bool,
     dropout: ArrayLike,
     activation: Callable[[jax.Array], jax.Array],
-    stddev: float = _STDDEV,
+    stddev: float = STDDEV,
     norm: Callable[[], linen.Module] = nn.LayerNorm,
 ) -> jax.Array:
     """A pre-norm transformer block (GPT-2): attention, then two dense layers, each with a residual connection.

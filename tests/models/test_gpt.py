@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import GPT, gpt2_from_torch, num_parameters
+from jaxnn.models import GPT, create, from_torch, num_parameters
 from jaxnn.nn import RMSNorm
 from jaxnn.types import ConfigError, DataError
 from tests import draws
@@ -56,7 +56,7 @@ def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_by_formulas() -> No
 def test_remat_and_scan_give_the_same_logits_and_gradients() -> None:
     params = draws.variables(MODERN, TOKENS)["params"]
     stacked = {name: params[name] for name in ("Embed_0", "RMSNorm_0")}
-    stacked["Blocks"] = jax.tree.map(lambda *layers: jnp.stack(layers), params["Block_0"], params["Block_1"])
+    stacked["Block_0"] = jax.tree.map(lambda *layers: jnp.stack(layers), params["Block_0"], params["Block_1"])
 
     def compute(model: GPT, params: Any) -> Any:
         return jax.jit(jax.value_and_grad(lambda p: model.apply({"params": p}, TOKENS).std()))(params)
@@ -67,11 +67,11 @@ def test_remat_and_scan_give_the_same_logits_and_gradients() -> None:
     found, slope = compute(scanned, stacked)
     near(found, loss)
     jax.tree.map(near, slope["Embed_0"], gradients["Embed_0"])
-    jax.tree.map(lambda one, both: near(both[1], one), gradients["Block_1"], slope["Blocks"])
+    jax.tree.map(lambda one, both: near(both[1], one), gradients["Block_1"], slope["Block_0"])
     # Layers have initial values and dropout masks of their own, and their first axis no name of a mesh axis.
     specs = linen.get_partition_spec(jax.eval_shape(scanned.init, KEY, TOKENS))["params"]
-    assert tuple(specs["Blocks"]["Dense_0"]["kernel"]) == (None, None, "model")
-    kernel = linen.unbox(jax.jit(scanned.init)(KEY, TOKENS))["params"]["Blocks"]["Dense_0"]["kernel"]
+    assert tuple(specs["Block_0"]["Dense_0"]["kernel"]) == (None, None, "model")
+    kernel = linen.unbox(jax.jit(scanned.init)(KEY, TOKENS))["params"]["Block_0"]["Dense_0"]["kernel"]
     assert np.any(kernel[0] != kernel[1])
 
 
@@ -124,21 +124,21 @@ def test_weights_of_a_torch_state_dict_give_the_logits_of_gpt_2() -> None:
     weights = gpt2_weights(GPT2)
     expected = gpt2_reference(weights, np.asarray(TOKENS), GPT2.num_heads)
     for model in (GPT2, GPT2.clone(scan=True, remat=True)):
-        found = jax.jit(model.apply)({"params": gpt2_from_torch(model, weights)}, TOKENS)
+        found = jax.jit(model.apply)({"params": from_torch(model, weights)[0]}, TOKENS)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_do_not_fit_are_named() -> None:
     weights = gpt2_weights(GPT2)
     with pytest.raises(ConfigError, match="tied=True"):
-        gpt2_from_torch(GPT2.clone(tied=False), weights)
-    with pytest.raises(DataError, match=r"missing or unknown .*: h\.2\.attn\.c_attn\.bias, .*\(12\)"):
-        gpt2_from_torch(GPT2.clone(num_layers=3), weights)
-    with pytest.raises(DataError, match=r"wte\.weight is \[11, 8\], the model has \[12, 8\]"):
-        gpt2_from_torch(GPT2.clone(vocabulary_size=12), weights)
+        from_torch(GPT2.clone(tied=False), weights)
+    with pytest.raises(DataError, match=r"do not fit GPT: nothing for Block_2\.Dense_0\.bias \(24,\).* and 7 more"):
+        from_torch(GPT2.clone(num_layers=3), weights)
+    with pytest.raises(DataError, match=r"transformer\.wte\.weight \(11, 8\) for Embed_0\.embedding \(12, 8\)"):
+        from_torch(GPT2.clone(vocabulary_size=12), weights)
 
 
 def test_gpt_2_has_124_million_parameters() -> None:
     tokens = jax.ShapeDtypeStruct((1, 1024), "int32")
-    gpt2 = GPT(50_257, num_layers=12, features=768, num_heads=12, max_length=1024, tied=True)
+    gpt2 = create("gpt2")
     assert num_parameters(gpt2, tokens) == num_parameters(gpt2.clone(scan=True), tokens) == 124_439_808
