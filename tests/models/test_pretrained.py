@@ -94,7 +94,7 @@ def test_names_and_shapes_that_do_not_fit() -> None:
     for model, changed, words in cases:
         with pytest.raises(DataError, match=f"^from_torch: weights do not fit ResNet: .*{words}$"):
             from_torch(model, arrays | changed)
-    with pytest.raises(ConfigError, match="takes a ResNet or a ViT, not a MLP"):
+    with pytest.raises(ConfigError, match="takes a ResNet, a ViT or a GPT, not a MLP"):
         from_torch(MLP((3,)), arrays)
 
 
