@@ -34,7 +34,7 @@ def as_model(model: Any, policy: Policy | None = None) -> tuple[Init, Apply]:
 
     - a Flax Linen module. What it sows into ``losses`` is added to the training loss.
     - a Flax NNX module, or a factory ``rngs -> module``. ``Param``s are trained, other variables are state; streams of
-      random numbers get new keys in each step, and ``train()`` or ``eval()`` sets the mode.
+      random numbers get new keys in each step, and modes are those of ``train`` and ``eval``.
     - an Equinox module or a pair of one and its ``State``, or a factory ``key -> either``: floating arrays are trained.
       It takes one example, and is called under ``vmap`` with ``axis_name="batch"``; if it has a parameter ``key``, each
       example gets its own. ``inference_mode`` is on in evaluation.

@@ -350,4 +350,4 @@ def test_exported_member_is_loaded_as_the_run_it_was(tmp_path: Path) -> None:
     assert run.evaluate() == pytest.approx({"loss": alone.final["test_loss"], "accuracy": alone.final["test_accuracy"]})
     changed = tiny.experiment(data=jn.data.arrays(train=tiny.points(37, 3)))
     with pytest.raises(RecordError, match="the data are not those"):
-        jn.open_sweep(path, changed).run(7)
+        jn.open_sweep(path, changed).run(7).evaluate()
