@@ -2,6 +2,7 @@
 
 from jaxnn.optim import _schedules as schedules
 from jaxnn.optim._combinators import as_one, evaluation_params, with_accumulation, with_clipping, with_ema
+from jaxnn.optim._loss_scale import LossScaleState, with_loss_scale
 from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_gradient
 from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
 
@@ -13,4 +14,5 @@ __all__ = [
     "with_accumulation",
     "with_clipping",
     "with_ema",
+    "with_loss_scale",
 ]
