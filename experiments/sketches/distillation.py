@@ -1,0 +1,59 @@
+"""Distillation (Hinton et al. 2015, arXiv:1503.02531): a small network learns the probabilities of a large one.
+
+Command   python experiments/sketches/distillation.py
+Result    TODO
+"""
+
+import dataclasses
+
+import jax
+import optax
+
+import jaxnn as jn
+
+TEACHER, STUDENT = jn.models.MLP((128, 128, 10)), jn.models.MLP((8, 10))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    temperature: float = 4.0
+    batch_size: int = 32
+    num_steps: int = 2_000
+    seed: int = 0
+
+
+teacher = jn.Experiment(
+    Config(),
+    data=lambda config: jn.data.digits(),
+    task=lambda config: jn.tasks.classification(TEACHER),
+    optimizer=lambda config: optax.adam(jn.schedules.cosine(3e-3, config.num_steps)),
+)
+
+
+def distilled(params):
+    """The experiment of a student of a teacher with ``params``, which the task keeps in its model state."""
+
+    def task(config):
+        plain = jn.tasks.classification(STUDENT)
+
+        def init(key, batch):
+            return plain.init(key, batch)[0], {"teacher": params}
+
+        def loss(student, model_state, batch, key):
+            logits = STUDENT.apply({"params": student}, batch.inputs) / config.temperature
+            soft = jax.nn.softmax(TEACHER.apply({"params": model_state["teacher"]}, batch.inputs) / config.temperature)
+            nats = optax.softmax_cross_entropy(logits, soft).mean()
+            return config.temperature**2 * nats, (model_state, {})
+
+        return plain._replace(init=init, loss=loss)
+
+    return dataclasses.replace(teacher, task=task)
+
+
+if __name__ == "__main__":
+    run = jn.main(teacher)
+    small = dataclasses.replace(teacher, task=lambda config: jn.tasks.classification(STUDENT))
+    for name, experiment in (("from labels", small), ("from the teacher", distilled(run.state.params))):
+        swept = jn.sweep(experiment, jn.grid(seed=range(8)), record=False, progress="none")
+        accuracies = [member.final["test_accuracy"] for member in swept.members]
+        print(f"{name}: test accuracy {sum(accuracies) / 8:.4f}")
