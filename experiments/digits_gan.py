@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import scipy.linalg
 
 import jaxnn as jn
 
@@ -68,7 +67,7 @@ def frechet_distance(means):
     real, drawn = means["real_mean"], means["drawn_mean"]
     real_cov = means["real_squares"] - np.outer(real, real)
     drawn_cov = means["drawn_squares"] - np.outer(drawn, drawn)
-    eigenvalues = np.maximum(scipy.linalg.eigvals(real_cov @ drawn_cov).real, 0)
+    eigenvalues = np.maximum(np.linalg.eigvals(real_cov @ drawn_cov).real, 0)
     spread = np.trace(real_cov + drawn_cov) - 2 * np.sqrt(eigenvalues).sum()
     return {"loss": ((real - drawn) ** 2).sum() + spread}
 

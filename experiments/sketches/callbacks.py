@@ -1,7 +1,7 @@
 """Callbacks: a rule that stops, a writer that sees every line, and a loop of one's own.
 
 Command   python experiments/sketches/callbacks.py
-Result    TODO
+Result    stopped at step 300; from step 1,400 on it is most wrong about one 6
 """
 
 import dataclasses
@@ -27,14 +27,11 @@ experiment = jn.Experiment(
 )
 
 
-class History:
-    """A metric writer: Keras's History, W&B and TensorBoard are others."""
-
-    def __init__(self):
-        self.lines = []
+class History(list):
+    """A metric writer; W&B and TensorBoard are others."""
 
     def write(self, lines):
-        self.lines += lines
+        self += lines
 
 
 def good_enough(lines):
@@ -48,10 +45,14 @@ def confused(iteration, inputs, targets):
         yield report.step, int((logits.max(1) - logits[np.arange(len(targets)), targets]).argmax())
 
 
-if __name__ == "__main__":
+def main():
     history = History()
     run = jn.fit(experiment, stop=good_enough, writers=(history,), eval_every=50, report_every=50, record=False)
-    print(f"stopped at step {run.summary.step}, after {len(history.lines)} lines")
+    print(f"stopped at step {run.summary.step}, after {len(history)} lines")
     test = experiment.data(experiment.config).test.examples
     for step, example in confused(jn.iterate(experiment, report_every=500, record=False), test.inputs, test.targets):
         print(f"step {step}: most wrong about example {example}, a {test.targets[example]}")
+
+
+if __name__ == "__main__":
+    main()

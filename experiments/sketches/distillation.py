@@ -42,18 +42,19 @@ def distilled(params):
         def loss(student, model_state, batch, key):
             logits = STUDENT.apply({"params": student}, batch.inputs) / config.temperature
             soft = jax.nn.softmax(TEACHER.apply({"params": model_state["teacher"]}, batch.inputs) / config.temperature)
-            nats = optax.softmax_cross_entropy(logits, soft).mean()
-            return config.temperature**2 * nats, (model_state, {})
+            return config.temperature**2 * optax.softmax_cross_entropy(logits, soft).mean(), (model_state, {})
 
         return plain._replace(init=init, loss=loss)
 
     return dataclasses.replace(teacher, task=task)
 
 
-if __name__ == "__main__":
-    run = jn.main(teacher)
+def compare(run):
     small = dataclasses.replace(teacher, task=lambda config: jn.tasks.classification(STUDENT))
     for name, experiment in (("from labels", small), ("from the teacher", distilled(run.state.params))):
         swept = jn.sweep(experiment, jn.grid(seed=range(8)), record=False, progress="none")
-        accuracies = [member.final["test_accuracy"] for member in swept.members]
-        print(f"{name}: test accuracy {sum(accuracies) / 8:.4f}")
+        print(f"{name}: test accuracy {sum(member.final['test_accuracy'] for member in swept.members) / 8:.3f}")
+
+
+if __name__ == "__main__":
+    compare(jn.main(teacher))

