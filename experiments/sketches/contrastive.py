@@ -25,7 +25,7 @@ class Config:
 
 
 def task(config):
-    def encode(params, model_state, images):
+    def encode(params, _, images):
         return ENCODER.apply({"params": params["encoder"]}, images)
 
     def nats(params, views):
@@ -46,9 +46,8 @@ def task(config):
     return jn.Task(init, loss, evaluate, encode)
 
 
-experiment = jn.Experiment(
-    Config(), lambda config: jn.data.with_augmentation(jn.data.digits(), VIEWS), task, lambda config: optax.adam(1e-3)
-)
+DATA = jn.data.with_augmentation(jn.data.digits(), VIEWS)
+experiment = jn.Experiment(Config(), lambda config: DATA, task, lambda config: optax.adam(1e-3))
 
 
 def probe(run):
