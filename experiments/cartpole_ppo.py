@@ -2,7 +2,8 @@
 
 Claim     the mean return of the latest episodes exceeds 450 of 500; a member of eight seeds costs no more than one run
 Command   python experiments/cartpole_ppo.py
-Result    TODO
+Result    500 for seven of seeds 0 to 7, 468 for the other; 0.5 s of training on two busy cores. Alternating four times,
+          650 to 900 member steps/s alone and 930 to 960 in a sweep of eight (`sweep --seed 0 1 2 3 4 5 6 7`)
 """
 
 import dataclasses
@@ -23,10 +24,10 @@ LENGTH, EPOCHS, MINIBATCHES = 128, 4, 4  # steps of a rollout; passes over it; u
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    features: int = 64  # Width of the hidden layers
-    learning_rate: float = 2.5e-3  # Peak learning rate of Adam, with linear decay to zero
-    batch_size: int = 8  # Environments
-    num_steps: int = 150  # Rollouts: of 128 steps in each environment, and 16 updates
+    features: int = 32  # Width of the hidden layers
+    learning_rate: float = 2e-3  # Peak learning rate of Adam, with linear decay to zero
+    batch_size: int = 4  # Environments
+    num_steps: int = 400  # Rollouts of 128 steps in each environment, with 16 updates each
     seed: int = 0  # Determines initial parameters, environments and actions
 
 

@@ -1,7 +1,7 @@
 """Targets by name, some of them missing: a tenth of the digits have labels, all are to be reconstructed.
 
 Command   python experiments/sketches/multi_task.py
-Result    TODO
+Result    89.3 % test accuracy, mean of seeds 0 to 3; from labels alone (--pixel-weight 0) 90.1 %: no gain here
 """
 
 import dataclasses
