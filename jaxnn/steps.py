@@ -11,11 +11,11 @@ import numpy as np
 import optax
 
 from jaxnn.nn import unbox
-from jaxnn.optim import apply_updates, as_one, evaluation_params, step_norms
+from jaxnn.optim import LossScaleState, apply_updates, as_one, evaluation_params, step_norms
 from jaxnn.tasks import checked, checked_batch
-from jaxnn.types import Array, Batch, Metrics, Params, PyTree, Task, TrainState
+from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState
 
-__all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_train_step"]
+__all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_scaled_train_step", "make_train_step"]
 
 type Optimizer = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -89,6 +89,41 @@ def make_train_step(
         params = apply_updates(state.params, updates)
         metrics = {"loss": loss, **metrics, **step_norms(opt_state)}
         return TrainState(state.step + 1, params, model_state, opt_state, state.key), metrics
+
+    return step
+
+
+def make_scaled_train_step(task: Task, optimizer: Optimizer) -> TrainStep:
+    """Returns a training step that scales the loss, so that small gradients in float16 do not vanish.
+
+    ``optimizer`` is one by `jaxnn.optim.with_loss_scale`, else ConfigError when traced. The metric ``loss_scale`` is
+    added; the others are not scaled.
+
+    >>> policy = jn.nn.Policy(compute="float16")
+    >>> experiment = jn.Experiment(
+    ...     experiment.config,
+    ...     data=lambda config: jn.data.digits(),
+    ...     task=lambda config: jn.tasks.classification(jn.models.MLP((32, 10)), policy=policy),
+    ...     optimizer=lambda config: jn.optim.with_loss_scale(optax.adam(1e-2)),
+    ...     step=jn.steps.make_scaled_train_step,
+    ... )
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        if not isinstance(state.opt_state, LossScaleState):
+            raise ConfigError("make_scaled_train_step needs as optimizer jn.optim.with_loss_scale(optimizer).")
+        scale = state.opt_state.scale
+
+        def value_and_grad(loss: Callable[..., Any], *, has_aux: bool) -> Callable[..., Any]:
+            def scaled(*arguments: Any) -> Any:
+                value, aux = loss(*arguments)
+                return value * scale, (value, aux)
+
+            gradient_of = jax.grad(scaled, has_aux=has_aux)
+            return lambda *arguments: gradient_of(*arguments)[::-1]
+
+        state, metrics = make_train_step(task, optimizer, value_and_grad=value_and_grad)(state, batch)
+        return state, {**metrics, "loss_scale": scale}
 
     return step
 

@@ -130,9 +130,9 @@ def at_least_int32(ids: jax.Array) -> jax.Array:
 class Policy:
     """Dtypes of parameters, computation and outputs; ``Policy(compute="bfloat16")`` is the usual mixed precision.
 
-    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), without loss scaling: bfloat16 needs none,
-    float16 may. Dtypes (float32, bfloat16 or float16) are stored by name, so that a policy can be a config's field.
-    Casts change only the floating arrays of a tree.
+    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740). bfloat16 needs no loss scaling, float16 may:
+    `jaxnn.optim.with_loss_scale`. Dtypes (float32, bfloat16 or float16) are stored by name, so that a policy can be a
+    config's field. Casts change only the floating arrays of a tree.
 
     >>> policy = jn.nn.Policy(compute=jnp.bfloat16)
     >>> policy

