@@ -2,7 +2,8 @@
 
 Claim     over eight seeds, SAM classifies handwritten digits with at least 97.2 % mean test accuracy
 Command   python experiments/digits_sam.py sweep --seed 0 1 2 3 4 5 6 7
-Result    97.5 ± 0.2 % (standard error) and a test loss of 0.13; without SAM (`step=None`) 97.0 ± 0.2 % and 0.16
+Result    97.5 ± 0.2 % (standard error) and a test loss of 0.13, with the best radius of 0.05, 0.1 and 0.2 on these
+          seeds; without SAM (`step=None`) 97.0 ± 0.2 % and 0.16
 """
 
 import dataclasses

@@ -19,7 +19,6 @@ def experiments_of(module):
     return [value for value in vars(module).values() if isinstance(value, jn.Experiment)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SKETCHES, *STEPS])
 def test_a_sketch_trains(name):
     (experiment,) = experiments_of(importlib.import_module(name))
