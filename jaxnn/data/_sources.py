@@ -83,7 +83,9 @@ class GeneratedSource(IndexedSource):
         return self.make(jax.random.fold_in(jax.random.key(seed), step), step)
 
     def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
-        """The batch of step 0, for its shapes."""
+        """The batch of step 0, for its shapes; or given ``examples``, such as inputs to predict for."""
+        if jax.tree.leaves(examples):
+            return super().as_batch(examples, mask)
         return self.gather(examples, np.zeros(2, np.uint32))
 
     def read(self, indices: np.ndarray) -> Examples:

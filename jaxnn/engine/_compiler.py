@@ -17,15 +17,27 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxnn import observe
 from jaxnn.engine import _pure
 from jaxnn.engine._feed import Piece, evaluation_pieces
-from jaxnn.engine._prediction import make_predict
+from jaxnn.engine._prediction import make_predict, metrics_of_outputs
 from jaxnn.engine._states import EMPTY, MEMBERS, HostStates, Population, Shape, Start, find_start, to_host, with_keys
 from jaxnn.engine._windows import TrainProgram
 from jaxnn.nn import partition_specs, platform
 from jaxnn.parallel import Layout, process_count, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
-from jaxnn.tasks import derived_metrics, metric_of_outputs
-from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
+from jaxnn.tasks import derived_metrics
+from jaxnn.types import (
+    ENDLESS,
+    Array,
+    Batch,
+    ConfigError,
+    Examples,
+    PyTree,
+    Source,
+    Splits,
+    Task,
+    TrainingError,
+    TrainState,
+)
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
@@ -156,21 +168,8 @@ class Programs:
             means = {name: (totals[name].T / count.T).T for name in sorted(totals, key=lambda name: name != "loss")}
         if not self.task.metrics:
             return means
-        num_examples = self._evaluated(split, part)
-
-        def rows(*leaves: np.ndarray) -> np.ndarray:
-            joined = np.concatenate(leaves, batches)
-            return joined.reshape(*(shape or ()), -1, *joined.shape[batches + 2 :])
-
-        targets, outputs = jax.tree.map(rows, *(seen for _, seen in results))
-        found: dict[str, np.ndarray] = {name: np.full(shape or (), np.nan) for name in self.task.metrics}
-        for place in np.ndindex(*(shape or ())):
-            if not count[place]:
-                continue
-            given = jax.tree.map(lambda leaf, place=place: leaf[place][:num_examples], (targets, outputs))
-            for name, metric in self.task.metrics.items():
-                found[name][place] = metric_of_outputs(name, metric, *given)
-        return means | found
+        seen = [outputs for _, outputs in results]
+        return means | metrics_of_outputs(self.task, seen, count, self._evaluated(split, part))
 
     @functools.cached_property
     def predict(self) -> Callable[[TrainState, Any], Any]:
@@ -276,6 +275,12 @@ class Programs:
         with np.errstate(all="ignore"):
             unknown = dict.fromkeys(self.task.metrics, math.nan)
             return derived_metrics(self.task, {**means, **unknown}, "made-up means from 0.4 to 0.6, ")
+
+    @property
+    def inputs(self) -> PyTree:
+        """Inputs ``[batch, ...]`` as the data set holds them; their shapes if it generates them."""
+        held = self.first_examples.inputs
+        return held if jax.tree.leaves(held) else self.batch.inputs
 
     @functools.cached_property
     def batch(self) -> Batch:

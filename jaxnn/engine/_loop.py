@@ -112,7 +112,7 @@ def _train_block(
         return stops or step_by_step or plan.evaluates(step) or plan.saves(step)
 
     while block.rows:
-        programs = {length: trainer.programs.train(block.shape, length, "start") for length in plan.call_lengths()}
+        programs = {length: trainer.programs.train(block.shape, length, "start") for length in plan.call_lengths(step)}
         feed, zeros = trainer.programs.spec.feed, trainer.programs.zeros(block.shape)
         for result in run_windows(
             programs, plan, feed, block.state, zeros, sync_after, clock=trainer.clock, flight=trainer.flight

@@ -1,8 +1,8 @@
-"""Predictions: the program of one state, whose batches are sharded over devices, and inputs in batches of one size."""
+"""Predictions of one state, sharded over devices, in batches of one size; metrics of all outputs of a split."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.record import first_line
 from jaxnn.steps import make_predict_step
-from jaxnn.tasks import sharded
+from jaxnn.tasks import metric_of_outputs, sharded
 from jaxnn.types import ConfigError, Examples, PyTree, Source, Task, TrainState, check_int
 
 
@@ -28,6 +28,27 @@ def make_predict(task: Task, source: Source, layout: Layout = SINGLE_DEVICE) -> 
         return step(state, source.as_batch(Examples(inputs, None), jnp.ones((rows,), np.float32)).inputs)
 
     return predict
+
+
+def metrics_of_outputs(task: Task, seen: Sequence[Any], count: np.ndarray, num_examples: int) -> dict[str, np.ndarray]:
+    """Returns `Task.metrics` of a run or of members, of the shape of ``count``; NaN where it is 0.
+
+    ``seen`` are targets and outputs of the pieces of a split, ``[*count.shape, batches, batch, ...]``, of which the
+    first ``num_examples`` are no padding.
+    """
+
+    def rows(*leaves: np.ndarray) -> np.ndarray:
+        joined = np.concatenate(leaves, count.ndim)
+        return joined.reshape(*count.shape, -1, *joined.shape[count.ndim + 2 :])
+
+    together = jax.tree.map(rows, *seen)
+    found: dict[str, np.ndarray] = {name: np.full(count.shape, np.nan) for name in task.metrics}
+    for place in np.ndindex(*count.shape):
+        if count[place]:
+            targets, outputs = jax.tree.map(lambda leaf, place=place: leaf[place][:num_examples], together)
+            for name, metric in task.metrics.items():
+                found[name][place] = metric_of_outputs(name, metric, targets, outputs)
+    return found
 
 
 def predict_in_batches(

@@ -68,11 +68,14 @@ class Plan(NamedTuple):
         """Whether a checkpoint is due after ``step`` by its number."""
         return self.checkpoint_every > 0 and step % self.checkpoint_every == 0
 
-    def call_lengths(self) -> list[int]:
-        """The different lengths of call that the run needs, longest first."""
-        windows = set(self._windows())
+    def call_lengths(self, start: int = 0) -> list[int]:
+        """The different lengths of call that the run needs after the step ``start``, longest first."""
+        windows, first, end = set(self._windows()), set[int](), self.window_end(start)
         longest = {self.steps_per_call} if max(windows) >= self.steps_per_call else set()
-        return sorted({*longest, *self.tails}, reverse=True)
+        while start < end:  # a run that goes on in the middle of a window
+            first.add(self.call_length(start))
+            start += self.call_length(start)
+        return sorted({*longest, *self.tails, *first}, reverse=True)
 
     def _windows(self) -> Iterator[int]:
         """The lengths of windows: those of one period of the cadences, after which they repeat, and the last one's."""

@@ -44,7 +44,7 @@ def export_model(
         return predict(constants, inputs)
 
     write = _write_onnx if path.suffix == ".onnx" else _write_stablehlo
-    write(path, model, programs.first_examples.inputs, batch, platforms)
+    write(path, model, programs.inputs, batch, platforms)
     return path
 
 

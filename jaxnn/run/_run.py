@@ -96,7 +96,7 @@ class Run:
         """
         programs = self._loaded.programs
         predict = functools.partial(programs.predict, self.state if state is None else state)
-        trained_on = programs.first_examples.inputs
+        trained_on = programs.inputs
         return engine.predict_in_batches(predict, trained_on, inputs, batch_size, programs.layout)
 
     def export(

@@ -80,7 +80,7 @@ def predict_members(sweep: Any, inputs: Any, batch_size: int) -> PyTree:
 
         states = jax.device_put(engine.with_keys(group.states.states, programs.shapes))
         together = functools.partial(jax.jit(predict), states, programs.values)
-        found = engine.predict_in_batches(together, programs.first_examples.inputs, inputs, batch_size, axis=1)
+        found = engine.predict_in_batches(together, programs.inputs, inputs, batch_size, axis=1)
         return [jax.tree.map(lambda leaf, row=row: leaf[row], found) for row in range(len(group.members))]
 
     rows = _by_member(sweep, outputs)
