@@ -76,6 +76,8 @@ def make_train_step(
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         checked_batch(batch)
+        if value_and_grad is jax.value_and_grad and isinstance(state.opt_state, LossScaleState):
+            raise ConfigError("with_loss_scale needs the step jn.steps.make_scaled_train_step, which scales the loss.")
         key = jax.random.fold_in(state.key, state.step)
 
         def value_fn(params: Params) -> jax.Array:

@@ -11,6 +11,7 @@ import difflib
 import functools
 import importlib
 import numbers
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -288,6 +289,8 @@ class Experiment[Config]:
         for name in ("data", "task", "optimizer", "step", "params"):
             value = getattr(self, name)
             if not callable(value) and not (value is None and name in ("data", "step", "params")):
+                if name == "step":
+                    raise ConfigError("an experiment's step must be a function (task, optimizer) -> step.")
                 raise ConfigError(
                     f"an experiment's {name} must be a function of its config, not a {type(value).__name__}: pass "
                     "lambda config: ..., because each config has its own."
@@ -318,6 +321,17 @@ def named_object(name: str, option: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{option} is {name!r}, which cannot be imported ({error}).") from error
+
+
+def path_matches(pattern: str, path: str) -> bool:
+    """Whether a regular expression matches the first names of a path: ``Dense_[01]`` of ``Dense_1/kernel``.
+
+    ConfigError if it is no regular expression.
+    """
+    try:
+        return re.match(rf"(?:{pattern})(?:/|$)", path) is not None
+    except re.error as error:
+        raise ConfigError(f"the pattern {pattern!r} is no regular expression: {error}.") from error
 
 
 def check_int(name: str, value: Any, least: int = 1) -> int:

@@ -34,8 +34,12 @@ def task(config):
 
 experiment = jn.Experiment(Config(), data, task, lambda config: optax.adam(config.learning_rate))
 
-if __name__ == "__main__":
-    run = jn.main(experiment, options=jn.RunOptions(monitor="auc"))
+
+def show(run):
     for split in ("test", "shifted"):
         found = ", ".join(f"{name} {run.final[f'{split}_{name}']:.4f}" for name in ("accuracy", "auc"))
         print(f"{split}: {found}")
+
+
+if __name__ == "__main__":
+    show(jn.main(experiment, options=jn.RunOptions(monitor="auc")))

@@ -14,6 +14,7 @@ from jaxnn.data._examples import (
     as_examples,
     check_alike,
     check_label_range,
+    check_split_names,
     given_splits,
     is_integers,
     num_rows,
@@ -157,6 +158,9 @@ def arrays(
     split, NaN or infinity, an integer beyond int32, a label out of range, or splits that differ in shape or dtype.
     """
     known = resolve_num_classes(class_names, num_classes)
+    if not isinstance(others, Mapping | None):
+        raise DataError(f"others must be a dict of splits by name, not a {type(others).__name__}.")
+    check_split_names(others or ())
     pairs = given_splits(train, test, validation) | dict(others or {})
     examples = {split: as_examples(split, pair) for split, pair in pairs.items()}
     for split, one in examples.items():

@@ -321,8 +321,8 @@ def cutmix(num_classes: int, alpha: float = 1.0) -> Augmentation:
         side = jnp.sqrt(1 - jax.random.beta(share_key, alpha, alpha))
         other = jax.random.permutation(order_key, len(images))
         box = _box(box_key, images.shape, *((side * length).astype(int) for length in images.shape[1:3]))
-        kept = 1 - box.mean((1, 2, 3))[:, None]
         targets = _soft(batch.targets, num_classes)
+        kept = 1 - box.mean((1, 2, 3)).reshape(-1, *[1] * (targets.ndim - 1))
         return batch._replace(
             inputs=jnp.where(box, images[other], images), targets=kept * targets + (1 - kept) * targets[other]
         )
@@ -331,6 +331,8 @@ def cutmix(num_classes: int, alpha: float = 1.0) -> Augmentation:
 
 
 def _soft(targets: Any, num_classes: int) -> jax.Array:
+    if not hasattr(targets, "dtype"):
+        raise DataError("mixup and cutmix mix targets that are one array of labels or of floats: there is none.")
     targets = jnp.asarray(targets)
     return jax.nn.one_hot(targets, num_classes) if jnp.issubdtype(targets.dtype, jnp.integer) else targets
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,6 +34,16 @@ def given_splits(train: Any, test: Any, validation: Any) -> dict[str, Any]:
     """Returns ``train``, and the other splits that are not None, by name; later checks refuse a ``train`` of None."""
     given = {"train": train, "validation": validation, "test": test}
     return {split: value for split, value in given.items() if value is not None or split == "train"}
+
+
+def check_split_names(names: Iterable[str]) -> None:
+    """Raises DataError for names of further splits that are taken, or could not be those of metrics."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", str(name)) or name in ("train", "validation", "test", "probe"):
+            raise DataError(
+                f"others has the split {name!r}: give it a name of letters and digits that is not train, validation, "
+                "test or probe."
+            )
 
 
 def is_integers(targets: PyTree) -> bool:

@@ -38,7 +38,9 @@ def generated(make_batch: MakeBatch, test: Any = None, validation: Any = None, *
     sources: dict[str, Any] = {"train": train}
     for index, (split, given) in enumerate((("test", test), ("validation", validation))):
         if isinstance(given, int) and not isinstance(given, bool):
-            keys = jax.random.split(jax.random.key(index), check_int(f"{split}, a number of batches,", given))
+            # Not a key of a step, whatever the seed.
+            own = jax.random.fold_in(jax.random.fold_in(jax.random.key(index), ENDLESS), index)
+            keys = jax.random.split(own, check_int(f"{split}, a number of batches,", given))
             made = jax.jit(lambda keys: jax.lax.map(lambda key: train.make(key, jnp.int32(0)), keys))(keys)
             rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), made)
             sources[split] = ArraySource(Examples(rows.inputs, rows.targets))
@@ -165,8 +167,9 @@ class IterableSource(IndexedSource):
 
     def fingerprint(self, digest: Any) -> None:
         """Updates ``digest`` with the first 16 examples."""
-        for array in jax.tree.leaves(self.read(np.arange(_FINGERPRINT_EXAMPLES))):
-            digest.update(np.ascontiguousarray(array).tobytes())
+        for given in itertools.islice(self.start(0, 0), _FINGERPRINT_EXAMPLES):
+            for array in jax.tree.leaves(as_examples("train", given, has_examples=False)):
+                digest.update(np.ascontiguousarray(array).tobytes())
 
 
 def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits:
@@ -179,11 +182,17 @@ def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits
     >>> jn.data.mixture({"even": even, "odd": odd}, {"even": 0.75, "odd": 0.25})
     Splits(even+odd: 8 train, inputs int32 [])
 
-    Raises DataError for parts that are not in memory or not alike, and unless each has a weight above 0.
+    Raises DataError for parts that are not in memory or not alike, that are augmented (augment the mixture), mixed or
+    in order already, and unless each has a weight above 0.
     """
     if weights.keys() != parts.keys() or not parts or not all(weight > 0 for weight in weights.values()):
         raise DataError(f"a mixture of {', '.join(parts)} needs a weight above 0 for each, not {dict(weights)}.")
     sources = {name: array_source(splits.train) for name, splits in parts.items()}
+    for name, source in sources.items():
+        if source.augment is not None or isinstance(source, MixedSource | OrderedSource):
+            raise DataError(f"the part {name} of a mixture is augmented, mixed or in order: do that to the mixture.")
+        if parts[name].class_names != next(iter(parts.values())).class_names:
+            raise DataError(f"the part {name} of a mixture has other classes than {next(iter(parts))}: rename them.")
     (first, model), *others = sources.items()
     one, *_ = (jax.tree.map(lambda array: array[0], source.examples) for source in (model,))
     for name, source in others:
@@ -230,6 +239,8 @@ def in_order(splits: Splits) -> Splits:
     [[0, 3], [1, 4], [2, 5]]
     """
     source = array_source(splits.train)
+    if isinstance(source, MixedSource):
+        raise DataError("a mixture has no order of its own: put its parts in order instead.")
     return splits._replace(train=OrderedSource(source.examples, source.augment))
 
 

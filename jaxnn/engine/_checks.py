@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxnn.data import without_data
+from jaxnn.data import check_split_names, without_data
 from jaxnn.engine._compiler import Programs, for_one_call
 from jaxnn.engine._options import check_config
 from jaxnn.nn import use_batch_axis
@@ -41,6 +41,7 @@ def check_data(splits: Any) -> None:
     """Raises ConfigError unless ``splits`` are what an experiment's ``data`` must return."""
     if not isinstance(splits, Splits):
         raise _wrong("data", splits, "Splits, as jn.data.arrays(train=(inputs, targets)) does")
+    check_split_names(splits.others)
 
 
 def check_parts(experiment: Experiment[Any]) -> None:
@@ -48,6 +49,8 @@ def check_parts(experiment: Experiment[Any]) -> None:
     task = experiment.task(experiment.config)
     if not isinstance(task, Task):
         raise _wrong("task", task, "a Task, as jn.tasks.classification(model) does")
+    if not isinstance(task.metrics, Mapping):
+        raise ConfigError(f"the task's metrics are {task.metrics!r:.60}: give a dict of functions by name.")
     functions = task._asdict() | {f"metric {name}": metric for name, metric in task.metrics.items()}
     for name, part in functions.items():
         if name != "metrics" and not callable(part):

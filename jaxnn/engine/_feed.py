@@ -42,6 +42,8 @@ def make_feed(
     """The feed of the training split in the order of ``seed``; resident by default if all splits fit on the device."""
     if splits.train.examples is None:
         return _streamed_feed(splits.train, seed, batch_size, layout)
+    if not jax.tree.leaves(splits.train.examples):  # generated there
+        resident = True
     if resident is None:
         # The devices of a CPU share its memory.
         copies = layout.num_devices if layout.device.platform == "cpu" else 1

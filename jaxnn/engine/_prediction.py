@@ -39,7 +39,9 @@ def metrics_of_outputs(task: Task, seen: Sequence[Any], count: np.ndarray, num_e
 
     def rows(*leaves: np.ndarray) -> np.ndarray:
         joined = np.concatenate(leaves, count.ndim)
-        return joined.reshape(*count.shape, -1, *joined.shape[count.ndim + 2 :])
+        flat = joined.reshape(*count.shape, -1, *joined.shape[count.ndim + 2 :])
+        flat.setflags(write=False)  # or one metric could change what the next one sees
+        return flat
 
     together = jax.tree.map(rows, *seen)
     found: dict[str, np.ndarray] = {name: np.full(count.shape, np.nan) for name in task.metrics}
@@ -65,7 +67,13 @@ def predict_in_batches(
     ...]`` of the training. ConfigError for inputs or outputs that do not fit, and a ``batch_size`` below 1.
     """
     check_int("predict's batch_size", batch_size)
+    wanted: Any = jax.tree.structure(trained_on)
+    given: Any = jax.tree.structure(inputs, is_leaf=lambda node: isinstance(node, list))
+    if given != wanted and wanted.num_leaves + given.num_leaves > 2:
+        raise ConfigError(f"predict needs inputs as the data set holds them, {wanted}, not {given} (* is an array).")
     inputs = _inputs_like(trained_on, inputs)
+    if len(lengths := {len(leaf) for leaf in jax.tree.leaves(inputs)}) > 1:
+        raise ConfigError(f"predict needs equally many examples in all inputs, not {sorted(lengths)}.")
     count, size = len(jax.tree.leaves(inputs)[0]), layout.data_size
     batch_size = -(-min(batch_size, count) // size) * size
 

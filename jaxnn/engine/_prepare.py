@@ -21,7 +21,7 @@ from jaxnn.nn import platform
 from jaxnn.observe import Clock, check_placement, describe_devices
 from jaxnn.parallel import SINGLE_DEVICE, Layout, all_agree, process_count
 from jaxnn.record import PARTS, jax_flags
-from jaxnn.types import Array, ConfigError, Experiment, Splits, TrainState, suggest
+from jaxnn.types import Array, ConfigError, DataError, Experiment, Splits, TrainState, suggest
 
 
 class Members(NamedTuple):
@@ -73,6 +73,10 @@ def open_trainer(
     spec = GroupSpec(experiment, given.member, "seed" in given.values, splits.train, feed, layout)
     logs = list(logs) if logs is not None else [MemberLog()]
     programs = Programs(spec, splits, eval_batch_size, options.eval_batches, given.values, len(logs), clock=clock)
+    if (rows := len(programs.batch.mask)) != config.batch_size:
+        raise DataError(
+            f"the data make batches of {rows} examples, and batch_size is {config.batch_size}: make as many."
+        )
     programs.task.check(programs.shapes.params, programs.shapes.model_state, programs.batch, splits)
     if options.patience is not None and splits.eval_split is None:
         raise ConfigError("patience needs an eval split: give the data a validation or test split.")

@@ -136,16 +136,21 @@ def find_start(experiment: Experiment[Any], shapes: TrainState) -> Start:
     if isinstance(made, TrainState):
         given = _named({"params": made.params, "model_state": made.model_state})
     else:
+        if hasattr(made, "state"):
+            raise ConfigError("the experiment's params returned a run: return run.state, or run.state.params.")
         given = _named({"params": made})
+    if any(name.startswith("params/adapters/") for name in given) and "adapters" not in shapes.params:
+        raise ConfigError("the experiment's params hold adapters of lora: merge them first, by jn.tasks.merge_lora.")
     state = _named({"params": shapes.params, "model_state": shapes.model_state})
     places = {name.replace("model_state/frozen/", "params/", 1): name for name in state}
     places |= {name: name for name in state}
     arrays, unused = {}, []
     for name, array in given.items():
-        if name not in places:
+        # From a task that froze them, perhaps to one that does not.
+        place = places.get(name) or places.get(name.replace("model_state/frozen/", "params/", 1))
+        if place is None:
             unused.append(name)
             continue
-        place = places[name]
         if (shape := np.shape(array)) != state[place].shape:
             raise ConfigError(
                 f"the experiment's params have {name} {list(shape)}, and the task {list(state[place].shape)}: leave it "

@@ -152,6 +152,10 @@ def evaluation_params(params: Params, opt_state: optax.OptState) -> Params:
     def pick(average: Any, param: Any) -> Any:
         return param if isinstance(average, optax.MaskedNode) else average.astype(jnp.result_type(param))
 
+    if isinstance(opt_state, Mapping) and isinstance(params, Mapping) and opt_state.keys() == params.keys():
+        return {
+            name: evaluation_params(part, opt_state[name]) for name, part in params.items()
+        }  # of several optimizers
     for state in jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, AveragedState)):
         if isinstance(state, AveragedState):
             params = jax.tree.map(pick, state.average, params, is_leaf=lambda node: isinstance(node, optax.MaskedNode))

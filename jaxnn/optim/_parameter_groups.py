@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.types import ConfigError, Params
+from jaxnn.types import ConfigError, Params, path_matches
 
 
 def with_rates(
@@ -19,16 +18,16 @@ def with_rates(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns ``optimizer`` with updates multiplied by a rate for the parameters whose paths match a pattern.
 
-    A pattern is a regular expression for the start of a path such as ``Dense_0/kernel``; the first that matches counts,
-    and 1 if none does. ConfigError in ``init`` for a pattern that matches no parameter.
+    A pattern is a regular expression for the first names of a path such as ``Dense_0/kernel``; the first that matches
+    counts, and 1 if none does. ConfigError in ``init`` for a pattern that matches no parameter.
 
-    >>> optimizer = jn.optim.with_rates(optax.adam(1e-3), {"Dense_1": 1.0, "Dense": 0.1})
+    >>> optimizer = jn.optim.with_rates(optax.adam(1e-3), {"Dense_1": 1.0, "Dense_.*": 0.1})
     """
 
     def scale(updates: Any, params: Any) -> Any:
         def scaled(path: Any, update: jax.Array) -> jax.Array:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            rate = next((rate for pattern, rate in rates.items() if re.match(pattern, name)), None)
+            rate = next((rate for pattern, rate in rates.items() if path_matches(pattern, name)), None)
             return update if rate is None else update * jnp.asarray(rate, update.dtype)
 
         return jax.tree.map_with_path(scaled, updates)
@@ -40,7 +39,7 @@ def with_rates(
             jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)
         ]
         for pattern in rates:
-            if not any(re.match(pattern, name) for name in names):
+            if not any(path_matches(pattern, name) for name in names):
                 raise ConfigError(f"with_rates: no parameter starts with {pattern!r}: there are {', '.join(names)}.")
         return chained.init(params)
 

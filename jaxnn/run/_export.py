@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,20 @@ def export_model(
     constants = state._replace(params=params, opt_state=())
 
     def model(inputs: Any) -> Any:
-        return predict(constants, inputs)
+        return _plain(predict(constants, inputs))
 
     write = _write_onnx if path.suffix == ".onnx" else _write_stablehlo
     write(path, model, programs.inputs, batch, platforms)
     return path
+
+
+def _plain(tree: Any) -> Any:
+    """Named tuples as dicts: a file holds no classes."""
+    if hasattr(tree, "_asdict"):
+        tree = tree._asdict()
+    if isinstance(tree, Mapping):
+        return {name: _plain(part) for name, part in tree.items()}
+    return type(tree)(map(_plain, tree)) if isinstance(tree, tuple | list) else tree
 
 
 def _write_stablehlo(path: Path, model: Callable[[Any], Any], like: Any, batch: Any, platforms: Any) -> None:

@@ -108,6 +108,7 @@ def _facts(session: Session) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "config": records.config_json(trainer.experiment.config),
         "options": engine.recorded_options(trainer.options),
+        "monitored": trainer.monitored,
         "steps_per_call": trainer.plan.steps_per_call,
         "seconds_per_step_measured": trainer.seconds_per_step,
         "data": trainer.splits.name,

@@ -254,9 +254,11 @@ def open_run(
         trainer = _open_trainer(experiment, options, path, facts, make_layout(devices=devices))
         state = record.load_checkpoint(path, trainer.programs.shapes)
         trainer.state = jax.device_put(state, trainer.programs.shardings)
-        return _run(config, trainer, lines, ending, path, (trainer.monitored, options.higher_is_better), facts)
+        monitored = facts.get("monitored", trainer.monitored)
+        return _run(config, trainer, lines, ending, path, (monitored, options.higher_is_better), facts)
     split = next((split for split in ("validation", "test") if f"{split}_{options.monitor}" in final), "train")
-    return _run(config, trainer, lines, ending, path, (f"{split}_{options.monitor}", options.higher_is_better))
+    monitored = facts.get("monitored", f"{split}_{options.monitor}")
+    return _run(config, trainer, lines, ending, path, (monitored, options.higher_is_better))
 
 
 def _open_trainer(

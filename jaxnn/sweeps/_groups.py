@@ -160,6 +160,8 @@ class Loader:
         # Not through a cache of the caller's: its lookup would read all fields.
         splits = inspect.unwrap(make)(twin)
         check_data(splits)
+        if member.experiment.params is not None:
+            member.experiment.params(twin)  # members that start from other parameters are other programs
         self._latest = make, config, splits, read
         return splits, read
 
@@ -231,7 +233,9 @@ def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_
     for name in names:
         # Looked up after a trace: augmentation reads its fields only then.
         if name.partition(".")[0] in read:
-            notes[name] = f"data(config) reads {name!r}, so each of its values is compiled separately."
+            notes[name] = (
+                f"data(config) or params(config) reads {name!r}, so each of its values is compiled separately."
+            )
     for note in notes.values():
         warn(note)
     return list(notes)

@@ -161,6 +161,7 @@ def checked(task: Task) -> Task:
                 f"it returned {given}."
             )
         arrays = _arrays("sum", "evaluate", sums)
+        _check_names_apart(task, arrays)
         if arrays["count"].shape != ():
             count = _described(arrays["count"])
             raise ConfigError(f"the count of the task's evaluate is {count}: return one number.")
@@ -186,7 +187,13 @@ def derived_metrics(task: Task, means: dict[str, Any], what: str = "the means ")
         raise ConfigError(f"the task's derive_metrics failed on {what}of {given}: {reason}.") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"the task's derive_metrics returned a {type(values).__name__}: return a dict of numbers.")
+    _check_names_apart(task, values)
     return {str(name): _number(name, value) for name, value in {**values, **own}.items()}
+
+
+def _check_names_apart(task: Task, evaluated: Mapping[str, Any]) -> None:
+    if both := sorted(task.metrics.keys() & evaluated.keys()):
+        raise ConfigError(f"the task has two metrics {both[0]!r}, one of metrics and one of evaluate: rename one.")
 
 
 def metric_of_outputs(name: str, metric: Callable[[Any, Any], Any], targets: Any, outputs: Any) -> float:
@@ -194,9 +201,8 @@ def metric_of_outputs(name: str, metric: Callable[[Any, Any], Any], targets: Any
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(outputs)):
         return math.nan
     try:
-        return _number(name, metric(targets, outputs))
-    except ConfigError:
-        raise
+        value = metric(targets, outputs)
+        return float(np.asarray(value).item())
     # The user's code, or a library that refuses these targets.
     except Exception as error:
         shapes = f"targets {jax.tree.map(np.shape, targets)} and outputs {jax.tree.map(np.shape, outputs)}"

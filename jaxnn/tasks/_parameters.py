@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxnn.nn import unbox
 from jaxnn.tasks._contract import LossResult
-from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, PyTree, Splits, Task
+from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, PyTree, Splits, Task, check_int, path_matches
 
 FROZEN = "frozen"
 """The collection of the model state that holds parameters which are not trained; it is sharded as parameters are."""
@@ -22,8 +21,8 @@ def freeze(task: Task, *patterns: str) -> Task:
     """Returns ``task`` with the parameters whose paths match one of ``patterns`` kept as they are.
 
     They move to the collection ``frozen`` of the model state: no gradient and no optimizer state is computed for them.
-    A pattern is a regular expression for the start of a path, such as ``"teacher"`` or ``"Dense_[01]/kernel"``; a batch
-    statistic is no parameter, and moves as before. With `Experiment.params`, they start from other arrays.
+    A pattern is a regular expression for the first names of a path, such as ``"teacher"`` or ``"Dense_[01]/kernel"``; a
+    batch statistic is no parameter, and moves as before. With `Experiment.params`, they start from other arrays.
 
     >>> task = jn.tasks.freeze(jn.tasks.classification(jn.models.MLP((8, 10))), "Dense_0")
     >>> params, model_state = task.init(jax.random.key(0), batch)
@@ -35,14 +34,15 @@ def freeze(task: Task, *patterns: str) -> Task:
     """
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
-        params, model_state = task.init(key, batch)
+        params, model_state = _plain(*task.init(key, batch))
         names = _names(params)
         for pattern in patterns:
-            if not any(re.match(pattern, name) for name in names):
+            if not any(path_matches(pattern, name) for name in names):
                 raise ConfigError(f"freeze: no parameter starts with {pattern!r}: there are {', '.join(names)}.")
-        kept = {name for name in names if any(re.match(pattern, name) for pattern in patterns)}
-        if len(kept) == len(names):
-            raise ConfigError(f"freeze: {', '.join(patterns)} match all parameters: leave some to train.")
+        kept = {name for name in names if any(path_matches(pattern, name) for pattern in patterns)}
+        if not 0 < len(kept) < len(names):
+            which = "all parameters: leave some to train" if kept else "none: give a pattern"
+            raise ConfigError(f"freeze: {', '.join(patterns) or 'no patterns'} match {which}.")
         return _select(params, lambda name: name not in kept), {
             **model_state,
             FROZEN: _select(params, kept.__contains__),
@@ -69,14 +69,20 @@ def lora(
     Raises:
         ConfigError: when initialised, if there is nothing to adapt.
     """
+    check_int("lora: rank", rank)
+    if isinstance(train, str):
+        raise ConfigError(f"lora: train is {train!r}, and must be a tuple of patterns.")
     scale = (rank if alpha is None else alpha) / rank
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
-        params, model_state = task.init(key, batch)
-        trained = {name for name in _names(params) if any(re.match(pattern, name) for pattern in train)}
+        params, model_state = _plain(*task.init(key, batch))
+        for pattern in train:
+            if not any(path_matches(pattern, name) for name in _names(params)):
+                raise ConfigError(f"lora: no parameter starts with {pattern!r}: there are {', '.join(_names(params))}.")
+        trained = {name for name in _names(params) if any(path_matches(pattern, name) for pattern in train)}
         adapters: dict[str, Any] = {}
         for index, (name, leaf) in enumerate(_names(unbox(params)).items()):
-            if name not in trained and re.match(match, name) and jnp.ndim(leaf) >= 2:
+            if name not in trained and path_matches(match, name) and jnp.ndim(leaf) >= 2:
                 rows = leaf.size // leaf.shape[-1]
                 a = jax.random.normal(jax.random.fold_in(key, index), (rows, rank), leaf.dtype) / jnp.sqrt(rows)
                 adapters[name] = {"a": a, "b": jnp.zeros((rank, leaf.shape[-1]), leaf.dtype)}
@@ -136,6 +142,15 @@ def _with_params(
         task.check(shapes[0], shapes[1], batch, splits)
 
     return task._replace(init=init, loss=loss, evaluate=evaluate, predict=predict, check=check)
+
+
+def _plain(params: Params, model_state: ModelState) -> tuple[Params, ModelState]:
+    if not isinstance(params, Mapping) or FROZEN in model_state:
+        raise ConfigError(
+            "freeze and lora take a task with parameters in nested dicts, and none that is frozen already: give all "
+            "patterns to one of them."
+        )
+    return params, model_state
 
 
 def _names(params: Params) -> dict[str, Any]:

@@ -26,13 +26,20 @@ def test_generated_batches_are_functions_of_seed_and_step():
     np.testing.assert_array_equal(batches[1].inputs, again.inputs)
     assert [int(batch.targets[0]) for batch in batches] == [0, 1, 2]
     assert not np.array_equal(batches[0].inputs, batches[1].inputs)
-    assert splits.test.num_examples == 16 and not np.array_equal(splits.test.examples.inputs[:8], batches[0].inputs)
+    assert splits.test.num_examples == 16
+    for seed in (0, 1):  # no test batch is one of training
+        for row in splits.train.order(seed, np.arange(3), 8):
+            assert not np.isin(
+                splits.train.gather(splits.train.examples, row).inputs, splits.test.examples.inputs
+            ).any()
     assert repr(splits) == "Splits(generated: train generated, 16 test)"
 
 
 def test_generated_data_train_alone_swept_and_on_devices():
     experiment = tiny.experiment(data=generated(points, test=2), num_steps=6, batch_size=8)
-    run, split = tiny.fit(experiment, steps_per_call=2), tiny.fit(experiment, steps_per_call=3, strategy="data")
+    run, split = tiny.fit(experiment, resident=False), tiny.fit(experiment, steps_per_call=3, strategy="data")
+    with pytest.raises(DataError, match="make batches of 8 examples, and batch_size is 4"):
+        tiny.fit(experiment.replace(batch_size=4))
     for name, leaf in run.state.params.items():
         np.testing.assert_allclose(leaf, split.state.params[name], rtol=1e-5)
     assert run.predict(np.ones((5, 3))).shape == (5, 3)
@@ -71,6 +78,8 @@ def test_a_mixture_draws_parts_by_their_weights():
     np.testing.assert_array_equal(order, traced)
     with pytest.raises(DataError, match="a mixture of few, many needs a weight above 0 for each"):
         mixture({"few": few, "many": many}, {"few": 1})
+    with pytest.raises(DataError, match="the part mixed of a mixture is augmented, mixed or in order"):
+        mixture({"mixed": mixed}, {"mixed": 1})
     with pytest.raises(DataError, match="each of the inputs of other is float32"):
         mixture({"few": few, "other": arrays((np.ones(3), [0, 1, 1]))}, {"few": 1, "other": 1})
 

@@ -62,6 +62,11 @@ def test_metrics_that_fail_are_named_and_those_of_infinite_outputs_are_nan() -> 
     assert np.isnan(tiny.fit(experiment(far)).final["test_auc"])
     with pytest.raises(jn.ConfigError, match="the task's metric auc is 3, and must be a function"):
         tiny.fit(experiment(TASK._replace(metrics={"auc": 3})))  # type: ignore[dict-item]
+    with pytest.raises(jn.ConfigError, match="two metrics 'loss'"):
+        tiny.fit(experiment(TASK._replace(metrics={"loss": correlation})))
+    for names in ({"test": SHIFTED}, {"": SHIFTED}, {"probe": SHIFTED}):
+        with pytest.raises(jn.DataError, match="others has the split"):
+            jn.data.arrays(train=SHIFTED, test=SHIFTED, others=names)
 
 
 def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time() -> None:

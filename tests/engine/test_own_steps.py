@@ -62,6 +62,11 @@ def test_two_optimizers_update_their_parts_in_the_usual_step() -> None:
     both = experiment(optimizer=lambda config: {"Dense_0": optax.set_to_zero(), "Dense_1": optax.sgd(0.1)})
     start = jn.steps.init_train_state(TASK, optax.sgd(0.1), jax.random.key(both.config.seed), BATCH)
     end = tiny.fit(both)
+    averaged = {"Dense_0": jn.optim.with_ema(optax.sgd(0.1), 1.0), "Dense_1": optax.sgd(0.1)}
+    state = tiny.fit(experiment(optimizer=lambda config: averaged)).state
+    used = jn.optim.evaluation_params(state.params, state.opt_state)
+    np.testing.assert_array_equal(used["Dense_1"]["kernel"], state.params["Dense_1"]["kernel"])
+    assert not np.array_equal(used["Dense_0"]["kernel"], state.params["Dense_0"]["kernel"])
     np.testing.assert_array_equal(end.state.params["Dense_0"]["kernel"], start.params["Dense_0"]["kernel"])
     assert not np.array_equal(end.state.params["Dense_1"]["kernel"], start.params["Dense_1"]["kernel"])
 
@@ -103,6 +108,12 @@ def test_parameters_start_from_given_ones(tmp_path: Path) -> None:
     assert (
         start["new"] == [f"params/Dense_{name}" for name in ("0/bias", "1/bias", "1/kernel")] and start["fingerprint"]
     )
+    by_seed = experiment(
+        optimizer=still.optimizer, params=lambda config: {"Dense_1": {"bias": np.full(3, config.seed)}}
+    )
+    with pytest.warns(UserWarning, match="reads 'seed', so each of its values is compiled separately"):
+        found = jn.sweep(by_seed, jn.grid(seed=[1, 2]), run_dir=tmp_path / "sweep", progress="none")
+    assert [float(found.run(n).state.params["Dense_1"]["bias"][0]) for n in (0, 1)] == [1.0, 2.0]
     swept = jn.sweep(still, jn.grid(seed=[0, 1]), record=False, progress="none")
     assert swept.members[0].final["test_loss"] != swept.members[1].final["test_loss"]
     for params, message in (
@@ -123,6 +134,9 @@ def test_frozen_parameters_stay_and_adapters_learn() -> None:
     )
     assert not np.array_equal(frozen.params["Dense_1"]["kernel"], trained.params["Dense_1"]["kernel"])
 
+    thawed = tiny.fit(experiment(params=lambda config: frozen, optimizer=lambda config: optax.sgd(0.0))).state
+    np.testing.assert_array_equal(thawed.params["Dense_0"]["kernel"], trained.params["Dense_0"]["kernel"])
+
     adapted = jn.tasks.lora(TASK, rank=2, alpha=4.0, train=("Dense_1/bias",))
     run = tiny.fit(experiment(task=lambda config: adapted, params=lambda config: trained))
     params, state = run.state.params, run.state.model_state
@@ -134,9 +148,12 @@ def test_frozen_parameters_stay_and_adapters_learn() -> None:
     np.testing.assert_allclose(
         adapted.predict(*fresh, BATCH.inputs), TASK.predict(TASK.init(jax.random.key(0), BATCH)[0], {}, BATCH.inputs)
     )
+    with pytest.raises(jn.ConfigError, match="hold adapters of lora: merge them first"):
+        tiny.fit(experiment(params=lambda config: run.state))
     for task, message in (
+        (jn.tasks.freeze(jn.tasks.freeze(TASK, "Dense_0"), "Dense_1"), "none that is frozen already"),
         (jn.tasks.freeze(TASK, "Conv"), "no parameter starts with 'Conv': there are Dense_0/bias"),
-        (jn.tasks.freeze(TASK, "Dense"), "match all parameters"),
+        (jn.tasks.freeze(TASK, "Dense_."), "match all parameters"),
         (jn.tasks.lora(TASK, 2, match="Conv"), "no frozen parameter of two axes matches 'Conv'"),
     ):
         with pytest.raises(jn.ConfigError, match=message):
