@@ -168,7 +168,7 @@ class VAE(linen.Module):
         """``[batch, ...]`` to reconstructions of the same shape, and the means and log variances of the latents."""
         latents, log_variance = mean, _ = self.encode(x, train)
         if train:
-            latents += jnp.exp(log_variance / 2) * jax.random.normal(self.make_rng("latents"), mean.shape, mean.dtype)
+            latents += jnp.exp(log_variance / 2) * nn.normal_rows(self.make_rng("latents"), mean.shape, mean.dtype)
         return VAEOutputs(self.decode(latents, train), mean, log_variance)
 
     def encode(self, x: jax.Array, train: bool = False) -> tuple[jax.Array, jax.Array]:

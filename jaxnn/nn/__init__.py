@@ -15,6 +15,7 @@ from jaxnn.nn._layer_arguments import (
     collect_reasons,
     is_full,
     mean_over_batch_axis,
+    normal_rows,
     partition_specs,
     partitioned,
     platform,

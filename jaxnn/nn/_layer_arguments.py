@@ -208,6 +208,15 @@ def batch_axis() -> str | None:
     return _axis.get()
 
 
+def normal_rows(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Normal random numbers ``[batch, ...]``; under a mapped batch axis, this device's rows of the full batch's."""
+    axis, rows = batch_axis(), shape[0]
+    if axis is None:
+        return jax.random.normal(key, shape, dtype)
+    full = jax.random.normal(key, (rows * jax.lax.axis_size(axis), *shape[1:]), dtype)
+    return jax.lax.dynamic_slice_in_dim(full, jax.lax.axis_index(axis) * rows, rows)
+
+
 class BatchSharding(NamedTuple):
     """How the batch that a model computes on is sharded over devices, in a program that XLA partitions."""
 

@@ -183,5 +183,5 @@ def test_fields_that_data_read_are_grouped_by() -> None:
 
     assert groups_of(experiment(data=cached), jn.grid(decay=[0.1, 0.2])) == [(("decay",), [0, 1])]
     for data in (cached, by_dict, by_copy, drawn_and_scaled):
-        with pytest.warns(UserWarning, match="data.config. reads 'share'"):
+        with pytest.warns(UserWarning, match="reads 'share'"):
             assert groups_of(experiment(data=data), jn.grid(share=[0.0, 1.0])) == [((), [0]), ((), [1])]
