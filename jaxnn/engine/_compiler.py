@@ -99,7 +99,7 @@ class Programs:
     def compile_together(self, shape: Shape | None, lengths: Sequence[int], split: str | None, cause: str) -> None:
         """Compiles in parallel threads initial states, calls of ``lengths`` steps for ``cause``, and an evaluation."""
         keys: list[tuple[Any, ...]] = [("initialise", shape is None), *(("train", shape, length) for length in lengths)]
-        keys += [("evaluate", shape, split, True)] if split is not None else []
+        keys += [("evaluate", shape, split, self.eval_batches is not None)] if split is not None else []
         missing = [key for key in keys if key not in self._compiled]
         with self.clock.span("compile", f"compiling the programs{_of_members(shape)}"):
             # Traced here, in the caller's JAX contexts; only XLA runs in other threads.
@@ -117,8 +117,7 @@ class Programs:
 
     def init(self) -> TrainState:
         """The state of one member before the first step; the same each time."""
-        given = self.layout.place(self.start.arrays)
-        return self._program(("initialise", True), "start")(self.first_examples, given)  # type: ignore[no-any-return]
+        return self._program(("initialise", True), "start")(*self._init_arguments)  # type: ignore[no-any-return]
 
     @functools.cached_property
     def initial(self) -> HostStates:
@@ -132,12 +131,11 @@ class Programs:
                 "shard='1/4'."
             )
         count, init = self._init_count, self._program(("initialise", False), "start")
-        parts = []
+        parts, given = [], self._init_arguments
         for first in range(0, self.num_members, count):
             # The last few are filled up with the last member.
             rows = np.minimum(np.arange(first, first + count), self.num_members - 1)
-            values = {name: value[rows] for name, value in self.values.items()}
-            states = init(values, self.first_examples, self.layout.place(self.start.arrays))
+            states = init({name: value[rows] for name, value in self.values.items()}, *given)
             parts.append(to_host(states))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.num_members], *parts)  # type: ignore[no-any-return]
 
@@ -150,12 +148,13 @@ class Programs:
         return observe.temporary_bytes(self._compiled["train", shape, num_steps])
 
     def evaluate(self, shape: Shape | None, split: str, state: Any, *, part: bool = False) -> dict[str, np.ndarray]:
-        """The exact mean of each metric over a split, of a state or of a population: ``[*shape, ...]``, loss first.
+        """The exact mean of each metric over a split, loss first, and metrics of all outputs: ``[*shape, ...]`` each.
 
-        And metrics of all outputs. With ``part`` of the examples that training looks at.
+        With ``part``, over the examples that training looks at.
         """
         if split not in (known := self.splits.named()):
             raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
+        part = part and self.eval_batches is not None  # otherwise one program serves both
         key = ("evaluate", shape, split, part)
         pieces, program = self._pieces_of(split, part), self._program(key, "start")
         results = [jax.device_get(program(state, *piece)) for piece in pieces()]
@@ -277,6 +276,10 @@ class Programs:
             return derived_metrics(self.task, {**means, **unknown}, "made-up means from 0.4 to 0.6, ")
 
     @property
+    def _init_arguments(self) -> tuple[Examples, Any]:
+        return self.first_examples, self.layout.place(self.start.arrays)
+
+    @property
     def inputs(self) -> PyTree:
         """Inputs ``[batch, ...]`` as the data set holds them; their shapes if it generates them."""
         held = self.first_examples.inputs
@@ -313,14 +316,12 @@ class Programs:
                 # Its arrays are created on their devices: the full state is never on one device.
                 jit = {} if self.shardings is None else {"out_shardings": self.shardings}
                 init: Any = _pure.make_init(self.spec.experiment, self.source)
-                given = self.first_examples, self.layout.place(self.start.arrays)
-                return observe.lower_ahead(init, "initialise", "start", *given, **jit, **for_one_call())
+                return observe.lower_ahead(init, "initialise", "start", *self._init_arguments, **jit, **for_one_call())
             case ("initialise", _):
                 count = self._init_count
                 values = {name: value[np.zeros(count, np.int32)] for name, value in self.values.items()}
                 init, name = _pure.make_population_init(self.spec, count), f"initialise {count} members"
-                given = self.first_examples, self.layout.place(self.start.arrays)
-                return observe.lower_ahead(init, name, "start", values, *given, **for_one_call())
+                return observe.lower_ahead(init, name, "start", values, *self._init_arguments, **for_one_call())
             case ("train", shape, num_steps):
                 name = f"train {num_steps} step{'s' if num_steps > 1 else ''}{_of_members(shape)}"
                 make = _pure.make_train if shape is None else _pure.make_population_train
