@@ -14,14 +14,14 @@
 SCRIPT=${SCRIPT:-experiments/digits_mlp.py}
 RUN_DIR=${RUN_DIR:-runs/digits-$SLURM_JOB_ID}
 
-# A job that is back from the queue has its number still, and goes on with its run.
+# A job that is back from the queue has its number still, and continues its run.
 if [ -e "$RUN_DIR/run.json" ]; then where=--resume; else where=--run-dir; fi
 
 # srun hands it to all tasks, which know each other by it.
 JAXNN_CLUSTER_SECRET=$(head -c 32 /dev/urandom | base64)
 export JAXNN_CLUSTER_SECRET
 
-# Since SLURM 22.05 srun is not told by sbatch how many cores a task has.
+# Since SLURM 22.05 sbatch does not tell srun how many cores a task has.
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python "$SCRIPT" --distributed "$where" "$RUN_DIR" "$@"
 status=$?
 

@@ -11,7 +11,7 @@
 
 RUN_DIR=${RUN_DIR:-runs/digits_sweep}
 
-# Since SLURM 22.05 srun is not told by sbatch how many cores a task has.
+# Since SLURM 22.05 sbatch does not tell srun how many cores a task has.
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" python experiments/digits_mlp.py sweep \
     --learning-rate 1e-3 3e-3 1e-2 3e-2 --seed 0 1 2 3 \
     --resume "$RUN_DIR" --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" "$@"

@@ -22,7 +22,7 @@ line() { # of a rank: the shell writes down its number, which is Python's then
     printf ' %q' --coordinator "${hosts[0]}:$PORT" --num-processes "${#hosts[@]}" --process-id "$@"
 }
 
-# One process that is told to stop has all stop, after the same window.
+# A stop signal to one process stops all, after the same window.
 trap 'ssh -n "${hosts[0]}" "kill -TERM \$(cat $(printf %q "$started.0"))"' INT TERM
 
 for rank in "${!hosts[@]}"; do
@@ -35,7 +35,7 @@ for rank in "${!hosts[@]}"; do
     processes[rank]=$!
 done
 
-# The worst of their statuses. 0: all is done; 75: saved, and the same command goes on.
+# The worst of their statuses. 0: all is done; 75: saved, and the same command continues.
 status=0
 for process in "${processes[@]}"; do
     wait "$process"

@@ -120,7 +120,7 @@ def step(task, optimizer):
             action = jax.random.categorical(act_key, logits)
             log_prob = chosen(jax.nn.log_softmax(logits), action)
             after, fell, over = act(env, action, reset_key)
-            # An episode that only ran out of time goes on, as far as its value is concerned.
+            # An episode that only ran out of time continues, as far as its value is concerned.
             return after, {
                 "x": env.x, "action": action, "log_prob": log_prob, "value": value, "fell": fell, "over": over,
             }  # fmt: skip

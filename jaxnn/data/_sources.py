@@ -38,7 +38,7 @@ def generated(make_batch: MakeBatch, test: Any = None, validation: Any = None, *
     sources: dict[str, Any] = {"train": train}
     for index, (split, given) in enumerate((("test", test), ("validation", validation))):
         if isinstance(given, int) and not isinstance(given, bool):
-            # Not a key of a step, whatever the seed.
+            # Not a key of a step, at any seed.
             own = jax.random.fold_in(jax.random.fold_in(jax.random.key(index), ENDLESS), index)
             keys = jax.random.split(own, check_int(f"{split}, a number of batches,", given))
             made = jax.jit(lambda keys: jax.lax.map(lambda key: train.make(key, jnp.int32(0)), keys))(keys)
@@ -110,7 +110,7 @@ def iterable(
     """Makes a data set of an iterable that can start at any position, such as a streamed data set of Hugging Face.
 
     ``train(seed, start)`` returns an iterable of examples from number ``start`` on, the same each time, so that a
-    resumed run goes on where it stopped; an example is a pair ``(input, target)``, or a dict, as for
+    resumed run continues where it stopped; an example is a pair ``(input, target)``, or a dict, as for
     `jaxnn.data.stream`. It has to go on for as long as training does. Other splits are arrays as of
     `jaxnn.data.arrays`.
 

@@ -154,7 +154,7 @@ def find_start(experiment: Experiment[Any], shapes: TrainState) -> Start:
         if (shape := np.shape(array)) != state[place].shape:
             raise ConfigError(
                 f"the experiment's params have {name} {list(shape)}, and the task {list(state[place].shape)}: leave it "
-                "out to draw it anew, or change the model."
+                "out to draw it, or change the model."
             )
         arrays[place] = np.asarray(array)
     if not arrays:

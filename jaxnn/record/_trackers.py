@@ -75,7 +75,7 @@ class Tracker:
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
-        """Warns of an error of the service: training goes on, and the record has all."""
+        """Warns of an error of the service: training continues, and the record has all."""
         try:
             yield
         except Exception as error:

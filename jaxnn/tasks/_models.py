@@ -43,7 +43,7 @@ def as_model(model: Any, policy: Policy | None = None) -> tuple[Init, Apply]:
     - a pair ``(init, apply)``: ``init(key, inputs) -> params`` and ``apply(params, inputs) -> outputs``, where
       ``apply`` may also take ``key``, None in evaluation.
 
-    An instance starts from its own arrays, whatever the seed; a factory draws them from it.
+    An instance starts from its own arrays, at any seed; a factory draws them from it.
 
     >>> init, apply = jn.tasks.as_model(jn.models.MLP((8, 10)))
     >>> params, model_state = init(jax.random.key(0), batch.inputs)
