@@ -44,7 +44,7 @@ def loss(params, model_state, batch, key):
 
 
 def evaluate(params, model_state, batch, key):
-    near = jnp.linalg.norm(draw(params, batch, key)[:, None] - RING, axis=2) < 0.15  # three deviations
+    near = jnp.linalg.norm(draw(params, batch, key)[:, None] - RING[None], axis=2) < 0.15  # three deviations
     return {"loss": batch.mask @ ~near.any(1), "near": batch.mask @ near, "count": batch.mask.sum()}
 
 
