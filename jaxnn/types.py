@@ -110,6 +110,9 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
+type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
 class Task(NamedTuple):
     """A model and its objective as pure functions.
 
@@ -247,6 +250,12 @@ class Splits(NamedTuple):
         return {name: source for name, source in splits.items() if source is not None}
 
 
+STEP_MAKER = (
+    "an experiment's step must be a function of (task, optimizer) or (task, optimizer, config) that returns the "
+    "function step(state, batch) -> (state, metrics)"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment[Config]:
     """An experiment as a value: a config and functions of it.
@@ -257,9 +266,10 @@ class Experiment[Config]:
         task: ``config -> Task``; called inside the compiled program, where float fields may be tracers.
         optimizer: ``config -> optax.GradientTransformation``; likewise. Or a dict of them, by the name of the part of
             the parameters that each one updates, such as ``{"generator": …, "discriminator": …}``.
-        step: ``(task, optimizer) -> step``, a training step of the experiment's own: ``step(state, batch) -> (state,
-            metrics)``, a pure function whose metrics are numbers, ``loss`` among them. The engine counts the steps:
-            state and key are otherwise the step's own. None: `steps.make_train_step`.
+        step: ``(task, optimizer) -> step``, or ``(task, optimizer, config) -> step``, called where ``task`` is: a
+            training step of the experiment's own, ``step(state, batch) -> (state, metrics)``, a pure function whose
+            metrics are numbers, ``loss`` among them. The engine counts the steps: state and key are otherwise the
+            step's own. None: `steps.make_train_step`.
         params: ``config -> values`` to start from, in place of those that the task draws: nested dicts of arrays, as
             ``jn.open_run(path).state.params`` or of a file, matched with the task's by path, or a `TrainState`, whose
             ``model_state`` is taken too. Arrays that the task has and the values lack are drawn as usual; the report
@@ -277,7 +287,7 @@ class Experiment[Config]:
     data: Callable[[Config], Splits] | None
     task: Callable[[Config], Task]
     optimizer: Callable[[Config], optax.GradientTransformation | Mapping[str, optax.GradientTransformation]]
-    step: Callable[[Task, Any], Callable[[TrainState, Batch], tuple[TrainState, Metrics]]] | None = None
+    step: Callable[..., TrainStep] | None = None
     params: Callable[[Config], PyTree] | None = None
 
     def __post_init__(self) -> None:
@@ -290,7 +300,7 @@ class Experiment[Config]:
             value = getattr(self, name)
             if not callable(value) and not (value is None and name in ("data", "step", "params")):
                 if name == "step":
-                    raise ConfigError("an experiment's step must be a function (task, optimizer) -> step.")
+                    raise ConfigError(f"{STEP_MAKER}, not {value!r}.")
                 raise ConfigError(
                     f"an experiment's {name} must be a function of its config, not a {type(value).__name__}: pass "
                     "lambda config: ..., because each config has its own."

@@ -15,15 +15,14 @@ from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import (
     Totals,
-    TrainStep,
     init_train_state,
     make_evaluate_step,
     make_predict_step,
     make_train_step,
     scan_steps,
 )
-from jaxnn.tasks import averaged_over, checked_step, sharded
-from jaxnn.types import Array, ConfigError, Examples, Experiment, PyTree, Source, Task, TrainState
+from jaxnn.tasks import averaged_over, own_step, sharded
+from jaxnn.types import Array, ConfigError, Examples, Experiment, PyTree, Source, Task, TrainState, TrainStep
 
 # Keeps the draws for augmentation and evaluation apart from those for initialisation and dropout.
 AUGMENT_STREAM, EVALUATE_STREAM = 1, 2
@@ -52,7 +51,7 @@ def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> Tr
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
     if experiment.step is not None:
-        return checked_step(experiment.step(task, optimizer))
+        return own_step(experiment, task, optimizer)
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, layout.axis_name))
 
 

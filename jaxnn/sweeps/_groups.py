@@ -285,7 +285,7 @@ def _unread(members: Sequence[PlannedMember], varying: Sequence[str], read: set[
     for name in unread:
         warn(
             f"nothing reads the swept field {name!r}, so members that differ in it alone are the same: use "
-            f"config.{name} in data, task or optimizer, or do not sweep it."
+            f"config.{name} in data, task, optimizer or step, or do not sweep it."
         )
     return unread
 

@@ -58,6 +58,39 @@ def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path: Path) -
         assert how.final["test_loss"] == pytest.approx(whole.final["test_loss"], rel=1e-5)
 
 
+def test_a_step_gets_the_config_whose_floats_are_traced_in_a_sweep() -> None:
+    def by_config(task: jn.Task, optimizer: Any, config: Any) -> Any:
+        return jn.steps.make_train_step(task, optax.sgd(config.learning_rate))
+
+    own = experiment(step=by_config, optimizer=lambda config: optax.sgd(1.0))
+    points = jn.grid(learning_rate=[0.1, 0.5])
+    swept, usual = (
+        jn.sweep(one, points, record=False, progress="none", **STEPS)
+        for one in (own, experiment(optimizer=lambda config: optax.sgd(config.learning_rate)))
+    )
+    np.testing.assert_array_equal(swept.values("test_loss"), usual.values("test_loss"))
+    # Not one for each member: the rate is a tracer.
+    assert swept.summary["num_compilations"] == usual.summary["num_compilations"]
+    assert tiny.fit(own).final["test_loss"] == pytest.approx(swept.members[0].final["test_loss"], rel=1e-5)
+
+
+STEPS = {"steps_per_call": 6, "vmap_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda task: None, r"an experiment's step must be a function of .task, optimizer.* not <lambda>.task.\."),
+        (lambda state, batch: (state, {"loss": 0.0}), r"not <lambda>.state, batch.\."),
+        (lambda task, optimizer, config: None, "and it returned a NoneType"),
+        (5, "not 5"),
+    ],
+)
+def test_what_makes_no_step_is_named(make: Any, message: str) -> None:
+    with pytest.raises(jn.ConfigError, match=message):
+        tiny.fit(experiment(step=make))
+
+
 def test_two_optimizers_update_their_parts_in_the_usual_step() -> None:
     both = experiment(optimizer=lambda config: {"Dense_0": optax.set_to_zero(), "Dense_1": optax.sgd(0.1)})
     start = jn.steps.init_train_state(TASK, optax.sgd(0.1), jax.random.key(both.config.seed), BATCH)
