@@ -1,9 +1,9 @@
 """Sharpness-aware minimization (Foret et al. 2021, arXiv:2010.01412): a training step of one's own, in a few lines.
 
 Claim     over eight seeds, SAM classifies handwritten digits with at least 97.2 % mean test accuracy
-Command   python experiments/digits_sam.py sweep --seed 0 1 2 3 4 5 6 7 --radius 0.0 0.05 0.1 0.2
-Result    97.5 ± 0.2 % (standard error) and a test loss of 0.13 with a radius of 0.05, the best on these seeds; without
-          SAM, which is a radius of 0, 97.0 ± 0.2 % and 0.16
+Command   python experiments/digits_sam.py sweep --seed 0 1 2 3 4 5 6 7
+Result    97.5 ± 0.2 % (standard error) and a test loss of 0.13; without SAM (`step=None`) 97.0 ± 0.2 % and 0.16. With
+          `--radius 0.0 0.05 0.1 0.2` too, which rounds otherwise, 96.9, 97.2, 97.2 and 97.0 %, losses 0.16 to 0.13
 """
 
 import dataclasses
