@@ -106,10 +106,7 @@ def task(config):
         total = policy + config.value_weight * error - config.entropy_weight * entropy
         return total, (model_state, {"entropy": entropy})
 
-    def evaluate(params, model_state, batch, key):
-        return {"loss": model_state["env"].returned.sum(), "count": batch.mask.sum()}
-
-    return jn.Task(init, loss, evaluate, predict)
+    return jn.Task(init, loss, predict=predict)
 
 
 def optimizer(config):

@@ -113,16 +113,26 @@ class TrainState(NamedTuple):
 type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
+def _missing(name: str, user: str) -> Callable[..., Any]:
+    """The ``name`` of a task that has none: an error when it is called, as ``user`` does."""
+
+    def missing(*_: Any) -> Any:
+        raise ConfigError(f"the task has no {name}, which {user} needs: give it one, jn.Task(init, …, {name}={name}).")
+
+    return missing
+
+
 class Task(NamedTuple):
-    """A model and its objective as pure functions.
+    """A model and its objective as pure functions; those that nothing calls may be left out.
 
     Attributes:
         init: ``(key, batch) -> (params, model_state)``.
-        loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means.
+        loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means. An
+            experiment's own step may do without.
         evaluate: ``(params, model_state, batch, key) -> sums``: masked sums of each metric over the batch, numbers or
             arrays, and their ``count``, the divisor of the sums, such as ``batch.mask.sum()``. The key is for losses
-            that are sampled; it is that of the batch, the same in each evaluation.
-        predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything.
+            that are sampled; it is that of the batch, the same in each evaluation. Needed for data with an eval split.
+        predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything. Needed for `Run.predict`.
         derive_metrics: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported;
             called on the host for one run, or one member of a sweep, at a time. It may add other metrics, such as a
             perplexity, and must reduce arrays to numbers. It is tested on made-up means before training.
@@ -137,9 +147,11 @@ class Task(NamedTuple):
     """
 
     init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
-    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
-    evaluate: Callable[[Params, ModelState, Batch, jax.Array], Metrics]
-    predict: Callable[[Params, ModelState, PyTree], Any]
+    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]] = _missing(
+        "loss", "a training step that is not the experiment's own"
+    )
+    evaluate: Callable[[Params, ModelState, Batch, jax.Array], Metrics] = _missing("evaluate", "an evaluation of data")
+    predict: Callable[[Params, ModelState, PyTree], Any] = _missing("predict", "a prediction")
     derive_metrics: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
     metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None

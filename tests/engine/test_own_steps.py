@@ -116,8 +116,6 @@ def without_batch(config: Any) -> jn.Task:
     return jn.Task(
         init=lambda key, batch: ({"x": jnp.full(2, 3.0)}, {"count": jnp.zeros(())}),
         loss=loss,
-        evaluate=lambda params, state, batch, key: {"loss": jnp.zeros(()), "count": batch.mask.sum()},
-        predict=lambda params, state, inputs: inputs,
     )
 
 
@@ -128,6 +126,24 @@ def test_an_experiment_needs_no_data() -> None:
     # Each step halves x: the loss after six is 2 * 9 / 4**6, that before the last one four times as much.
     np.testing.assert_allclose(run.state.params["x"], 3 / 2**6, rtol=1e-6)
     assert run.state.model_state["count"] == 6 * 8
+
+
+def test_an_own_step_needs_no_function_of_the_task_but_init() -> None:
+    def halve(task: jn.Task, optimizer: Any) -> Any:
+        def step(state: jn.TrainState, batch: jn.Batch) -> Any:
+            return state._replace(params=optax.tree.scale(0.5, state.params)), {"loss": state.params["x"].sum()}
+
+        return step
+
+    alone = experiment(task=lambda config: jn.Task(lambda key, batch: ({"x": jnp.full(2, 64.0)}, {})), step=halve)
+    alone = jn.Experiment(alone.config, None, alone.task, alone.optimizer, alone.step)
+    swept = jn.sweep(alone, jn.grid(seed=[0, 1]), record=False, progress="none", monitor="loss", **STEPS)
+    np.testing.assert_array_equal(swept.values("train_loss"), 2 * 64 / 2**5)  # of the last step
+    run = tiny.fit(alone, steps_per_call=6)
+    with pytest.raises(jn.ConfigError, match="the task has no predict, which a prediction needs"):
+        run.predict(np.ones((1, 2)))
+    with pytest.raises(jn.ConfigError, match="there is no split 'train' to evaluate: the data have none"):
+        run.evaluate("train")
 
 
 def test_parameters_start_from_given_ones(tmp_path: Path) -> None:
