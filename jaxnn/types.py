@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import inspect
 import numbers
 import re
 import sys
@@ -361,6 +362,17 @@ def check_int(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, not {value!r}.")
     return int(value)
+
+
+def check_call(wanted: str, function: Any, count: int, *keywords: str) -> None:
+    """Raises ConfigError, ``wanted``, unless ``function`` can be called with ``count`` arguments, and ``keywords``."""
+    try:
+        inspect.signature(function).bind(*range(count), **dict.fromkeys(keywords))
+    except TypeError as error:
+        given = f"{getattr(function, '__name__', 'one')}{inspect.signature(function)}" if callable(function) else None
+        raise ConfigError(f"{wanted}, not {given or f'a {type(function).__name__}'}.") from error
+    except ValueError:  # a builtin without a signature
+        pass
 
 
 def warn(message: str) -> None:

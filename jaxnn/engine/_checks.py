@@ -57,9 +57,10 @@ def check_parts(experiment: Experiment[Any]) -> None:
         if name != "metrics" and not callable(part):
             raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
-    parts = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
-    if not all(callable(getattr(one, name, None)) for one in parts for name in ("init", "update")):
-        raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
+    for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [(None, optimizer)]:
+        if not all(callable(getattr(one, function, None)) for function in ("init", "update")):
+            which = "optimizer" if name is None else f"optimizer, for {name!r},"
+            raise _wrong(which, one, "an Optax optimizer, as optax.adam(config.learning_rate) does")
     if experiment.step is not None:
         own_step(experiment, task, optimizer)
 

@@ -25,6 +25,7 @@ from jaxnn.types import (
     Task,
     TrainState,
     TrainStep,
+    check_call,
 )
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
@@ -108,17 +109,14 @@ def own_step(experiment: Experiment[Any], task: Task, optimizer: Any) -> TrainSt
     parameters or returns no function.
     """
     make: Any = experiment.step
-    signature = inspect.signature(make)
-    taken = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    parameters = inspect.signature(make).parameters
+    taken = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     # A third one that has a default is an argument of the user's, unless it is the config by name.
     wants_config = any(p.default is p.empty or p.name == "config" for p in taken[2:3])
     parts = (task, optimizer, experiment.config) if wants_config else (task, optimizer)
-    fits = False
-    with contextlib.suppress(TypeError):
-        signature.bind(*parts)
-        fits = "state" not in signature.parameters  # the step itself
-    if not fits:
-        raise ConfigError(f"{STEP_MAKER}, not {getattr(make, '__name__', 'step')}{signature}.")
+    check_call(STEP_MAKER, make, len(parts))
+    if "state" in parameters:
+        raise ConfigError(f"{STEP_MAKER}, and {getattr(make, '__name__', 'it')} is that function itself.")
     step = make(*parts)
     if not callable(step):
         raise ConfigError(f"{STEP_MAKER}, and it returned {_described(step)}.")

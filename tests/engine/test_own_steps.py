@@ -81,7 +81,7 @@ STEPS = {"steps_per_call": 6, "vmap_size": 2}
     ("make", "message"),
     [
         (lambda task: None, r"an experiment's step must be a function of .task, optimizer.* not <lambda>.task.\."),
-        (lambda state, batch: (state, {"loss": 0.0}), r"not <lambda>.state, batch.\."),
+        (lambda state, batch: (state, {"loss": 0.0}), "<lambda> is that function itself"),
         (lambda task, optimizer, config: None, "and it returned a NoneType"),
         (5, "not 5"),
     ],
