@@ -62,7 +62,7 @@ def check_parts(experiment: Experiment[Any]) -> None:
             which = "optimizer" if name is None else f"optimizer, for {name!r},"
             raise _wrong(which, one, "an Optax optimizer, as optax.adam(config.learning_rate) does")
     if experiment.step is not None:
-        own_step(experiment, task, optimizer)
+        own_step(experiment.step, task, optimizer, experiment.config)
 
 
 def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:

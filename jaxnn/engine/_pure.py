@@ -51,7 +51,7 @@ def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> Tr
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
     if experiment.step is not None:
-        return own_step(experiment, task, optimizer)
+        return own_step(experiment.step, task, optimizer, experiment.config)
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, layout.axis_name))
 
 
