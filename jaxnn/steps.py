@@ -13,12 +13,11 @@ import optax
 from jaxnn.nn import unbox
 from jaxnn.optim import LossScaleState, apply_updates, as_one, evaluation_params, step_norms
 from jaxnn.tasks import checked, checked_batch
-from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState
+from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep
 
 __all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_scaled_train_step", "make_train_step"]
 
 type Optimizer = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
-type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 def init_train_state(
@@ -99,7 +98,7 @@ def make_scaled_train_step(task: Task, optimizer: Optimizer) -> TrainStep:
     """Returns a training step that scales the loss, so that small gradients in float16 do not vanish.
 
     ``optimizer`` is one by `jaxnn.optim.with_loss_scale`, else ConfigError when traced. The metric ``loss_scale`` is
-    added; the others are not scaled.
+    added; the others are not scaled, and the norms of ``optim.with_norms`` are NaN in a step whose update is skipped.
 
     >>> policy = jn.nn.Policy(compute="float16")
     >>> experiment = jn.Experiment(
@@ -125,7 +124,10 @@ def make_scaled_train_step(task: Task, optimizer: Optimizer) -> TrainStep:
             return lambda *arguments: gradient_of(*arguments)[::-1]
 
         state, metrics = make_train_step(task, optimizer, value_and_grad=value_and_grad)(state, batch)
-        return state, {**metrics, "loss_scale": scale}
+        # A skipped update keeps the norms of the one before, or the zeros of the start.
+        skipped = state.opt_state.scale < scale
+        norms = {name: jnp.where(skipped, jnp.nan, norm) for name, norm in step_norms(state.opt_state).items()}
+        return state, {**metrics, **norms, "loss_scale": scale}
 
     return step
 

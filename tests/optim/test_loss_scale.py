@@ -50,6 +50,21 @@ def test_an_overflow_skips_the_update_and_halves_the_scale():
     jax.tree.map(np.testing.assert_array_equal, after.inner, before.inner)
 
 
+def test_an_overflow_on_one_device_skips_the_update_on_all():
+    task = jn.tasks.averaged_over(
+        jn.tasks.classification(tiny.MODEL, policy=jn.nn.Policy(compute="float16")), "devices"
+    )
+    optimizer = jn.optim.with_loss_scale(jn.optim.with_norms(optax.sgd(0.1)), init_scale=2.0**12)
+    inputs, labels = tiny.points(8)
+    inputs[4:] *= 1e3  # those of the second device
+    batches = jn.Batch(inputs.reshape(2, 4, 3), labels.reshape(2, 4), np.ones((2, 4), np.float32))
+    start = jn.steps.init_train_state(task, optimizer, jax.random.key(0), jax.tree.map(lambda rows: rows[0], batches))
+    step = jax.pmap(jn.steps.make_scaled_train_step(task, optimizer), "devices", in_axes=(None, 0))
+    state, metrics = step(start, batches)
+    assert state.opt_state.scale.tolist() == [2.0**11] * 2 and np.isnan(metrics["gradient_norm"]).all()
+    np.testing.assert_array_equal(state.params["kernel"], [start.params["kernel"]] * 2)
+
+
 def test_float16_trains_where_unscaled_gradients_vanish():
     def small(outputs, labels):  # gradients below float16's smallest number, 6e-8
         return 1e-8 * optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
