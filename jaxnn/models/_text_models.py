@@ -96,8 +96,11 @@ class RecurrentClassifier(linen.Module):
         super().__post_init__()
 
     @linen.compact
-    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
-        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The state of padding only is 0."""
+    def __call__(self, tokens: jax.Array, train: bool = False, *, lengths: jax.Array | None = None) -> jax.Array:
+        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The state of padding only is 0.
+
+        ``lengths [batch]`` are the numbers of tokens before padding; None: by ``pad_id``.
+        """
         tokens = checked_tokens("RecurrentClassifier", tokens)
         ids = tokens.T  # far cheaper than transposing embeddings
         if self.embedding_features is None:
@@ -108,11 +111,10 @@ class RecurrentClassifier(linen.Module):
             sequences = jnp.where(known[..., None], one_hot, jnp.nan)
         else:
             sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(ids)
-        seq_lengths = None
-        if self.pad_id is not None:  # up to the last token that is not padding
+        if lengths is None and self.pad_id is not None:  # up to the last token that is not padding
             ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
-            seq_lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
-        x = _last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
+            lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
+        x = _last_state(sequences, self.layer, self.features, self.bidirectional, lengths)
         return nn.Dense(self.num_classes)(nn.Dropout(self.dropout)(x, train=train))
 
 
@@ -213,14 +215,14 @@ class TextGenRNN(linen.Module):
         super().__post_init__()
 
     @linen.compact
-    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
+    def __call__(self, tokens: jax.Array, train: bool = False, *, lengths: jax.Array | None = None) -> Any:
         """Token ids ``[batch, time]`` to logits of the next ``[batch, vocabulary_size]``.
 
-        With ``train`` also returns the auxiliary logits, of the same shape.
+        With ``train`` also returns the auxiliary logits, of the same shape. ``lengths [batch]``: tokens before padding.
         """
         tokens = checked_tokens("TextGenRNN", tokens)
         sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
-        x = state = _last_state(sequences, self.layer, self.features)
+        x = state = _last_state(sequences, self.layer, self.features, seq_lengths=lengths)
         for width in self.hidden:
             x = nn.Dense(width, use_bias=False)(x)
             x = linen.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))

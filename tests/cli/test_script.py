@@ -178,12 +178,24 @@ def test_commands_of_a_script_get_the_run_and_flags(
     assert "holds no run" in shell.fails(capsys, main, "repeat", tmp_path)
 
 
-def test_a_trained_language_model_writes_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("targets", ["all", "last"])
+def test_a_trained_language_model_writes_its_text(
+    targets: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tale.txt").write_text("abcd" * 20)
-    network = lambda config: jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6)  # noqa: E731
+    network, task = {
+        "all": (
+            lambda config: jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6),
+            jn.tasks.next_token,
+        ),
+        "last": (
+            lambda config: jn.models.TextGenRNN(4, features=8, hidden=(8,)),
+            partial(jn.tasks.classification, auxiliary_weight=0.2),
+        ),
+    }[targets]
     experiment = tiny.experiment(
-        data=jn.data.char_corpus(tmp_path / "tale.txt", length=6, stride=1),
-        task=lambda config: jn.tasks.next_token(network(config)),
+        data=jn.data.char_corpus(tmp_path / "tale.txt", length=6, stride=1, targets=targets),
+        task=lambda config: task(network(config)),
         optimizer=lambda config: optax.adam(0.1),
     )
     write = jn.text_command(network)
