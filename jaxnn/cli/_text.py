@@ -37,9 +37,7 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
     ) -> None:
         """Prints a text that continues the prompt, token by token; a temperature of 0 takes the most likely ones."""
         splits, model, state = load_data(run.experiment), network(run.config), run.state
-        vocabulary, context = splits.class_names, None
-        if not hasattr(model, "init_cache"):
-            context = splits.train.as_batch(splits.train.read(np.arange(1))).inputs.shape[1]
+        vocabulary, window = splits.class_names, splits.train.as_batch(splits.train.read(np.arange(1))).inputs
         tokens = models.stream(
             model,
             {"params": evaluation_params(state.params, state.opt_state), **state.model_state},
@@ -47,7 +45,7 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
             num_tokens=num_tokens,
             key=jax.random.key(seed),
             overlap=(getattr(model, "context_length", None) or 2) // 2,
-            context=context,
+            context=None if hasattr(model, "init_cache") else window.shape[1],
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from jaxnn.types import ConfigError, DataError, Params, check_int
 
-_LEAST_WIDTH = 16  # prompts are padded to this length or a larger power of two, so that few programs are compiled
-
 
 def generate(
     model: Any,
@@ -52,9 +50,8 @@ def generate(
     (2, 4)
 
     Args:
-        model: a Flax module from token ids to logits ``[batch, time, vocabulary]``, or ``[batch, vocabulary]`` of the
-            next token. A cache needs ``init_cache`` and the ``cache`` argument of `GPT`; ``context_length``, if it has
-            one, limits the positions.
+        model: a Flax module from token ids to logits ``[batch, time, vocabulary]`` or ``[batch, vocabulary]``, with a
+            cache if it has ``init_cache``, as `GPT`. ``context_length``, if it has one, limits the positions.
         params: ``run.state.params``, or all variables: ``{"params": run.state.params, **run.state.model_state}``.
         prompt: ``[batch, time]`` token ids, at least one.
         num_tokens: number of new tokens of each sequence.
@@ -75,8 +72,8 @@ def generate(
 
     Raises:
         ConfigError: an option of the wrong kind or range, or sampling without a key.
-        DataError: prompts that are not token ids; without ``overlap``, more tokens than the model has positions; fewer
-            than ``context`` for a model that has no argument ``lengths``, no ``pad_id`` and no logits of each token.
+        DataError: prompts that are not token ids; more tokens than the model has positions, without ``overlap``; fewer
+            than ``context`` for a model of logits ``[batch, vocabulary]`` without ``lengths`` or ``pad_id``.
     """
     options: dict[str, Any] = {"key": key, "temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
     options |= {"num_tokens": num_tokens, "lengths": lengths, "overlap": overlap, "context": context}
@@ -113,7 +110,7 @@ def stream(
     """
     check_int("generate: num_tokens", num_tokens)
     rows, sampling = _prompts(model, prompt, lengths), _checked_sampling(temperature, top_k, top_p, stop)
-    if isinstance(key, int) or (key is None and temperature > 0):
+    if not hasattr(key, "dtype") and (key is not None or temperature > 0):
         raise ConfigError(f"generate: sampling needs key=jax.random.key(0), for example, not {key}; or temperature=0.")
     if not isinstance(params, Mapping) or not params:
         raise ConfigError(f"generate: params must be a dict, as run.state.params, not {type(params).__name__}.")
@@ -194,8 +191,8 @@ class _Window:
 
 
 def _rounded(count: int) -> int:
-    """``count`` or a larger size, so that few programs are compiled."""
-    return max(_LEAST_WIDTH, 1 << (count - 1).bit_length())
+    """The next power of two, at least 16, so that few programs are compiled."""
+    return max(16, 1 << (count - 1).bit_length())
 
 
 def _checked_sampling(temperature: float, top_k: int | None, top_p: float | None, stop: int | None) -> _Sampling:
@@ -211,12 +208,10 @@ def _checked_sampling(temperature: float, top_k: int | None, top_p: float | None
 
 def _prompts(model: Any, prompt: ArrayLike, lengths: ArrayLike | None) -> list[np.ndarray]:
     """The tokens of each prompt without its padding."""
-    try:
-        tokens = np.asarray(prompt)
-    except ValueError as error:
-        raise DataError("generate: prompts must have one length: pad them, and pass lengths=.") from error
+    tokens = np.asarray(prompt)
     if tokens.ndim != 2 or 0 in tokens.shape or not np.issubdtype(tokens.dtype, np.integer):
-        raise DataError(f"generate: a prompt must be integers [batch, time], not {tokens.dtype} {list(tokens.shape)}.")
+        given = f"{tokens.dtype} {list(tokens.shape)}: encode a text by jn.data.encode_text(text, vocabulary)[None]"
+        raise DataError(f"generate: a prompt must be integers [batch, time], not {given}.")
     batch, time = tokens.shape
     counts = np.full(batch, time) if lengths is None else np.asarray(lengths)
     if counts.shape != (batch,) or counts.dtype.kind not in "iu" or counts.min() < 1 or counts.max() > time:

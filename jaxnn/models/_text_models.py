@@ -12,13 +12,9 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
+from jaxnn.models import _generation
 from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError
-
-
-def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    bound = 1 / shape[-1]
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 class FastText(linen.Module):
@@ -51,7 +47,8 @@ class FastText(linen.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The mean of padding only is 0."""
         tokens = checked_tokens("FastText", tokens)
-        embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
+        small = linen.initializers.variance_scaling(1 / (3 * self.features), "fan_out", "uniform")
+        embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=small)(tokens)
         if self.pad_id is None:
             return nn.Dense(self.num_classes)(jnp.mean(embedded, axis=1))
         counts = (tokens != self.pad_id)[..., None]
@@ -79,6 +76,7 @@ class RecurrentClassifier(linen.Module):
             last states.
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer.
         pad_id: a token that is skipped at the end of a sequence; None: none is. Padding at the start is never skipped.
+            Numbers of tokens before padding, ``lengths [batch]`` of a call, replace it.
     """
 
     num_classes: int
@@ -97,10 +95,7 @@ class RecurrentClassifier(linen.Module):
 
     @linen.compact
     def __call__(self, tokens: jax.Array, train: bool = False, *, lengths: jax.Array | None = None) -> jax.Array:
-        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The state of padding only is 0.
-
-        ``lengths [batch]`` are the numbers of tokens before padding; None: by ``pad_id``.
-        """
+        """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The state of padding only is 0."""
         tokens = checked_tokens("RecurrentClassifier", tokens)
         ids = tokens.T  # far cheaper than transposing embeddings
         if self.embedding_features is None:
@@ -144,6 +139,8 @@ class RecurrentLanguageModel(linen.Module):
     embedding_features: int | None = None
     layer: type[nn.Recurrent] = nn.LSTM
     dropout: ArrayLike = 0.0
+
+    generate, stream = linen.nowrap(_generation.generate), linen.nowrap(_generation.stream)
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "features", "num_layers")
@@ -209,6 +206,8 @@ class TextGenRNN(linen.Module):
     hidden: tuple[int, ...] = (512, 256)
     layer: type[nn.Recurrent] = nn.LSTM
 
+    generate, stream = linen.nowrap(_generation.generate), linen.nowrap(_generation.stream)
+
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
         self.hidden = nn.positive_ints("TextGenRNN: hidden", self.hidden, "(512, 256)")
@@ -222,7 +221,7 @@ class TextGenRNN(linen.Module):
         """
         tokens = checked_tokens("TextGenRNN", tokens)
         sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
-        x = state = _last_state(sequences, self.layer, self.features, seq_lengths=lengths)
+        x = state = _last_state(sequences, self.layer, self.features, False, lengths)
         for width in self.hidden:
             x = nn.Dense(width, use_bias=False)(x)
             x = linen.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
@@ -239,11 +238,7 @@ def _check_recurrent(model: Any, *sizes: str) -> None:
 
 
 def _last_state(
-    sequences: jax.Array,
-    layer: type[nn.Recurrent],
-    features: int,
-    bidirectional: bool = False,
-    seq_lengths: jax.Array | None = None,
+    sequences: jax.Array, layer: type[nn.Recurrent], features: int, bidirectional: bool, lengths: jax.Array | None
 ) -> jax.Array:
     """Returns the last output of each sequence: ``[batch, features]``, or ``2 * features`` of both directions.
 
@@ -251,7 +246,7 @@ def _last_state(
     """
     make = partial(layer, features, dtype=sequences.dtype)
     rnn = nn.Bidirectional(make(), make()) if bidirectional else make()
-    carry, _ = rnn(sequences, seq_lengths=seq_lengths, time_major=True, return_carry=True)
+    carry, _ = rnn(sequences, seq_lengths=lengths, time_major=True, return_carry=True)
     carries = carry if bidirectional else (carry,)
     # The last part of a state is the output; its dtype may be wider than the products'.
     return jnp.concatenate([jax.tree.leaves(carry)[-1] for carry in carries], axis=-1).astype(sequences.dtype)

@@ -178,27 +178,22 @@ def test_commands_of_a_script_get_the_run_and_flags(
     assert "holds no run" in shell.fails(capsys, main, "repeat", tmp_path)
 
 
-@pytest.mark.parametrize("targets", ["all", "last"])
+GPT = jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6)
+WINDOWED = jn.models.TextGenRNN(4, features=8, hidden=(8,))
+TASKS = {"all": jn.tasks.next_token(GPT), "last": jn.tasks.classification(WINDOWED, auxiliary_weight=0.2)}
+
+
+@pytest.mark.parametrize(("model", "targets"), [(GPT, "all"), (WINDOWED, "last")])
 def test_a_trained_language_model_writes_its_text(
-    targets: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Any, targets: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "tale.txt").write_text("abcd" * 20)
-    network, task = {
-        "all": (
-            lambda config: jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6),
-            jn.tasks.next_token,
-        ),
-        "last": (
-            lambda config: jn.models.TextGenRNN(4, features=8, hidden=(8,)),
-            partial(jn.tasks.classification, auxiliary_weight=0.2),
-        ),
-    }[targets]
     experiment = tiny.experiment(
         data=jn.data.char_corpus(tmp_path / "tale.txt", length=6, stride=1, targets=targets),
-        task=lambda config: task(network(config)),
+        task=lambda config: TASKS[targets],
         optimizer=lambda config: optax.adam(0.1),
     )
-    write = jn.text_command(network)
+    write = jn.text_command(lambda config: model)
     write(script("--no-record", experiment=experiment), prompt="bc", num_tokens=14, temperature=0)
     assert capsys.readouterr().out == "bcdabcdabcdabcda\n"
 
