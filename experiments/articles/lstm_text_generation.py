@@ -23,13 +23,15 @@ def data(config):
     return jn.data.char_corpus(length=40, stride=3, targets="last", lowercase=True)
 
 
+def network(config):
+    return jn.models.RecurrentClassifier(39, vocabulary_size=39, embedding_features=None, features=128)
+
+
 def task(config):
-    return jn.tasks.classification(
-        jn.models.RecurrentClassifier(39, vocabulary_size=39, embedding_features=None, features=128)
-    )
+    return jn.tasks.classification(network(config))
 
 
 experiment = jn.Experiment(Config(), data, task, lambda config: optax.rmsprop(1e-2, eps=1e-7, eps_in_sqrt=False))
 
 if __name__ == "__main__":
-    jn.main(experiment)
+    jn.main(experiment, commands={"generate": jn.text_command(network)}, at_end="generate")

@@ -23,11 +23,15 @@ def data(config):
     return jn.data.char_corpus(length=40, stride=3, targets="last", lowercase=True)
 
 
+def network(config):
+    return jn.models.TextGenRNN(39)
+
+
 def task(config):
-    return jn.tasks.classification(jn.models.TextGenRNN(39), auxiliary_weight=0.2)
+    return jn.tasks.classification(network(config), auxiliary_weight=0.2)
 
 
 experiment = jn.Experiment(Config(), data, task, lambda config: optax.adam(jn.schedules.inverse_time(1e-3, 1e-4)))
 
 if __name__ == "__main__":
-    jn.main(experiment)
+    jn.main(experiment, commands={"generate": jn.text_command(network)}, at_end="generate")

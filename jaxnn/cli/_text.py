@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxnn import data, models
 from jaxnn.engine import load_data
+from jaxnn.optim import evaluation_params
 from jaxnn.run import Run
 
 
@@ -17,7 +19,8 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
 
     ``python script.py generate RUN --prompt "To be" --num-tokens 200 --temperature 0.8 --seed 1``; further flags are
     ``--top-k`` and ``--top-p`` (`jaxnn.models.generate`). The vocabulary is that of the run's data, ``class_names``.
-    When its context is full, the model continues from the last half.
+    When its context is full, the model continues from the last half; a model without a cache computes each token from
+    as many as it was trained on.
 
     >>> generate = jn.text_command(lambda config: jn.models.GPT(65, max_length=config.length))
     >>> jn.main(experiment, commands={"generate": generate}, at_end="generate")  # doctest: +SKIP
@@ -33,14 +36,16 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
         seed: int = 0,
     ) -> None:
         """Prints a text that continues the prompt, token by token; a temperature of 0 takes the most likely ones."""
-        vocabulary, model = load_data(run.experiment).class_names, network(run.config)
+        splits, model, state = load_data(run.experiment), network(run.config), run.state
+        vocabulary, window = splits.class_names, splits.train.as_batch(splits.train.read(np.arange(1))).inputs
         tokens = models.stream(
             model,
-            run.state.params,
+            {"params": evaluation_params(state.params, state.opt_state), **state.model_state},
             data.encode_text(prompt, vocabulary)[None],
             num_tokens=num_tokens,
             key=jax.random.key(seed),
             overlap=(getattr(model, "context_length", None) or 2) // 2,
+            context=None if hasattr(model, "init_cache") else window.shape[1],
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,

@@ -12,6 +12,7 @@ from flax import linen
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxnn import nn
+from jaxnn.models import _generation
 from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.models._transformer import STDDEV, residual_block
 from jaxnn.types import ConfigError, DataError, check_int
@@ -77,6 +78,8 @@ class GPT(linen.Module):
     tied: bool = False
     remat: bool = False
     scan: bool = False
+
+    generate, stream = linen.nowrap(_generation.generate), linen.nowrap(_generation.stream)
 
     def __post_init__(self) -> None:
         check_fields(self, "vocabulary_size", "num_layers", "features", "num_heads", "max_length")

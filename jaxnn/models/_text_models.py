@@ -12,13 +12,9 @@ from flax import linen
 from jax.typing import ArrayLike
 
 from jaxnn import nn
+from jaxnn.models import _generation
 from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError
-
-
-def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    bound = 1 / shape[-1]
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
 class FastText(linen.Module):
@@ -51,7 +47,8 @@ class FastText(linen.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The mean of padding only is 0."""
         tokens = checked_tokens("FastText", tokens)
-        embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=_small)(tokens)
+        small = linen.initializers.variance_scaling(1 / (3 * self.features), "fan_out", "uniform")
+        embedded = nn.Embed(self.vocabulary_size, self.features, embedding_init=small)(tokens)
         if self.pad_id is None:
             return nn.Dense(self.num_classes)(jnp.mean(embedded, axis=1))
         counts = (tokens != self.pad_id)[..., None]
@@ -79,6 +76,7 @@ class RecurrentClassifier(linen.Module):
             last states.
         dropout: ``[]`` the rate before the logits, 0…1; may be a tracer.
         pad_id: a token that is skipped at the end of a sequence; None: none is. Padding at the start is never skipped.
+            Numbers of tokens before padding, ``lengths [batch]`` of a call, replace it.
     """
 
     num_classes: int
@@ -96,7 +94,7 @@ class RecurrentClassifier(linen.Module):
         super().__post_init__()
 
     @linen.compact
-    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array:
+    def __call__(self, tokens: jax.Array, train: bool = False, *, lengths: jax.Array | None = None) -> jax.Array:
         """Token ids ``[batch, time]`` to logits ``[batch, num_classes]``. The state of padding only is 0."""
         tokens = checked_tokens("RecurrentClassifier", tokens)
         ids = tokens.T  # far cheaper than transposing embeddings
@@ -108,11 +106,10 @@ class RecurrentClassifier(linen.Module):
             sequences = jnp.where(known[..., None], one_hot, jnp.nan)
         else:
             sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(ids)
-        seq_lengths = None
-        if self.pad_id is not None:  # up to the last token that is not padding
+        if lengths is None and self.pad_id is not None:  # up to the last token that is not padding
             ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
-            seq_lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
-        x = _last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
+            lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
+        x = _last_state(sequences, self.layer, self.features, self.bidirectional, lengths)
         return nn.Dense(self.num_classes)(nn.Dropout(self.dropout)(x, train=train))
 
 
@@ -142,6 +139,8 @@ class RecurrentLanguageModel(linen.Module):
     embedding_features: int | None = None
     layer: type[nn.Recurrent] = nn.LSTM
     dropout: ArrayLike = 0.0
+
+    generate, stream = linen.nowrap(_generation.generate), linen.nowrap(_generation.stream)
 
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "features", "num_layers")
@@ -207,20 +206,22 @@ class TextGenRNN(linen.Module):
     hidden: tuple[int, ...] = (512, 256)
     layer: type[nn.Recurrent] = nn.LSTM
 
+    generate, stream = linen.nowrap(_generation.generate), linen.nowrap(_generation.stream)
+
     def __post_init__(self) -> None:
         _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
         self.hidden = nn.positive_ints("TextGenRNN: hidden", self.hidden, "(512, 256)")
         super().__post_init__()
 
     @linen.compact
-    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
+    def __call__(self, tokens: jax.Array, train: bool = False, *, lengths: jax.Array | None = None) -> Any:
         """Token ids ``[batch, time]`` to logits of the next ``[batch, vocabulary_size]``.
 
-        With ``train`` also returns the auxiliary logits, of the same shape.
+        With ``train`` also returns the auxiliary logits, of the same shape. ``lengths [batch]``: tokens before padding.
         """
         tokens = checked_tokens("TextGenRNN", tokens)
         sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
-        x = state = _last_state(sequences, self.layer, self.features)
+        x = state = _last_state(sequences, self.layer, self.features, False, lengths)
         for width in self.hidden:
             x = nn.Dense(width, use_bias=False)(x)
             x = linen.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
@@ -237,11 +238,7 @@ def _check_recurrent(model: Any, *sizes: str) -> None:
 
 
 def _last_state(
-    sequences: jax.Array,
-    layer: type[nn.Recurrent],
-    features: int,
-    bidirectional: bool = False,
-    seq_lengths: jax.Array | None = None,
+    sequences: jax.Array, layer: type[nn.Recurrent], features: int, bidirectional: bool, lengths: jax.Array | None
 ) -> jax.Array:
     """Returns the last output of each sequence: ``[batch, features]``, or ``2 * features`` of both directions.
 
@@ -249,7 +246,7 @@ def _last_state(
     """
     make = partial(layer, features, dtype=sequences.dtype)
     rnn = nn.Bidirectional(make(), make()) if bidirectional else make()
-    carry, _ = rnn(sequences, seq_lengths=seq_lengths, time_major=True, return_carry=True)
+    carry, _ = rnn(sequences, seq_lengths=lengths, time_major=True, return_carry=True)
     carries = carry if bidirectional else (carry,)
     # The last part of a state is the output; its dtype may be wider than the products'.
     return jnp.concatenate([jax.tree.leaves(carry)[-1] for carry in carries], axis=-1).astype(sequences.dtype)

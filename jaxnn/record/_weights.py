@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from flax import linen
 from flax.traverse_util import unflatten_dict
 
 from jaxnn.record._run_directory import write_bytes
@@ -31,27 +33,32 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 def save_weights(path: str | Path, params: PyTree) -> None:
     """Writes nested dicts of arrays to a safetensors file, replacing it; each is named by its path, with dots.
 
-    Names are as in PyTorch's files, ``Dense_0.kernel``; dtypes are kept, bfloat16 too. Needs ``pip install
-    "jaxnn[safetensors]"``. `Run.export` writes the parameters and statistics of a run.
+    Names are as in PyTorch's files, ``Dense_0.kernel``; dtypes are kept, bfloat16 too. Flax's boxes are removed. Needs
+    ``pip install "jaxnn[safetensors]"``. `Run.export` writes the parameters and statistics of a run.
 
     >>> jn.save_weights("mlp.safetensors", run.state.params)
     >>> sorted(jn.load_weights("mlp.safetensors"))
     ['Dense_0', 'Dense_1']
 
     Raises:
-        ConfigError: safetensors is not installed, or the tree has another node than dicts, or a key with a dot.
+        ConfigError: safetensors is not installed, or the tree has another node than dicts, a key with a dot, or a dtype
+            that the format lacks, such as float8 and those of keys of ``jax.random``.
         RecordError: the file cannot be written.
     """
     with needs_extra("safetensors", "a safetensors file"):
         from safetensors.numpy import save
 
     tensors = {}
-    for where, leaf in jax.tree.leaves_with_path(params):
+    for where, leaf in jax.tree.leaves_with_path(linen.unbox(params), is_leaf=lambda node: node is None):
         if not where or any(not isinstance(key, jax.tree_util.DictKey) or SEPARATOR in str(key.key) for key in where):
             raise ConfigError("weights must be arrays in dicts, whose keys have no dots.")
+        name = jax.tree_util.keystr(where, simple=True, separator=SEPARATOR)
+        dtype = (leaf if hasattr(leaf, "dtype") else np.asarray(leaf)).dtype
+        usual = issubclass(dtype.type, np.number | np.bool_) and dtype.itemsize <= 8
+        if not (usual or dtype == jax.numpy.bfloat16) or name == "__metadata__":  # the format's own
+            raise ConfigError(f"weights: safetensors cannot hold {name} of dtype {dtype}: convert it or leave it out.")
         # Contiguous, since the format has no strides; which makes a number an array of one.
-        array = np.ascontiguousarray(jax.device_get(leaf)).reshape(np.shape(leaf))
-        tensors[jax.tree_util.keystr(where, simple=True, separator=SEPARATOR)] = array
+        tensors[name] = np.ascontiguousarray(jax.device_get(leaf)).reshape(np.shape(leaf))
     write_bytes(Path(path), save(tensors, {"format": "flax"}))
 
 
@@ -66,7 +73,7 @@ def load_weights(path: str | Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: safetensors is not installed.
-        RecordError: the file is missing or damaged.
+        RecordError: the file is missing or damaged, or has a dtype or names that become no dicts of NumPy arrays.
     """
     with needs_extra("safetensors", "a safetensors file"):
         from safetensors import SafetensorError, safe_open
@@ -74,6 +81,9 @@ def load_weights(path: str | Path) -> dict[str, Any]:
         # Not `safetensors.numpy.load_file`, which does not know bfloat16.
         with safe_open(Path(path), framework="np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, AttributeError) as error:  # the last for a dtype that NumPy does not have
         raise RecordError(f"{path} cannot be read as safetensors ({error}): check the path and the file.") from error
+    groups = {name[: end.start()] for name in tensors for end in re.finditer(re.escape(SEPARATOR), name)}
+    if both := sorted(groups & tensors.keys()):
+        raise RecordError(f"{path} has a tensor {both[0]} and others below this name: rename it to load them as dicts.")
     return unflatten_dict(tensors, sep=SEPARATOR)  # type: ignore[no-any-return, no-untyped-call]

@@ -178,15 +178,22 @@ def test_commands_of_a_script_get_the_run_and_flags(
     assert "holds no run" in shell.fails(capsys, main, "repeat", tmp_path)
 
 
-def test_a_trained_language_model_writes_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+GPT = jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6)
+WINDOWED = jn.models.TextGenRNN(4, features=8, hidden=(8,))
+TASKS = {"all": jn.tasks.next_token(GPT), "last": jn.tasks.classification(WINDOWED, auxiliary_weight=0.2)}
+
+
+@pytest.mark.parametrize(("model", "targets"), [(GPT, "all"), (WINDOWED, "last")])
+def test_a_trained_language_model_writes_its_text(
+    model: Any, targets: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "tale.txt").write_text("abcd" * 20)
-    network = lambda config: jn.models.GPT(4, num_layers=1, features=8, num_heads=1, max_length=6)  # noqa: E731
     experiment = tiny.experiment(
-        data=jn.data.char_corpus(tmp_path / "tale.txt", length=6, stride=1),
-        task=lambda config: jn.tasks.next_token(network(config)),
+        data=jn.data.char_corpus(tmp_path / "tale.txt", length=6, stride=1, targets=targets),
+        task=lambda config: TASKS[targets],
         optimizer=lambda config: optax.adam(0.1),
     )
-    write = jn.text_command(network)
+    write = jn.text_command(lambda config: model)
     write(script("--no-record", experiment=experiment), prompt="bc", num_tokens=14, temperature=0)
     assert capsys.readouterr().out == "bcdabcdabcdabcda\n"
 

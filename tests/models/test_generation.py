@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxnn.models import GPT, RecurrentLanguageModel, generate, stream
+from jaxnn.models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN, generate, stream
 from jaxnn.nn import GRU, LSTM, RMSNorm
 from jaxnn.types import ConfigError, DataError
 from tests import draws
@@ -53,12 +53,42 @@ def test_cached_logits_and_tokens_equal_recomputing_the_prefix(name: str) -> Non
     assert new.tolist() == np.stack(expected).argmax(-1).tolist()
 
 
+WINDOWED: dict[str, Any] = {
+    "statistics": TextGenRNN(7, embedding_features=3, features=4, hidden=(5,)),
+    "one-hot": RecurrentClassifier(7, vocabulary_size=7, embedding_features=None, features=4),
+    "each token": RecurrentLanguageModel(7, features=4, num_layers=1),
+    "padded": FastText(7, vocabulary_size=7, features=4, pad_id=6),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_without_a_cache_each_token_is_computed_from_the_last_ones(name: str) -> None:
+    prompts, lengths = np.asarray(draws.integers(0, 6, 20, 5)), np.arange(20) % 4 + 2
+    model, variables = WINDOWED[name], draws.variables(WINDOWED[name], prompts)
+    # Else biases decide, and all tokens are equal.
+    variables = jax.tree.map(lambda leaf: 3 * leaf if leaf.ndim > 1 else leaf, variables)
+    new = generate(model, variables, prompts, lengths=lengths, num_tokens=3, temperature=0, context=4)
+    texts = [np.concatenate([prompts[row, :length], new[row]]) for row, length in enumerate(lengths)]
+    parts = [text[max(0, end - 4) : end + 1] for text in texts for end in range(len(text) - 3, len(text))]
+    by_length = [np.stack([part for part in parts if len(part) == length]) for length in (3, 4, 5)]
+
+    @jax.jit
+    def best() -> list[jax.Array]:
+        logits = (model.apply(variables, windows[:, :-1]) for windows in by_length)
+        return [(each if each.ndim == 2 else each[:, -1]).argmax(-1) for each in logits]
+
+    for found, windows in zip(best(), by_length, strict=True):
+        assert windows[:, -1].tolist() == found.tolist()
+
+
 def test_streamed_tokens_are_those_of_generate_and_depend_on_the_key_alone() -> None:
     model, params = MODELS["learned"], params_of(MODELS["learned"])
-    given = partial(generate, model, params, PROMPTS, lengths=LENGTHS, num_tokens=8)
+    given = partial(model.generate, params, PROMPTS, lengths=LENGTHS, num_tokens=8)
     first, again, other = (given(key=jax.random.key(seed), temperature=5.0) for seed in (0, 0, 1))
-    streamed = stream(model, params, PROMPTS, lengths=LENGTHS, num_tokens=8, key=KEY, temperature=5.0)
+    streamed = model.stream(params, PROMPTS, lengths=LENGTHS, num_tokens=8, key=KEY, temperature=5.0)
     assert first.tolist() == again.tolist() == np.stack(list(streamed), axis=1).tolist() != other.tolist()
+    parts = list(stream(model, params, PROMPTS, lengths=LENGTHS, num_tokens=8, key=KEY, temperature=5.0, chunk=3))
+    assert [part.shape[1] for part in parts] == [3, 3, 2] and np.hstack(parts).tolist() == first.tolist()
     # A stopped sequence is filled with the token that stopped it, and the iterator ends after the last.
     stop = int(first[0, 2])
     stopped = given(key=KEY, temperature=5.0, stop=stop)
@@ -126,12 +156,12 @@ def test_draws_follow_the_remaining_distribution(options: dict[str, Any], shares
 
 def test_lengths_and_settings_share_a_program(caplog: pytest.LogCaptureFixture) -> None:
     model, params = MODELS["GRU"], params_of(MODELS["GRU"])
-    given = partial(generate, model, params, num_tokens=3, key=KEY)
-    given(PROMPTS, lengths=LENGTHS, top_k=3)
+    given = partial(generate, model, params, key=KEY)
+    given(PROMPTS, lengths=LENGTHS, num_tokens=3, top_k=3)
     with jax.log_compiles():
-        given(PROMPTS[:, :3], top_k=2, temperature=0.5, stop=1)
+        given(PROMPTS[:, :3], num_tokens=11, top_k=2, temperature=0.5, stop=1)
         assert "Compiling" not in caplog.text
-        given(PROMPTS, top_p=0.5)
+        given(PROMPTS, num_tokens=3, top_p=0.5)
         assert "Compiling jit(_extend)" in caplog.text
 
 
@@ -139,14 +169,23 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"prompt": PROMPTS[0]}, DataError, r"integers \[batch, time\], not int64 \[5\]"),
     ({"prompt": PROMPTS + 5}, DataError, "token ids of the prompt must be in 0…6"),
     ({"lengths": [0, 2]}, DataError, r"lengths must be 2 integers in 1…5, not \[0, 2\]"),
+    ({"lengths": [5.0, 2.0]}, DataError, r"lengths must be 2 integers in 1…5, not \[5.0, 2.0\]"),
     ({"temperature": -1.0}, ConfigError, "temperature must be a number >= 0, not -1.0"),
+    ({"temperature": "0.8"}, ConfigError, "temperature must be a number >= 0, not '0.8'"),
     ({"key": None}, ConfigError, "sampling needs key="),
+    ({"key": 5}, ConfigError, r"key=jax.random.key\(0\), for example, not 5"),
     ({"top_p": 1.5}, ConfigError, "top_p must be a probability"),
+    ({"params": None}, ConfigError, "params must be a dict, as run.state.params, not NoneType"),
+    ({"model": FastText(7, vocabulary_size=7)}, ConfigError, "context, .* must be an integer >= 1, not None"),
+    ({"model": FastText(7, vocabulary_size=7), "context": 9}, DataError, "FastText takes no padding: .* 9 tokens"),
 ]
 
 
 def test_wrong_arguments() -> None:
-    model = MODELS["learned"]
+    params = draws.variables(FastText(7, vocabulary_size=7), PROMPTS)
+    common = {"model": MODELS["learned"], "params": params, "prompt": PROMPTS, "num_tokens": 2, "key": KEY}
     for given, error, words in WRONG:
         with pytest.raises(error, match=words):
-            generate(model, {}, **{"prompt": PROMPTS, "num_tokens": 2, "key": KEY, **given})
+            generate(**{**common, **given})
+    with pytest.raises(ConfigError, match="num_tokens"):
+        stream(**{**common, "num_tokens": 0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import chex
@@ -37,7 +38,22 @@ def test_what_is_no_weights_is_named(tmp_path: Path) -> None:
     for wrong in ({"a.b": np.ones(1)}, [np.ones(1)], np.ones(1), {1: {"b": [np.ones(1)]}}):
         with pytest.raises(jn.ConfigError, match="weights must be arrays in dicts, whose keys have no dots"):
             jn.save_weights(tmp_path / "w.safetensors", wrong)
+    kinds = {"float8_e5m2": jnp.ones(1, "float8_e5m2"), "key<fry>": jax.random.key(0), "object": None, "<U1": "w"}
+    for dtype, wrong in kinds.items():
+        with pytest.raises(jn.ConfigError, match=f"cannot hold Dense_0.bias of dtype {dtype}: convert it"):
+            jn.save_weights(tmp_path / "w.safetensors", {"Dense_0": {"bias": wrong}})
+    with pytest.raises(jn.ConfigError, match="cannot hold __metadata__"):
+        jn.save_weights(tmp_path / "w.safetensors", {"__metadata__": np.ones(1)})
+    assert not any(tmp_path.iterdir())
+
+
+def test_files_that_are_no_dicts_of_arrays_are_named(tmp_path: Path) -> None:
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    for name in ("torn", "missing"):
-        with pytest.raises(jn.RecordError, match=f"{name}.safetensors cannot be read as safetensors"):
+    save = importlib.import_module("safetensors.numpy").save_file
+    save({"Dense.bias": np.asarray(jnp.ones(1, "float8_e5m2"))}, tmp_path / "float8.safetensors")
+    save({"a.b": np.ones(1), "a.b.c": np.ones(1)}, tmp_path / "both.safetensors")
+    unread = "cannot be read as safetensors"
+    files = {"torn": unread, "missing": unread, "float8": unread, "both": "has a tensor a.b and others below this name"}
+    for name, words in files.items():
+        with pytest.raises(jn.RecordError, match=f"{name}.safetensors {words}"):
             jn.load_weights(tmp_path / f"{name}.safetensors")
