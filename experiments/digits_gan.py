@@ -53,13 +53,18 @@ def task(config):
         return nats, (model_state, {"generator_loss": jax.nn.softplus(-fake).mean()})
 
     def evaluate(params, model_state, batch, key):
-        sums = {"count": batch.mask.sum()}
-        for name, images in (("real", batch.inputs), ("drawn", draw_like(params, batch, key))):
-            pixels = images.reshape(len(images), -1) * batch.mask[:, None]
-            sums |= {f"{name}_mean": pixels.sum(0), f"{name}_squares": pixels.T @ pixels}
-        return sums
+        return moments(batch, draw_like(params, batch, key))
 
     return jn.Task(init, loss, evaluate, lambda params, _, noise: draw(params, noise), frechet_distance)
+
+
+def moments(batch, drawn):
+    """Sums of the pixels of real and of drawn images, of their products, and of the examples."""
+    sums = {"count": batch.mask.sum()}
+    for name, images in (("real", batch.inputs), ("drawn", drawn)):
+        pixels = images.reshape(len(images), -1) * batch.mask[:, None]
+        sums |= {f"{name}_mean": pixels.sum(0), f"{name}_squares": pixels.T @ pixels}
+    return sums
 
 
 def frechet_distance(means):

@@ -284,6 +284,8 @@ def _script_options(kind: Any, defaults: RunOptions | None, arguments: Sequence[
     if defaults is not None and not isinstance(defaults, RunOptions):
         raise ConfigError(f"options is {defaults!r:.60}, and must be RunOptions(…).")
     values = {} if defaults is None else defaults.explicit()
+    if kind is not RunOptions:
+        values.pop("probes", None)  # they watch one run
     objects = {name: value for name, value in values.items() if not _is_shown(value)}
     left_out = {*objects, *(values.keys() - {field.name for field in dataclasses.fields(kind)})}
     if given(arguments, "--resume"):

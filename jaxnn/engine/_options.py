@@ -29,7 +29,8 @@ type Probe = Callable[[Any], Any]
 """A function of the `Run` so far, called after each evaluation; what it returns is recorded under its name.
 
 Numbers become metrics ``probe_NAME``, pictures (a matplotlib figure, an array ``[height, width]`` or ``[height, width,
-channels]``) and texts become files of the record. A mapping of these is recorded as ``NAME/KEY``; None is not.
+channels]``, or a grid ``[rows, columns, height, width, channels]``) and texts become files of the record. A mapping of
+these is recorded as ``NAME/KEY``; None is not.
 """
 
 if TYPE_CHECKING:

@@ -145,8 +145,9 @@ class VAE(linen.Module):
     """A variational autoencoder: an encoder of the latents' mean and log variance, and a decoder of a sample of them.
 
     Kingma & Welling, "Auto-Encoding Variational Bayes" (2014, arXiv:1312.6114). Training draws the sample with
-    ``rngs={"latents": key}``; evaluation takes the mean. ``method="encode"`` and ``method="decode"`` of ``apply`` call
-    the halves. Parameters: ``encoder``, ``decoder``.
+    ``rngs={"latents": key}``. Evaluation takes the mean, and with that key it draws too, as an unbiased estimate of the
+    evidence lower bound needs. ``method="encode"`` and ``method="decode"`` of ``apply`` call the halves. Parameters:
+    ``encoder``, ``decoder``.
 
     >>> encoder = jn.models.MLP((512, 2 * 16))  # means and log variances of 16 latents
     >>> model = jn.models.VAE(encoder, jn.models.MLP((512, 784)), shape=(28, 28, 1))
@@ -167,7 +168,7 @@ class VAE(linen.Module):
     def __call__(self, x: jax.Array, train: bool = False) -> VAEOutputs:
         """``[batch, ...]`` to reconstructions of the same shape, and the means and log variances of the latents."""
         latents, log_variance = mean, _ = self.encode(x, train)
-        if train:
+        if train or self.has_rng("latents"):
             latents += jnp.exp(log_variance / 2) * nn.normal_rows(self.make_rng("latents"), mean.shape, mean.dtype)
         return VAEOutputs(self.decode(latents, train), mean, log_variance)
 

@@ -47,7 +47,8 @@ def new_figure(**arguments: Any) -> Figure:
 def draw_picture(content: Any) -> Image:
     """The RGB picture of a matplotlib figure, or of an array ``[height, width]`` or ``[height, width, 1, 3 or 4]``.
 
-    Integers are 0…255, floats 0…1. ValueError or TypeError if it is none.
+    ``[rows, columns, height, width, channels]`` are pictures in a grid, with black lines between them. Integers are
+    0…255, floats 0…1. ValueError or TypeError if it is none.
     """
     import PIL.Image
 
@@ -55,6 +56,9 @@ def draw_picture(content: Any) -> Image:
         content.savefig(drawn := io.BytesIO(), format="png", dpi=100)
         return PIL.Image.open(drawn).convert("RGB")
     pixels = np.asarray(content)
+    if pixels.ndim == 5:
+        framed = np.pad(pixels, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
+        pixels = np.concatenate(np.concatenate(framed, axis=1), axis=1)
     if pixels.ndim not in (2, 3):
         raise ValueError(f"its shape is {list(pixels.shape)}")
     if np.issubdtype(pixels.dtype, np.floating):

@@ -91,7 +91,7 @@ def test_unet_attention_reaches_all_pixels() -> None:
         assert bool(np.any(slope[0, 0, 24:])) is reaches
 
 
-def test_vae_samples_in_training_and_takes_the_mean_in_evaluation() -> None:
+def test_vae_samples_in_training_or_with_a_key_else_takes_the_mean() -> None:
     # One linear layer each: means, log variances, and their sample as it is.
     model = VAE(MLP((4,)), MLP((2,)), shape=(1, 2))
     kernel = jnp.array([[1.0, 2.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
@@ -105,6 +105,7 @@ def test_vae_samples_in_training_and_takes_the_mean_in_evaluation() -> None:
     near(evaluated.reconstruction[0, 0], [3, 5])
     near(evaluated.log_variance[0], [0, 2])
     drawn = model.apply({"params": params}, x, train=True, rngs={"latents": KEY}).reconstruction[:, 0]
+    near(model.apply({"params": params}, x, rngs={"latents": KEY}).reconstruction[:, 0], drawn)
     assert np.mean(drawn, axis=0) == pytest.approx([3, 5], abs=0.1)
     assert np.std(drawn, axis=0) == pytest.approx([1, np.e], rel=0.03)
     mean, _ = model.apply({"params": params}, x[:1], method="encode")

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 import jaxnn as jn
-from jaxnn.record import MLflow, TensorBoard, WandB, WriterFacts
+from jaxnn.record import MLflow, TensorBoard, WandB, WriterFacts, draw_picture
 from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -75,6 +75,12 @@ def test_probes_are_recorded_and_reach_writers(tmp_path: Path) -> None:
         *(shown[0][0], texts[0], shown[0][1], shown[1][0], texts[1], shown[1][1])
     ]
     assert spy.calls[-2:] == [("curves", pixels, 20), ("close",)]
+
+
+def test_pictures_in_a_grid_are_drawn_in_rows_and_columns() -> None:
+    drawn = draw_picture(np.stack([SPOTS, SPOTS.T])[None, ..., None])
+    row = [np.pad(pixels, 1) for pixels in ([[0, 128], [255, 255]], [[0, 255], [128, 255]])]
+    assert np.array_equal(np.asarray(drawn.convert("L")), np.hstack(row))
 
 
 @pytest.mark.parametrize(
