@@ -286,7 +286,7 @@ class Experiment[Config]:
         params: ``config -> values`` to start from, in place of those that the task draws: nested dicts of arrays, as
             ``jn.open_run(path).state.params`` or of a file, matched with the task's by path, or a `TrainState`, whose
             ``model_state`` is taken too. Arrays that the task has and the values lack are drawn as usual; the report
-            says which. None: all are drawn. Called once, outside the compiled program.
+            says which. None, or a function that returns None: all are drawn. Called once, outside the compiled program.
 
     >>> experiment = jn.Experiment(
     ...     experiment.config,  # a frozen dataclass of the user
@@ -301,7 +301,7 @@ class Experiment[Config]:
     task: Callable[[Config], Task]
     optimizer: Callable[[Config], optax.GradientTransformation | Mapping[str, optax.GradientTransformation]]
     step: Callable[..., TrainStep] | None = None
-    params: Callable[[Config], PyTree] | None = None
+    params: Callable[[Config], PyTree | None] | None = None
 
     def __post_init__(self) -> None:
         if not dataclasses.is_dataclass(self.config) or isinstance(self.config, type):

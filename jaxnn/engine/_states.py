@@ -107,7 +107,7 @@ class Start(NamedTuple):
     """Arrays to start from, by path in ``params`` and ``model_state``, and how they match a state."""
 
     arrays: Mapping[str, np.ndarray]  # those that are taken
-    new: tuple[str, ...] = ()  # parameters that are drawn
+    new: tuple[str, ...] = ()  # those of the state that are drawn
     unused: tuple[str, ...] = ()  # given, and not in the state
     fingerprint: str | None = None  # a digest of those taken
 
@@ -125,14 +125,13 @@ class Start(NamedTuple):
 
 
 def find_start(experiment: Experiment[Any], shapes: TrainState) -> Start:
-    """Loads what ``experiment.params`` returns and matches it with a state of ``shapes``.
+    """Loads what ``experiment.params`` returns, if not None, and matches it with a state of ``shapes``.
 
     ConfigError if nothing matches, or an array has another shape than the state's. A parameter that `tasks.freeze`
     keeps in the model state has the path that it had before.
     """
-    if experiment.params is None:
+    if experiment.params is None or (made := experiment.params(experiment.config)) is None:
         return Start({})
-    made = experiment.params(experiment.config)
     if isinstance(made, TrainState):
         given = _named({"params": made.params, "model_state": made.model_state})
     else:
@@ -166,7 +165,7 @@ def find_start(experiment: Experiment[Any], shapes: TrainState) -> Start:
     digest = hashlib.sha256()
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    new = tuple(name for name in state if name not in arrays and name.startswith(("params/", "model_state/frozen/")))
+    new = tuple(name for name in state if name not in arrays)
     return Start(arrays, new, tuple(unused), digest.hexdigest()[:16])
 
 

@@ -51,7 +51,7 @@ def startup_report(
         continued = "; ".join([f"after step {resumed['step']}{note}", *length, *resumed["damaged"]])
     return [
         ("strategy", _strategy(trainer)),
-        ("starts from", str(trainer.programs.start) if trainer.experiment.params else None),
+        ("starts from", str(trainer.programs.start) if trainer.programs.start.arrays else None),
         *(("placement", str(tree)) for tree in trainer.placement()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
         ("implementations", ", ".join(used) or None),

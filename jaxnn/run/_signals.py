@@ -75,7 +75,8 @@ class Interruption:
 
         With ``breaks_off`` it raises KeyboardInterrupt here too, once Python code runs; ``at_once`` stays False.
         """
-        if self.at_once:  # the exception was swallowed by C code that called Python
+        # The exception was swallowed by C code that called Python; or a run within the preparation was interrupted.
+        if self.at_once or (self._finishes is None and self.signum is not None):
             raise KeyboardInterrupt
         before = self._finishes, self._breaks_off
         self._finishes, self._breaks_off = what, breaks_off

@@ -261,8 +261,10 @@ def group_rows(plan: SweepPlan, group: Group) -> list[tuple[str, str]]:
     devices = f" on {spec.num_devices} devices" if spec.num_devices > 1 else ""
     each = spec.layout.num_devices // spec.num_devices
     devices += f", {each} devices per member" if each > 1 else ""
+    start = trainer.programs.start
     return [
         (f"group {group.number + 1}/{len(plan.groups)}", f"{members}{f', all with {shared}' if shared else ''}"),
+        *([("starts from", str(start))] if start.arrays else []),
         ("a member takes", format_bytes(trainer.programs.member_bytes)),
         *(("plan", line) for line in choice.lines()),
         ("vmap size", f"{choice.size}{devices}, {chunks}, {trainer.plan.steps_per_call} steps per call"),

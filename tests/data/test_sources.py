@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
-from jaxnn.data import arrays, generated, in_order, iterable, mixture, pad_sequences
+from jaxnn.data import arrays, generated, in_order, iterable, mixture, pad_sequences, subset
 from jaxnn.types import ConfigError, DataError
 from tests import tiny
 
@@ -94,6 +94,18 @@ def test_a_mixture_draws_parts_by_their_weights():
 def test_rows_read_stretches_in_order():
     source = in_order(arrays(np.arange(11))).train
     assert source.order(3, np.arange(4), 3).tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 3, 6]]
+
+
+def test_smaller_subset_is_part_of_larger_one():
+    splits = arrays((np.arange(20), np.arange(20) % 2), test=(np.arange(3), np.zeros(3, int)))
+    few, more, other = (subset(splits, number, seed).train.examples for number, seed in ((6, 1), (11, 1), (6, 2)))
+    assert len({*few.inputs.tolist()}) == 6 and {*few.inputs.tolist()} < {*more.inputs.tolist()} != set(range(11))
+    assert (few.targets == few.inputs % 2).all() and not np.array_equal(few.inputs, other.inputs)
+    assert subset(splits, 20).test is splits.test
+    with pytest.raises(DataError, match="num_train is 21, and there are 20 training examples"):
+        subset(splits, 21)
+    with pytest.raises(DataError, match="mix subsets of its parts"):
+        subset(mixture({"a": splits, "b": splits}, {"a": 1, "b": 1}), 2)
 
 
 def test_padded_sequences_keep_their_lengths():

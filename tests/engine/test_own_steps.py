@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +106,20 @@ def without_batch(config: Any) -> jn.Task:
     )
 
 
-def test_an_experiment_needs_no_data() -> None:
+def test_an_experiment_needs_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     alone = experiment(data=tiny.splits(), task=without_batch, optimizer=lambda config: optax.sgd(0.25))
     alone = jn.Experiment(alone.config, None, alone.task, alone.optimizer)
     run = tiny.fit(alone)
     # Each step halves x: the loss after six is 2 * 9 / 4**6, that before the last one four times as much.
     np.testing.assert_allclose(run.state.params["x"], 3 / 2**6, rtol=1e-6)
     assert run.state.model_state["count"] == 6 * 8
+    # A member that is given nothing draws all; what a member is not given is reported, its model state too.
+    given = dataclasses.replace(alone, params=lambda config: {"x": np.zeros(2)} if config.seed else None)
+    with pytest.warns(UserWarning, match="reads 'seed'"):
+        swept = jn.sweep(given, jn.grid(seed=[0, 1]), record=False, progress="plain", steps_per_call=6)
+    assert [member.final["train_loss"] > 0 for member in swept.members] == [True, False]
+    (reported,) = re.findall(r"starts from +1 arrays given .*", capsys.readouterr().out)
+    assert reported.endswith("; 1 drawn: model_state/count")
 
 
 def test_an_own_step_needs_no_function_of_the_task_but_init() -> None:

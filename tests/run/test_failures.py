@@ -151,6 +151,14 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
     assert tiny.read(tmp_path / "run")["status"] == "interrupted" and not is_locked(tmp_path / "run")
 
 
+def test_an_interrupted_run_ends_the_sweep_that_was_to_start_from_it(tmp_path: Path) -> None:
+    inner = acting(15, lambda: signal.raise_signal(signal.SIGINT))
+    outer = dataclasses.replace(tiny.experiment(), params=lambda config: tiny.fit(inner, resident=False).state)
+    with pytest.raises(KeyboardInterrupt):
+        jn.sweep(outer, jn.grid(learning_rate=[0.1, 0.2]), run_dir=tmp_path / "sweep", **tiny.HOW)
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_interruption_restores_handlers_and_works_in_threads() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with interruptible() as interruption, interruption.finishing("the window"):
