@@ -136,9 +136,6 @@ def iterable(
 
     Raises DataError for an example that cannot be used, or differs in shape or dtype from the first, in any split.
     """
-    if not callable(train):
-        found, fix = type(train).__name__, "lambda seed, start: itertools.islice(examples, start, None)"
-        raise DataError(f"train must be a function (seed, start) -> examples, not a {found}: give {fix}.")
     known = resolve_num_classes(class_names, num_classes)
     source = IterableSource(train, num_classes=known)
     (like,) = source.first(1)
