@@ -130,7 +130,7 @@ def iterable(
     ``class_names``, if given.
 
     >>> def examples(seed, start):  # Hugging Face: map(to_pair, dataset.shuffle(seed).repeat(None).skip(start))
-    ...     return ((np.full(4, index), index % 2) for index in itertools.count(start))
+    ...     return ((np.full(4, index), index % 2) for index in range(start, 1_000_000))
     >>> jn.data.iterable(examples, test=(np.eye(4, dtype=int), [0, 1, 0, 1]), class_names=("even", "odd"))
     Splits(iterable: train generated, 4 test, streamed, 2 classes)
 
