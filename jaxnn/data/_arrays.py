@@ -273,7 +273,7 @@ def check_batch_size(source: Source, batch_size: int) -> None:
 def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:
     """Raises DataError for a target that is neither a label below ``num_classes`` nor ``ignore``."""
     for split, source in splits.named().items():
-        if source.num_examples == ENDLESS:
+        if source.num_examples == ENDLESS and source.examples is not None:  # generated
             continue
         if not is_integers(source.targets):
             raise DataError(

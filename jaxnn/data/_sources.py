@@ -11,9 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data._arrays import ArraySource, Augmentation, IndexedSource, array_source, arrays
-from jaxnn.data._examples import as_examples, check_alike, num_rows
+from jaxnn.data._arrays import ArraySource, Augmentation, IndexedSource, array_source
+from jaxnn.data._examples import (
+    as_examples,
+    check_alike,
+    check_label_range,
+    is_integers,
+    num_rows,
+    resolve_num_classes,
+)
 from jaxnn.data._shuffle import permute
+from jaxnn.data._stream import StreamSource, errors_named
 from jaxnn.types import ENDLESS, Array, Batch, ConfigError, DataError, Examples, PyTree, Splits, check_call, check_int
 
 type MakeBatch = Callable[[jax.Array, jax.Array], Any]
@@ -47,7 +55,7 @@ def generated(make_batch: MakeBatch, test: Any = None, validation: Any = None, *
             rows = jax.tree.map(lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:]), made)
             sources[split] = ArraySource(Examples(rows.inputs, rows.targets))
         elif given is not None:
-            sources[split] = arrays(given).train
+            sources[split] = ArraySource(as_examples(split, given))
     return Splits(**sources, name=name)
 
 
@@ -107,28 +115,53 @@ def without_data(config: Any) -> Splits:
 
 
 def iterable(
-    train: Callable[[int, int], Iterable[Any]], test: Any = None, validation: Any = None, *, name: str = "iterable"
+    train: Callable[[int, int], Iterable[Any]],
+    test: Any = None,
+    validation: Any = None,
+    *,
+    name: str = "iterable",
+    class_names: Sequence[str] = (),
+    num_classes: int | None = None,
 ) -> Splits:
     """Makes a data set of an iterable that can start at any position, such as a streamed data set of Hugging Face.
 
     ``train(seed, start)`` returns an iterable of examples from number ``start`` on, the same each time, so that a
-    resumed run continues where it stopped; an example is a pair ``(input, target)``, or a dict, as for
-    `jaxnn.data.stream`. It has to go on for as long as training does. Other splits are arrays as of
-    `jaxnn.data.arrays`.
+    resumed run continues where it stopped; an example is a pair ``(input, target)``, or inputs alone, which may be
+    dicts. It has to go on for as long as training does. Other splits are arrays as of `jaxnn.data.arrays`, or readers
+    as of `jaxnn.data.stream`. Integer targets are labels as there, below ``num_classes`` or the number of
+    ``class_names``, if given.
 
-    >>> def examples(seed, start):  # Hugging Face: lambda seed, start: dataset.shuffle(seed).skip(start)
-    ...     return ((np.full(4, index), index % 2) for index in itertools.count(start))
-    >>> jn.data.iterable(examples)
-    Splits(iterable: train generated, streamed)
+    >>> def examples(seed, start):  # Hugging Face: map(to_pair, dataset.shuffle(seed).repeat(None).skip(start))
+    ...     return ((np.full(4, index), index % 2) for index in range(start, 1_000_000))
+    >>> jn.data.iterable(examples, test=(np.eye(4, dtype=int), [0, 1, 0, 1]), class_names=("even", "odd"))
+    Splits(iterable: train generated, 4 test, streamed, 2 classes)
 
-    Raises ConfigError unless ``train`` is such a function, DataError for an example that cannot be used, or differs in
-    shape or dtype from the first.
+    Raises ConfigError unless ``train`` is such a function, DataError for an example that cannot be used, or differs in shape or dtype from the first, in any split.
     """
     wanted = "jn.data.iterable needs a function train(seed, start) that returns an iterable of examples"
     check_call(wanted, train, 2)
-    given = {"test": test, "validation": validation}
-    sources: dict[str, Any] = {split: arrays(one).train for split, one in given.items() if one is not None}
-    return Splits(IterableSource(train), **sources, name=name)
+    known = resolve_num_classes(class_names, num_classes)
+    source = IterableSource(train, num_classes=known)
+    (like,) = source.first(1)
+    sources: dict[str, Any] = {"train": source}
+    for split, given in (("validation", validation), ("test", test)):
+        if _is_reader(given):
+            sources[split] = StreamSource(given, split, known, num_workers=0)
+            sources[split].check_example(0, sources[split].like, like, "train")
+        elif given is not None:
+            examples = as_examples(split, given)
+            first = jax.tree.map(lambda array: array[0], examples)
+            check_alike(f"each of the {{field}} of {split}", first, "the first of train", like)
+            if is_integers(examples.targets):
+                check_label_range(split, np.asarray(examples.targets), known)
+            sources[split] = ArraySource(examples)
+    return Splits(**sources, name=name, class_names=tuple(class_names))
+
+
+def _is_reader(given: Any) -> bool:
+    """Whether a split has random access to its examples, and is neither arrays nor a tree of them."""
+    is_arrays = isinstance(given, tuple | list | Mapping) or hasattr(given, "__array__")
+    return not is_arrays and hasattr(given, "__len__") and hasattr(given, "__getitem__")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,6 +170,8 @@ class IterableSource(IndexedSource):
 
     start: Callable[[int, int], Iterable[Any]] = dataclasses.field(repr=False)  # see `iterable`
     augment: Augmentation | None = None
+    num_classes: int | None = None  # labels must be below it; None: integer targets need only be at least 0
+    kept: list[Examples] = dataclasses.field(default_factory=list, repr=False)  # see `first`
     examples: ClassVar[None] = None  # not in memory
     num_examples: ClassVar[int] = ENDLESS
 
@@ -146,13 +181,30 @@ class IterableSource(IndexedSource):
 
     def iterate(self, seed: int, first: int) -> Iterator[Examples]:
         """The examples from number ``first`` on, checked."""
-        like = None
-        for index, given in enumerate(self.start(seed, first), first):
-            example = as_examples("train", given, f"the {{one}} of example {index} of {{split}}", has_examples=False)
+        like, ended = None, object()
+        with errors_named("starting the iterable of train"):
+            rest = iter(self.start(seed, first))
+        for index in itertools.count(first):
+            where = f"example {index} of train"
+            with errors_named(f"reading {where}"):
+                given = next(rest, ended)
+            if given is ended:
+                raise DataError(
+                    f"the iterable of train ends before example {index}: let it repeat (Hugging Face: .repeat(None)), "
+                    "or train fewer steps."
+                )
+            example = as_examples(where, given, "the {one} of {split}", has_examples=False)
             like = example if like is None else like
-            check_alike(f"the {{one}} of example {index} of train", example, f"that of example {first}", like)
+            check_alike(f"the {{one}} of {where}", example, f"that of example {first}", like)
+            if is_integers(example.targets):
+                check_label_range("train", example.targets[None], self.num_classes, first=index)
             yield example
-        raise DataError("the iterable of the training data ended: let it repeat, or train fewer steps.")
+
+    def first(self, count: int) -> list[Examples]:
+        """The first examples of seed 0, read once, since some iterables take seconds to start or to close."""
+        if len(self.kept) < count:
+            self.kept[:] = itertools.islice(self.iterate(0, 0), max(count, _FINGERPRINT_EXAMPLES))
+        return self.kept[:count]
 
     @property
     def targets(self) -> PyTree:
@@ -161,7 +213,7 @@ class IterableSource(IndexedSource):
 
     def read(self, indices: np.ndarray) -> Examples:
         """Examples from the start: those at ``indices``, which are small numbers."""
-        first = list(itertools.islice(self.iterate(0, 0), int(np.max(indices)) + 1))
+        first = self.first(int(np.max(indices)) + 1)
         rows: Examples = jax.tree.map(lambda *leaves: np.stack(leaves), *(first[index] for index in indices))
         return rows
 
@@ -172,9 +224,8 @@ class IterableSource(IndexedSource):
 
     def fingerprint(self, digest: Any) -> None:
         """Updates ``digest`` with the first 16 examples."""
-        for given in itertools.islice(self.start(0, 0), _FINGERPRINT_EXAMPLES):
-            for array in jax.tree.leaves(as_examples("train", given, has_examples=False)):
-                digest.update(np.ascontiguousarray(array).tobytes())
+        for array in jax.tree.leaves(self.first(_FINGERPRINT_EXAMPLES)):
+            digest.update(np.ascontiguousarray(array).tobytes())
 
 
 def mixture(parts: Mapping[str, Splits], weights: Mapping[str, float]) -> Splits:

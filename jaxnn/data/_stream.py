@@ -25,7 +25,7 @@ from jaxnn.data._examples import (
     resolve_num_classes,
 )
 from jaxnn.data._grain import Batches, cores, exit_if_unguarded, open_batches
-from jaxnn.types import ConfigError, DataError, Examples, Splits, check_int
+from jaxnn.types import ENDLESS, ConfigError, DataError, Examples, Splits, check_int
 
 _MOST_WORKERS = 8  # each takes about 220 MB of memory, half of it shared
 _FINGERPRINT_EXAMPLES = 16  # of a reader without a `fingerprint` method
@@ -83,10 +83,15 @@ def stream(
         if missing := [method for method in ("__len__", "__getitem__") if not hasattr(reader, method)]:
             raise DataError(
                 f"{split} must be a reader with __len__ and __getitem__(index) -> (input, target), but the "
-                f"{type(reader).__name__} has no {' and no '.join(missing)}: add random access to its examples."
+                f"{type(reader).__name__} has no {' and no '.join(missing)}: add random access to its examples, or use "
+                "jn.data.iterable."
             )
         if len(reader) == 0:
             raise DataError(f"{split} is empty: its reader's length is 0.")
+        if len(reader) >= ENDLESS:
+            raise DataError(
+                f"{split} has {len(reader):,} examples: give each once, since training shuffles and repeats."
+            )
         host_augment = augment if split == "train" else None
         sources[split] = source = StreamSource(reader, split, known, num_workers, host_augment)
         source.check_example(0, source.like, sources["train"].like, "train")
@@ -96,7 +101,7 @@ def stream(
 
 
 @contextlib.contextmanager
-def _errors_named(what: str) -> Iterator[None]:
+def errors_named(what: str) -> Iterator[None]:
     """Converts an error inside the block into a DataError with a note, since worker processes send no cause."""
     try:
         yield
@@ -142,7 +147,7 @@ class StreamSource(IndexedSource):
     def example(self, index: int) -> Examples:
         """Returns the example at ``index`` with dtypes as of `jaxnn.data.arrays`; DataError if it cannot be used."""
         where = f"example {index} of {self.split}"
-        with _errors_named(f"reading {where}"):
+        with errors_named(f"reading {where}"):
             given = self.reader[index]
         example = as_examples(where, given, "the {one} of {split}", has_examples=False)
         if is_integers(example.targets):
@@ -182,7 +187,7 @@ class StreamSource(IndexedSource):
             if self.host_augment is not None:
                 where = f"example {order[position]} of {self.split}"
                 rng = np.random.default_rng((seed & 0xFFFFFFFF, step, position))
-                with _errors_named(f"augmenting {where}"):
+                with errors_named(f"augmenting {where}"):
                     # A copy: the augmentation may modify it, and the reader may keep the original.
                     augmented = self.host_augment(rng, jax.tree.map(np.array, example.inputs))
                 what = f"the augmented {{one}} of {where}"

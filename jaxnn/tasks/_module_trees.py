@@ -187,7 +187,16 @@ def _filled(tree: PyTree, nested: Mapping[str, Any], name: _Name) -> PyTree:
     """``tree`` with the arrays of ``nested`` in place of its shapes."""
 
     def look_up(path: tuple[Any, ...], leaf: Any) -> Any:
-        is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
-        return functools.reduce(lambda place, key: place[key], name(path, leaf), nested) if is_shape else leaf
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        names = name(path, leaf)
+        found = functools.reduce(lambda place, key: place.get(key, {}), names, nested)
+        if isinstance(found, Mapping) or jnp.shape(found) != leaf.shape:
+            has = "absent" if isinstance(found, Mapping) else f"of shape {list(jnp.shape(found))}"
+            raise ConfigError(
+                f"the model has {'/'.join(names)} of shape {list(leaf.shape)}, which is {has} in the state: if its "
+                "class was edited, train again, or use the state with the class that it was trained with."
+            )
+        return found
 
     return jax.tree.map_with_path(look_up, tree)

@@ -1,5 +1,6 @@
 """Generated batches, iterables, mixtures, data in order, padded sequences: functions of seed and step."""
 
+import hashlib
 import itertools
 
 import jax
@@ -59,10 +60,37 @@ def test_an_iterable_goes_on_from_any_position():
     np.testing.assert_array_equal(whole[2].inputs["x"][1:3], later.inputs["x"])
     assert whole[2].inputs["x"][:, 0].tolist() == [13.0, 14.0, 15.0, 16.0] and whole[0].targets.tolist() == [0, 1, 2, 0]
     assert source.read(np.array([0, 2])).inputs["x"][:, 0].tolist() == [0.0, 2.0]
-    with pytest.raises(DataError, match="the iterable of the training data ended"):
+    with pytest.raises(DataError, match=r"the iterable of train ends before example 1: let it repeat"):
         list(iterable(lambda seed, start: [(1.0, 0)][start:]).train.batches(0, 0, 1))
     with pytest.raises(DataError, match=r"the input of example 1 of train is float32 \(2,\) but .* example 0"):
         list(iterable(lambda seed, start: [np.ones(1), np.ones(2)]).train.batches(0, 0, 1))
+    with pytest.raises(DataError, match="the label 2 of example 2 in train is out of range: labels must be 0 to 1"):
+        list(itertools.islice(iterable(count, num_classes=2).train.batches(0, 0, 4), 1))
+    with pytest.raises(DataError, match="reading example 4 of train failed with ZeroDivisionError"):
+        list(iterable(lambda seed, start: (1 / (4 - index) for index in itertools.count())).train.batches(0, 0, 8))
+
+
+def test_an_iterable_is_evaluated_on_readers_and_arrays_of_its_shapes():
+    rows = list(itertools.islice(count(0, 0), 6))
+
+    class Reader:  # as a data set of Hugging Face: random access, no arrays
+        __len__, __getitem__ = rows.__len__, rows.__getitem__
+
+    inputs, labels = {"x": np.stack([row["x"] for row, _ in rows])}, [label for _, label in rows]
+    starts = []
+    splits = iterable(
+        lambda *where: starts.append(where) or count(*where), Reader(), (inputs, labels), class_names="abc"
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, *(one.read(np.array([4, 1])) for one in (splits.test, splits.validation))
+    )
+    assert repr(splits) == "Splits(iterable: train generated, 6 validation, 6 test, streamed, 3 classes)"
+    splits.train.fingerprint(hashlib.blake2b())
+    assert splits.train.targets == [0] and starts == [(0, 0)]  # some take seconds to start
+    with pytest.raises(DataError, match="the label 3 of example 0 in validation is out of range"):
+        iterable(count, validation=(inputs, [3] * 6), num_classes=3)
+    with pytest.raises(DataError, match=r"each of the inputs of test\['x'\] is .* but the first of train is"):
+        iterable(count, test=({"x": np.ones((2, 4))}, [0, 1]))
 
 
 def test_functions_of_other_arguments_are_named():

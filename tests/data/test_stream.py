@@ -164,6 +164,7 @@ def test_closed_batches_end_with_their_threads():
     (
         ({"train": {1, 2}}, "train must be a reader .* the set has no __getitem__: add random access"),
         ({"train": Counting(), "test": []}, "test is empty: its reader's length is 0"),
+        ({"train": range(2**40)}, "train has 1,099,511,627,776 examples: give each once"),
         ({"train": (np.zeros((5, 2)), np.zeros(5))}, r"train is a tuple of arrays .*: use jn\.data\.arrays"),
         ({"train": [(1, 2, 3)]}, r"example 0 of train must be a pair \(inputs, targets\), or .* not a tuple of 3"),
         ({"train": Counting(at0=OSError("gone"))}, r"reading example 0 of train failed with OSError: gone \(test_"),

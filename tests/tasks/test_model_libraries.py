@@ -117,6 +117,14 @@ def test_a_class_may_be_defined_again() -> None:
         np.testing.assert_allclose(again(params, state, INPUTS, KEY).outputs, 2 * first, rtol=1e-6)
 
 
+def test_a_state_of_another_class_is_refused() -> None:
+    params, state = as_model(lambda rngs: nnx.Linear(3, 3, rngs=rngs))[0](KEY, INPUTS)
+    wider, other = (lambda rngs: nnx.Linear(3, 4, rngs=rngs)), (lambda rngs: nnx.LayerNorm(3, rngs=rngs))
+    for model, words in ((wider, r"bias of shape \[4\], which is of shape \[3\]"), (other, "scale of .* is absent")):
+        with pytest.raises(jn.ConfigError, match=words):
+            as_model(model)[1](params, state, INPUTS, None)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

@@ -1,0 +1,91 @@
+"""Data sets of Hugging Face, as files, streams and tables: the same examples as in memory, resumed exactly."""
+
+from __future__ import annotations
+
+import itertools
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxnn.data import arrays, iterable, stream
+from tests import tiny
+
+pytestmark = pytest.mark.slow
+WORDS = {"a": 1, "bright": 2, "dark": 3, "image": 4}
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Forty images with a caption and a label."""
+    datasets = pytest.importorskip("datasets", reason="Hugging Face data sets are missing: pip install datasets")
+    images = np.random.default_rng(0).integers(0, 256, (40, 4, 4), np.uint8)
+    labels = (images.mean((1, 2)) > 127).astype(int)
+    texts = ["a bright image" if label else "dark" for label in labels]
+    features = {"image": datasets.Image(), "text": datasets.Value("string")}
+    features["label"] = datasets.ClassLabel(names=["dark", "bright"])
+    columns = {"image": list(images), "text": texts, "label": labels.tolist()}
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def to_pair(row):
+    ids = [WORDS[word] for word in row["text"].split()]
+    return {"image": np.asarray(row["image"]), "tokens": np.pad(ids, (0, 3 - len(ids)))}, row["label"]
+
+
+def init(key, inputs):
+    return {"image": jax.random.normal(key, (16, 2)) / 4, "tokens": jnp.zeros((5, 2))}
+
+
+def apply(params, inputs):
+    images = inputs["image"].reshape(len(inputs["image"]), 16)
+    return images @ params["image"] + params["tokens"][inputs["tokens"]].sum(axis=1)
+
+
+def test_streamed_files_resume_exactly(table, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    for index in range(2):
+        table.shard(2, index).to_parquet(tmp_path / f"{index}.parquet")
+    table.save_to_disk(tmp_path / "test")
+    streamed = datasets.load_dataset("parquet", data_files=f"{tmp_path}/*.parquet", split="train", streaming=True)
+    test = grain.MapDataset.source(datasets.load_from_disk(tmp_path / "test")).map(to_pair)
+
+    def rows(seed, start):
+        shuffled = streamed.shuffle(seed, buffer_size=8, max_buffer_input_shards=1)
+        return map(to_pair, shuffled.repeat(None).skip(start))
+
+    splits = iterable(rows, test=test, class_names=table.features["label"].names)
+    experiment = tiny.experiment(data=splits, model=(init, apply), num_steps=20)
+    whole = tiny.fit(experiment)
+    part = tiny.fit(experiment.replace(num_steps=10), tmp_path / "run")
+    resumed = tiny.fit(experiment, resume=part.dir)
+    jax.tree.map(np.testing.assert_array_equal, whole.state.params, resumed.state.params)
+    assert whole.final["test_loss"] == resumed.final["test_loss"]
+
+    drawn = [next(splits.train.batches(seed, 0, 40)) for seed in (0, 1)]
+    held = np.stack([np.asarray(image) for image in table["image"]])
+    for batch in drawn:  # an epoch, in an order of its seed
+        np.testing.assert_array_equal(np.sort(batch.inputs["image"], axis=0), np.sort(held, axis=0))
+        assert not np.array_equal(batch.inputs["image"], held)
+    assert not np.array_equal(drawn[0].inputs["image"], drawn[1].inputs["image"])
+
+
+@pytest.mark.parametrize("num_workers", (0, 1))
+def test_rows_of_a_table_are_read_as_in_memory(table, num_workers):
+    inputs, labels = zip(*map(to_pair, table), strict=True)
+    held = arrays((jax.tree.map(lambda *leaves: np.stack(leaves), *inputs), list(labels))).train
+    batches = stream(grain.MapDataset.source(table).map(to_pair), num_workers=num_workers).train.batches(3, 5, 8)
+    for found, order in zip(itertools.islice(batches, 3), held.order(3, np.arange(5, 8), 8), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, found, held.read(order))
+    batches.close()
+
+
+def test_grain_data_sets_start_at_any_position():
+    numbers = grain.MapDataset.range(12).map(lambda index: (np.full(3, index, np.float32), index % 3))
+    shuffled = iterable(lambda seed, start: numbers.shuffle(seed=seed).repeat()[start:]).train
+    batches = list(itertools.islice(shuffled.batches(1, 0, 4), 6))
+    jax.tree.map(np.testing.assert_array_equal, batches[5], next(shuffled.batches(1, 5, 4)))
+    epochs = np.concatenate([batch.inputs[:, 0] for batch in batches]).reshape(2, 12)
+    assert np.sort(epochs).tolist() == [list(range(12))] * 2 and epochs[0].tolist() != epochs[1].tolist()
