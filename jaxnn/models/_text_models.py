@@ -112,7 +112,12 @@ class RecurrentClassifier(linen.Module):
         if self.pad_id is not None:  # up to the last token that is not padding
             ends = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)[None]
             seq_lengths = jnp.max(jnp.where(tokens == self.pad_id, 0, ends), axis=1, initial=0)
-        x = _last_state(sequences, self.layer, self.features, self.bidirectional, seq_lengths)
+        make = partial(self.layer, self.features, dtype=sequences.dtype)
+        rnn = nn.Bidirectional(make(), make()) if self.bidirectional else make()
+        carry, _ = rnn(sequences, seq_lengths=seq_lengths, time_major=True, return_carry=True)
+        # The last part of a state is the output; its dtype may be wider than the products'.
+        outputs = [jax.tree.leaves(state)[-1] for state in (carry if self.bidirectional else (carry,))]
+        x = jnp.concatenate(outputs, axis=-1).astype(sequences.dtype)
         return nn.Dense(self.num_classes)(nn.Dropout(self.dropout)(x, train=train))
 
 
@@ -181,75 +186,8 @@ class RecurrentLanguageModel(linen.Module):
         return logits if cache is None else (logits[:, 0], tuple(states))
 
 
-class TextGenRNN(linen.Module):
-    """An embedding, a recurrent layer, and dense layers from its last state to the logits of the next token.
-
-    Each dense layer: dense without a bias, batch norm, relu. In training there are auxiliary logits too, straight from
-    the state, for a gradient that skips the dense layers: train with ``tasks.classification(model,
-    auxiliary_weight=0.2)``. Woolf's ``text_generator_keras`` ("Benchmarking TensorFlow on Cloud CPUs", 2017), a
-    predecessor of textgenrnn. Parameters: ``Embed_0``, ``LSTM_0`` (or ``GRU_0``), ``Dense_0``, ``BatchNorm_0``, … for
-    each dense layer, ``Dense_n`` of the logits and ``auxiliary`` of the auxiliary ones.
-
-    >>> model = jn.models.TextGenRNN(57)
-    >>> jn.models.num_parameters(model, jax.ShapeDtypeStruct((1, 40), "int32"))
-    456894
-
-    Attributes:
-        embedding_features: width of an embedding.
-        features: width of the recurrent state.
-        hidden: units of each dense layer; may be empty.
-    """
-
-    vocabulary_size: int
-    _: dataclasses.KW_ONLY
-    embedding_features: int = 300
-    features: int = 128
-    hidden: tuple[int, ...] = (512, 256)
-    layer: type[nn.Recurrent] = nn.LSTM
-
-    def __post_init__(self) -> None:
-        _check_recurrent(self, "vocabulary_size", "embedding_features", "features")
-        self.hidden = nn.positive_ints("TextGenRNN: hidden", self.hidden, "(512, 256)")
-        super().__post_init__()
-
-    @linen.compact
-    def __call__(self, tokens: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
-        """Token ids ``[batch, time]`` to logits of the next ``[batch, vocabulary_size]``.
-
-        With ``train`` also returns the auxiliary logits, of the same shape.
-        """
-        tokens = checked_tokens("TextGenRNN", tokens)
-        sequences = nn.Embed(self.vocabulary_size, self.embedding_features)(tokens.T)
-        x = state = _last_state(sequences, self.layer, self.features)
-        for width in self.hidden:
-            x = nn.Dense(width, use_bias=False)(x)
-            x = linen.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
-        logits = nn.Dense(self.vocabulary_size)(x)
-        auxiliary = nn.Dense(self.vocabulary_size, name="auxiliary")(state)
-        return (logits, auxiliary) if train else logits
-
-
 def _check_recurrent(model: Any, *sizes: str) -> None:
     """Raises ConfigError unless ``sizes`` and embeddings are positive and ``layer`` is a recurrent layer."""
     check_fields(model, *sizes, *(() if model.embedding_features is None else ("embedding_features",)))
     if not isinstance(model.layer, type) or not issubclass(model.layer, nn.Recurrent):
         raise ConfigError(f"{type(model).__name__}: layer must be nn.LSTM or nn.GRU, not {model.layer!r}.")
-
-
-def _last_state(
-    sequences: jax.Array,
-    layer: type[nn.Recurrent],
-    features: int,
-    bidirectional: bool = False,
-    seq_lengths: jax.Array | None = None,
-) -> jax.Array:
-    """Returns the last output of each sequence: ``[batch, features]``, or ``2 * features`` of both directions.
-
-    ``sequences`` are ``[time, batch, inputs]``. The layer becomes ``LSTM_0``, for example, of the calling module.
-    """
-    make = partial(layer, features, dtype=sequences.dtype)
-    rnn = nn.Bidirectional(make(), make()) if bidirectional else make()
-    carry, _ = rnn(sequences, seq_lengths=seq_lengths, time_major=True, return_carry=True)
-    carries = carry if bidirectional else (carry,)
-    # The last part of a state is the output; its dtype may be wider than the products'.
-    return jnp.concatenate([jax.tree.leaves(carry)[-1] for carry in carries], axis=-1).astype(sequences.dtype)
