@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxnn import engine
-from jaxnn.data import check_batch_size
+from jaxnn.data import steps_per_epoch
 from jaxnn.observe import Table, available_bytes, device_name, missing_gpu
 from jaxnn.parallel import computing_on, find_devices, first_devices
 from jaxnn.search import grid
@@ -157,7 +157,7 @@ def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **
     options = engine.with_changes(options or AdviseOptions(), changes)
     devices = first_devices(options.devices)
     config, splits = experiment.config, engine.load_data(experiment)
-    check_batch_size(splits.train, config.batch_size)
+    steps_per_epoch(splits.train.num_examples, config.batch_size)  # raises if there is not one
     tried = {int(config.batch_size * factor) for factor in FACTORS}
     sizes = sorted(size for size in tried if 1 <= size <= splits.train.num_examples)
     loaded = dataclasses.replace(experiment, data=lambda _: splits)  # reads the data once

@@ -4,7 +4,6 @@ from jaxnn.data._arrays import (
     ArraySource,
     Augmentation,
     arrays,
-    check_batch_size,
     check_labels,
     padded_indices,
     split_off_validation,

@@ -20,7 +20,7 @@ from jaxnn.data._examples import (
     num_rows,
     resolve_num_classes,
 )
-from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
+from jaxnn.data._shuffle import batch_indices, permute
 from jaxnn.types import (
     ENDLESS,
     Array,
@@ -263,11 +263,6 @@ def array_source(source: Source) -> ArraySource:
             "examples in the reader, or augment them by jn.data.stream(augment=...)."
         )
     return source
-
-
-def check_batch_size(source: Source, batch_size: int) -> None:
-    """Raises DataError if a batch is larger than the split or not positive."""
-    steps_per_epoch(source.num_examples, batch_size)
 
 
 def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:

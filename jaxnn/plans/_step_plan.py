@@ -15,7 +15,7 @@ from jax.experimental import topologies
 
 from jaxnn import engine
 from jaxnn._compat import tracing_for
-from jaxnn.data import check_batch_size
+from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
 from jaxnn.observe import Table, format_bytes, nbytes
 from jaxnn.parallel import (
@@ -201,7 +201,7 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     splits = engine.load_data(experiment)
     if options.members > 1 and splits.train.examples is None:
         raise ConfigError("members are planned with data in memory, and these are streamed: plan one run.")
-    check_batch_size(splits.train, experiment.config.batch_size)
+    steps_per_epoch(splits.train.num_examples, experiment.config.batch_size)  # raises if there is not one
     check_divides(experiment.config.batch_size, layout.data_size)
     with context:
         planned = _plan(experiment, splits, card, layout, options.members)

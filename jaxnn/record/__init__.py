@@ -32,7 +32,7 @@ from jaxnn.record._record_reader import (
     sweep_folders,
     without_member,
 )
-from jaxnn.record._recorded_data import describe_data, recorded_data
+from jaxnn.record._recorded_data import describe_data, recorded_data, with_tuples
 from jaxnn.record._run_directory import (
     METRICS_FILE,
     RUN_FILE,

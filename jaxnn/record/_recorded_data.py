@@ -40,7 +40,7 @@ def recorded_data(path: object, facts: Mapping[str, Any]) -> Splits | None:
         return np.broadcast_to(np.zeros((), jnp.dtype(dtype)), (count, *map(int, filter(None, shape.split(",")))))
 
     try:
-        one = _with_tuples({name: described[name] for name in Examples._fields})
+        one = with_tuples({name: described[name] for name in Examples._fields})
         splits: Any = {
             split: ArraySource(Examples(**jax.tree.map(functools.partial(rows, count), one)))
             for split, count in described["splits"].items()
@@ -51,8 +51,8 @@ def recorded_data(path: object, facts: Mapping[str, Any]) -> Splits | None:
         raise RecordError(f"the shapes of the data in {path} cannot be read ({error!r}): it is damaged.") from error
 
 
-def _with_tuples(tree: Any) -> Any:
-    """JSON has no tuples, and a data set no lists."""
+def with_tuples(tree: Any) -> Any:
+    """``tree`` of JSON, which has no tuples, with tuples for its lists: data sets and configs have no lists."""
     if isinstance(tree, Mapping):
-        return {name: _with_tuples(part) for name, part in tree.items()}
-    return tuple(map(_with_tuples, tree)) if isinstance(tree, list) else tree
+        return {name: with_tuples(part) for name, part in tree.items()}
+    return tuple(map(with_tuples, tree)) if isinstance(tree, list) else tree

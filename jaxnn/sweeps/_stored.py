@@ -41,7 +41,7 @@ def open_sweep(path: str | Path, experiment: Experiment[Any] | None = None) -> S
     parts = [record.read_facts(folder / record.SWEEP_FILE, FACTS) for folder in folders]
     facts, members, lines = parts[0], dict[int, Member](), list[dict[str, Any]]()
     for index, point in enumerate(facts["points"] if folders != [path] else ()):
-        config = {name: _tuples(point.get(name, value)) for name, value in facts["config"].items()}
+        config = {name: record.with_tuples(point.get(name, value)) for name, value in facts["config"].items()}
         members[index] = Member(index, read_point(point, facts), config, "waiting", 0, {}, {})
     for folder, part in zip(folders, parts, strict=True):
         found, reports = _read_part(folder, part)
@@ -101,7 +101,7 @@ def _member(line: Mapping[str, Any], path: Path, facts: Mapping[str, Any]) -> Me
     return Member(
         index=line["member"],
         point=read_point(line["point"], facts),
-        config={name: _tuples(value) for name, value in line["config"].items()},
+        config={name: record.with_tuples(value) for name, value in line["config"].items()},
         status="interrupted" if killed else line["status"],
         step=line["step"],
         final=record.numbers(line["final"]),
@@ -121,13 +121,7 @@ def _swept_value(value: Any, among: Sequence[Any]) -> Any:
     """A swept value as it was given: JSON has no tuples, and has names for infinities, which may be text."""
     if value in ("nan", "inf", "-inf") and any(isinstance(other, float) for other in among):
         return float(value)
-    return _tuples(value)
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _tuples(item) for name, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return record.with_tuples(value)
 
 
 def export_members(sweep: Sweep, members: Sequence[Member]) -> list[Path]:

@@ -190,7 +190,7 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     made = tuple(_stored.read_point(point, before) for point in before["points"])
     points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
     design, experiment = before["halving"], dataclasses.replace(experiment, config=config)
-    return experiment, points if design is None else Halving(points, design["eta"], design["min_fraction"])
+    return experiment, points if design is None else Halving(points, **design)
 
 
 def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:
