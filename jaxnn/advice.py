@@ -25,17 +25,11 @@ MANY_STEPS = 256  # fast steps are timed in calls of this many, so that the over
 
 
 class BatchSizePlan(NamedTuple):
-    """The throughput at several batch sizes. It is not convergence: a larger batch may need another learning rate.
+    """The throughput at several batch sizes. It is not convergence: a larger batch may need another learning rate."""
 
-    Attributes:
-        trials: the measured sizes, smallest first; ``per_second`` is examples/s.
-        smallest: the smallest size with at least 90 % of the best throughput.
-        note: why larger sizes were not tried, if they exceed the memory.
-    """
-
-    trials: tuple[engine.Trial, ...]
-    smallest: int
-    note: str | None
+    trials: tuple[engine.Trial, ...]  # the measured sizes, smallest first; ``per_second`` is examples/s
+    smallest: int  # the smallest size with at least 90 % of the best throughput
+    note: str | None  # why larger sizes were not tried, if they exceed the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,20 +49,14 @@ class AdviseOptions:
 
 
 class DeviceFigures(NamedTuple):
-    """Measurements on one device.
+    """Measurements on one device."""
 
-    Attributes:
-        name: such as ``CPU, AMD EPYC, 2 cores``.
-        batch_sizes: throughput at several batch sizes, in examples/s.
-        parts: seconds of one step at the config's batch size, dispatched alone on a batch that is on the device: the
-            overhead of the ``call``, ``forward`` to the loss, ``backward`` to the gradient, ``update`` to the state.
-        members: throughput at several numbers of vmapped sweep members, in member-steps/s; may be empty.
-    """
-
-    name: str
+    name: str  # such as ``CPU, AMD EPYC, 2 cores``
     batch_sizes: BatchSizePlan
+    # Seconds of one step at the config's batch size, dispatched alone on a batch that is on the device: the overhead of
+    # the ``call``, ``forward`` to the loss, ``backward`` to the gradient, ``update`` to the state.
     parts: Mapping[str, float]
-    members: tuple[engine.Trial, ...]
+    members: tuple[engine.Trial, ...]  # at several numbers of vmapped sweep members, in member-steps/s; may be empty
 
     def at(self, batch_size: int) -> engine.Trial:
         """Returns the trial of ``batch_size``, or of the largest smaller size if that does not fit."""
@@ -76,19 +64,12 @@ class DeviceFigures(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Recommends the device to train on; prints as a table and a conclusion.
+    """Recommends the device to train on; prints as a table and a conclusion."""
 
-    Attributes:
-        data: the data set's name.
-        batch_size: the config's.
-        devices: measurements by kind of device.
-        absent: why no GPU was measured.
-    """
-
-    data: str
-    batch_size: int
-    devices: Mapping[str, DeviceFigures]
-    absent: str
+    data: str  # the data set's name
+    batch_size: int  # the config's
+    devices: Mapping[str, DeviceFigures]  # measurements by kind of device
+    absent: str  # why no GPU was measured
 
     @property
     def compared(self) -> int:

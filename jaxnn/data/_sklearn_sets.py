@@ -63,17 +63,6 @@ def diabetes(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
     return standardize(_bundled("diabetes", test_fraction, validation_fraction, seed))
 
 
-def linnerud(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
-    """20 men: 3 standardized exercises; regression of weight, waist and pulse.
-
-    Targets are float32 ``[examples, 3]``, raw: pounds, inches, beats per minute. Arguments and errors as for `digits`.
-
-    >>> jn.data.linnerud().train.targets.shape
-    (16, 3)
-    """
-    return standardize(_bundled("linnerud", test_fraction, validation_fraction, seed))
-
-
 def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:
     """Loads a data set of scikit-learn and splits it, stratified by class."""
     check_fractions({"test_fraction": test, "validation_fraction": validation}, seed)
