@@ -281,7 +281,7 @@ class Sweep:
         >>> outputs.shape, outputs.mean(axis=0).shape  # doctest: +SKIP
         ((4, 32, 10), (32, 10))
         """
-        from jaxnn.sweeps._member_states import predict_members
+        from jaxnn.sweeps._stored import predict_members
 
         return predict_members(self, inputs, batch_size)
 
@@ -292,7 +292,7 @@ class Sweep:
             ConfigError: the data have no such split, or as `Sweep.run`.
             RecordError: the data are not those that the sweep was trained on, or as `Sweep.run`.
         """
-        from jaxnn.sweeps._member_states import evaluate_members
+        from jaxnn.sweeps._stored import evaluate_members
 
         return evaluate_members(self, split)
 

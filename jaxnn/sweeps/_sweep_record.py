@@ -15,7 +15,6 @@ from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
 from jaxnn.run import check_same_config, file_name_of, recorded_setup
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
-from jaxnn.sweeps._member_states import GROUPS
 from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
 from jaxnn.sweeps._sweep import Sweep
@@ -92,7 +91,7 @@ class SweepRecord:
         """Opens a group's store, restores its newest undamaged checkpoint; returns notes on changes and damage."""
         if self.directory is None:
             return []
-        trainer.open_store(self.directory, self.directory.path / GROUPS / f"{number}")
+        trainer.open_store(self.directory, self.directory.path / _stored.GROUPS / f"{number}")
         notes, facts = list[str](), self.facts["groups"][number]
         before = None if trainer.options.resume is None else facts.get("fingerprint")
         if before is not None:  # it was started
