@@ -89,7 +89,8 @@ def stream(
             raise DataError(f"{split} is empty: its reader's length is 0.")
         host_augment = augment if split == "train" else None
         sources[split] = source = StreamSource(reader, split, known, num_workers, host_augment)
-        source.check_example(0, source.like, sources["train"].like, "train")
+        like = sources["train"].like
+        check_alike(f"the {{one}} of example 0 of {split}", source.like, "that of example 0 of train", like)
         if is_integers(source.targets):
             check_label_range(split, source.targets, known)
     return Splits(**sources, name=name, class_names=tuple(class_names))
@@ -149,10 +150,6 @@ class StreamSource(IndexedSource):
             check_label_range(self.split, example.targets[None], self.num_classes, first=index)
         return example
 
-    def check_example(self, index: int, example: Examples, like: Examples, split: str) -> None:
-        """Raises DataError if the example at ``index`` differs in shape or dtype from example 0 of ``split``."""
-        check_alike(f"the {{one}} of example {index} of {self.split}", example, f"that of example 0 of {split}", like)
-
     @property
     def num_examples(self) -> int:
         """Number of examples of the split."""
@@ -169,7 +166,8 @@ class StreamSource(IndexedSource):
     def rows(self, examples: Sequence[Examples], indices: np.ndarray) -> Examples:
         """Stacks ``examples``, read at ``indices [n]``; DataError if one differs in shape or dtype from example 0."""
         for index, example in zip(indices, examples, strict=True):
-            self.check_example(index, example, self.like, self.split)
+            what = f"the {{one}} of example {index} of {self.split}"
+            check_alike(what, example, f"that of example 0 of {self.split}", self.like)
         stacked: Examples = jax.tree.map(lambda *arrays: np.stack(arrays), *examples)
         return stacked
 

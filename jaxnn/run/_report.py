@@ -43,6 +43,11 @@ def startup_report(
     products = ", ".join(f"{count} in {dtype}" for dtype, count in trainer.programs.product_dtypes.items())
     used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
+    layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
+    strategy: str | None = f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
+    if layout.mesh is None:
+        idle = len(find_devices()) - 1
+        strategy = f"1 device; --devices all would use the other {idle} too" if idle else None
     continued = None
     if resumed is not None:
         length = [change for change in resumed["changed"] if change.startswith("num_steps ")]
@@ -50,7 +55,7 @@ def startup_report(
         note = f", not bit for bit, since these changed: {changed}" if changed else ""
         continued = "; ".join([f"after step {resumed['step']}{note}", *length, *resumed["damaged"]])
     return [
-        ("strategy", _strategy(trainer)),
+        ("strategy", strategy),
         ("starts from", str(trainer.programs.start) if trainer.experiment.params else None),
         *(("placement", str(tree)) for tree in trainer.placement()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
@@ -81,15 +86,6 @@ def convolution_hint(trainer: Trainer) -> str | None:
         f"{subject} not jaxnn's, and slow in a loop on a CPU ({cost}): use jn.nn.Conv, which has the same parameters, "
         "or flax.linen.Conv(…, conv_general_dilated=jn.nn.conv_general_dilated)"
     )
-
-
-def _strategy(trainer: Trainer) -> str | None:
-    """Returns the strategy and mesh, or a hint if devices are idle."""
-    layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
-    if layout.mesh is None:
-        idle = len(find_devices()) - 1
-        return f"1 device; --devices all would use the other {idle} too" if idle else None
-    return f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
 
 
 def _milliseconds(seconds: float) -> str:
