@@ -81,16 +81,6 @@ class Advice(NamedTuple):
         """The kind of device with the highest throughput at that batch size."""
         return max(self.devices, key=lambda kind: self.devices[kind].at(self.compared).per_second)
 
-    def speedup(self, kind: str, over: str) -> float:
-        """Returns the speed of ``kind`` relative to ``over`` at that batch size."""
-        mine, other = (self.devices[name].at(self.compared).per_second for name in (kind, over))
-        return mine / other
-
-    def faster(self, kind: str, over: str) -> list[int]:
-        """Returns the batch sizes measured on both at which ``kind`` is faster than ``over``."""
-        mine, other = ({t.size: t.per_second for t in self.devices[k].batch_sizes.trials} for k in (kind, over))
-        return [size for size in mine if size in other and mine[size] > other[size]]
-
     def __repr__(self) -> str:
         columns = []
         for figures in self.devices.values():
@@ -106,14 +96,16 @@ class Advice(NamedTuple):
         rows = [(name, *(cells.get(name, "") for cells in columns)) for name in names]
         header = f"{self.data}, batch size {self.batch_size}", *(figures.name for figures in self.devices.values())
         best, others = self.best, [kind for kind in self.devices if kind != self.best]
-        why = ", ".join(f"{self.speedup(best, kind):.1f} times as fast as the {kind.upper()}" for kind in others)
+        rates = {kind: figures.at(self.compared).per_second for kind, figures in self.devices.items()}
+        why = ", ".join(f"{rates[best] / rates[kind]:.1f} times as fast as the {kind.upper()}" for kind in others)
         why = f"{why} at a batch size of {self.compared}" if why else "the only device measured"
         full = self.devices[best].batch_sizes.smallest
         notes = ["", f"Train on the {best.upper()}: {why}. A batch size of {full} fills it. {self.absent}".rstrip()]
         limits = ((kind, figures.batch_sizes.note) for kind, figures in self.devices.items())
         notes += [f"On the {kind.upper()}, batch size {note}." for kind, note in limits if note]
+        tried = {kind: {one.size: one.per_second for one in self.devices[kind].batch_sizes.trials} for kind in rates}
         for kind in others:
-            sizes = ", ".join(map(str, self.faster(kind, best)))
+            sizes = ", ".join(str(size) for size, rate in tried[kind].items() if rate > tried[best].get(size, rate))
             notes.append(f"The {kind.upper()} is faster at {f'batch sizes {sizes}' if sizes else 'no size measured'}.")
         return str(Table(header, rows, notes))
 

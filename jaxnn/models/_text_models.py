@@ -16,9 +16,8 @@ from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError
 
 
-def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    bound = 1 / shape[-1]
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
+def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -1 / shape[-1], 1 / shape[-1])
 
 
 class FastText(linen.Module):
