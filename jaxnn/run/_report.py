@@ -113,7 +113,7 @@ class Report:
     @property
     def numbers(self) -> str:
         """``train loss 0.123  test accuracy 0.98``."""
-        return format_metrics(self.metrics)
+        return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items())
 
     @property
     def is_milestone(self) -> bool:
@@ -175,11 +175,6 @@ class Summary:
             stalled = spoken(sum(stall.seconds for stall in self.stalls))
             rows.append(("stalled", f"{times}, {stalled} in all ({places})"))
         return rows
-
-
-def format_metrics(metrics: Mapping[str, float]) -> str:
-    """``train loss 0.123  test accuracy 0.98``."""
-    return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
 
 
 def format_split(seconds: Mapping[str, float]) -> str:
