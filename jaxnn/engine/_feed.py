@@ -119,9 +119,8 @@ def evaluation_pieces(
 ) -> Callable[[], Iterator[Piece]]:
     """Returns a function that iterates over ``num_examples`` of ``source``, evenly spaced, in pieces on the device.
 
-    A piece has examples, indices, mask, and the numbers of its batches.
-
-    A ``resident`` split is put on the device once, in one piece; others are sent again each time.
+    A piece has examples, indices, mask, and the numbers of its batches. A ``resident`` split is put on the device once,
+    in one piece; others are sent again each time.
     """
     indices, mask = padded_indices(num_examples, batch_size)
     indices = (indices.astype(np.int64) * source.num_examples // num_examples).astype(np.int32)

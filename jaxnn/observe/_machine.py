@@ -41,23 +41,17 @@ def describe_devices() -> dict[str, Any]:
             f"JAX could not start a backend ({_one_line(error)}): "
             f"unset JAX_PLATFORMS, or install what it asks for, for NVIDIA with {_INSTALL}."
         ) from error
-    described = []
-    for device in devices:
+
+    def describe(device: jax.Device) -> dict[str, Any]:
         local = device.process_index == jax.process_index()
         stats = (device.memory_stats() if local else None) or {}
-        described.append(
-            {
-                "id": device.id,
-                "platform": device.platform,
-                "kind": device.device_kind,
-                "process": device.process_index,
-                "memory_limit_bytes": stats.get("bytes_limit"),
-                "memory_in_use_bytes": stats.get("bytes_in_use"),
-            }
-        )
+        memory = {"memory_limit_bytes": stats.get("bytes_limit"), "memory_in_use_bytes": stats.get("bytes_in_use")}
+        place = {"id": device.id, "platform": device.platform, "kind": device.device_kind}
+        return {**place, "process": device.process_index, **memory}
+
     return {
         "backend": jax.default_backend(),
-        "devices": described,
+        "devices": [describe(device) for device in devices],
         "cpu_count": cpu_count(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
