@@ -11,6 +11,7 @@ import difflib
 import functools
 import importlib
 import numbers
+import os
 import re
 import sys
 import warnings
@@ -339,6 +340,15 @@ def check_int(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, not {value!r}.")
     return int(value)
+
+
+def cpu_count() -> int | None:
+    """Returns the number of CPU cores this process may use, which a container or taskset limits; None: unknown.
+
+    >>> jn.observe.cpu_count() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def warn(message: str) -> None:

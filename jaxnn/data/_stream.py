@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxnn.data import _examples
 from jaxnn.data._arrays import Augmentation, IndexedSource
-from jaxnn.data._grain import Batches, cores, exit_if_unguarded, open_batches
-from jaxnn.types import ConfigError, DataError, Examples, Splits, check_int
+from jaxnn.data._grain import Batches, exit_if_unguarded, open_batches
+from jaxnn.types import ConfigError, DataError, Examples, Splits, check_int, cpu_count
 
 _MOST_WORKERS = 8  # each takes about 220 MB of memory, half of it shared
 _FINGERPRINT_EXAMPLES = 16  # of a reader without a `fingerprint` method
@@ -66,7 +66,7 @@ def stream(
     if importlib.util.find_spec("grain") is None:
         raise ConfigError('streaming needs Grain, which is not installed: pip install "jaxnn[stream]".')
     if num_workers is None:
-        num_workers = min(max(cores() - 1, 1), _MOST_WORKERS)
+        num_workers = min(max((cpu_count() or 1) - 1, 1), _MOST_WORKERS)
     check_int("num_workers", num_workers, 0)
     known = _examples.resolve_num_classes(class_names, num_classes)
     sources: dict[str, Any] = {}
@@ -154,7 +154,7 @@ class StreamSource(IndexedSource):
         """Reads the examples at ``indices [n]``, not augmented: ``[n, ...]`` each, in threads of this process."""
         exit_if_unguarded()
         indices = np.asarray(indices)
-        with ThreadPoolExecutor(cores()) as pool:
+        with ThreadPoolExecutor(cpu_count()) as pool:
             examples = list(pool.map(self.example, indices.tolist()))
         return self.rows(examples, indices)
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.types import ConfigError, PyTree, TrainingError
+from jaxnn.types import ConfigError, PyTree, TrainingError, cpu_count
 
 # Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
 UNOPENED = (RuntimeError, AssertionError)
@@ -84,15 +84,6 @@ def missing_gpu(root: str | os.PathLike[str] = "/") -> str | None:
     if pinned:
         return f"{seen}: {unpin}."
     return f"{seen}, because {plugin} failed ({reason}): update the driver, or run {_INSTALL} again."
-
-
-def cpu_count() -> int | None:
-    """Returns the number of CPU cores this process may use, which a container or taskset limits; None: unknown.
-
-    >>> jn.observe.cpu_count() >= 1
-    True
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def device_kind(device: jax.Device) -> str:

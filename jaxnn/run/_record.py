@@ -262,9 +262,8 @@ def _recorded(session: Session, name: str, value: Any, step: int) -> dict[str, f
         return {key: number for part in parts for key, number in part.items()}
     if np.ndim(value) == 0 and isinstance(number := np.asarray(value).item(), numbers.Real):
         return {f"probe_{name}": float(number)}
-    suffix = "txt" if isinstance(value, str) else "png"
     if isinstance(value, str):
-        content = value.encode()
+        suffix, content = "txt", value.encode()
     else:
         try:
             value = records.draw_picture(value)
@@ -272,7 +271,7 @@ def _recorded(session: Session, name: str, value: Any, step: int) -> dict[str, f
             kinds = "number, picture, matplotlib figure, text, or mapping of these"
             raise TypeError(f"{name} is no {kinds}: {error}") from error
         value.save(drawn := io.BytesIO(), format="png")
-        content = drawn.getvalue()
+        suffix, content = "png", drawn.getvalue()
     if (directory := session.trainer.record) is not None and directory.writes:
         file = directory.path / PROBES / name / f"{step}.{suffix}"
         records.make_room(file.parent)
