@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxnn.data import padded_indices
 from jaxnn.observe import available_bytes, nbytes
@@ -63,7 +64,7 @@ def _resident_feed(source: Source, seed: int, batch_size: int, layout: Layout) -
         sample=lambda num_steps: examples,
         batch=lambda examples, indices: source.gather(examples, indices),
         # Replicated: an order computed in parts would have to be gathered again.
-        rows=lambda examples, seed, steps: layout.replicate(source.order(seed, steps, batch_size)),
+        rows=lambda examples, seed, steps: layout.constrain(source.order(seed, steps, batch_size), PartitionSpec()),
     )
 
 

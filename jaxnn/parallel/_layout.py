@@ -115,10 +115,6 @@ class Layout(NamedTuple):
                 )
         return shardings
 
-    def replicate(self, tree: PyTree) -> PyTree:
-        """Replicates ``tree`` within a program."""
-        return self.constrain(tree, PartitionSpec())
-
     def constrain(self, tree: PyTree, spec: PartitionSpec | None = None) -> PyTree:
         """Shards ``tree`` within a program by ``spec``; None: by rows ``[batch, ...]``, and as XLA likes otherwise."""
         if self.mesh is None or self.data_size == 1 or self.axis_name is not None:
