@@ -12,19 +12,7 @@ import numpy as np
 
 from jaxnn.data import _examples
 from jaxnn.data._shuffle import batch_indices, permute
-from jaxnn.types import (
-    ENDLESS,
-    Array,
-    Batch,
-    ConfigError,
-    DataError,
-    Examples,
-    PyTree,
-    Source,
-    Splits,
-    check_int,
-    shapes_of,
-)
+from jaxnn.types import ENDLESS, Array, Batch, ConfigError, DataError, Examples, Source, Splits, check_int, shapes_of
 
 type Augmentation = Callable[[jax.Array, Batch], Batch]
 
@@ -86,7 +74,7 @@ class ArraySource(IndexedSource):
         return _examples.num_rows(self.examples)
 
     @property
-    def targets(self) -> PyTree:
+    def targets(self) -> Any:
         """All targets ``[examples, ...]``, on the host, or None."""
         return self.examples.targets
 
