@@ -1,7 +1,5 @@
 """Recommends a device and a batch size for an experiment, from measurements."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

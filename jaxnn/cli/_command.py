@@ -1,7 +1,5 @@
 """The ``jaxnn`` command: lists devices and runs, shows, plots and compares runs, and runs benchmarks."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

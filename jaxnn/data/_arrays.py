@@ -1,7 +1,5 @@
 """Data sets of arrays in memory: their source, checks, splits and standardization."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of data sets: search, download, class folders, archives."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import logging

@@ -1,7 +1,5 @@
 """The Grain pipeline: batches are read ahead in threads, or in processes that open no accelerator."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import multiprocessing

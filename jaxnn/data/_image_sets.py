@@ -1,7 +1,5 @@
 """MNIST and Fashion-MNIST in the idx format, and CIFAR-10 in its binary layout."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib

@@ -1,7 +1,5 @@
 """Small real data sets that are part of scikit-learn: nothing is downloaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from pathlib import Path

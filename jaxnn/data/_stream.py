@@ -1,7 +1,5 @@
 """Streaming of examples that do not fit in memory: a batch is still a function of the seed and the step."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The programs of a population, compiled ahead of time and entered in the ledger with their cause."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """How training data reach the compiled step: resident on the device, or sent a call's worth at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Everything before the first step: data on the device, programs compiled, sizes chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The states of members: one row per member on the host, chunks of lanes on the devices; what they start from."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Sizes chosen by timing compiled calls: steps per call, members under one ``vmap``, examples per batch."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

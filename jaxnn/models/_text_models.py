@@ -1,7 +1,5 @@
 """Models of token sequences: averaged embeddings and recurrent networks."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any

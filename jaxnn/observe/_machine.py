@@ -1,7 +1,5 @@
 """The devices JAX computes on, why a GPU is not among them, their memory, and which of them hold a run's arrays."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import math

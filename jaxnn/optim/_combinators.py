@@ -4,8 +4,6 @@ Each takes any Optax optimizer. Norms and decays are numbers ``[]``, and may be 
 raises `ConfigError`.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ to the peak in the first ``warmup_steps`` of them. Peaks, rates, fractions (0…
 tracers; steps are integers. A value out of its range raises `ConfigError`.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike

@@ -1,7 +1,5 @@
 """The devices of a run, and the mesh that arranges them along named axes."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping, Sequence

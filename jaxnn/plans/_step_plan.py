@@ -1,7 +1,5 @@
 """Plans: what a training step needs and can reach on a graphics card, compiled for it and not run."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

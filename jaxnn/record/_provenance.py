@@ -1,7 +1,5 @@
 """The origin of a run: code, versions, flags, fingerprints of its programs and data, and the shapes of its data."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Pytrees of arrays on the disk: written and read by Orbax, with the SHA-256 of every file in a list beside them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

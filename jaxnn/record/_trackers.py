@@ -1,7 +1,5 @@
 """Metric writers for TensorBoard, Weights & Biases and MLflow: each run, or member of a sweep, is a run there."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """What a run prints: a bar on a terminal, one output cell in a notebook, plain lines elsewhere, or nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import sys

@@ -1,7 +1,5 @@
 """Training an experiment: ``fit`` to the end, or ``iterate`` window by window; ``train`` without an experiment."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses

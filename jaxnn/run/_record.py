@@ -1,7 +1,5 @@
 """A run and its directory: created or resumed, kept up to date, completed also after a failure; probes, writers."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Reports of a run: its startup, each window, and a summary at its end."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Members and groups: each point's config, which of its fields may be tracers, and what one program can train."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import operator

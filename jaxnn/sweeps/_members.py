@@ -1,7 +1,5 @@
 """Members of a sweep, groups of them with intervals, and how they are printed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """A sweep on a Ray cluster: its shards as Ray tasks with a device each, in one directory that all machines share."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """Reads a sweep from its directory, or those of its shards; restores, uses and exports the states of its members."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The directory of a sweep: what it holds, how a sweep is resumed from it, and the directories of its shards."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Many runs of an experiment as one program: ``jn.sweep(experiment, jn.grid(learning_rate=[…], seed=range(8)))``."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
