@@ -156,7 +156,8 @@ def _plain(params: Params, model_state: ModelState) -> tuple[Params, ModelState]
 
 def _names(params: Params) -> dict[str, Any]:
     """The parameters by their paths, ``Dense_0/kernel``."""
-    return flatten_dict(params, sep="/")  # type: ignore[no-any-return, no-untyped-call]
+    flat: dict[tuple[str, ...], Any] = flatten_dict(params)  # type: ignore[no-untyped-call]
+    return {"/".join(path): flat[path] for path in sorted(flat)}
 
 
 # By tuples of names: Haiku's names have slashes.
