@@ -5,8 +5,6 @@ without a device, is not; neither is the detection of a cluster apart from the s
 import them. Orbax logs errors that it also raises, and has no option against that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

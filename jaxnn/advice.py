@@ -1,7 +1,5 @@
 """Recommends a device and a batch size for an experiment, from measurements."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +9,8 @@ import jax
 import numpy as np
 
 from jaxnn import engine
-from jaxnn.data import check_batch_size
-from jaxnn.observe import Table, available_bytes, device_name, format_bytes, missing_gpu
+from jaxnn.data import steps_per_epoch
+from jaxnn.observe import Table, available_bytes, device_name, missing_gpu
 from jaxnn.parallel import computing_on, find_devices, first_devices
 from jaxnn.search import grid
 from jaxnn.sweeps import SweepOptions, plan_sweep
@@ -21,82 +19,15 @@ from jaxnn.types import Batch, ConfigError, Experiment, Splits, check_int
 FACTORS = tuple(4.0**power for power in range(-2, 6))  # `advise` tries the config's batch size times these
 # The smallest size with this share of the best throughput is recommended: it gives more updates per example.
 SATURATED = 0.9
-MAX_FACTOR = 64  # `plan_batch_size` tries up to this many times the config's batch size
 MANY_STEPS = 256  # fast steps are timed in calls of this many, so that the overhead of a call does not count
 
 
 class BatchSizePlan(NamedTuple):
-    """The throughput of an experiment at several batch sizes.
+    """The throughput at several batch sizes. It is not convergence: a larger batch may need another learning rate."""
 
-    Attributes:
-        trials: the measured sizes, smallest first; ``per_second`` is examples/s.
-        smallest: the smallest size with at least 90 % of the best throughput.
-        note: why larger sizes were not tried, if they exceed the memory.
-    """
-
-    trials: tuple[engine.Trial, ...]
-    smallest: int
-    note: str | None
-
-    def __repr__(self) -> str:
-        rows = []
-        for trial in self.trials:
-            speed = f"{trial.per_second:,.0f}", f"{1e3 * trial.seconds:.3g}"
-            mark = "← smallest with 90 % of the best throughput" if trial.size == self.smallest else ""
-            rows.append((str(trial.size), *speed, format_bytes(trial.temporary_bytes), mark))
-        notes = [f"batch size {self.note}"] if self.note else []
-        return str(Table(("batch size", "examples/s", "ms/step", "temporaries", ""), rows, notes))
-
-
-def plan_batch_size(
-    experiment: Experiment[Any], batch_sizes: Sequence[int] | None = None, device: str | None = None
-) -> BatchSizePlan:
-    """Measures throughput and memory at several batch sizes; trains and writes nothing.
-
-    Throughput is not convergence: a larger batch may need another learning rate.
-
-    Args:
-        experiment: what to measure.
-        batch_sizes: the sizes to try; default: doubling from a quarter of the config's until throughput stops growing,
-            memory runs out, or 64 times the config's is reached.
-        device: the kind of device, ``cpu``, ``gpu`` or ``tpu``; None: JAX's default.
-
-    Raises ConfigError or DataError if the experiment cannot be run.
-
-    >>> from jaxnn.advice import plan_batch_size
-    >>> print(plan_batch_size(experiment, [512]))
-    batch size  examples/s ...
-    """
-    with computing_on(device):
-        config, splits = experiment.config, engine.load_data(experiment)
-        for size in batch_sizes or ():
-            check_int("batch_size", size)
-        doubled = (max(1, config.batch_size // 4) * 2**power for power in range(9))
-        tried = batch_sizes or [size for size in doubled if size <= MAX_FACTOR * config.batch_size]
-        sizes = [size for size in sorted(set(tried)) if size <= splits.train.num_examples]
-        if not sizes:
-            raise ConfigError(
-                f"no batch size fits the {splits.train.num_examples} training examples: add a smaller one."
-            )
-        free = available_bytes(find_devices(device)[0])
-
-        def attempt(size: int) -> engine.Trial:
-            programs = engine.programs_of(experiment.replace(batch_size=size), splits)
-            make_call = engine.make_calls(programs, "to plan the batch size")
-            for num_steps in (engine.ENOUGH_STEPS, MANY_STEPS):
-                call = make_call(num_steps)  # compiles, so that the memory is known
-                trial = engine.try_size(size, num_steps, call, programs.temporary_bytes(None, num_steps))
-                if trial.seconds * num_steps > engine.PROBE_SECONDS:
-                    break
-            return trial
-
-        trials = [attempt(sizes[0])]
-        # Sizes up to the config's own are measured even if throughput stops growing.
-        memory = None if free is None else engine.MEMORY_SHARE * free
-        note = engine.widen(sizes, trials, attempt, free_bytes=memory, least=config.batch_size)
-    best = max(trial.per_second for trial in trials)
-    smallest = next(trial.size for trial in trials if trial.per_second >= SATURATED * best)
-    return BatchSizePlan(tuple(trials), smallest, note)
+    trials: tuple[engine.Trial, ...]  # the measured sizes, smallest first; ``per_second`` is examples/s
+    smallest: int  # the smallest size with at least 90 % of the best throughput
+    note: str | None  # why larger sizes were not tried, if they exceed the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,20 +47,14 @@ class AdviseOptions:
 
 
 class DeviceFigures(NamedTuple):
-    """Measurements on one device.
+    """Measurements on one device."""
 
-    Attributes:
-        name: such as ``CPU, AMD EPYC, 2 cores``.
-        batch_sizes: throughput at several batch sizes, in examples/s.
-        parts: seconds of one step at the config's batch size, dispatched alone on a batch that is on the device: the
-            overhead of the ``call``, ``forward`` to the loss, ``backward`` to the gradient, ``update`` to the state.
-        members: throughput at several numbers of vmapped sweep members, in member-steps/s; may be empty.
-    """
-
-    name: str
+    name: str  # such as ``CPU, AMD EPYC, 2 cores``
     batch_sizes: BatchSizePlan
+    # Seconds of one step at the config's batch size, dispatched alone on a batch that is on the device: the overhead of
+    # the ``call``, ``forward`` to the loss, ``backward`` to the gradient, ``update`` to the state.
     parts: Mapping[str, float]
-    members: tuple[engine.Trial, ...]
+    members: tuple[engine.Trial, ...]  # at several numbers of vmapped sweep members, in member-steps/s; may be empty
 
     def at(self, batch_size: int) -> engine.Trial:
         """Returns the trial of ``batch_size``, or of the largest smaller size if that does not fit."""
@@ -137,19 +62,12 @@ class DeviceFigures(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Recommends the device to train on; prints as a table and a conclusion.
+    """Recommends the device to train on; prints as a table and a conclusion."""
 
-    Attributes:
-        data: the data set's name.
-        batch_size: the config's.
-        devices: measurements by kind of device.
-        absent: why no GPU was measured.
-    """
-
-    data: str
-    batch_size: int
-    devices: Mapping[str, DeviceFigures]
-    absent: str
+    data: str  # the data set's name
+    batch_size: int  # the config's
+    devices: Mapping[str, DeviceFigures]  # measurements by kind of device
+    absent: str  # why no GPU was measured
 
     @property
     def compared(self) -> int:
@@ -160,16 +78,6 @@ class Advice(NamedTuple):
     def best(self) -> str:
         """The kind of device with the highest throughput at that batch size."""
         return max(self.devices, key=lambda kind: self.devices[kind].at(self.compared).per_second)
-
-    def speedup(self, kind: str, over: str) -> float:
-        """Returns the speed of ``kind`` relative to ``over`` at that batch size."""
-        mine, other = (self.devices[name].at(self.compared).per_second for name in (kind, over))
-        return mine / other
-
-    def faster(self, kind: str, over: str) -> list[int]:
-        """Returns the batch sizes measured on both at which ``kind`` is faster than ``over``."""
-        mine, other = ({t.size: t.per_second for t in self.devices[k].batch_sizes.trials} for k in (kind, over))
-        return [size for size in mine if size in other and mine[size] > other[size]]
 
     def __repr__(self) -> str:
         columns = []
@@ -186,12 +94,16 @@ class Advice(NamedTuple):
         rows = [(name, *(cells.get(name, "") for cells in columns)) for name in names]
         header = f"{self.data}, batch size {self.batch_size}", *(figures.name for figures in self.devices.values())
         best, others = self.best, [kind for kind in self.devices if kind != self.best]
-        why = ", ".join(f"{self.speedup(best, kind):.1f} times as fast as the {kind.upper()}" for kind in others)
+        rates = {kind: figures.at(self.compared).per_second for kind, figures in self.devices.items()}
+        why = ", ".join(f"{rates[best] / rates[kind]:.1f} times as fast as the {kind.upper()}" for kind in others)
         why = f"{why} at a batch size of {self.compared}" if why else "the only device measured"
         full = self.devices[best].batch_sizes.smallest
         notes = ["", f"Train on the {best.upper()}: {why}. A batch size of {full} fills it. {self.absent}".rstrip()]
+        limits = ((kind, figures.batch_sizes.note) for kind, figures in self.devices.items())
+        notes += [f"On the {kind.upper()}, batch size {note}." for kind, note in limits if note]
+        tried = {kind: {one.size: one.per_second for one in self.devices[kind].batch_sizes.trials} for kind in rates}
         for kind in others:
-            sizes = ", ".join(map(str, self.faster(kind, best)))
+            sizes = ", ".join(str(size) for size, rate in tried[kind].items() if rate > tried[best].get(size, rate))
             notes.append(f"The {kind.upper()} is faster at {f'batch sizes {sizes}' if sizes else 'no size measured'}.")
         return str(Table(header, rows, notes))
 
@@ -216,7 +128,7 @@ def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **
     options = engine.with_changes(options or AdviseOptions(), changes)
     devices = first_devices(options.devices)
     config, splits = experiment.config, engine.load_data(experiment)
-    check_batch_size(splits.train, config.batch_size)
+    steps_per_epoch(splits.train.num_examples, config.batch_size)  # raises if there is not one
     tried = {int(config.batch_size * factor) for factor in FACTORS}
     sizes = sorted(size for size in tried if 1 <= size <= splits.train.num_examples)
     loaded = dataclasses.replace(experiment, data=lambda _: splits)  # reads the data once
@@ -225,11 +137,34 @@ def advise(experiment: Experiment[Any], options: AdviseOptions | None = None, **
         name = device_name(device)
         if options.progress == "auto":
             print(f"advise: {name}: batch sizes {sizes[0]} to {sizes[-1]}, up to {options.members} members", flush=True)
-        plan, parts = plan_batch_size(loaded, sizes, kind), _measure_parts(loaded, splits, kind)
+        plan, parts = _measure_sizes(loaded, splits, sizes, kind), _measure_parts(loaded, splits, kind)
         found[kind] = DeviceFigures(name, plan, parts, _measure_members(loaded, options.members, kind))
     expected = options.devices is None and "gpu" not in devices
     absent = missing_gpu() or "No GPU was measured: JAX finds none." if expected else ""
     return Advice(splits.name, config.batch_size, found, absent)
+
+
+def _measure_sizes(experiment: Experiment[Any], splits: Splits, sizes: Sequence[int], kind: str) -> BatchSizePlan:
+    """Measures batch sizes, ascending, until they are slower or do not fit; sizes up to the config's own anyway."""
+    with computing_on(kind):
+        free = available_bytes(find_devices(kind)[0])
+
+        def attempt(size: int) -> engine.Trial:
+            programs = engine.programs_of(experiment.replace(batch_size=size), splits)
+            make_call = engine.make_calls(programs, "to plan the batch size")
+            for num_steps in (engine.ENOUGH_STEPS, MANY_STEPS):
+                call = make_call(num_steps)  # compiles, so that the memory is known
+                trial = engine.try_size(size, num_steps, call, programs.temporary_bytes(None, num_steps))
+                if trial.seconds * num_steps > engine.PROBE_SECONDS:
+                    break
+            return trial
+
+        trials = [attempt(sizes[0])]
+        memory = None if free is None else engine.MEMORY_SHARE * free
+        note = engine.widen(sizes, trials, attempt, free_bytes=memory, least=experiment.config.batch_size)
+    best = max(trial.per_second for trial in trials)
+    smallest = next(trial.size for trial in trials if trial.per_second >= SATURATED * best)
+    return BatchSizePlan(tuple(trials), smallest, note)
 
 
 def _measure_members(experiment: Experiment[Any], num_members: int, kind: str) -> tuple[engine.Trial, ...]:

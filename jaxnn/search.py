@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxnn.types import ConfigError, check_int
@@ -104,7 +103,7 @@ def zip(**axes: Iterable[Any]) -> Points:
     return _points(columns, builtins.zip(*columns.values(), strict=True))
 
 
-def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
+def random(num: int, key: int, **axes: Distribution | Iterable[Any]) -> Points:
     """Returns ``num`` independent draws.
 
     Bergstra & Bengio, "Random Search for Hyper-Parameter Optimization", 2012. Numbers are rounded to six digits, so
@@ -115,7 +114,7 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
 
     Args:
         num: number of draws.
-        key: a seed or a typed PRNG key; it determines all draws.
+        key: a seed, an integer of at least 0; it determines all draws.
         **axes: a distribution (`uniform`, `log_uniform`, `integers`, `choice`), or a list: each draw runs with each of
             its values, as for seeds.
 
@@ -126,11 +125,7 @@ def random(num: int, key: Any, **axes: Distribution | Iterable[Any]) -> Points:
     drawn = {name: axis for name, axis in axes.items() if isinstance(axis, Distribution)}
     if not drawn:
         raise ConfigError("random needs a field to draw, as in rate=jn.search.log_uniform(1e-4, 1e-1); or use jn.grid.")
-    try:
-        is_number = isinstance(key, int | np.integer)
-        rng = np.random.default_rng(key if is_number else np.asarray(jax.random.key_data(key)).ravel().tolist())
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"random's key is {key!r}: give an integer of at least 0 or jax.random.key(0).") from error
+    rng = np.random.default_rng(check_int("random: key", key, 0))
     listed = _columns("random", {name: axis for name, axis in axes.items() if name not in drawn})
     draws = builtins.zip(*(axis.sample(rng, num) for axis in drawn.values()), strict=True)
     rows = ([*draw, *repeat] for draw in draws for repeat in itertools.product(*listed.values()))
@@ -199,15 +194,30 @@ def override(points: Points, axes: Mapping[str, list[Any]]) -> Points:
 
 @dataclasses.dataclass(frozen=True)
 class Halving:
-    """Points of which only the best are trained to the end; made by `halving`, whose arguments these are.
+    """Trains all points a little, the best of each ``eta`` of them ``eta`` times as far, and so on.
+
+    Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016. With 27
+    members and ``eta=3`` that is 27 to 1/27 of the steps, 9 to 1/9, 3 to 1/3 and 1 to the end: the work of 3 full
+    runs. Members are ranked one by one, each seed for itself, by the monitored metric; a schedule is that of a full
+    run, cut off. ConfigError if ``eta`` is below 2, or ``min_fraction``, the least length of the first rung as a share
+    of a run, is not above 0 and at most 1.
 
     >>> jn.search.halving(jn.grid(seed=range(4)), eta=2).rungs
     [0.25, 0.5, 1.0]
     """
 
     points: Points
-    eta: int
-    min_fraction: float
+    eta: int = 3
+    _: dataclasses.KW_ONLY
+    min_fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.points, Points):
+            kind = type(self.points).__name__
+            raise ConfigError(f"halving needs points, as jn.grid and jn.search.random make, not a {kind}.")
+        check_int("halving: eta", self.eta, 2)
+        if not 0 < self.min_fraction <= 1:
+            raise ConfigError(f"halving's min_fraction is {self.min_fraction!r}, and must be above 0 and at most 1.")
 
     @property
     def rungs(self) -> list[float]:
@@ -222,24 +232,7 @@ class Halving:
         return sorted(scores, key=lambda member: (scores[member], member))[: -(-len(scores) // self.eta)]
 
 
-def halving(points: Points, eta: int = 3, *, min_fraction: float = 0.01) -> Halving:
-    """Trains all points a little, the best of each ``eta`` of them ``eta`` times as far, and so on.
-
-    Jamieson & Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization", 2016. With 27
-    members and ``eta=3`` that is 27 to 1/27 of the steps, 9 to 1/9, 3 to 1/3 and 1 to the end: the work of 3 full
-    runs. Members are ranked one by one, each seed for itself, by the monitored metric; a schedule is that of a full
-    run, cut off. ConfigError if ``eta`` is below 2, or ``min_fraction``, the least length of the first rung as a share
-    of a run, is not above 0 and at most 1.
-
-    >>> len(jn.search.halving(jn.grid(learning_rate=[0.1, 0.2, 0.3], seed=range(9))).rungs)
-    4
-    """
-    if not isinstance(points, Points):
-        raise ConfigError(f"halving needs points, as jn.grid and jn.search.random make, not a {type(points).__name__}.")
-    check_int("halving: eta", eta, 2)
-    if not 0 < min_fraction <= 1:
-        raise ConfigError(f"halving's min_fraction is {min_fraction!r}, and must be above 0 and at most 1.")
-    return Halving(points, eta, min_fraction)
+halving = Halving
 
 
 def scale_of(name: str, values: Iterable[Any]) -> str:

@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import numbers
+import os
 import re
 import sys
 import warnings
@@ -373,6 +374,15 @@ def check_call(wanted: str, function: Any, count: int, *keywords: str) -> None:
         raise ConfigError(f"{wanted}, not {given or f'a {type(function).__name__}'}.") from error
     except ValueError:  # a builtin without a signature
         pass
+
+
+def cpu_count() -> int | None:
+    """Returns the number of CPU cores this process may use, which a container or taskset limits; None: unknown.
+
+    >>> jn.observe.cpu_count() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def warn(message: str) -> None:

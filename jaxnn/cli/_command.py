@@ -1,7 +1,5 @@
 """The ``jaxnn`` command: lists devices and runs, shows, plots and compares runs, and runs benchmarks."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys
@@ -84,7 +82,7 @@ def runs(directory: tyro.conf.Positional[Path] = Path("runs"), /) -> None:
                 step = str(max((member.step for member in sweep.members), default=0))
                 rate, shown = sweep.summary.get("member_steps_per_second"), ""
                 with contextlib.suppress(ConfigError):  # no member is best
-                    shown = f"best {_metrics(sweep.best().metrics())}"
+                    shown = f"best {_metrics(sweep.best().final)}"
             else:
                 facts, lines = read_run(path), read_metrics(path)
                 step = f"{lines[-1]['step'] if lines else 0}/{facts['config'].get('num_steps', '?')}"

@@ -1,7 +1,5 @@
 """``python script.py evaluate RUN``: the metrics of a recorded run, or of each member of a sweep, over a split."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

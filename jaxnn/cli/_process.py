@@ -1,7 +1,5 @@
 """The process of a command: its compile cache, devices and other processes, and how it exits."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses

@@ -153,7 +153,7 @@ def _sweep(
 ) -> Sweep:
     """Sweeps the points of the flags, or those of the ``script`` with the values that the flags replace."""
     from jaxnn import search
-    from jaxnn.sweeps import recorded_points, sweep
+    from jaxnn.sweeps import recorded_points, sweep, with_fields
 
     _process.use_all_cores()
     with _process.processes(_process.ClusterOptions(), given(arguments, "--device")):
@@ -168,7 +168,8 @@ def _sweep(
         halved, points = (script, script.points) if isinstance(script, search.Halving) else (None, script)
         if points is None and not many:
             raise ConfigError("nothing to sweep: give a field several values, as in --seed 0 1 2 3.")
-        experiment = _with_values(experiment, {name: words for name, words in values.items() if name not in many})
+        single = {name: words[0] for name, words in values.items() if name not in many}
+        experiment = dataclasses.replace(experiment, config=with_fields(experiment.config, single))
         if points is None:
             points = (search.grid if design.combine == "grid" else search.zip)(**many)
         elif axes := {name: words for name, words in values.items() if name in many or name in points.scales}:
@@ -179,14 +180,6 @@ def _sweep(
     if found.status == "interrupted":
         raise SystemExit(RESUMABLE if found.dir is not None else _process.INTERRUPTED)
     return found
-
-
-def _with_values(experiment: Experiment[Any], values: Mapping[str, list[Any]]) -> Experiment[Any]:
-    """The experiment with the first value of each field."""
-    from jaxnn.sweeps import with_fields
-
-    single = {name: words[0] for name, words in values.items()}
-    return dataclasses.replace(experiment, config=with_fields(experiment.config, single))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +198,7 @@ def parse_run(
     """Returns the config, the options and which process of several this is, with one value per flag.
 
     The defaults are the experiment's config, or that of the record after ``--resume``, and the ``options`` of the
-    command (None: those of a run). Raises ConfigError as `parse_values`.
+    command (None: those of a run). Raises ConfigError as `parse_sweep`.
     """
     config, objects = experiment.config, dict[str, Any]()
     if options is None or isinstance(options, RunOptions):
@@ -220,25 +213,16 @@ def parse_run(
 def parse_sweep(
     experiment: Experiment[Any], arguments: Sequence[str], defaults: RunOptions | None = None
 ) -> tuple[dict[str, list[Any]], Any, Any]:
-    """Returns the values given for each field, the `Design` and the `SweepOptions`; raises as `parse_values`."""
-    from jaxnn.sweeps import SweepOptions
-
-    options, objects = _script_options(SweepOptions, defaults, arguments)
-    parts = {"design": Design(), "run": options}
-    values, form = parse_values(experiment, arguments, "sweep", "Trains a member for every point, together.", parts)
-    return values, form.design, _with_given(form.run, arguments, objects)
-
-
-def parse_values(
-    experiment: Experiment[Any], arguments: Sequence[str], command: str, about: str, parts: Mapping[str, Any] = {}
-) -> tuple[dict[str, list[Any]], Any]:
-    """Returns the values given for each field, dotted, and the form with the options in ``parts``.
+    """Returns the values given for each field, dotted, the `Design` and the `SweepOptions`.
 
     ConfigError if two fields would be the same flag, a flag has another name, or a word is no value of its field.
     """
     import tyro
 
-    flags = _flag_fields(arguments, experiment.config, *map(type, parts.values()))
+    from jaxnn.sweeps import SweepOptions
+
+    options, objects = _script_options(SweepOptions, defaults, arguments)
+    flags = _flag_fields(arguments, experiment.config, Design, SweepOptions)
     kinds = {flag: typing.get_type_hints(type(owner))[flag] for flag, (_, owner) in flags.items()}
     fields: list[Any] = []
     for flag, (_, owner) in flags.items():
@@ -250,7 +234,8 @@ def parse_values(
         kind: Any = kinds[flag] if is_word else str
         fields.append((flag, typing.Annotated[tuple[kind, ...], about_values], ()))
     axes: Any = dataclasses.make_dataclass("Axes", fields, frozen=True)
-    form = _parse({"config": axes(), **parts}, arguments, about, command)
+    parts = {"config": axes(), "design": Design(), "run": options}
+    form = _parse(parts, arguments, "Trains a member for every point, together.", "sweep")
     values = {}
     bare = {word.replace("_", "-") for word in arguments}
     for flag, (name, _) in flags.items():
@@ -258,7 +243,7 @@ def parse_values(
             values[name] = [_value(name, kinds[flag], word) for word in words]
         elif (written := f"--{flag.replace('_', '-')}") in bare:
             raise ConfigError(f"{written} has no value: give one or more after it.")
-    return values, form
+    return values, form.design, _with_given(form.run, arguments, objects)
 
 
 def only_compile(arguments: Sequence[str]) -> None:

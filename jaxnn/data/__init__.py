@@ -4,7 +4,6 @@ from jaxnn.data._arrays import (
     ArraySource,
     Augmentation,
     arrays,
-    check_batch_size,
     check_labels,
     padded_indices,
     split_off_validation,
@@ -28,7 +27,7 @@ from jaxnn.data._files import data_dir, fetch
 from jaxnn.data._image_folder import cats_vs_dogs, image_folder, read_image
 from jaxnn.data._image_sets import cifar10, fashion_mnist, mnist, read_idx
 from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
-from jaxnn.data._sklearn_sets import breast_cancer, diabetes, digits, iris, linnerud, wine
+from jaxnn.data._sklearn_sets import breast_cancer, diabetes, digits, iris, wine
 from jaxnn.data._sources import generated, in_order, iterable, mixture, pad_sequences, subset, without_data
 from jaxnn.data._stream import StreamSource, stream
 from jaxnn.data.text._text_sets import imdb, text_arrays, text_folder, vocabulary
@@ -64,7 +63,6 @@ __all__ = [
     "in_order",
     "iris",
     "iterable",
-    "linnerud",
     "mixture",
     "mixup",
     "mnist",

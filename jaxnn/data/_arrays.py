@@ -1,7 +1,5 @@
 """Data sets of arrays in memory: their source, checks, splits and standardization."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,30 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data._examples import (
-    as_examples,
-    check_alike,
-    check_label_range,
-    check_split_names,
-    given_splits,
-    is_integers,
-    num_rows,
-    resolve_num_classes,
-)
-from jaxnn.data._shuffle import batch_indices, permute, steps_per_epoch
-from jaxnn.types import (
-    ENDLESS,
-    Array,
-    Batch,
-    ConfigError,
-    DataError,
-    Examples,
-    PyTree,
-    Source,
-    Splits,
-    check_int,
-    shapes_of,
-)
+from jaxnn.data import _examples
+from jaxnn.data._shuffle import batch_indices, permute
+from jaxnn.types import ENDLESS, Array, Batch, ConfigError, DataError, Examples, Source, Splits, check_int, shapes_of
 
 type Augmentation = Callable[[jax.Array, Batch], Batch]
 
@@ -59,7 +36,7 @@ class IndexedSource:
         """
         inputs, targets = jax.tree.map(jnp.asarray, (examples.inputs, examples.targets))
         inputs = jax.tree.map(lambda x: x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x, inputs)
-        return Batch(inputs, targets, np.ones(num_rows(inputs), np.float32) if mask is None else mask)
+        return Batch(inputs, targets, np.ones(_examples.num_rows(inputs), np.float32) if mask is None else mask)
 
     def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
         """Returns the rows of ``examples`` at ``indices [batch]`` as a batch; an index out of range is clipped."""
@@ -92,10 +69,10 @@ class ArraySource(IndexedSource):
     @property
     def num_examples(self) -> int:
         """Number of examples of the split."""
-        return num_rows(self.examples)
+        return _examples.num_rows(self.examples)
 
     @property
-    def targets(self) -> PyTree:
+    def targets(self) -> Any:
         """All targets ``[examples, ...]``, on the host, or None."""
         return self.examples.targets
 
@@ -157,17 +134,17 @@ def arrays(
     them. Raises DataError for a split that is not of arrays of numbers, a masked array, different lengths, an empty
     split, NaN or infinity, an integer beyond int32, a label out of range, or splits that differ in shape or dtype.
     """
-    known = resolve_num_classes(class_names, num_classes)
+    known = _examples.resolve_num_classes(class_names, num_classes)
     if not isinstance(others, Mapping | None):
         raise DataError(f"others must be a dict of splits by name, not a {type(others).__name__}.")
-    check_split_names(others or ())
-    pairs = given_splits(train, test, validation) | dict(others or {})
-    examples = {split: as_examples(split, pair) for split, pair in pairs.items()}
+    _examples.check_split_names(others or ())
+    pairs = _examples.given_splits(train, test, validation) | dict(others or {})
+    examples = {split: _examples.as_examples(split, pair) for split, pair in pairs.items()}
     for split, one in examples.items():
         first, of_train = (jax.tree.map(lambda array: array[0], which) for which in (one, examples["train"]))
-        check_alike(f"each of the {{field}} of {split}", first, "each of those of train", of_train)
-        if known and is_integers(one.targets):
-            check_label_range(split, np.asarray(one.targets), known)
+        _examples.check_alike(f"each of the {{field}} of {split}", first, "each of those of train", of_train)
+        if known and _examples.is_integers(one.targets):
+            _examples.check_label_range(split, np.asarray(one.targets), known)
         elif known:
             raise DataError(
                 f"the targets of {split} are {shapes_of(one.targets)} per example, but there are {known} classes: give "
@@ -265,17 +242,12 @@ def array_source(source: Source) -> ArraySource:
     return source
 
 
-def check_batch_size(source: Source, batch_size: int) -> None:
-    """Raises DataError if a batch is larger than the split or not positive."""
-    steps_per_epoch(source.num_examples, batch_size)
-
-
 def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None) -> None:
     """Raises DataError for a target that is neither a label below ``num_classes`` nor ``ignore``."""
     for split, source in splits.named().items():
         if source.num_examples == ENDLESS and source.examples is not None:  # generated
             continue
-        if not is_integers(source.targets):
+        if not _examples.is_integers(source.targets):
             raise DataError(
                 f"the targets of {split} are {shapes_of(source.targets)}, but classification needs integer labels: "
                 "convert them, or use jn.tasks.regression."
@@ -283,4 +255,4 @@ def check_labels(splits: Splits, num_classes: int, *, ignore: int | None = None)
         targets = np.asarray(source.targets)
         if ignore is not None:
             targets = np.where(targets == ignore, 0, targets)
-        check_label_range(split, targets, num_classes, may_ignore=False)
+        _examples.check_label_range(split, targets, num_classes, may_ignore=False)

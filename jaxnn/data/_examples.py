@@ -1,7 +1,5 @@
 """Checks and conversions of the user's examples: dtypes, shapes, lengths and labels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of data sets: search, download, class folders, archives."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import logging
@@ -122,14 +120,10 @@ def _reason(error: OSError | ValueError) -> str:
     return next(reason for kind, reason in reasons.items() if isinstance(error, kind))
 
 
+@os_errors_named()
 def read_text(path: Path) -> str:
     """Returns the text of a file, see `decoded`; DataError with its path if it cannot be read."""
-    try:
-        data = path.read_bytes()
-    # ValueError: a path with a zero byte.
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', error)}.") from error
-    return decoded(data, str(path))
+    return decoded(path.read_bytes(), str(path))
 
 
 def decoded(data: bytes, where: str) -> str:

@@ -1,7 +1,5 @@
 """The Grain pipeline: batches are read ahead in threads, or in processes that open no accelerator."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import multiprocessing
@@ -21,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.types import DataError, Examples
+from jaxnn.types import DataError, Examples, cpu_count
 
 _LAST_STEP = 2**31 - 1
 _MOST_THREADS = 16
@@ -136,7 +134,7 @@ def open_batches(
 
     steps = grain.MapDataset.range(first_step, _LAST_STEP)
     if num_workers == 0:
-        threads = min(cores(), _MOST_THREADS)
+        threads = min(cpu_count() or 1, _MOST_THREADS)
         ahead = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads)
         return Batches(iter(steps.map(_Guarded(read)).to_iter_dataset(ahead)), [])
     import cloudpickle
@@ -176,11 +174,6 @@ def open_batches(
     children = _start_workers(iterator.start_prefetch, num_workers)
     # A thread copies: Python loses a Ctrl-C that arrives while the main thread frees shared memory.
     return Batches(grain.experimental.ThreadPrefetchDatasetIterator(iterator, 1), children, folder)
-
-
-def cores() -> int:
-    """Returns the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def exit_if_unguarded() -> None:

@@ -1,7 +1,5 @@
 """Image folders, with a folder per class, in memory or streamed."""
 
-from __future__ import annotations
-
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

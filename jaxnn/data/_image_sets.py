@@ -1,7 +1,5 @@
 """MNIST and Fashion-MNIST in the idx format, and CIFAR-10 in its binary layout."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib
@@ -87,6 +85,7 @@ def _idx_images(name: str, class_names: tuple[str, ...], data_dir: PathLike | No
     return arrays(train, pairs["t10k"], validation, name=name, class_names=class_names)
 
 
+@os_errors_named()
 def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
     """Reads the array in an idx file, gzipped if its name ends in ``.gz``; ``num_axes`` checks its number of axes.
 
@@ -126,8 +125,6 @@ def read_idx(path: PathLike, num_axes: int | None = None) -> np.ndarray:
                 body += chunk
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be decompressed ({error}): download it again.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     if len(body) != num_bytes:
         actual = "more" if len(body) > num_bytes else f"{len(body):,}"
         raise DataError(f"{path} should have {num_bytes:,} bytes of shape {shape} but has {actual}: download it again.")

@@ -1,7 +1,5 @@
 """The order of examples as a keyed bijection on indices: computed for any step, never stored."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Small real data sets that are part of scikit-learn: nothing is downloaded."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from pathlib import Path
@@ -61,17 +59,6 @@ def diabetes(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed:
     Splits(diabetes: 353 train, 89 test, inputs float32 [10])
     """
     return standardize(_bundled("diabetes", test_fraction, validation_fraction, seed))
-
-
-def linnerud(test_fraction: float = 0.2, validation_fraction: float = 0.0, seed: int = 0) -> Splits:
-    """20 men: 3 standardized exercises; regression of weight, waist and pulse.
-
-    Targets are float32 ``[examples, 3]``, raw: pounds, inches, beats per minute. Arguments and errors as for `digits`.
-
-    >>> jn.data.linnerud().train.targets.shape
-    (16, 3)
-    """
-    return standardize(_bundled("linnerud", test_fraction, validation_fraction, seed))
 
 
 def _bundled(name: str, test: float, validation: float, seed: int) -> Splits:

@@ -136,7 +136,8 @@ def iterable(
     >>> jn.data.iterable(examples, test=(np.eye(4, dtype=int), [0, 1, 0, 1]), class_names=("even", "odd"))
     Splits(iterable: train generated, 4 test, streamed, 2 classes)
 
-    Raises ConfigError unless ``train`` is such a function, DataError for an example that cannot be used, or differs in shape or dtype from the first, in any split.
+    Raises ConfigError unless ``train`` is such a function, DataError for an example that cannot be used, or differs in
+    shape or dtype from the first, in any split.
     """
     wanted = "jn.data.iterable needs a function train(seed, start) that returns an iterable of examples"
     check_call(wanted, train, 2)
@@ -147,7 +148,8 @@ def iterable(
     for split, given in (("validation", validation), ("test", test)):
         if _is_reader(given):
             sources[split] = StreamSource(given, split, known, num_workers=0)
-            sources[split].check_example(0, sources[split].like, like, "train")
+            one = sources[split].like
+            check_alike(f"the {{one}} of example 0 of {split}", one, "that of example 0 of train", like)
         elif given is not None:
             examples = as_examples(split, given)
             first = jax.tree.map(lambda array: array[0], examples)

@@ -1,7 +1,5 @@
 """Streaming of examples that do not fit in memory: a batch is still a function of the seed and the step."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -15,17 +13,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from jaxnn.data import _examples
 from jaxnn.data._arrays import Augmentation, IndexedSource
-from jaxnn.data._examples import (
-    as_examples,
-    check_alike,
-    check_label_range,
-    given_splits,
-    is_integers,
-    resolve_num_classes,
-)
-from jaxnn.data._grain import Batches, cores, exit_if_unguarded, open_batches
-from jaxnn.types import ENDLESS, ConfigError, DataError, Examples, Splits, check_int
+from jaxnn.data._grain import Batches, exit_if_unguarded, open_batches
+from jaxnn.types import ENDLESS, ConfigError, DataError, Examples, Splits, check_int, cpu_count
 
 _MOST_WORKERS = 8  # each takes about 220 MB of memory, half of it shared
 _FINGERPRINT_EXAMPLES = 16  # of a reader without a `fingerprint` method
@@ -73,11 +64,11 @@ def stream(
     if importlib.util.find_spec("grain") is None:
         raise ConfigError('streaming needs Grain, which is not installed: pip install "jaxnn[stream]".')
     if num_workers is None:
-        num_workers = min(max(cores() - 1, 1), _MOST_WORKERS)
+        num_workers = min(max((cpu_count() or 1) - 1, 1), _MOST_WORKERS)
     check_int("num_workers", num_workers, 0)
-    known = resolve_num_classes(class_names, num_classes)
+    known = _examples.resolve_num_classes(class_names, num_classes)
     sources: dict[str, Any] = {}
-    for split, reader in given_splits(train, test, validation).items():
+    for split, reader in _examples.given_splits(train, test, validation).items():
         if isinstance(reader, tuple) and all(hasattr(item, "shape") for item in reader):
             raise DataError(f"{split} is a tuple of arrays in memory: use jn.data.arrays.")
         if missing := [method for method in ("__len__", "__getitem__") if not hasattr(reader, method)]:
@@ -94,9 +85,10 @@ def stream(
             )
         host_augment = augment if split == "train" else None
         sources[split] = source = StreamSource(reader, split, known, num_workers, host_augment)
-        source.check_example(0, source.like, sources["train"].like, "train")
-        if is_integers(source.targets):
-            check_label_range(split, source.targets, known)
+        like = sources["train"].like
+        _examples.check_alike(f"the {{one}} of example 0 of {split}", source.like, "that of example 0 of train", like)
+        if _examples.is_integers(source.targets):
+            _examples.check_label_range(split, source.targets, known)
     return Splits(**sources, name=name, class_names=tuple(class_names))
 
 
@@ -139,9 +131,11 @@ class StreamSource(IndexedSource):
         listed = getattr(self.reader, "targets", None)
         if listed is None:
             return jax.tree.map(lambda one: one[None], self.like.targets)
-        listed = as_examples(self.split, (np.arange(len(self.reader)), listed)).targets
+        listed = _examples.as_examples(self.split, (np.arange(len(self.reader)), listed)).targets
         first = self.like._replace(targets=jax.tree.map(lambda array: array[0], listed))
-        check_alike(f"the first of the {{field}} that {self.split} lists", first, "that of example 0", self.like)
+        _examples.check_alike(
+            f"the first of the {{field}} that {self.split} lists", first, "that of example 0", self.like
+        )
         return listed
 
     def example(self, index: int) -> Examples:
@@ -149,14 +143,10 @@ class StreamSource(IndexedSource):
         where = f"example {index} of {self.split}"
         with errors_named(f"reading {where}"):
             given = self.reader[index]
-        example = as_examples(where, given, "the {one} of {split}", has_examples=False)
-        if is_integers(example.targets):
-            check_label_range(self.split, example.targets[None], self.num_classes, first=index)
+        example = _examples.as_examples(where, given, "the {one} of {split}", has_examples=False)
+        if _examples.is_integers(example.targets):
+            _examples.check_label_range(self.split, example.targets[None], self.num_classes, first=index)
         return example
-
-    def check_example(self, index: int, example: Examples, like: Examples, split: str) -> None:
-        """Raises DataError if the example at ``index`` differs in shape or dtype from example 0 of ``split``."""
-        check_alike(f"the {{one}} of example {index} of {self.split}", example, f"that of example 0 of {split}", like)
 
     @property
     def num_examples(self) -> int:
@@ -167,14 +157,15 @@ class StreamSource(IndexedSource):
         """Reads the examples at ``indices [n]``, not augmented: ``[n, ...]`` each, in threads of this process."""
         exit_if_unguarded()
         indices = np.asarray(indices)
-        with ThreadPoolExecutor(cores()) as pool:
+        with ThreadPoolExecutor(cpu_count()) as pool:
             examples = list(pool.map(self.example, indices.tolist()))
         return self.rows(examples, indices)
 
     def rows(self, examples: Sequence[Examples], indices: np.ndarray) -> Examples:
         """Stacks ``examples``, read at ``indices [n]``; DataError if one differs in shape or dtype from example 0."""
         for index, example in zip(indices, examples, strict=True):
-            self.check_example(index, example, self.like, self.split)
+            what = f"the {{one}} of example {index} of {self.split}"
+            _examples.check_alike(what, example, f"that of example 0 of {self.split}", self.like)
         stacked: Examples = jax.tree.map(lambda *arrays: np.stack(arrays), *examples)
         return stacked
 
@@ -191,8 +182,8 @@ class StreamSource(IndexedSource):
                     # A copy: the augmentation may modify it, and the reader may keep the original.
                     augmented = self.host_augment(rng, jax.tree.map(np.array, example.inputs))
                 what = f"the augmented {{one}} of {where}"
-                augmented = as_examples(where, (augmented, example.targets), what, has_examples=False)
-                check_alike(f"the augmented {{one}} of {where}", augmented, "the input", example)
+                augmented = _examples.as_examples(where, (augmented, example.targets), what, has_examples=False)
+                _examples.check_alike(f"the augmented {{one}} of {where}", augmented, "the input", example)
                 example = augmented
             examples.append(example)
         return self.rows(examples, order[positions])

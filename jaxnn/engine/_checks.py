@@ -1,7 +1,5 @@
 """Checks of an experiment's functions: their types, masked sums, equal results on several devices."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """The programs of a population, compiled ahead of time and entered in the ledger with their cause."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import functools
@@ -25,19 +23,7 @@ from jaxnn.parallel import Layout, process_count, shardings_of
 from jaxnn.record import data_fingerprint, program_fingerprint, text_fingerprint
 from jaxnn.steps import Totals, make_evaluate_step
 from jaxnn.tasks import derived_metrics
-from jaxnn.types import (
-    ENDLESS,
-    Array,
-    Batch,
-    ConfigError,
-    Examples,
-    PyTree,
-    Source,
-    Splits,
-    Task,
-    TrainingError,
-    TrainState,
-)
+from jaxnn.types import ENDLESS, Array, Batch, ConfigError, Examples, Source, Splits, Task, TrainingError, TrainState
 
 # Initial states are made at most this many at a time, so that one program serves any number of members.
 MOST_AT_ONCE = 64
@@ -280,7 +266,7 @@ class Programs:
         return self.first_examples, self.layout.place(self.start.arrays)
 
     @property
-    def inputs(self) -> PyTree:
+    def inputs(self) -> Any:
         """Inputs ``[batch, ...]`` as the data set holds them; their shapes if it generates them."""
         held = self.first_examples.inputs
         return held if jax.tree.leaves(held) else self.batch.inputs

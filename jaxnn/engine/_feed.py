@@ -1,12 +1,11 @@
 """How training data reach the compiled step: resident on the device, or sent a call's worth at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxnn.data import padded_indices
 from jaxnn.observe import available_bytes, nbytes
@@ -63,7 +62,7 @@ def _resident_feed(source: Source, seed: int, batch_size: int, layout: Layout) -
         sample=lambda num_steps: examples,
         batch=lambda examples, indices: source.gather(examples, indices),
         # Replicated: an order computed in parts would have to be gathered again.
-        rows=lambda examples, seed, steps: layout.replicate(source.order(seed, steps, batch_size)),
+        rows=lambda examples, seed, steps: layout.constrain(source.order(seed, steps, batch_size), PartitionSpec()),
     )
 
 
@@ -119,9 +118,8 @@ def evaluation_pieces(
 ) -> Callable[[], Iterator[Piece]]:
     """Returns a function that iterates over ``num_examples`` of ``source``, evenly spaced, in pieces on the device.
 
-    A piece has examples, indices, mask, and the numbers of its batches.
-
-    A ``resident`` split is put on the device once, in one piece; others are sent again each time.
+    A piece has examples, indices, mask, and the numbers of its batches. A ``resident`` split is put on the device once,
+    in one piece; others are sent again each time.
     """
     indices, mask = padded_indices(num_examples, batch_size)
     indices = (indices.astype(np.int64) * source.num_examples // num_examples).astype(np.int32)

@@ -1,7 +1,5 @@
 """The training loop of a population: blocks, windows, evaluations, and the status of each member."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple

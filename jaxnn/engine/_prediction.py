@@ -1,7 +1,5 @@
 """Predictions of one state, sharded over devices, in batches of one size; metrics of all outputs of a split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,13 +1,11 @@
 """Everything before the first step: data on the device, programs compiled, sizes chosen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxnn.data import check_batch_size
+from jaxnn.data import steps_per_epoch
 from jaxnn.engine._checks import check_equal_on_devices, check_sums
 from jaxnn.engine._compiler import Programs
 from jaxnn.engine._feed import make_feed
@@ -58,7 +56,7 @@ def open_trainer(
     config, given = experiment.config, members or Members((), {}, lambda values: experiment)
     options = resolve_cadences(options, config, num_evaluated(splits))
     eval_batch_size = options.eval_batch_size or 2 * config.batch_size
-    check_batch_size(splits.train, config.batch_size)
+    steps_per_epoch(splits.train.num_examples, config.batch_size)  # raises if there is not one
     seed = config.seed if given.shared_seed is None else given.shared_seed
     with clock.span("load", "loading the data"):
         feed = make_feed(splits, seed, config.batch_size, resident=options.resident, layout=layout)

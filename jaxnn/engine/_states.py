@@ -1,7 +1,5 @@
 """The states of members: one row per member on the host, chunks of lanes on the devices; what they start from."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxnn.record import is_key
+from jaxnn.record import as_key_like, is_key
 from jaxnn.types import Array, ConfigError, Experiment, PyTree, TrainState
 
 MEMBERS = "members"
@@ -97,10 +95,7 @@ def _key_words(tree: PyTree) -> PyTree:
 
 def with_keys(tree: TrainState, like: TrainState) -> TrainState:
     """``tree`` with integers as PRNG keys wherever ``like`` has keys."""
-    keyed: TrainState = jax.tree.map(
-        lambda leaf, model: jax.random.wrap_key_data(leaf) if is_key(model) else leaf, tree, like
-    )
-    return keyed
+    return jax.tree.map(as_key_like, tree, like)  # type: ignore[no-any-return]
 
 
 class Start(NamedTuple):

@@ -1,7 +1,5 @@
 """A population that is trained, a run being a population of one: reports, early stopping, divergence, checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

@@ -1,7 +1,5 @@
 """Sizes chosen by timing compiled calls: steps per call, members under one ``vmap``, examples per batch."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -61,7 +59,9 @@ def choose_steps_per_call(
         return first, measured
     if first > 1:
         measured[1] = seconds_per_step(make_call(1), 1)
-    probe = min(WARY_STEPS, window) if wary else near_divisor(window, first_probe(measured[1]))
+    # About ``PROBE_SECONDS`` of steps, as a power of four so that reruns agree.
+    power = max(1, round(math.log(max(2.0, PROBE_SECONDS / measured[1]), 4)))
+    probe = min(WARY_STEPS, window) if wary else near_divisor(window, min(MOST_STEPS, 4**power))
     if probe not in measured:
         measured[probe] = seconds_per_step(make_call(probe), probe, give_up_above=2 * measured[1])
     if measured[probe] <= HARMLESS * measured[1]:
@@ -74,13 +74,6 @@ def choose_steps_per_call(
             measured[length] = seconds_per_step(make_call(length), length)
     fastest = min(measured, key=lambda length: measured[length])
     return fastest, measured
-
-
-def first_probe(single_step_seconds: float) -> int:
-    """The length to try first: about ``PROBE_SECONDS`` of steps, as a power of four so that reruns agree."""
-    steps = max(2.0, PROBE_SECONDS / single_step_seconds)
-    power = max(1, round(math.log(steps, 4)))
-    return int(min(MOST_STEPS, 4**power))
 
 
 def seconds_per_step(call: Call, length: int, give_up_above: float = math.inf) -> float:

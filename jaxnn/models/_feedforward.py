@@ -1,7 +1,5 @@
 """Feedforward networks: a multilayer perceptron, and a convolutional network for small images."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What models share: checks of sizes, images and token ids; the number of parameters; remat and scan over layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

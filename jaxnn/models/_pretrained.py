@@ -1,7 +1,5 @@
 """Networks of published sizes by name, and their published weights: parameters from a PyTorch state dict."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Residual networks: ResNet, WideResNet and MobileNetV2."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

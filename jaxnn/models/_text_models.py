@@ -1,7 +1,5 @@
 """Models of token sequences: averaged embeddings and recurrent networks."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from typing import Any
@@ -15,6 +13,10 @@ from jaxnn import nn
 from jaxnn.models import _generation
 from jaxnn.models._model_inputs import check_fields, checked_tokens
 from jaxnn.types import ConfigError
+
+
+def _small(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -1 / shape[-1], 1 / shape[-1])
 
 
 class FastText(linen.Module):

@@ -1,7 +1,5 @@
 """Encoder transformers: the pre-norm block, ViT, and a classifier of sequences."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

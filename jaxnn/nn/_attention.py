@@ -1,7 +1,5 @@
 """Dot-product attention, by the implementation that is fastest for the shapes and the device."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable

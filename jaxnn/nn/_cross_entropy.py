@@ -1,7 +1,5 @@
 """Softmax cross-entropy that keeps one copy of the logits, or never materializes them."""
 
-from __future__ import annotations
-
 import functools
 import numbers
 from typing import Any

@@ -4,8 +4,6 @@ It is a `jax.custom_jvp` whose tangent is one linear operation, and the transpos
 `jax.custom_derivatives.linear_call` has no batching rule and cannot be differentiated by its residuals.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Dense, embedding and dropout layers."""
 
-from __future__ import annotations
-
 import functools
 import math
 import numbers

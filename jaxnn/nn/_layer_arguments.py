@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 
 from jaxnn.types import Array, ConfigError, PyTree, suggest
 
+type Context = contextlib.AbstractContextManager[Any]
 _GPU_ATTENTION = "cudnn", "xla", "math", "memory_efficient"
 # By operation and platform, best first; "other" is every platform not named. docs/performance.md has the measurements.
 _PREFERRED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -76,24 +77,23 @@ def choose(operation: str, given: str | None, obstacles: Mapping[str, str | None
 
 
 @contextlib.contextmanager
-def portable() -> Iterator[None]:
+def _setting[T](variable: ContextVar[T], value: T) -> Iterator[Any]:
+    """Context in which ``variable`` has ``value``, which it returns."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+def portable() -> Context:
     """Context in which implementations are chosen that any platform has, for programs that are used elsewhere."""
-    token = _portable.set(True)
-    try:
-        yield
-    finally:
-        _portable.reset(token)
+    return _setting(_portable, True)
 
 
-@contextlib.contextmanager
-def collect_reasons() -> Iterator[dict[str, None]]:
+def collect_reasons() -> Context:
     """Context that collects, of operations traced in it, why an implementation preferred on this device is not used."""
-    found: dict[str, None] = {}
-    token = _reasons.set(found)
-    try:
-        yield found
-    finally:
-        _reasons.reset(token)
+    return _setting(_reasons, {})
 
 
 def scope(operation: str, chosen: str | Callable[..., Any]) -> Any:
@@ -190,17 +190,12 @@ partition_specs = meta.get_partition_spec
 """``partition_specs(tree)``: the names of each array's axes as a ``PartitionSpec``; an empty one for a plain array."""
 
 
-@contextlib.contextmanager
-def use_batch_axis(axis_name: str | None) -> Iterator[None]:
+def use_batch_axis(axis_name: str | None) -> Context:
     """Context in which a batch is this device's shard of a batch sharded over ``axis_name``, as in `pmap`.
 
     Layers average batch statistics over the axis and take this device's rows of the full batch's random draws.
     """
-    token = _axis.set(axis_name)
-    try:
-        yield
-    finally:
-        _axis.reset(token)
+    return _setting(_axis, axis_name)
 
 
 def batch_axis() -> str | None:
@@ -238,12 +233,8 @@ def use_batch_sharding(sharding: BatchSharding) -> Iterator[None]:
         out = method(*args, **kwargs)
         return shard_rows(out) if context.method_name == "__call__" else out
 
-    token = _sharding.set(sharding)
-    try:
-        with intercept_methods(interceptor):
-            yield
-    finally:
-        _sharding.reset(token)
+    with _setting(_sharding, sharding), intercept_methods(interceptor):
+        yield
 
 
 def batch_sharding(num_rows: int) -> BatchSharding | None:
@@ -270,14 +261,9 @@ def is_full(mask: Array) -> bool:
     return isinstance(mask, np.ndarray) and bool(np.all(mask))
 
 
-@contextlib.contextmanager
-def use_batch_mask(mask: Array) -> Iterator[None]:
+def use_batch_mask(mask: Array) -> Context:
     """Context in which the rows of a batch with ``mask [batch]`` 0 are padding."""
-    token = _mask.set(None if is_full(mask) else mask)
-    try:
-        yield
-    finally:
-        _mask.reset(token)
+    return _setting(_mask, None if is_full(mask) else mask)
 
 
 def batch_mask() -> jax.Array | None:

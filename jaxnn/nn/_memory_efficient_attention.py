@@ -4,8 +4,6 @@ Rabe and Staats, Self-attention Does Not Need O(n²) Memory, 2021 (arXiv:2112.05
 weights, as in Dao et al., FlashAttention, 2022 (arXiv:2205.14135).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

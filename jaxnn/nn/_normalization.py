@@ -1,7 +1,5 @@
 """Normalization layers with Flax's results, whose backward passes sum over the inputs twice instead of four times."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, cast
 

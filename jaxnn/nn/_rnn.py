@@ -1,7 +1,5 @@
 """Recurrent layers with Flax's results: LSTM and GRU, bidirectional and stacked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

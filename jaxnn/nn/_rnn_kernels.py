@@ -4,8 +4,6 @@ Input products, derivatives of the gates and the recurrent kernel's gradient are
 steps at once. The residuals are the gates and the states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Convolution and pooling with Flax's results, in the form that is fast on each backend."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

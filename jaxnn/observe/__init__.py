@@ -6,7 +6,6 @@ from jaxnn.observe._machine import (
     Placement,
     available_bytes,
     check_placement,
-    cpu_count,
     describe_devices,
     device_kind,
     device_name,
@@ -30,5 +29,6 @@ from jaxnn.observe._programs import (
     product_flops,
     temporary_bytes,
 )
+from jaxnn.types import cpu_count
 
 __all__ = ["cpu_count", "describe_devices", "device_name", "markdown_table", "missing_gpu", "nbytes", "text_table"]

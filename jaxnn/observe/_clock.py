@@ -1,7 +1,5 @@
 """Clock of named spans whose seconds add up to wall time, and the steady throughput of training windows."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator

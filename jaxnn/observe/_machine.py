@@ -1,7 +1,5 @@
 """The devices JAX computes on, why a GPU is not among them, their memory, and which of them hold a run's arrays."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import math
@@ -17,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxnn.types import ConfigError, PyTree, TrainingError
+from jaxnn.types import ConfigError, PyTree, TrainingError, cpu_count
 
 # Raised by JAX if it cannot open a device; the latter if JAX_PLATFORMS leaves it none.
 UNOPENED = (RuntimeError, AssertionError)
@@ -41,23 +39,17 @@ def describe_devices() -> dict[str, Any]:
             f"JAX could not start a backend ({_one_line(error)}): "
             f"unset JAX_PLATFORMS, or install what it asks for, for NVIDIA with {_INSTALL}."
         ) from error
-    described = []
-    for device in devices:
+
+    def describe(device: jax.Device) -> dict[str, Any]:
         local = device.process_index == jax.process_index()
         stats = (device.memory_stats() if local else None) or {}
-        described.append(
-            {
-                "id": device.id,
-                "platform": device.platform,
-                "kind": device.device_kind,
-                "process": device.process_index,
-                "memory_limit_bytes": stats.get("bytes_limit"),
-                "memory_in_use_bytes": stats.get("bytes_in_use"),
-            }
-        )
+        memory = {"memory_limit_bytes": stats.get("bytes_limit"), "memory_in_use_bytes": stats.get("bytes_in_use")}
+        place = {"id": device.id, "platform": device.platform, "kind": device.device_kind}
+        return {**place, "process": device.process_index, **memory}
+
     return {
         "backend": jax.default_backend(),
-        "devices": described,
+        "devices": [describe(device) for device in devices],
         "cpu_count": cpu_count(),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
     }
@@ -90,15 +82,6 @@ def missing_gpu(root: str | os.PathLike[str] = "/") -> str | None:
     if pinned:
         return f"{seen}: {unpin}."
     return f"{seen}, because {plugin} failed ({reason}): update the driver, or run {_INSTALL} again."
-
-
-def cpu_count() -> int | None:
-    """Returns the number of CPU cores this process may use, which a container or taskset limits; None: unknown.
-
-    >>> jn.observe.cpu_count() >= 1
-    True
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def device_kind(device: jax.Device) -> str:

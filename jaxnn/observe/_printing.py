@@ -1,7 +1,5 @@
 """Tables as aligned text, HTML and Markdown, and text that a terminal shows as it is: what the library prints with."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Programs: what was compiled, why and how long it took, and what a traced one contains."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools

@@ -2,16 +2,19 @@
 
 from jaxnn.optim import _schedules as schedules
 from jaxnn.optim._combinators import (
+    LossScaleState,
     as_one,
     evaluation_params,
+    is_decayed,
+    layer_decay,
     step_norms,
     with_accumulation,
     with_clipping,
     with_ema,
+    with_loss_scale,
     with_norms,
+    with_rates,
 )
-from jaxnn.optim._loss_scale import LossScaleState, with_loss_scale
-from jaxnn.optim._parameter_groups import is_decayed, layer_decay, with_rates
 from jaxnn.optim._row_gradients import SparseRows, apply_updates, value_and_row_gradient
 from jaxnn.optim._sparse_rows import sparse_rows, value_and_grad_of
 

@@ -1,14 +1,12 @@
-"""Combinators of optimizers: accumulated or clipped gradients, averaged parameters, norms; checks of arguments.
+"""Combinators of optimizers: gradients accumulated, clipped or scaled, averages, norms, rates by layer; checks.
 
 Each takes any Optax optimizer. Norms and decays are numbers ``[]``, and may be tracers; an argument out of its range
 raises `ConfigError`.
 """
 
-from __future__ import annotations
-
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.types import ConfigError, Params, check_int
+from jaxnn.types import ConfigError, Params, check_int, path_matches
 
 
 def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
@@ -217,6 +215,101 @@ def step_norms(opt_state: optax.OptState) -> dict[str, jax.Array]:
         if isinstance(state, NormsState):
             return {name: value for name, value in state._asdict().items() if name != "inner"}
     return {}
+
+
+class LossScaleState(NamedTuple):
+    """State of ``with_loss_scale``."""
+
+    inner: optax.OptState  # of the optimizer within
+    scale: jax.Array  # ``[]`` float32, by which the loss of the next step is multiplied
+    good_steps: jax.Array  # ``[]`` int32, steps since a gradient was not finite or the scale was doubled
+
+
+def with_loss_scale(
+    optimizer: optax.GradientTransformation, *, init_scale: float = 2.0**16, growth_interval: int = 2_000
+) -> optax.GradientTransformationExtraArgs:
+    """Returns ``optimizer`` for gradients of a scaled loss, as `jaxnn.steps.make_scaled_train_step` computes them.
+
+    Micikevicius et al., Mixed Precision Training, 2018 (arXiv:1710.03740), with the defaults of NVIDIA Apex. Gradients
+    are divided by the scale. If one is not finite, the update is skipped, which keeps the state of ``optimizer``, and
+    the scale halved; after ``growth_interval`` finite ones in a row, an integer of at least 1, it is doubled, up to
+    2²⁴. A power of two as ``init_scale`` rounds nothing. To be put outermost.
+
+    >>> optimizer = jn.optim.with_loss_scale(optax.adam(1e-3))
+    """
+    check_int("with_loss_scale: growth_interval", growth_interval)
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params: optax.Params) -> LossScaleState:
+        return LossScaleState(optimizer.init(params), jnp.float32(init_scale), jnp.int32(0))
+
+    def update(scaled: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, LossScaleState]:
+        gradient = jax.tree.map(lambda leaf: (leaf / state.scale).astype(leaf.dtype), scaled)
+        extra_args |= {"grad": gradient} if "grad" in extra_args else {}
+        made = optimizer.update(gradient, state.inner, params, **extra_args)
+        finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient)]).all()
+        skipped = jax.tree.map(jnp.zeros_like, made[0]), state.inner
+        updates, inner = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, skipped)
+        good_steps = jnp.where(finite, state.good_steps + 1, 0)
+        grows = good_steps >= growth_interval
+        scale = jnp.minimum(state.scale * jnp.where(grows, 2.0, jnp.where(finite, 1.0, 0.5)), 2.0**24)
+        return updates, LossScaleState(inner, scale, jnp.where(grows, 0, good_steps))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def with_rates(
+    optimizer: optax.GradientTransformation, rates: Mapping[str, ArrayLike]
+) -> optax.GradientTransformationExtraArgs:
+    """Returns ``optimizer`` with updates multiplied by a rate for the parameters whose paths match a pattern.
+
+    A pattern is a regular expression for the first names of a path such as ``Dense_0/kernel``; the first that matches
+    counts, and 1 if none does. ConfigError in ``init`` for a pattern that matches no parameter.
+
+    >>> optimizer = jn.optim.with_rates(optax.adam(1e-3), {"Dense_1": 1.0, "Dense_.*": 0.1})
+    """
+
+    def scale(updates: Any, params: Any) -> Any:
+        def scaled(path: Any, update: jax.Array) -> jax.Array:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            rate = next((rate for pattern, rate in rates.items() if path_matches(pattern, name)), None)
+            return update if rate is None else update * jnp.asarray(rate, update.dtype)
+
+        return jax.tree.map_with_path(scaled, updates)
+
+    chained = optax.chain(optimizer, optax.stateless(scale))
+
+    def init(params: Params) -> optax.OptState:
+        names = [
+            jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(params)
+        ]
+        for pattern in rates:
+            if not any(path_matches(pattern, name) for name in names):
+                raise ConfigError(f"with_rates: no parameter starts with {pattern!r}: there are {', '.join(names)}.")
+        return chained.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, chained.update)
+
+
+def layer_decay(layers: Sequence[str], decay: ArrayLike) -> dict[str, ArrayLike]:
+    """Rates for `with_rates` that fall from the last of ``layers``, which has 1, by a factor of ``decay`` each.
+
+    Layer-wise learning rates for fine-tuning (Howard & Ruder 2018, arXiv:1801.06146; Bao et al. 2021, BEiT).
+
+    >>> jn.optim.layer_decay(["Embed", "Block_0", "Block_1", "head"], 0.5)
+    {'Embed': 0.125, 'Block_0': 0.25, 'Block_1': 0.5, 'head': 1.0}
+    """
+    return {name: decay ** float(len(layers) - 1 - depth) for depth, name in enumerate(layers)}
+
+
+def is_decayed(params: Params) -> Any:
+    """Returns True for each parameter that weight decay usually applies to: those of two axes or more.
+
+    Biases and the gains of normalization are left out: ``optax.adamw(1e-3, mask=jn.optim.is_decayed)``.
+
+    >>> optimizer = optax.adamw(1e-3, weight_decay=0.1, mask=jn.optim.is_decayed)
+    """
+    return jax.tree.map(lambda leaf: jnp.ndim(leaf) >= 2, params)
 
 
 def check_range(where: str, name: str, value: Any, high: float = math.inf, *, positive: bool = False) -> None:

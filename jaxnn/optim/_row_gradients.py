@@ -1,7 +1,5 @@
 """The gradient of a table by the rows that were looked up, without an array of the table's size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

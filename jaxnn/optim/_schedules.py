@@ -8,8 +8,6 @@ to the peak in the first ``warmup_steps`` of them. Peaks, rates, fractions (0…
 tracers; steps are integers. A value out of its range raises `ConfigError`.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
@@ -17,16 +15,7 @@ from jax.typing import ArrayLike
 from jaxnn.optim._combinators import check_range
 from jaxnn.types import ConfigError, check_int
 
-__all__ = ["constant", "cosine", "inverse_sqrt", "inverse_time", "linear", "one_cycle"]
-
-
-def constant(peak: ArrayLike) -> optax.Schedule:
-    """``peak`` at every step.
-
-    >>> optimizer = optax.sgd(jn.schedules.constant(0.1))
-    """
-    check_range("constant", "peak", peak)
-    return optax.constant_schedule(peak)
+__all__ = ["cosine", "inverse_sqrt", "inverse_time", "linear", "one_cycle"]
 
 
 def linear(

@@ -1,7 +1,5 @@
 """Sparse updates by any optimizer: only the rows of an embedding that have a gradient are updated."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The devices of a run, and the mesh that arranges them along named axes."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
@@ -44,21 +42,17 @@ def find_devices(platform: str | None = None) -> list[jax.Device]:
 
 def first_devices(wanted: Sequence[str] | None = None) -> dict[str, jax.Device]:
     """This process's first device of each ``wanted`` kind, default all; ConfigError if one is not available."""
-    found: dict[str, jax.Device] = {}
-    for kind in PLATFORMS:
-        with contextlib.suppress(*UNOPENED):
-            found[kind] = jax.local_devices(backend=kind)[0]
-    if wanted is None:
-        return found
-    if not wanted:
+    if wanted is not None and not wanted:
         raise ConfigError("devices is empty: pass kinds such as cpu,gpu, or omit it for all available ones.")
-    for kind in wanted:
+    for kind in wanted or ():
         if kind not in PLATFORMS:
             raise ConfigError(f"devices has the unknown kind {kind!r}: {suggest(kind, PLATFORMS)}.")
-        if kind not in found:
-            reason = (missing_gpu() if kind == "gpu" else None) or f"JAX has {', '.join(found)} here"
-            raise ConfigError(f"devices asks for {kind}, which is not there: {reason.rstrip('.')}.")
-    return {kind: device for kind, device in found.items() if kind in wanted}
+        find_devices(kind)
+    found: dict[str, jax.Device] = {}
+    for kind in PLATFORMS if wanted is None else filter(wanted.__contains__, PLATFORMS):
+        with contextlib.suppress(*UNOPENED):
+            found[kind] = jax.local_devices(backend=kind)[0]
+    return found
 
 
 def choose_devices(devices: Sequence[jax.Device], wanted: Wanted, default: int | None = None) -> list[jax.Device]:

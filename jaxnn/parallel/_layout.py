@@ -79,14 +79,7 @@ class Layout(NamedTuple):
         """The layout with the strategy that this one chooses for a state of ``shapes``."""
         if self.mesh is None or self.strategy.choose is None:
             return self
-        chosen = self._replace(strategy=find_strategy(self.strategy.choose(self.mesh, shapes)))
-        # Batches may be placed already.
-        if (chosen.axis_name, chosen.batch_spec) != (self.axis_name, self.batch_spec):
-            raise ConfigError(
-                f"strategy {self.strategy.name} chose {chosen.strategy.name}, which shards batches in another way: "
-                "give both the same axis_name and batch_spec."
-            )
-        return chosen
+        return self._replace(strategy=self.strategy.choose(self.mesh, shapes))
 
     def state_shardings(self, shapes: TrainState, specs: PyTree) -> Any:
         """A sharding for each array of a state of ``shapes``; None for one device.
@@ -121,10 +114,6 @@ class Layout(NamedTuple):
                     f"are split over {', '.join(spec_axes(self.batch_spec))}."
                 )
         return shardings
-
-    def replicate(self, tree: PyTree) -> PyTree:
-        """Replicates ``tree`` within a program."""
-        return self.constrain(tree, PartitionSpec())
 
     def constrain(self, tree: PyTree, spec: PartitionSpec | None = None) -> PyTree:
         """Shards ``tree`` within a program by ``spec``; None: by rows ``[batch, ...]``, and as XLA likes otherwise."""

@@ -6,8 +6,6 @@ interface; the port of process 0 forwards to it for clients that know the secret
 Messages are lines of JSON, and none is trusted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -4,8 +4,6 @@ Decisions go through the key-value store of JAX's coordination service, so that 
 calls these functions in the same order: a counter gives each call its own keys. In a single process each is a no-op.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import itertools

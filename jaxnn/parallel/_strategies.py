@@ -71,9 +71,6 @@ def find_strategy(which: str | Strategy) -> Strategy:
         found = named_object(found, "strategy")
     if not isinstance(found, Strategy):
         raise ConfigError(f"strategy is {which!r}, of type {type(found).__name__}: pass a jaxnn.parallel.Strategy.")
-    for name in ("shard_state", "batch_spec", "wrap"):
-        if not callable(getattr(found, name)):
-            raise ConfigError(f"{name} of strategy {found.name} is {getattr(found, name)!r}: it must be a function.")
     if found.axis_name not in (None, DATA):
         raise ConfigError(f"axis_name of strategy {found.name} is {found.axis_name!r}: it must be {DATA!r} or None.")
     return found

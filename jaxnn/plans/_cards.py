@@ -1,7 +1,5 @@
 """Graphics cards: the published figures that a program is compiled for and bounded by."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

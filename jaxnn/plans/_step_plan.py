@@ -1,7 +1,5 @@
 """Plans: what a training step needs and can reach on a graphics card, compiled for it and not run."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -13,23 +11,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from jaxnn import engine
+from jaxnn import engine, parallel
 from jaxnn._compat import tracing_for
-from jaxnn.data import check_batch_size
+from jaxnn.data import steps_per_epoch
 from jaxnn.nn import collect_reasons
 from jaxnn.observe import Table, format_bytes, nbytes
-from jaxnn.parallel import (
-    DATA,
-    STRATEGIES,
-    Layout,
-    check_divides,
-    choose_devices,
-    find_devices,
-    find_strategy,
-    make_mesh,
-    parse_mesh,
-    strategy_for,
-)
 from jaxnn.plans._cards import Card, find_card, measured_card
 from jaxnn.plans._hlo import Work, work_of
 from jaxnn.types import ConfigError, Experiment, Splits, check_int
@@ -60,7 +46,7 @@ class StepPlan(NamedTuple):
     """
 
     card: Card
-    layout: Layout
+    layout: parallel.Layout
     batch_size: int
     members: int
     memory: Mapping[str, int]
@@ -179,8 +165,8 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
     training step ...
     """
     options = engine.with_changes(options or PlanOptions(), changes)
-    axes = parse_mesh(options.mesh) if options.mesh else {DATA: options.devices or 1}
-    count, strategy = options.devices or math.prod(axes.values()), find_strategy(options.strategy)
+    axes = parallel.parse_mesh(options.mesh) if options.mesh else {parallel.DATA: options.devices or 1}
+    count, strategy = options.devices or math.prod(axes.values()), parallel.find_strategy(options.strategy)
     if options.members > 1:
         axes = {engine.MEMBERS: 1, **axes}
         if count > 1:
@@ -189,20 +175,20 @@ def plan(experiment: Experiment[Any], options: PlanOptions | None = None, **chan
             raise ConfigError(f"members cannot be planned with the strategy {strategy.name}: leave strategy out.")
     context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if options.device is None:
-        found = choose_devices(find_devices(), count)
+        found = parallel.choose_devices(parallel.find_devices(), count)
         card = measured_card(found[0])
     else:
         card = find_card(options.device)
         found = list(topology(card, count))
         context = tracing_for(found[0])
-    if strategy is STRATEGIES["auto"]:  # chooses by the memory of this card
-        strategy = strategy._replace(choose=lambda _, shapes: strategy_for(shapes, int(card.usable)))
-    layout = Layout(strategy, make_mesh(found, axes), abstract=True)
+    if strategy is parallel.STRATEGIES["auto"]:  # chooses by the memory of this card
+        strategy = strategy._replace(choose=lambda _, shapes: parallel.strategy_for(shapes, int(card.usable)))
+    layout = parallel.Layout(strategy, parallel.make_mesh(found, axes), abstract=True)
     splits = engine.load_data(experiment)
     if options.members > 1 and splits.train.examples is None:
         raise ConfigError("members are planned with data in memory, and these are streamed: plan one run.")
-    check_batch_size(splits.train, experiment.config.batch_size)
-    check_divides(experiment.config.batch_size, layout.data_size)
+    steps_per_epoch(splits.train.num_examples, experiment.config.batch_size)  # raises if there is not one
+    parallel.check_divides(experiment.config.batch_size, layout.data_size)
     with context:
         planned = _plan(experiment, splits, card, layout, options.members)
         return planned._replace(largest=_largest(planned, experiment, splits)) if options.largest else planned
@@ -230,7 +216,7 @@ def topology(card: Card, count: int) -> tuple[jax.Device, ...]:
     return tuple(found.devices)
 
 
-def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: Layout, members: int) -> StepPlan:
+def _plan(experiment: Experiment[Any], splits: Splits, card: Card, layout: parallel.Layout, members: int) -> StepPlan:
     room = RESIDENT_SHARE * card.usable
     sizes = [nbytes(one.examples) for one in splits.named().values() if one.examples is not None]
     resident = splits.train.examples is not None and sum(sizes) <= room

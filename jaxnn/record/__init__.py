@@ -10,12 +10,15 @@ from jaxnn.record._provenance import (
     config_from_json,
     config_json,
     data_fingerprint,
+    describe_data,
     git_state,
     jax_flags,
     leaf_fields,
     program_fingerprint,
+    recorded_data,
     script,
     text_fingerprint,
+    with_tuples,
 )
 from jaxnn.record._record_reader import (
     check_facts,
@@ -32,7 +35,6 @@ from jaxnn.record._record_reader import (
     sweep_folders,
     without_member,
 )
-from jaxnn.record._recorded_data import describe_data, recorded_data
 from jaxnn.record._run_directory import (
     METRICS_FILE,
     RUN_FILE,
@@ -49,7 +51,7 @@ from jaxnn.record._run_directory import (
     write_bytes,
     write_json,
 )
-from jaxnn.record._state_files import find_damage, first_line, is_key, preload_orbax, save_checkpoint
+from jaxnn.record._state_files import as_key_like, find_damage, first_line, is_key, preload_orbax, save_checkpoint
 from jaxnn.record._trackers import TRACKERS, MLflow, TensorBoard, WandB
 from jaxnn.record._weights import load_weights, needs_extra, save_weights
 

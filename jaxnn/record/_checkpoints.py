@@ -5,8 +5,6 @@ The folders are renamed and removed here: that manager writes two files after it
 miss, and deletes an old checkpoint file by file, so that a kill leaves half of it.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """The metrics that a run reports: any number of writers take them, and a resumed run checks those on the disk."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

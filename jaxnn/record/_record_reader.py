@@ -1,7 +1,5 @@
 """Readers of records: one run, its metrics, or all runs and sweeps below a folder; every field is checked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run directories: created once, written by one process at a time, every file complete or absent."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

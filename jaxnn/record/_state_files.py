@@ -1,7 +1,5 @@
 """Pytrees of arrays on the disk: written and read by Orbax, with the SHA-256 of every file in a list beside them."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -175,7 +173,7 @@ def read_tree(folder: Path, like: PyTree | None = None) -> PyTree:
             saved_as, wanted_as = (_described(one[name]) if name in one else "absent" for one in (found, wanted))
             if saved_as != wanted_as:
                 raise ValueError(f"its {name} is {saved_as}, the requested one {wanted_as}")
-        return jax.tree.map(_as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)
+        return jax.tree.map(as_key_like, checkpointer.restore(folder, args=ocp.args.StandardRestore(like)), like)
 
 
 def host_copy(state: PyTree) -> PyTree:
@@ -208,7 +206,7 @@ def _described(leaf: Any) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}"
 
 
-def _as_key_like(data: Any, like: Any) -> Any:
+def as_key_like(data: Any, like: Any) -> Any:
     """Wraps ``data`` as a typed key if ``like``, an array or a shape, is one."""
     if not is_key(like) or is_key(data):
         return data

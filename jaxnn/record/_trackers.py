@@ -1,7 +1,5 @@
 """Metric writers for TensorBoard, Weights & Biases and MLflow: each run, or member of a sweep, is a run there."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jaxnn.record._checkpoints import FOLDER
 from jaxnn.record._metric_log import WriterFacts
@@ -86,7 +85,8 @@ class Tracker:
         if member not in self._runs:
             key, facts = "" if member is None else str(member), self.facts
             title = self._title if member is None else f"{self._title}-{member:04d}"
-            config = dict(_flat(facts.config)) | ({} if member is None else dict(facts.members[member]))
+            config: dict[str, Any] = flatten_dict(dict(facts.config), sep=".")  # type: ignore[no-untyped-call]
+            config |= {} if member is None else facts.members[member]
             self._runs[member], self._ids[key] = self._start(title, config, self._ids.get(key), step, member)
             if self._file is not None:
                 write_json(self._file, self._known() | {self.extra: self._ids})
@@ -100,12 +100,6 @@ class Tracker:
         """The folder of a run's checkpoints, if they are to be uploaded."""
         folder = self.facts.path and self.facts.path / FOLDER
         return str(folder) if self.checkpoints and folder and folder.is_dir() else None
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The fields of a nested config by dotted name."""
-    for name, value in config.items():
-        yield from _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
 
 
 class TensorBoard(Tracker):

@@ -1,14 +1,12 @@
 """The front end for one run: ``fit``, ``iterate`` and ``train``, what they print, and the `Run` they return."""
 
 from jaxnn.run._display import Display, open_display
-from jaxnn.run._fit import fit, iterate
-from jaxnn.run._probes import open_all, send
-from jaxnn.run._record import file_name_of
-from jaxnn.run._report import NAME_WIDTH, convolution_hint, device_rows, format_metrics, format_rate, format_split
+from jaxnn.run._fit import fit, iterate, train
+from jaxnn.run._record import file_name_of, open_all, send
+from jaxnn.run._report import NAME_WIDTH, convolution_hint, device_rows, format_rate, format_split
 from jaxnn.run._resume import KEPT_OPTIONS, check_same_config, recorded_setup
 from jaxnn.run._run import Run, open_run
 from jaxnn.run._signals import RESUMABLE, Farewell, Interruption, drop_output, interruptible, leave
-from jaxnn.run._train import train
 from jaxnn.run._watchdog import Watch, watching
 
 __all__ = ["Run", "fit", "iterate", "open_run", "train"]

@@ -1,7 +1,5 @@
 """What a run prints: a bar on a terminal, one output cell in a notebook, plain lines elsewhere, or nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import sys
@@ -118,7 +116,10 @@ def open_display(progress: str) -> Iterator[Display]:
     """The display for the run option ``progress`` that fits this process; of several processes one prints."""
     kind = progress if is_primary() else "none"
     if kind == "auto":
-        kind = "notebook" if _in_notebook() else "bar" if sys.stdout.isatty() else "plain"
+        # Only if IPython is imported already: importing it would cost every script half a second.
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        in_notebook = type(shell).__name__ == "ZMQInteractiveShell"
+        kind = "notebook" if in_notebook else "bar" if sys.stdout.isatty() else "plain"
     display = Display(kind)
     try:
         yield display
@@ -137,10 +138,3 @@ def in_background(work: Callable[[threading.Event], None], name: str) -> Iterato
     finally:
         over.set()
         thread.join()
-
-
-def _in_notebook() -> bool:
-    # Only if IPython is imported already: importing it would cost every script half a second.
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and shell.__class__.__name__ == "ZMQInteractiveShell"

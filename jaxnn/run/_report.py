@@ -1,7 +1,5 @@
 """Reports of a run: its startup, each window, and a summary at its end."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,6 +41,11 @@ def startup_report(
     products = ", ".join(f"{count} in {dtype}" for dtype, count in trainer.programs.product_dtypes.items())
     used = (f"{operation} {' and '.join(names)}" for operation, names in trainer.programs.implementations.items())
     tried = ", ".join(f"{n}: {_milliseconds(seconds)} a step" for n, seconds in trainer.seconds_per_step.items())
+    layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
+    strategy: str | None = f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
+    if layout.mesh is None:
+        idle = len(find_devices()) - 1
+        strategy = f"1 device; --devices all would use the other {idle} too" if idle else None
     continued = None
     if resumed is not None:
         length = [change for change in resumed["changed"] if change.startswith("num_steps ")]
@@ -50,7 +53,7 @@ def startup_report(
         note = f", not bit for bit, since these changed: {changed}" if changed else ""
         continued = "; ".join([f"after step {resumed['step']}{note}", *length, *resumed["damaged"]])
     return [
-        ("strategy", _strategy(trainer)),
+        ("strategy", strategy),
         ("starts from", str(trainer.programs.start) if trainer.programs.start.arrays else None),
         *(("placement", str(tree)) for tree in trainer.placement()),
         ("precision", f"parameters {', '.join(parameters)}; matrix products and convolutions: {products or 'none'}"),
@@ -83,15 +86,6 @@ def convolution_hint(trainer: Trainer) -> str | None:
     )
 
 
-def _strategy(trainer: Trainer) -> str | None:
-    """Returns the strategy and mesh, or a hint if devices are idle."""
-    layout, size = trainer.programs.layout, trainer.experiment.config.batch_size
-    if layout.mesh is None:
-        idle = len(find_devices()) - 1
-        return f"1 device; --devices all would use the other {idle} too" if idle else None
-    return f"{layout}: a batch of {size} is {layout.data_size} × {size // layout.data_size} examples"
-
-
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"
 
@@ -117,7 +111,7 @@ class Report:
     @property
     def numbers(self) -> str:
         """``train loss 0.123  test accuracy 0.98``."""
-        return format_metrics(self.metrics)
+        return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.metrics.items())
 
     @property
     def is_milestone(self) -> bool:
@@ -179,11 +173,6 @@ class Summary:
             stalled = spoken(sum(stall.seconds for stall in self.stalls))
             rows.append(("stalled", f"{times}, {stalled} in all ({places})"))
         return rows
-
-
-def format_metrics(metrics: Mapping[str, float]) -> str:
-    """``train loss 0.123  test accuracy 0.98``."""
-    return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
 
 
 def format_split(seconds: Mapping[str, float]) -> str:

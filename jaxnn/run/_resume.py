@@ -1,7 +1,5 @@
 """Resuming a run: its options and its state from the record, and what changed since."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

@@ -1,7 +1,5 @@
 """A watchdog thread: reports when no step completes for a while, what is waited for, and the Python stacks."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import faulthandler

@@ -1,7 +1,5 @@
 """Comparison of two sweeps or runs: pairs of runs with equal seeds, and the interval of their difference."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import json

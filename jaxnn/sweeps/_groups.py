@@ -1,7 +1,5 @@
 """Members and groups: each point's config, which of its fields may be tracers, and what one program can train."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import operator
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data import check_batch_size, without_data
+from jaxnn.data import steps_per_epoch, without_data
 from jaxnn.engine import MemberLog, check_config, check_data, check_parts, make_init, make_step, num_evaluated
 from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import Points
@@ -197,7 +195,7 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
     def passes(member: PlannedMember) -> bool:
         try:
             splits, by_data = load(member)
-            check_batch_size(splits.train, member.experiment.config.batch_size)
+            steps_per_epoch(splits.train.num_examples, member.experiment.config.batch_size)
             config, by_program = watched(member.experiment.config)
             failure = _failure(dataclasses.replace(member.experiment, config=config), splits, ())
             if failure is not None:

@@ -1,7 +1,5 @@
 """Members of a sweep, groups of them with intervals, and how they are printed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -15,7 +13,6 @@ from flax.traverse_util import flatten_dict
 from numpy.typing import ArrayLike
 
 from jaxnn.observe import Table
-from jaxnn.record import metrics_of
 from jaxnn.types import ConfigError, RecordError, suggest
 
 SEED = "seed"
@@ -74,10 +71,6 @@ class Member:
         """The flat config by dotted names, and the point, whose values may be dataclasses."""
         flat: dict[str, Any] = flatten_dict(dict(self.config), sep=".")  # type: ignore[no-untyped-call]
         return flat | dict(self.point)
-
-    def metrics(self) -> dict[str, float]:
-        """The last value of each metric."""
-        return metrics_of(self.final)
 
     def __str__(self) -> str:
         return f"member {self.index}" + (f" ({show_point(self.point)})" if self.point else "")

@@ -1,7 +1,5 @@
 """Options of a sweep, and a sweep before its first step: its members, their groups, their devices, what is printed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

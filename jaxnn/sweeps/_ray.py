@@ -1,7 +1,5 @@
 """A sweep on a Ray cluster: its shards as Ray tasks with a device each, in one directory that all machines share."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib
@@ -15,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, shard_folders
+from jaxnn.record import check_vacant, create_run_dir, is_locked, jax_flags, needs_extra, shard_folders
 from jaxnn.run import Interruption, file_name_of, interruptible, open_display
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps._groups import reason
@@ -148,10 +146,8 @@ def _set_up(settings: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def _cluster(options: SweepOptions) -> Iterator[tuple[Any, int, bool]]:
     """Ray, connected, found or started here; how many workers run at once, and whether each has a GPU."""
-    try:
+    with needs_extra("ray", "executor='ray'"):
         ray: Any = importlib.import_module("ray")
-    except ImportError:
-        raise ConfigError("executor is 'ray', which needs Ray: pip install -e '.[ray]'") from None
     with contextlib.ExitStack() as stack:
         if not ray.is_initialized():
             _start(ray, options.num_workers)

@@ -73,7 +73,7 @@ class Sweep:
 
     def metric_names(self) -> tuple[str, ...]:
         """The metrics that any member has, the monitored one first."""
-        names = dict.fromkeys(name for member in self.members for name in member.metrics())
+        names = dict.fromkeys(name for member in self.members for name in member.final)
         return tuple(sorted(names, key=lambda name: name != self.monitor))
 
     def check_metric(self, metric: str | None) -> str:
@@ -93,7 +93,7 @@ class Sweep:
         array([...])
         """
         self.check_metric(metric)
-        return np.array([member.metrics().get(metric, np.nan) for member in self.members], float)
+        return np.array([member.final.get(metric, np.nan) for member in self.members], float)
 
     def scores(self, metric: str) -> np.ndarray:
         """Returns the finite `values` of the complete members, ``[members]``, and NaN for all others."""
@@ -106,7 +106,7 @@ class Sweep:
         sign = -1 if self.more_is_better(metric) else 1
 
         def rank(member: Member) -> tuple[int, float]:
-            value = member.metrics().get(metric, math.nan)
+            value = member.final.get(metric, math.nan)
             if member.status in LOST or not math.isfinite(value):
                 return 2, 0.0
             return int(member.cut_short), sign * value
@@ -125,7 +125,7 @@ class Sweep:
         """
         metric = self.check_metric(metric)
         best = self.ranked(metric)[0]
-        if best.status in LOST or not math.isfinite(best.metrics().get(metric, math.nan)):
+        if best.status in LOST or not math.isfinite(best.final.get(metric, math.nan)):
             counts = count_by_status(self.members)
             raise ConfigError(f"no member has a result in {metric!r} ({counts}): name another metric.")
         return best
@@ -227,7 +227,7 @@ class Sweep:
         rows = []
         for member in self.members:
             row = {"member": member.index, **member.fields, "status": member.status, "step": member.step}
-            row |= metrics_of(member.final) | {f"best_{name}": value for name, value in member.best.items()}
+            row |= {**member.final} | {f"best_{name}": value for name, value in member.best.items()}
             rows.append(row | ({"error": member.error} if any(one.error for one in self.members) else {}))
         return pandas.DataFrame(rows)
 
@@ -282,7 +282,7 @@ class Sweep:
         >>> outputs.shape, outputs.mean(axis=0).shape  # doctest: +SKIP
         ((4, 32, 10), (32, 10))
         """
-        from jaxnn.sweeps._member_states import predict_members
+        from jaxnn.sweeps._stored import predict_members
 
         return predict_members(self, inputs, batch_size, devices)
 
@@ -293,7 +293,7 @@ class Sweep:
             ConfigError: the data have no such split, or as `Sweep.run`.
             RecordError: the data are not those that the sweep was trained on, or as `Sweep.run`.
         """
-        from jaxnn.sweeps._member_states import evaluate_members
+        from jaxnn.sweeps._stored import evaluate_members
 
         return evaluate_members(self, split, devices)
 
@@ -312,7 +312,7 @@ class Sweep:
         errors = any(member.error for member in members[:limit])
         rows = []
         for member in members[:limit]:
-            fields, measured = member.fields, member.metrics()
+            fields, measured = member.fields, member.final
             row = [str(member.index), *(show_field(fields.get(axis.name)) for axis in self.axes), member.status]
             row += [str(member.step), *(show(measured[name]) if name in measured else "–" for name in names)]
             rows.append(row + ([member.error or ""] if errors else []))
@@ -343,7 +343,7 @@ class Sweep:
             rows.append(("time", f"{seconds:.2f} s{split}, {compiled} program{'s' * (compiled != 1)} compiled"))
         try:
             best = self.best()
-            metrics = ", ".join(f"{name} {show(value)}" for name, value in metrics_of(best.final).items())
+            metrics = ", ".join(f"{name} {show(value)}" for name, value in best.final.items())
             rule = f"{'highest' if self.higher_is_better else 'lowest'} final {self.monitor}"
             rows.append(("best" if best.complete else "best so far", f"{best}, by the {rule}: {metrics}"))
         except ConfigError:

@@ -1,7 +1,5 @@
 """The directory of a sweep: what it holds, how a sweep is resumed from it, and the directories of its shards."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +13,6 @@ from jaxnn.run import KEPT_OPTIONS as RUN_OPTIONS
 from jaxnn.run import check_same_config, file_name_of, recorded_setup
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _stored
-from jaxnn.sweeps._member_states import GROUPS
 from jaxnn.sweeps._members import Member, show_point
 from jaxnn.sweeps._plan import SweepOptions, SweepPlan, parse_shard
 from jaxnn.sweeps._sweep import Sweep
@@ -92,7 +89,7 @@ class SweepRecord:
         """Opens a group's store, restores its newest undamaged checkpoint; returns notes on changes and damage."""
         if self.directory is None:
             return []
-        trainer.open_store(self.directory, self.directory.path / GROUPS / f"{number}")
+        trainer.open_store(self.directory, self.directory.path / _stored.GROUPS / f"{number}")
         notes, facts = list[str](), self.facts["groups"][number]
         before = None if trainer.options.resume is None else facts.get("fingerprint")
         if before is not None:  # it was started
@@ -190,7 +187,7 @@ def recorded_points(path: Path, experiment: Experiment[Any]) -> tuple[Experiment
     made = tuple(_stored.read_point(point, before) for point in before["points"])
     points = Points(made, {axis["name"]: axis["scale"] for axis in before["axes"]})
     design, experiment = before["halving"], dataclasses.replace(experiment, config=config)
-    return experiment, points if design is None else Halving(points, design["eta"], design["min_fraction"])
+    return experiment, points if design is None else Halving(points, **design)
 
 
 def continued_options(options: SweepOptions, before: Mapping[str, Any]) -> SweepOptions:

@@ -1,7 +1,5 @@
 """Many runs of an experiment as one program: ``jn.sweep(experiment, jn.grid(learning_rate=[…], seed=range(8)))``."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -13,22 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxnn import run as runs
 from jaxnn.engine import RUNNING, Flight, Trainer, WindowReport, closing_writers, train, with_changes
 from jaxnn.observe import Clock
 from jaxnn.parallel import computing_on
 from jaxnn.record import MetricWriter, WriterFacts, check_vacant, create_run_dir, open_record, preload_orbax
-from jaxnn.run import (
-    NAME_WIDTH,
-    Display,
-    Interruption,
-    device_rows,
-    format_rate,
-    interruptible,
-    open_all,
-    open_display,
-    send,
-    watching,
-)
 from jaxnn.search import Halving, Points
 from jaxnn.sweeps import _sweep_record
 from jaxnn.sweeps._groups import Group, reason
@@ -87,7 +74,7 @@ def sweep_here(
     """Trains the members in this process."""
     clock = Clock()
     with contextlib.ExitStack() as around:
-        interruption = around.enter_context(interruptible())
+        interruption = around.enter_context(runs.interruptible())
         around.enter_context(computing_on(options.device))
         writers = around.enter_context(closing_writers(options))
         before = None
@@ -101,12 +88,12 @@ def sweep_here(
         checked_points(experiment, points, options)
         if options.record and options.checkpoint_every != 0 and not options.plan_only:
             preload_orbax()
-        display = around.enter_context(open_display(options.progress))
+        display = around.enter_context(runs.open_display(options.progress))
         with display.announcing(clock):
-            display.rows(device_rows(), NAME_WIDTH)
+            display.rows(runs.device_rows(), runs.NAME_WIDTH)
             plan = plan_sweep(experiment, points, options, clock)
             _sweep_record.restore_plan(plan, before)
-            display.rows(sweep_rows(plan), NAME_WIDTH)
+            display.rows(sweep_rows(plan), runs.NAME_WIDTH)
             origin = origin or origin_of(experiment)
             if options.plan_only:
                 return _plan_only(plan, display, origin)
@@ -123,7 +110,7 @@ def sweep_here(
             if facts["status"] != "finished" or not all(map(plan.is_over, plan.groups)):
                 run = SweepRun(plan, record, interruption, display, writers)
                 aloud = options.progress != "none"
-                with watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
+                with runs.watching(clock, run.flight, options.stall_after, aloud=aloud), display.announcing(clock):
                     run.train()
             display.close()
             results = record.results(plan)
@@ -160,8 +147,8 @@ class SweepRun:
         self,
         plan: SweepPlan,
         record: SweepRecord,
-        interruption: Interruption,
-        display: Display,
+        interruption: runs.Interruption,
+        display: runs.Display,
         writers: Sequence[MetricWriter],
     ) -> None:
         self.plan, self.record, self.interruption, self.display = plan, record, interruption, display
@@ -179,7 +166,7 @@ class SweepRun:
         facts, path = self.record.facts, self.record.directory and self.record.directory.path
         points = {member.number: dict(member.point) for member in self.plan.members}
         resumed = None if self.plan.options.resume is None else 0
-        open_all(self.writers, WriterFacts(facts["name"], path, facts["config"], points, resumed))
+        runs.open_all(self.writers, WriterFacts(facts["name"], path, facts["config"], points, resumed))
         try:
             for share in self.plan.rungs:
                 for group in self.plan.groups:
@@ -259,7 +246,7 @@ class SweepRun:
             value, point = (max if self.higher_is_better else min)(finite, key=operator.itemgetter(0))
             extreme = f"{'highest' if self.higher_is_better else 'lowest'} {self.monitored.replace('_', ' ')}"
             numbers += f"; {extreme} now {value:.4g} ({show_point(point)})"
-        title, rates = f"{place}step {window.step}", f"{format_rate(num_updates / window.seconds)} member-steps/s"
+        title, rates = f"{place}step {window.step}", f"{runs.format_rate(num_updates / window.seconds)} member-steps/s"
         report = SweepReport(done, done + left, title, numbers, rates, window.evaluated or left == 0)
         with self.interruption.stopping_if_unread():
             self.display.report(report)
@@ -304,10 +291,10 @@ class SweepRun:
         self.record.describe(status="interrupted" if unfinished else "finished", summary=summary)
         results = self.record.results(plan)
         if not unfinished and results.lines and any(hasattr(writer, "media") for writer in self.writers):
-            send(self.writers, "sweep", results.plot(), max(log.step for log in logs))
+            runs.send(self.writers, "sweep", results.plot(), max(log.step for log in logs))
 
 
-def _plan_only(plan: SweepPlan, display: Display, origin: Mapping[str, Any]) -> Sweep:
+def _plan_only(plan: SweepPlan, display: runs.Display, origin: Mapping[str, Any]) -> Sweep:
     """Prints how the sweep would be run."""
     facts: dict[str, Any] = {}
     for group in plan.groups:

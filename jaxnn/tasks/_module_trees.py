@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax.tree_util import GetAttrKey, all_leaves, keystr
 
 from jaxnn.tasks._model_calls import Apply, Init, ModelResult, call_arguments
@@ -172,15 +173,10 @@ def _part_name(path: tuple[Any, ...], leaf: Any) -> list[str]:
 
 def _nested(tree: PyTree, name: _Name) -> dict[str, Any]:
     """The arrays of ``tree`` in dicts of strings, which checkpoints and optimizers of any library take."""
-    nested: dict[str, Any] = {}
-    for path, leaf in jax.tree.leaves_with_path(tree):
-        *folders, last = name(path, leaf)
-        place = nested
-        for folder in folders:
-            place = place.setdefault(folder, {})
-        # A copy, since training may donate it; of a weak type it would change type in the first step.
-        place[last] = jnp.array(leaf, jnp.result_type(leaf))
-    return nested
+    leaves = jax.tree.leaves_with_path(tree)
+    # Copies, since training may donate them; of a weak type they would change type in the first step.
+    copies = {tuple(name(path, leaf)): jnp.array(leaf, jnp.result_type(leaf)) for path, leaf in leaves}
+    return unflatten_dict(copies)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _filled(tree: PyTree, nested: Mapping[str, Any], name: _Name) -> PyTree:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxnn.nn import unbox
 from jaxnn.tasks._contract import LossResult
@@ -154,23 +155,20 @@ def _plain(params: Params, model_state: ModelState) -> tuple[Params, ModelState]
 
 
 def _names(params: Params) -> dict[str, Any]:
-    named = jax.tree.leaves_with_path(params, is_leaf=lambda node: not isinstance(node, Mapping))
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named}
+    """The parameters by their paths, ``Dense_0/kernel``."""
+    flat: dict[tuple[str, ...], Any] = flatten_dict(params)  # type: ignore[no-untyped-call]
+    return {"/".join(path): flat[path] for path in sorted(flat)}
 
 
-def _select(params: Params, wanted: Callable[[str], bool], before: str = "") -> dict[str, Any]:
+# By tuples of names: Haiku's names have slashes.
+def _select(params: Params, wanted: Callable[[str], bool]) -> dict[str, Any]:
     """The parts of nested dicts whose paths are ``wanted``."""
-    found: dict[str, Any] = {}
-    for name, part in params.items():
-        if isinstance(part, Mapping):
-            inner = _select(part, wanted, f"{before}{name}/")
-            found |= {name: inner} if inner else {}
-        elif wanted(f"{before}{name}"):
-            found[name] = part
-    return found
+    flat: dict[tuple[str, ...], Any] = flatten_dict(params)  # type: ignore[no-untyped-call]
+    found = {path: leaf for path, leaf in flat.items() if wanted("/".join(path))}
+    return unflatten_dict(found)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _joined(one: Params, other: Params) -> dict[str, Any]:
     """Two nested dicts without a common leaf as one."""
-    both = {**one, **other}
-    return {name: _joined(one[name], other[name]) if name in one and name in other else both[name] for name in both}
+    both = flatten_dict(one) | flatten_dict(other)  # type: ignore[no-untyped-call]
+    return unflatten_dict(both)  # type: ignore[no-any-return, no-untyped-call]

@@ -15,7 +15,6 @@ SETS = {
     "wine": (178, (13,), 3),
     "breast_cancer": (569, (30,), 2),
     "diabetes": (442, (10,), 0),
-    "linnerud": (20, (3,), 0),
 }
 
 
@@ -65,7 +64,6 @@ def test_seeds_and_targets():
     # Targets of regression are raw.
     _, targets = all_splits(data.diabetes())
     np.testing.assert_array_equal(np.sort(targets), np.sort(load_diabetes().target))
-    assert data.linnerud().train.targets.shape == (16, 3)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,6 @@ CONVOLUTIONS = {"blocks": ((3,),), "dense": ()}
 RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
 GRUS = {"layer": GRU, "bidirectional": True}
 LANGUAGE_MODEL = models.RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
-GENERATOR = {"embedding_features": 4, "features": 3, "hidden": (5,)}
 BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": models.Bottleneck, "stem": "imagenet"}
 STAGES = {"stages": ((2, 4, 1, 1),), "features": 4, "last_features": 6}
 TRANSFORMER = {"num_layers": 1, "features": 8, "num_heads": 2, "max_length": TIME + 1}
@@ -141,7 +140,6 @@ SLOW = {
     "VAE": Row(autoencoding, LATENTS, pictures),
     "MobileNetV2": Row(classification, models.MobileNetV2(3, **STAGES, dropout=0.25), images),
     "GRUs in bfloat16": Row(classification, RecurrentClassifier(3, **RECURRENT, **GRUS), texts, HALF, 2e-2, NARROW),
-    "TextGenRNN": Row(classification, models.TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
     "RecurrentLanguageModel": Row(next_token, LANGUAGE_MODEL, successors),
     # On a CPU, scores of attention and sums over rows in normalisation are float32.
     "GPT in bfloat16": Row(next_token, GPT(7, **TRANSFORMER), successors, HALF, 2e-2, (*NARROW, "float32")),

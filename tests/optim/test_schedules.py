@@ -18,7 +18,6 @@ STEPS = np.arange(26)  # two shapes of 20 steps, and some beyond
 
 # name -> (ours, Optax's), each of a peak
 SHAPES: dict[str, tuple[Callable, Callable]] = {
-    "constant": (schedules.constant, optax.constant_schedule),
     "linear": (lambda peak: schedules.linear(peak, 20), lambda peak: optax.linear_schedule(peak, 0.0, 20)),
     "linear warm-up": (
         lambda peak: schedules.linear(peak, 20, warmup_steps=5, final_fraction=0.1),
@@ -123,7 +122,7 @@ def test_one_cycle_without_rise_or_fall() -> None:
         (lambda: schedules.linear(0.1, 5, warmup_steps=-1), "warmup_steps must be an integer >= 0"),
         (lambda: schedules.cosine(0.1, 5, final_fraction=1.5), "final_fraction must be a number in"),
         (lambda: schedules.cosine(-0.1, 5), "peak must be a number >= 0, not -0.1"),
-        (lambda: schedules.constant(float("nan")), "peak must be a number >= 0, not nan"),
+        (lambda: schedules.inverse_time(float("nan"), 1.0), "peak must be a number >= 0, not nan"),
         (lambda: schedules.one_cycle(0.1, 5, warmup_fraction=2), "warmup_fraction must be"),
         (lambda: schedules.one_cycle(0.1, 5, initial_divisor=0.0), "initial_divisor must be"),
         (lambda: schedules.one_cycle(0.1, 5, final_divisor=0.0), "final_divisor must be"),

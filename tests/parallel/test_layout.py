@@ -105,7 +105,7 @@ def test_accumulation_streaming_and_sweeps_train_the_same_on_several_devices() -
     unsharded = jn.sweep(wide(), points, devices=1, **how)
     sharded = jn.sweep(wide(), points, mesh="members=2,data=2", strategy="fsdp", **how)
     for member, other in zip(sharded.members, unsharded.members, strict=True):
-        assert member.metrics() == pytest.approx(other.metrics(), rel=1e-4)
+        assert member.final == pytest.approx(other.final, rel=1e-4)
 
 
 # --- errors ---
@@ -237,7 +237,6 @@ def along_data(mesh: Mesh, leaf: Any) -> NamedSharding:
         (lambda: layout(shard_state=lambda *_: None).state_shardings(NARROW, {"w": P()}), "a tree like the state's"),
         (lambda: state_shardings(lambda mesh, leaf: P()), r"returned P\(\) for step \[\]: return a NamedSharding"),
         (lambda: state_shardings(along_data), r"for params/w \[32, 6\], which does not fit"),
-        (lambda: layout(choose=lambda *_: STRATEGIES["pmap"]).resolve(SQUARE), "zero1 chose pmap, .*in another way"),
     ],
 )
 def test_wrong_strategies_are_named(call: Any, words: str) -> None:

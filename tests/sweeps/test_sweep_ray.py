@@ -64,7 +64,7 @@ def test_options_that_workers_cannot_use_and_missing_ray_are_reported(
     with pytest.raises(jn.ConfigError, match="halving compares all members"):
         jn.sweep(tiny.experiment(), jn.search.halving(POINTS), executor="ray")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(jn.ConfigError, match=r"needs Ray: pip install -e '\.\[ray\]'$"):
+    with pytest.raises(jn.ConfigError, match=r"needs ray, which is not installed: pip install \"jaxnn\[ray\]\"\.$"):
         sweep(tiny.experiment(), run_dir=tmp_path / "swept")
     assert not (tmp_path / "swept").exists()
 

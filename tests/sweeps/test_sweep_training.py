@@ -353,7 +353,7 @@ def test_points_that_cannot_be_built_fail_and_the_others_run(tmp_path: Path) -> 
         return tiny.experiment().task(config)
 
     def optimizer(config: tiny.Config) -> optax.GradientTransformation:
-        jn.schedules.constant(config.learning_rate)  # which refuses negative rates
+        jn.schedules.cosine(config.learning_rate, 10)  # which refuses negative rates
         return optax.sgd(config.learning_rate, momentum=0.9)
 
     # The first group's others are found to fail one by one, since its least or its greatest rate does.

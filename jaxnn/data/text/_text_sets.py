@@ -1,7 +1,5 @@
 """Data sets of texts and labels: the user's own texts, text folders, and IMDb."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence

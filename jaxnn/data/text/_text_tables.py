@@ -1,7 +1,5 @@
 """Tables of texts (CSV, TSV): each row is an example."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

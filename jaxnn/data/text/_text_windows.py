@@ -1,7 +1,5 @@
 """Language modelling: windows of characters or words, with each next token as the target."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
