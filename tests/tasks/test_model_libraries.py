@@ -130,6 +130,7 @@ def test_factories_that_make_no_model_are_named(model: Any, words: str) -> None:
         as_model(model)[0](KEY, INPUTS)
 
 
+@pytest.mark.slow
 def test_equinox_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("equinox")
     monkeypatch.chdir(tmp_path)
