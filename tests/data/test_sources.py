@@ -43,7 +43,8 @@ def test_generated_data_train_alone_swept_and_on_devices():
     for name, leaf in run.state.params.items():
         np.testing.assert_allclose(leaf, split.state.params[name], rtol=1e-5)
     assert run.predict(np.ones((5, 3))).shape == (5, 3)
-    swept = jn.sweep(experiment, jn.grid(seed=[experiment.config.seed, 5]), record=False, progress="none")
+    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "record": False}
+    swept = jn.sweep(experiment, jn.grid(seed=[experiment.config.seed, 5]), **how)
     assert swept.members[0].final["test_loss"] == pytest.approx(run.final["test_loss"], rel=1e-5)
     assert swept.members[1].final["test_loss"] != swept.members[0].final["test_loss"]
 

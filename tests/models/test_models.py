@@ -114,8 +114,8 @@ COUNTS: list[tuple[linen.Module, jax.ShapeDtypeStruct, int]] = [
     (create("resnet50"), images(224), 25_557_032),
     (create("resnet101"), images(224), 44_549_160),
     (create("resnet152"), images(224), 60_192_808),
-    (create("vit_b_16"), images(224), 86_567_656),
-    (create("vit_l_16"), images(224), 304_326_632),
+    (create("vit_b_16", scan=True), images(224), 86_567_656),
+    (create("vit_l_16", scan=True), images(224), 304_326_632),
     # Of timm; in a scan as one after another.
     (create("vit_ti_16"), images(224), 5_717_416),
     (create("vit_s_16", scan=True, remat=True), images(224), 22_050_664),
