@@ -13,10 +13,9 @@ import jaxnn as jn
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-HOWTO = ROOT / "docs" / "howto"
-PROGRAMS = [ROOT / "docs" / "quickstart.md", *sorted(HOWTO.glob("*.md"))]
+PROGRAMS = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 # They compile many programs, and tests of their subjects have smaller ones.
-SLOW = [HOWTO / f"{name}.md" for name in ("batch_size", "fine_tune", "models_from_elsewhere")]
+SLOW = ("batch_size", "fine_tune", "many_seeds", "models_from_elsewhere", "own_step", "own_task", "use_a_model")
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
@@ -35,7 +34,7 @@ def headings(page: Path) -> set[str]:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page in SLOW))
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW))
         for page in PROGRAMS
         if blocks(page, "python")
     ],

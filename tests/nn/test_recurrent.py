@@ -289,6 +289,7 @@ def cudnn_calls(monkeypatch: pytest.MonkeyPatch, pretend_gpu: Callable[..., None
     return calls
 
 
+@pytest.mark.slow
 def test_cudnn_equals_the_loops_for_each_member_of_a_vmap(cudnn_calls: list[Any]) -> None:
     members = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), (params_of(LSTM), carry_of(LSTM)))
 

@@ -24,9 +24,7 @@ M = jn.models
 MODELS: dict[str, tuple[Any, np.ndarray]] = {
     "mlp": (M.MLP((4, 3)), IMAGES),
     "cnn": (M.CNN(3, blocks=((4,),), dense=(4,), batch_norm=True), IMAGES),
-    "resnet": (M.ResNet(3, num_blocks=(1, 1), features=4), IMAGES),
     "lstm": (M.RecurrentClassifier(3, vocabulary_size=7, features=4, pad_id=0), TOKENS),
-    "gru": (M.RecurrentLanguageModel(7, features=4, num_layers=1, layer=jn.nn.GRU), TOKENS),
     "gpt": (M.GPT(7, num_layers=1, features=8, num_heads=2, max_length=5), TOKENS),
 }
 
