@@ -124,9 +124,13 @@ GPT2 = GPT(11, **SMALL, tied=True, epsilon=1e-5)
 def test_weights_of_a_torch_state_dict_give_the_logits_of_gpt_2() -> None:
     weights = gpt2_weights(GPT2)
     expected = gpt2_reference(weights, np.asarray(TOKENS), GPT2.num_heads)
-    for model in (GPT2, GPT2.clone(scan=True, remat=True)):
-        found = jax.jit(model.apply)({"params": from_torch(model, weights)[0]}, TOKENS)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    models = GPT2, GPT2.clone(scan=True, remat=True), GPT2.clone(tied=False)
+    tied, scanned = (from_torch(model, weights)[0] for model in models[:2])
+    untied = tied | {"Dense_0": {"kernel": tied["Embed_0"]["embedding"].T, "bias": np.arange(11.0, dtype=np.float32)}}
+    given = [{"params": params} for params in (tied, scanned, untied)]
+    *found, shifted = jax.jit(lambda given: [m.apply(v, TOKENS) for m, v in zip(models, given, strict=True)])(given)
+    for logits in (*found, shifted - np.arange(11.0)[None, None]):
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_do_not_fit_are_named() -> None:

@@ -85,22 +85,6 @@ def test_exported_models_need_jax_alone(folder: Path) -> None:
     assert (done.stdout.split(), done.returncode) == (sorted(MODELS), 0), done.stderr
 
 
-def test_gradients_of_convolutions_have_a_symbolic_batch() -> None:
-    kernel, images = np.ones((3, 3, 4, 2), np.float32), np.random.default_rng(0).normal(size=(11, 6, 6, 4))
-
-    def loss(kernel: Any, images: Any) -> Any:
-        options = {"implementation": "channels_last", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-        return (jn.nn.conv_general_dilated(images, kernel, (2, 2), "SAME", **options) ** 2).sum()
-
-    gradient, (rows,) = jax.jit(jax.grad(loss, (0, 1))), jax.export.symbolic_shape("batch")
-    shapes = jax.ShapeDtypeStruct(kernel.shape, "float32"), jax.ShapeDtypeStruct((rows, 6, 6, 4), "float32")
-    exported = jax.export.export(gradient)(*shapes)
-    for count in (3, 11):
-        given = kernel, images[:count].astype(np.float32)
-        for found, expected in zip(exported.call(*given), gradient(*given), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
-
-
 def test_one_file_has_several_platforms_and_a_given_batch(runs: dict[str, jn.Run], tmp_path: Path) -> None:
     path = runs["cnn"].export(tmp_path / "cnn.stablehlo", batch=5, platforms=("cpu", "cuda", "tpu"))
     exported = jax.export.deserialize(bytearray(path.read_bytes()))
