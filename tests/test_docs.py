@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 # They compile many programs, and tests of their subjects have smaller ones.
-SLOW = ("batch_size", "fine_tune", "many_seeds", "models_from_elsewhere", "own_step", "own_task", "use_a_model")
+SLOW = (
+    *("batch_size", "fine_tune", "many_seeds", "models_from_elsewhere"),
+    *("own_parts", "own_step", "own_task", "several_devices", "use_a_model"),
+)
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
