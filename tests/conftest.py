@@ -1,5 +1,6 @@
 """Configures all tests: four CPU devices, rank promotion raises, slow tests run with --slow."""
 
+import gc
 import os
 import pathlib
 from collections.abc import Iterator
@@ -25,6 +26,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = [item for item in items if item.get_closest_marker("slow")]
     items[:] = [item for item in items if item not in slow]
     config.hook.pytest_deselected(items=slow)
+
+
+def pytest_collection_finish() -> None:
+    # What JAX and the test modules imported stays: the collector need not visit it again and again.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

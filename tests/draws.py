@@ -1,4 +1,7 @@
-"""Random arrays by NumPy, for JAX compiles a draw of its own for each shape, and the comparison of trees."""
+"""Random arrays by NumPy, for JAX compiles a draw of its own for each shape, and the comparison of trees.
+
+`jax.device_put` compiles nothing; `jnp.asarray` compiles a program for each shape.
+"""
 
 from typing import Any
 
@@ -10,17 +13,17 @@ from flax import linen
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
     """Of mean 0 and variance 1."""
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return jax.device_put(np.random.default_rng(seed).standard_normal(shape).astype(dtype))
 
 
 def uniform(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
     """Between 0 and 1."""
-    return jnp.asarray(np.random.default_rng(seed).random(shape), dtype)
+    return jax.device_put(np.random.default_rng(seed).random(shape).astype(dtype))
 
 
 def integers(seed: int, stop: int, *shape: int) -> jax.Array:
     """From 0 on, below ``stop``."""
-    return jnp.asarray(np.random.default_rng(seed).integers(0, stop, shape))
+    return jax.device_put(np.random.default_rng(seed).integers(0, stop, shape))
 
 
 def variables(model: linen.Module, *inputs: Any) -> Any:
@@ -30,7 +33,7 @@ def variables(model: linen.Module, *inputs: Any) -> Any:
 
     def fill(path: Any, leaf: Any) -> jax.Array:
         lowest = -1.0 if path[-1].key in ("kernel", "embedding") else 0.2
-        return jnp.asarray(numbers.uniform(lowest, 1.0, leaf.shape), leaf.dtype)
+        return jax.device_put(numbers.uniform(lowest, 1.0, leaf.shape).astype(leaf.dtype))
 
     with jax.ensure_compile_time_eval():  # callers keep them, also while they trace
         return jax.tree.map_with_path(fill, shapes)

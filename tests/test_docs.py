@@ -14,6 +14,11 @@ import jaxnn as jn
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+# They compile many programs, and tests of their subjects have smaller ones.
+SLOW = (
+    *("batch_size", "fine_tune", "many_seeds", "models_from_elsewhere"),
+    *("own_parts", "own_step", "own_task", "several_devices", "use_a_model"),
+)
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
@@ -29,7 +34,14 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [page for page in PROGRAMS if blocks(page, "python")], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] * (page.stem in SLOW))
+        for page in PROGRAMS
+        if blocks(page, "python")
+    ],
+)
 def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}

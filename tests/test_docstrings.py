@@ -78,8 +78,9 @@ pytestmark = pytest.mark.usefixtures("compiled_once")
 NAMES = {"jax": jax, "jnp": jnp, "np": np, "optax": optax, "linen": linen, "jn": jn, "Path": Path}
 
 
-# `advise` measures for seconds.
-EXAMPLES = [pytest.param(name, marks=pytest.mark.slow) if name == "jaxnn.advise" else name for name in PUBLIC]
+# The first measures for seconds; the others compile many programs, and have tests of their own.
+SLOW = ("jaxnn.advise", "jaxnn.models.generate", "jaxnn.models.stream")
+EXAMPLES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PUBLIC]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

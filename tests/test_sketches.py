@@ -1,29 +1,46 @@
-"""The sketches of experiments, and the scripts with tasks or steps of their own: each trains for a few steps."""
+"""The sketches of experiments, and the scripts with tasks or steps of their own: each is traced; slow: trained."""
 
 import importlib
 import math
 from pathlib import Path
 
 import digits_gan
+import jax
 import numpy as np
 import pytest
 
 import jaxnn as jn
+from jaxnn.engine import load_data, programs_of
 from tests import tiny
 
 EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
 SKETCHES = sorted(f"sketches.{path.stem}" for path in (EXPERIMENTS / "sketches").glob("*.py"))
-SCRIPTS = ["cartpole_ppo", "digits_dp_sgd", "digits_gan", "digits_sam"]
+STEPS = ["cartpole_ppo", "digits_dp_sgd", "digits_gan", "digits_sam"]
+# Most of the time to train for two steps is that of compiling.
+FAST = ["sketches.callbacks", "digits_sam"]
+TRAINED = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SKETCHES + STEPS if name not in FAST)]
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
-def experiments_of(module):
-    return [value for value in vars(module).values() if isinstance(value, jn.Experiment)]
+def experiment_of(name):
+    (experiment,) = (v for v in vars(importlib.import_module(name)).values() if isinstance(v, jn.Experiment))
+    return experiment
 
 
-@pytest.mark.parametrize("name", [*SKETCHES, *SCRIPTS])
+@pytest.mark.parametrize("name", SKETCHES + STEPS)
+def test_initial_state_step_and_evaluation_of_a_sketch_can_be_traced(name):
+    experiment = experiment_of(name)
+    splits = load_data(experiment)
+    programs = programs_of(experiment, splits)
+    assert "loss" in programs.metrics
+    if splits.eval_split is not None:
+        batch = programs.source.as_batch(programs.first_examples)
+        assert "count" in jax.eval_shape(jn.steps.make_evaluate_step(programs.task), programs.shapes, batch)
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_sketch_trains(name):
-    (experiment,) = experiments_of(importlib.import_module(name))
+    experiment = experiment_of(name)
     run = tiny.fit(experiment.replace(num_steps=2), steps_per_call=1, report_every=2, eval_every=2)
     assert run.summary.step == 2 and all(math.isfinite(value) for value in run.final.values())
 

@@ -218,7 +218,7 @@ def test_evaluate_prints_metrics_of_a_run_and_of_members(
     script("evaluate", finished.dir, "--split", "train", "--json")
     expected = {f"train_{name}": value for name, value in finished.evaluate("train").items()}
     assert json.loads(capsys.readouterr().out) == pytest.approx({"step": 20} | expected)
-    how = ["--num-steps", 10, "--progress", "none", "--steps-per-call", 5, "--run-dir", tmp_path / "sweep"]
+    how = [*QUICK, "--vmap-size", 2, "--devices", 1, "--run-dir", tmp_path / "sweep"]
     sweep = script("sweep", "--seed", 0, 1, *how)
     script("evaluate", tmp_path / "sweep")
     header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())

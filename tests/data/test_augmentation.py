@@ -112,7 +112,13 @@ def test_bad_sizes_and_inputs_raise(factory):
     assert jax.eval_shape(factory(4), KEYS[0], batch_of(IMAGES)).inputs.shape == IMAGES.shape
 
 
-COLORS = jnp.asarray(np.random.default_rng(0).uniform(0, 1, (64, 4, 4, 3)), jnp.float32)
+COLORS = np.random.default_rng(0).uniform(0, 1, (64, 4, 4, 3)).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def images_of(augment, key, images):
+    """The augmented images."""
+    return augment(key, batch_of(images)).inputs
 
 
 def test_masks_change_with_their_images_and_integers_are_not_interpolated():
@@ -131,31 +137,25 @@ def test_masks_change_with_their_images_and_integers_are_not_interpolated():
 
 
 def test_crops_rotations_and_colors_are_exact_at_their_ends():
-    whole, straight, plain = jax.jit(
-        lambda batch: tuple(
-            augment(KEYS[0], batch).inputs
-            for augment in (random_resized_crop(scale=(1, 1), ratio=(1, 1)), random_rotation(0), color_jitter())
-        )
-    )(batch_of(COLORS))
-    for same in (whole, straight, plain):
-        np.testing.assert_allclose(same, COLORS, atol=1e-6)
-    ramp = jnp.broadcast_to(jnp.arange(8.0)[None, :, None, None], (64, 8, 8, 1))
-    cropped = np.asarray(random_resized_crop(scale=(0.25, 0.25), ratio=(1, 1))(KEYS[0], batch_of(ramp)).inputs)
+    for same in (random_resized_crop(scale=(1, 1), ratio=(1, 1)), random_rotation(0), color_jitter()):
+        np.testing.assert_allclose(images_of(same, KEYS[0], COLORS), COLORS, atol=1e-6)
+    ramp = np.broadcast_to(np.arange(8, dtype=np.float32)[None, :, None, None], (64, 8, 8, 1))
+    cropped = np.asarray(images_of(random_resized_crop(scale=(0.25, 0.25), ratio=(1, 1)), KEYS[0], ramp))
     # A quarter of the area is half of the height: rows are half a pixel apart, but for those beyond the edge.
     steps = np.diff(cropped[:, :, 0, 0], axis=1)
     assert np.isclose(steps[:, 1:-1], 0.5, atol=1e-5).all() and len(np.unique(cropped[:, 4, 0, 0].round(3))) > 30
-    around = np.asarray(random_rotation(180)(KEYS[0], batch_of(jnp.ones((64, 9, 9, 1)))).inputs)
+    around = np.asarray(images_of(random_rotation(180), KEYS[0], np.ones((64, 9, 9, 1), np.float32)))
     np.testing.assert_allclose(around[:, 4, 4], 1, atol=1e-6)
     assert (around[:, 0, 0] < 1).any()
 
 
 def test_color_jitter_keeps_what_each_part_keeps():
-    gray = jnp.broadcast_to(COLORS.mean(-1, keepdims=True), COLORS.shape)
-    jitter = jax.jit(lambda images: color_jitter(saturation=0.9, hue=0.5)(KEYS[0], batch_of(images)).inputs)
-    np.testing.assert_allclose(jitter(gray), gray, atol=1e-3)
-    assert np.abs(jitter(COLORS) - COLORS).max() > 0.1
-    dim = color_jitter(brightness=0.5)(KEYS[1], batch_of(COLORS * 0.5)).inputs / (COLORS * 0.5)
-    np.testing.assert_allclose(dim, jnp.broadcast_to(dim[:, :1, :1, :1], dim.shape), rtol=1e-4)
+    gray = np.broadcast_to(COLORS.mean(-1, keepdims=True), COLORS.shape)
+    jitter = color_jitter(saturation=0.9, hue=0.5)
+    np.testing.assert_allclose(images_of(jitter, KEYS[0], gray), gray, atol=1e-3)
+    assert np.abs(images_of(jitter, KEYS[0], COLORS) - COLORS).max() > 0.1
+    dim = np.asarray(images_of(color_jitter(brightness=0.5), KEYS[1], COLORS * 0.5)) / (COLORS * 0.5)
+    np.testing.assert_allclose(dim, np.broadcast_to(dim[:, :1, :1, :1], dim.shape), rtol=1e-4)
     assert 0.5 <= dim.min() < 0.7 and 1.3 < dim.max() <= 1.5001
     with pytest.raises(DataError, match="needs 3 channels, and images have 1"):
         color_jitter(hue=0.1)(KEYS[0], batch_of(COLORS[..., :1]))
@@ -171,19 +171,23 @@ def test_mixtures_that_cannot_be_are_named():
 
 
 def test_mixed_examples_have_mixed_targets():
-    images = jnp.broadcast_to(jnp.arange(64.0)[:, None, None, None], (64, 8, 8, 1))
-    batch = batch_of(images)
-    mixed, cut = jax.jit(lambda batch: (mixup(64)(KEYS[0], batch), cutmix(64)(KEYS[0], batch)))(batch)
+    numbers = np.arange(64, dtype=np.float32)
+    batch = batch_of(np.broadcast_to(numbers[:, None, None, None], (64, 8, 8, 1)))
+
+    @jax.jit
+    def mix(batch, floating):
+        return mixup(64)(KEYS[0], batch), cutmix(64)(KEYS[0], batch), mixup(64)(KEYS[0], floating)
+
+    mixed, cut, floats = jax.device_get(mix(batch, batch._replace(targets=numbers[:, None])))
     for found in (mixed, cut):
         # The mean of an image tells which examples are in it, and the target says the same.
-        np.testing.assert_allclose(found.inputs.mean((1, 2, 3)), found.targets @ jnp.arange(64.0), atol=1e-3)
+        np.testing.assert_allclose(found.inputs.mean((1, 2, 3)), found.targets @ numbers, atol=1e-3)
         np.testing.assert_allclose(found.targets.sum(1), 1, atol=1e-5)
         assert ((found.targets > 0).sum(1) == 2).any()
     assert set(np.unique(cut.inputs)) <= set(range(64))
-    floats = mixup(64)(KEYS[0], batch._replace(targets=jnp.arange(64.0)[:, None])).targets
-    np.testing.assert_allclose(floats[:, 0], mixed.targets @ jnp.arange(64.0), atol=1e-3)
+    np.testing.assert_allclose(floats.targets[:, 0], mixed.targets @ numbers, atol=1e-3)
 
 
 def test_views_draw_apart():
-    first, second = views(random_shift(1), random_shift(1))(KEYS[0], batch_of(IMAGES)).inputs
+    first, second = images_of(views(random_shift(1), random_shift(1)), KEYS[0], IMAGES)
     assert first.shape == IMAGES.shape and not np.array_equal(first, second)

@@ -123,10 +123,11 @@ FAST = {
     "a user's module": Row(regression, Normed(), numbers),
     "a plain pair": Row(regression, tiny.MODEL, vectors),
     "MLP in bfloat16": Row(classification, MLP((8, 3)), images, HALF, 2e-2, NARROW),
-    **{name: Row(classification, model, images) for name, model in ELSEWHERE.items()},
+    "a Flax NNX module": Row(classification, ELSEWHERE["a Flax NNX module"], images),
 }
-# They take long to compile, and a fast row has each of their parts too.
+# They take long to compile, and a fast row or another fast test has each of their parts too.
 SLOW = {
+    **{name: Row(classification, model, images) for name, model in ELSEWHERE.items() if name not in FAST},
     "CNN": Row(classification, CNN(3, **CONVOLUTIONS, dropout=0.25), images),
     "CNN in bfloat16": Row(regression, CNN(3, **CONVOLUTIONS), numbers, HALF, 2e-2, NARROW),
     "ResNet": Row(classification, models.ResNet(3, num_blocks=(1, 1), features=2), images),

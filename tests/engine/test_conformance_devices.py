@@ -20,7 +20,7 @@ from tests.engine.test_conformance import BATCH_SIZE, ELSEWHERE, TABLE, Normed
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-FAST = [("MLP", "fsdp"), ("MLP", "pmap"), ("a Flax NNX module", "data")]
+FAST = [("MLP", "fsdp")]
 
 
 def table() -> Iterator[Any]:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import jaxnn as jn
+from jaxnn.engine import resolve_cadences
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
 TASK = jn.tasks.classification(tiny.MODEL)
 SHIFTED = (tiny.points(11, 2)[0] + 1, tiny.points(11, 2)[1])
 
@@ -35,9 +37,10 @@ def test_metrics_of_all_outputs_and_of_other_splits_are_equal_however_a_run_is_d
         assert run.final[f"{split}_correlation"] == pytest.approx(expected, abs=1e-6)
         assert run.evaluate(split)["correlation"] == run.final[f"{split}_correlation"]
         assert run.final[f"{split}_size"] == len(targets)
-    for how in ({"strategy": "pmap"}, {"strategy": "data"}, {"resident": False}):
+    for how in ({"strategy": "pmap"}, {"strategy": "data", "resident": False}):
         assert tiny.fit(experiment(), eval_batch_size=4, **how).final == pytest.approx(run.final, abs=1e-5)
-    swept = jn.sweep(experiment(), jn.grid(learning_rate=[0.1, 0.2]), record=False, **tiny.HOW)
+    how = {**tiny.HOW, "vmap_size": 2, "devices": 1, "record": False}
+    swept = jn.sweep(experiment(), jn.grid(learning_rate=[0.1, 0.2]), **how)
     assert swept.members[0].final == pytest.approx(run.final, abs=1e-5)
     assert swept.members[1].final["test_correlation"] != swept.members[0].final["test_correlation"]
 
@@ -83,11 +86,12 @@ def test_a_sampled_loss_has_a_key_for_each_batch_the_same_each_time() -> None:
 
 
 def test_large_splits_are_evaluated_less_often() -> None:
-    def evaluations(num_test: int, **options: Any) -> int:
-        splits = jn.data.arrays(train=tiny.points(37), test=tiny.points(num_test, 1))
-        run = jn.fit(tiny.experiment(data=splits, num_steps=20), record=False, progress="none", **options)
-        return int(np.isfinite(run.metrics["test_loss"]).sum())
+    def every(num_test: int, **options: Any) -> int | None:
+        return resolve_cadences(jn.RunOptions(**options), tiny.Config(), (num_test,)).eval_every
 
     # Twenty steps of eight examples take as long as an evaluation of 480.
-    assert (evaluations(9), evaluations(48), evaluations(400)) == (10, 2, 1)
-    assert evaluations(400, eval_batches=1) == 5 and evaluations(400, eval_every=2) == 10
+    assert (every(9), every(48), every(400)) == (2, 10, 20)
+    assert every(400, eval_batches=1) == 4 and every(400, eval_every=2) == 2
+    splits = jn.data.arrays(train=tiny.points(37), test=tiny.points(48, 1))
+    run = jn.fit(tiny.experiment(data=splits), record=False, progress="none", steps_per_call=2)
+    assert np.isfinite(run.metrics["test_loss"]).sum() == 2

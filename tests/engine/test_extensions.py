@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,50 +16,38 @@ from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-MODULE = """
-from jaxnn.parallel import STRATEGIES
-
-data, fsdp = STRATEGIES["data"], STRATEGIES["fsdp"]
-# ZeRO's first stage: parameters are replicated, the optimizer's state is sharded.
-zero1 = data._replace(
-    name="zero1",
-    shard_state=lambda mesh, shapes, specs: data.shard_state(mesh, shapes, specs)._replace(
-        opt_state=fsdp.shard_state(mesh, shapes, specs).opt_state
-    ),
-)
-
 
 class Table:
-    def __init__(self):
-        self.rows, self.closed = [], 0
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.closed = 0
 
-    def write(self, lines):
+    def write(self, lines: Any) -> None:
         self.rows += lines
 
-    def close(self):
+    def close(self) -> None:
         self.closed += 1
 
 
 table = Table()
+STRATEGY = "tests.parallel.test_layout:zero1"
 
 
-def rule(lines):
+def rule(lines: Any) -> bool:
     return lines[-1]["step"] >= 10 and lines[-1]["test_loss"] < 100
-"""
+
+
 HOW = {**tiny.HOW, "eval_every": 5, "steps_per_call": 5}
 FLAGS = ("--steps-per-call", "5", "--report-every", "5", "--eval-every", "5", "--progress", "none")
-OWN = ("--strategy", "my_parts:zero1", "--writers", "my_parts:table", "--stop", "my_parts:rule", "--devices", "2")
+OWN = ("--strategy", STRATEGY, "--writers", f"{__name__}:table", "--stop", f"{__name__}:rule", "--devices", "2")
 
 
 @pytest.fixture
-def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The user's module, in the folder that a script is run from."""
-    (tmp_path / "my_parts.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    import my_parts  # type: ignore[import-not-found]
-
-    yield my_parts
-    del sys.modules["my_parts"]
+def parts() -> ModuleType:
+    """This module, where its names are imported from, with an empty table."""
+    module = importlib.import_module(__name__)
+    module.table = Table()
+    return module
 
 
 ALONE = [(5, None), (10, None)]
@@ -82,11 +70,11 @@ def test_command_line_takes_all_three_by_name(
     assert steps(parts.table.rows) == expected and parts.table.closed == 1
     assert parts.table.rows == tiny.lines(tmp_path / "record")
     options = tiny.read(tmp_path / "record", name)["options"]
-    assert (options["strategy"], options["stop"]) == ("my_parts:zero1", "my_parts:rule")
+    assert (options["strategy"], options["stop"]) == (STRATEGY, f"{__name__}:rule")
 
 
 def test_resumed_run_keeps_its_stopping_rule(parts: ModuleType, tmp_path: Path) -> None:
-    for number, rule in enumerate(("my_parts:rule", parts.rule)):
+    for number, rule in enumerate((f"{__name__}:rule", parts.rule)):
         path = tmp_path / str(number)
         for report in jn.iterate(tiny.experiment(), run_dir=path, **HOW, stop=rule):
             if report.step == 5:
@@ -152,13 +140,13 @@ def test_writer_is_closed_if_a_rule_fails(parts: ModuleType, stop: Any, error: t
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"writers": "my_parts:table"}, "writers is 'my_parts:table'"),
-        ({"writers": ("my_parts:Table",)}, "Table.*object"),
-        ({"writers": ("my_parts:missing",)}, "missing.*imported"),
+        ({"writers": "math:pi"}, "writers is 'math:pi'"),
+        ({"writers": (f"{__name__}:Table",)}, "Table.*object"),
+        ({"writers": ("math:missing",)}, "missing.*imported"),
         ({"writers": (print,)}, "write"),
         ({"stop": 0.9}, "stop is 0.9"),
         ({"stop": "rule"}, "MODULE:NAME"),
-        ({"stop": "my_parts:missing"}, "missing.*imported"),
+        ({"stop": "math:missing"}, "missing.*imported"),
     ],
 )
 def test_bad_writers_and_rules_are_named(parts: ModuleType, option: dict[str, Any], words: str) -> None:

@@ -171,7 +171,7 @@ def test_functional_core_names_wrong_losses_and_parameters(case: str) -> None:
         jax.eval_shape(lambda: step(jn.steps.init_train_state(task, optimizer, jax.random.key(0), batch), batch))
 
 
-@pytest.mark.parametrize("size", [5, 16])
+@pytest.mark.parametrize("size", [5, pytest.param(16, marks=pytest.mark.slow)])
 def test_means_are_refused_and_right_sums_are_not_for_any_batch_size(size: int) -> None:
     def coupled(batch: jn.Batch) -> jax.Array:
         """Zero for one example alone, and more for each other one, as of a contrastive loss."""

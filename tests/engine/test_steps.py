@@ -176,7 +176,7 @@ ADAM = optax.adam(0.1)
 @pytest.mark.parametrize(
     ("way", "optimizer"),
     [
-        ("vmap", ADAM),
+        pytest.param("vmap", ADAM, marks=pytest.mark.slow),
         ("shard_map", ADAM),
         pytest.param("pmap", ADAM, marks=pytest.mark.slow),
         pytest.param("shard_map unchecked", ADAM, marks=pytest.mark.slow),

@@ -132,10 +132,7 @@ class Config:
         ({"progress": "loud"}, "progress is 'loud', .* auto, bar, plain, none"),
         ({"resume": "a", "run_dir": "b"}, "both resume and run_dir"),
         (dataclasses.make_dataclass("Seedless", ["batch_size", "num_steps"])(8, 10), "Seedless has no field 'seed'"),
-        (Config(batch_size=0), "batch_size must be an integer >= 1, not 0"),
-        (Config(num_steps=0), "num_steps must be an integer >= .*, not 0"),
         (Config(seed=-1), "seed must be an integer >= 0, not -1"),
-        (Config(seed=2**32), "seed is 4294967296"),
     ],
 )
 def test_bad_options_and_configs_are_named(bad: Any, words: str) -> None:

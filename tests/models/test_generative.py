@@ -63,7 +63,7 @@ class WithTime(linen.Module):
         return self.model(x, time=TIMES)
 
 
-@pytest.mark.parametrize("num_groups", [2, None])
+@pytest.mark.parametrize("num_groups", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_unet_equals_flax_layers(num_groups: int | None) -> None:
     model = UNet(2, features=4, multipliers=(1, 2), num_groups=num_groups)
     variables = {"params": draws.variables(WithTime(model), IMAGES)["params"]["model"]}

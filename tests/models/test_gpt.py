@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen
@@ -56,22 +55,24 @@ def test_rotary_grouped_queries_rms_norm_and_tied_embeddings_by_formulas() -> No
 def test_remat_and_scan_give_the_same_logits_and_gradients() -> None:
     params = draws.variables(MODERN, TOKENS)["params"]
     stacked = {name: params[name] for name in ("Embed_0", "RMSNorm_0")}
-    stacked["Block_0"] = jax.tree.map(lambda *layers: jnp.stack(layers), params["Block_0"], params["Block_1"])
-
-    def compute(model: GPT, params: Any) -> Any:
-        return jax.jit(jax.value_and_grad(lambda p: model.apply({"params": p}, TOKENS).std()))(params)
-
-    loss, gradients = compute(MODERN, params)
-    jax.tree.map(near, compute(MODERN.clone(remat=True), params), (loss, gradients))
+    stacked["Block_0"] = jax.tree.map(lambda *layers: np.stack(layers), params["Block_0"], params["Block_1"])
     scanned = MODERN.clone(scan=True, remat=True, dropout=0.5)
-    found, slope = compute(scanned, stacked)
+
+    @jax.jit
+    def compute(params: Any, stacked: Any) -> Any:
+        def graded(model: GPT, params: Any) -> Any:
+            return jax.value_and_grad(lambda p: model.apply({"params": p}, TOKENS).std())(params)
+
+        return graded(MODERN, params), graded(scanned, stacked), scanned.init(KEY, TOKENS)
+
+    (loss, gradients), (found, slope), drawn = jax.device_get(compute(params, stacked))
     near(found, loss)
     jax.tree.map(near, slope["Embed_0"], gradients["Embed_0"])
     jax.tree.map(lambda one, both: near(both[1], one), gradients["Block_1"], slope["Block_0"])
     # Layers have initial values and dropout masks of their own, and their first axis no name of a mesh axis.
     specs = linen.get_partition_spec(jax.eval_shape(scanned.init, KEY, TOKENS))["params"]
     assert tuple(specs["Block_0"]["Dense_0"]["kernel"]) == (None, None, "model")
-    kernel = linen.unbox(jax.jit(scanned.init)(KEY, TOKENS))["params"]["Block_0"]["Dense_0"]["kernel"]
+    kernel = linen.unbox(drawn)["params"]["Block_0"]["Dense_0"]["kernel"]
     assert np.any(kernel[0] != kernel[1])
 
 
@@ -123,9 +124,13 @@ GPT2 = GPT(11, **SMALL, tied=True, epsilon=1e-5)
 def test_weights_of_a_torch_state_dict_give_the_logits_of_gpt_2() -> None:
     weights = gpt2_weights(GPT2)
     expected = gpt2_reference(weights, np.asarray(TOKENS), GPT2.num_heads)
-    for model in (GPT2, GPT2.clone(scan=True, remat=True)):
-        found = jax.jit(model.apply)({"params": from_torch(model, weights)[0]}, TOKENS)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    models = GPT2, GPT2.clone(scan=True, remat=True), GPT2.clone(tied=False)
+    tied, scanned = (from_torch(model, weights)[0] for model in models[:2])
+    untied = tied | {"Dense_0": {"kernel": tied["Embed_0"]["embedding"].T, "bias": np.arange(11.0, dtype=np.float32)}}
+    given = [{"params": params} for params in (tied, scanned, untied)]
+    *found, shifted = jax.jit(lambda given: [m.apply(v, TOKENS) for m, v in zip(models, given, strict=True)])(given)
+    for logits in (*found, shifted - np.arange(11.0)[None, None]):
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_weights_that_do_not_fit_are_named() -> None:

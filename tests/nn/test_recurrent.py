@@ -163,7 +163,7 @@ def test_stacked_layers_states_and_dropout() -> None:
     assert not np.allclose(dropped[0], dropped[1])
 
 
-@KINDS
+@pytest.mark.parametrize("kind", [LSTM, pytest.param(GRU, marks=pytest.mark.slow)])
 def test_bfloat16_has_the_dtypes_of_flax_and_is_near_float32(kind: type) -> None:
     params = params_of(kind)
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), {"params": params, "x": X, "carry": carry_of(kind)})
@@ -289,6 +289,7 @@ def cudnn_calls(monkeypatch: pytest.MonkeyPatch, pretend_gpu: Callable[..., None
     return calls
 
 
+@pytest.mark.slow
 def test_cudnn_equals_the_loops_for_each_member_of_a_vmap(cudnn_calls: list[Any]) -> None:
     members = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), (params_of(LSTM), carry_of(LSTM)))
 

@@ -201,7 +201,7 @@ def test_gradients_export_with_a_symbolic_batch(row: Row) -> None:
     batch = jax.export.symbolic_shape("batch")
     inputs = jax.ShapeDtypeStruct((*batch, *row.inputs.shape[1:]), row.inputs.dtype)
     exported = jax.export.export(gradient(row.name))(row.params, inputs)
-    if row.mixes_rows:
+    if row.mixes_rows or row.name == "Conv of thin inputs":
         assert_close(exported.call(row.params, row.inputs), gradient(row.name)(row.params, row.inputs), 1e-5)
 
 

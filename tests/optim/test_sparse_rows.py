@@ -274,7 +274,10 @@ def train(optimizer: Any, start: Any, value_and_grad: Any) -> tuple[Any, Any]:
     return state._replace(key=0), jnp.concatenate([tables, state.params["words"]["embedding"][None]])
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("narrow moments", "partition"))) for name in OPTIMIZERS],
+)
 def test_updates_by_rows_equal_their_definition(name: str) -> None:
     # Given a dense gradient, the optimizer updates the tables and undoes it for rows without a gradient.
     optimizer = OPTIMIZERS[name]

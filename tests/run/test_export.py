@@ -24,9 +24,7 @@ M = jn.models
 MODELS: dict[str, tuple[Any, np.ndarray]] = {
     "mlp": (M.MLP((4, 3)), IMAGES),
     "cnn": (M.CNN(3, blocks=((4,),), dense=(4,), batch_norm=True), IMAGES),
-    "resnet": (M.ResNet(3, num_blocks=(1, 1), features=4), IMAGES),
     "lstm": (M.RecurrentClassifier(3, vocabulary_size=7, features=4, pad_id=0), TOKENS),
-    "gru": (M.RecurrentLanguageModel(7, features=4, num_layers=1, layer=jn.nn.GRU), TOKENS),
     "gpt": (M.GPT(7, num_layers=1, features=8, num_heads=2, max_length=5), TOKENS),
 }
 
@@ -85,22 +83,6 @@ def test_exported_models_need_jax_alone(folder: Path) -> None:
     code = USE + "\nassert not {'jaxnn', 'flax', 'optax'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-c", code, folder], capture_output=True, text=True, timeout=120)
     assert (done.stdout.split(), done.returncode) == (sorted(MODELS), 0), done.stderr
-
-
-def test_gradients_of_convolutions_have_a_symbolic_batch() -> None:
-    kernel, images = np.ones((3, 3, 4, 2), np.float32), np.random.default_rng(0).normal(size=(11, 6, 6, 4))
-
-    def loss(kernel: Any, images: Any) -> Any:
-        options = {"implementation": "channels_last", "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-        return (jn.nn.conv_general_dilated(images, kernel, (2, 2), "SAME", **options) ** 2).sum()
-
-    gradient, (rows,) = jax.jit(jax.grad(loss, (0, 1))), jax.export.symbolic_shape("batch")
-    shapes = jax.ShapeDtypeStruct(kernel.shape, "float32"), jax.ShapeDtypeStruct((rows, 6, 6, 4), "float32")
-    exported = jax.export.export(gradient)(*shapes)
-    for count in (3, 11):
-        given = kernel, images[:count].astype(np.float32)
-        for found, expected in zip(exported.call(*given), gradient(*given), strict=True):
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_one_file_has_several_platforms_and_a_given_batch(runs: dict[str, jn.Run], tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def train_twice(path: Path, writer: Any) -> str:
     return str(known[""])
 
 
+@pytest.mark.slow
 def test_tensorboard_continues_its_events(tmp_path: Path) -> None:
     needs("tensorboardX", "tensorboard")
     needs("tensorboard.backend.event_processing.event_accumulator", "tensorboard")

@@ -21,7 +21,10 @@ INPUTS, KEY = tiny.points(8)[0], jax.random.key(0)
 MODELS = elsewhere.models(3)
 
 
-@pytest.mark.parametrize("as_instance", [True, False])
+as_instance_or_factory = pytest.mark.parametrize("as_instance", [pytest.param(True, marks=pytest.mark.slow), False])
+
+
+@as_instance_or_factory
 def test_nnx_equals_its_library(as_instance: bool) -> None:
     module = elsewhere.NNXNet(3, rngs=nnx.Rngs(KEY))
     init, apply = as_model(module if as_instance else MODELS["a Flax NNX module"])
@@ -35,7 +38,7 @@ def test_nnx_equals_its_library(as_instance: bool) -> None:
     np.testing.assert_allclose(first.model_state["norm"]["mean"], module.norm.mean[...], rtol=1e-6)
 
 
-@pytest.mark.parametrize("as_instance", [True, False])
+@as_instance_or_factory
 def test_equinox_equals_its_library(as_instance: bool) -> None:
     eqx = pytest.importorskip("equinox")
     factory = elsewhere.equinox_net(3)
@@ -139,6 +142,7 @@ def test_factories_that_make_no_model_are_named(model: Any, words: str) -> None:
         as_model(model)[0](KEY, INPUTS)
 
 
+@pytest.mark.slow
 def test_equinox_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("equinox")
     monkeypatch.chdir(tmp_path)

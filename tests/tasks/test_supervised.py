@@ -73,15 +73,6 @@ def test_models_get_a_flag_for_training(model: Any) -> None:
     assert apply(params, model_state, inputs, None)[0].tolist() == [[1.0, 2.0]]
 
 
-def test_flax_dropout_drops_in_training_alone() -> None:
-    init, apply = as_model(linen.Dropout(0.5))
-    inputs = np.ones((4, 8), np.float32)
-    params, model_state = init(KEY, inputs)
-    dropped = apply(params, model_state, inputs, KEY)[0]
-    assert set(np.unique(dropped)) == {0.0, 2.0}  # kept ones are scaled by 1 / (1 - 0.5)
-    assert np.array_equal(apply(params, model_state, inputs, None)[0], inputs)
-
-
 def test_batch_statistics_change_in_training_alone() -> None:
     # Of 0 and 4 the mean is 2 and the variance 4; at momentum 0.9 from 0 and 1: 0.2, and 0.9 + 0.4 = 1.3.
     init, apply = as_model(linen.BatchNorm(momentum=0.9, epsilon=0.0))
