@@ -2,6 +2,7 @@
 
 from jaxnn.data._arrays import (
     ArraySource,
+    array_source,
     Augmentation,
     arrays,
     check_batch_size,
