@@ -2,8 +2,8 @@
 
 from jaxnn.data._arrays import (
     ArraySource,
-    array_source,
     Augmentation,
+    array_source,
     arrays,
     check_batch_size,
     check_labels,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxnn.trees._binning import MISSING
-from jaxnn.trees._growth import Growth, Tree, find_leaves, fixed_point, grow, empty_tree
+from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow
 from jaxnn.trees._objectives import Objective, derivatives, weighted_mean
 from jaxnn.types import Array, Batch, ConfigError, Experiment, Metrics, Params, Splits, Task, TrainState, check_int
 
@@ -40,7 +40,8 @@ def boosting(
 ) -> Boosting:
     """Returns a gradient boosting of decision trees (Friedman 2001; Chen & Guestrin 2016, arXiv:1603.02754).
 
-    The inputs are bins of `binned`, or a dict of ``bins`` and the examples' ``weight [rows]``. Numbers may be tracers, and differ from member to member of a sweep.
+    The inputs are bins of `binned`, or a dict of ``bins`` and the examples' ``weight [rows]``. Numbers may be tracers,
+    and differ from member to member of a sweep.
 
     Args:
         objective: what is trained for.
@@ -80,7 +81,7 @@ def boosting(
         return {"start": start}, {"trees": trees._asdict(), "num_trees": jnp.int32(0), "scores": scores}
 
     def predict(params: Params, model_state: Any, inputs: Array) -> jax.Array:
-        scores = predict_scores(params["start"], model_state, _bins(inputs), max_depth)
+        scores = predict_scores({**model_state, **params}, _bins(inputs), max_depth)
         return scores[:, 0] if outputs == 1 else scores
 
     def loss(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Any:
@@ -134,9 +135,12 @@ def _weights(batch: Batch) -> Array:
     return batch.mask * batch.inputs["weight"] if isinstance(batch.inputs, dict) else batch.mask
 
 
-def predict_scores(start: Array, model_state: Any, inputs: Array, max_depth: int) -> jax.Array:
-    """The scores ``[rows, outputs]`` of bins ``[rows, columns]``, by all trees that were grown."""
-    bins, trees = inputs.T, Tree(**model_state["trees"])
+def predict_scores(model: Mapping[str, Any], inputs: Array, max_depth: int) -> jax.Array:
+    """The scores ``[rows, outputs]`` of bins ``[rows, columns]``, by all trees that were grown.
+
+    ``model`` has parameters and model state together: ``start``, ``trees`` and ``num_trees``.
+    """
+    bins, trees, start = inputs.T, Tree(**model["trees"]), model["start"]
 
     def add(index: Array, scores: jax.Array) -> jax.Array:
         def of_output(tree: Tree) -> jax.Array:
@@ -145,7 +149,7 @@ def predict_scores(start: Array, model_state: Any, inputs: Array, max_depth: int
         return scores + jax.vmap(of_output, out_axes=1)(jax.tree.map(lambda leaf: leaf[index], trees))
 
     scores = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
-    return jax.lax.fori_loop(0, model_state["num_trees"], add, scores)  # type: ignore[no-any-return]
+    return jax.lax.fori_loop(0, model["num_trees"], add, scores)  # type: ignore[no-any-return]
 
 
 def _quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:

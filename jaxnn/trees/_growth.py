@@ -156,7 +156,8 @@ def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth)
 
     Args:
         bins: ``[columns, rows]`` uint8.
-        pairs: ``[rows, 2]`` gradients and Hessians, and the unit ``[2]``, of `fixed_point`.
+        pairs: ``[rows, 2]`` gradients and Hessians of `fixed_point`.
+        unit: ``[2]``, of `fixed_point`.
         columns: ``[columns]`` bool, those that may split.
         growth: the settings.
     """
@@ -234,7 +235,7 @@ def _grow_by_depth(bins: Array, pairs: Array, unit: Array, columns: Array, growt
 
 
 def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, jax.Array]:
-    """The leaf with the largest gain at a time, until there are `Growth.num_leaves`; children are the next two nodes."""
+    """The leaf with the largest gain at a time, up to `Growth.num_leaves`; children are the next two nodes."""
     assert growth.num_leaves is not None
     rows = jnp.arange(bins.shape[1])
     num_nodes = 2 * growth.num_leaves - 1
