@@ -18,17 +18,21 @@ from flax import linen
 
 import jaxnn as jn
 
-# As in the paper's Atari experiments, but for the sizes.
-DISCOUNT, TRACE, CLIP, VALUE_WEIGHT, ENTROPY_WEIGHT = 0.99, 0.95, 0.2, 0.5, 0.01
-LENGTH, EPOCHS, MINIBATCHES = 128, 4, 4  # steps of a rollout; passes over it; updates per pass
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     features: int = 32  # Width of the hidden layers
     learning_rate: float = 2e-3  # Peak learning rate of Adam, with linear decay to zero
+    discount: float = 0.99  # Discount of future rewards; this and the next four as in the paper's Atari experiments
+    trace: float = 0.95  # Decay of generalized advantage estimation
+    clip: float = 0.2  # How far the ratio of probabilities may move from 1
+    value_weight: float = 0.5  # Weight of the error of the values in the loss
+    entropy_weight: float = 0.01  # Weight of the entropy
+    length: int = 128  # Steps of a rollout
+    epochs: int = 4  # Passes over a rollout
+    minibatches: int = 4  # Updates per pass
     batch_size: int = 4  # Environments
-    num_steps: int = 400  # Rollouts of 128 steps in each environment, with 16 updates each
+    num_steps: int = 400  # Rollouts in each environment, with 16 updates each
     seed: int = 0  # Determines initial parameters, environments and actions
 
 
@@ -96,23 +100,21 @@ def task(config):
         seen, log_probs = batch.targets, jax.nn.log_softmax(logits)
         ratio = jnp.exp(chosen(log_probs, seen["action"]) - seen["log_prob"])
         gain = (seen["advantage"] - seen["advantage"].mean()) / (seen["advantage"].std() + 1e-8)
-        policy = -jnp.minimum(ratio * gain, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * gain).mean()
+        policy = -jnp.minimum(ratio * gain, jnp.clip(ratio, 1 - config.clip, 1 + config.clip) * gain).mean()
         entropy = -(jnp.exp(log_probs) * log_probs).sum(1).mean()
         error = ((value - seen["value"] - seen["advantage"]) ** 2).mean()
-        return policy + VALUE_WEIGHT * error - ENTROPY_WEIGHT * entropy, (model_state, {"entropy": entropy})
+        total = policy + config.value_weight * error - config.entropy_weight * entropy
+        return total, (model_state, {"entropy": entropy})
 
-    def evaluate(params, model_state, batch, key):
-        return {"loss": model_state["env"].returned.sum(), "count": batch.mask.sum()}
-
-    return jn.Task(init, loss, evaluate, predict)
+    return jn.Task(init, loss, predict=predict)
 
 
 def optimizer(config):
-    updates = config.num_steps * EPOCHS * MINIBATCHES
+    updates = config.num_steps * config.epochs * config.minibatches
     return jn.optim.with_clipping(optax.adam(jn.schedules.linear(config.learning_rate, updates), eps=1e-5), 0.5)
 
 
-def step(task, optimizer):
+def step(task, optimizer, config):
     def rollout(params, env, key):
         def one(env, key):
             act_key, reset_key = jax.random.split(key)
@@ -125,7 +127,7 @@ def step(task, optimizer):
                 "x": env.x, "action": action, "log_prob": log_prob, "value": value, "fell": fell, "over": over,
             }  # fmt: skip
 
-        return jax.lax.scan(one, env, jax.random.split(key, LENGTH))
+        return jax.lax.scan(one, env, jax.random.split(key, config.length))
 
     def advantages(seen, last_value):
         """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438): ``[time, envs]``."""
@@ -135,7 +137,8 @@ def step(task, optimizer):
             goes_on = 1.0 - now["over"]
             # Rewards are 1. Where time ran out, the last value stands for the next one, which is of a new episode.
             after = jnp.where(now["over"] & ~now["fell"], now["value"], goes_on * next_value)
-            advantage = 1 + DISCOUNT * after - now["value"] + DISCOUNT * TRACE * goes_on * advantage
+            error = 1 + config.discount * after - now["value"]
+            advantage = error + config.discount * config.trace * goes_on * advantage
             return (advantage, now["value"]), advantage
 
         return jax.lax.scan(back, (jnp.zeros_like(last_value), last_value), seen, reverse=True)[1]
@@ -147,8 +150,8 @@ def step(task, optimizer):
         env, seen = rollout(state.params, state.model_state["env"], play_key)
         seen["advantage"] = advantages(seen, task.predict(state.params, {}, env.x)[1])
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), seen)
-        size = len(flat["value"]) // MINIBATCHES
-        orders = [jax.random.permutation(key, len(flat["value"])) for key in jax.random.split(order_key, EPOCHS)]
+        size = len(flat["value"]) // config.minibatches
+        orders = [jax.random.permutation(key, len(flat["value"])) for key in jax.random.split(order_key, config.epochs)]
 
         def minibatch(state, rows):
             taken = jax.tree.map(lambda leaf: leaf[rows], flat)

@@ -2,8 +2,8 @@
 
 Claim     over eight seeds, SAM classifies handwritten digits with at least 97.2 % mean test accuracy
 Command   python experiments/digits_sam.py sweep --seed 0 1 2 3 4 5 6 7
-Result    97.5 ± 0.2 % (standard error) and a test loss of 0.13, with the best radius of 0.05, 0.1 and 0.2 on these
-          seeds; without SAM (`step=None`) 97.0 ± 0.2 % and 0.16
+Result    97.5 ± 0.2 % (standard error) and a test loss of 0.13; without SAM (`step=None`) 97.0 ± 0.2 % and 0.16. With
+          `--radius 0.0 0.05 0.1 0.2` too, which rounds otherwise, 96.9, 97.2, 97.2 and 97.0 %, losses 0.16 to 0.13
 """
 
 import dataclasses
@@ -13,11 +13,10 @@ import optax
 
 import jaxnn as jn
 
-RADIUS = 0.05  # How far SAM goes uphill, by the norm of all parameters, before it takes the gradient
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
+    radius: float = 0.05  # How far SAM goes uphill, by the norm of all parameters, before it takes the gradient
     learning_rate: float = 0.1  # Peak learning rate of SGD with momentum, with cosine decay to zero
     batch_size: int = 32  # Examples per step
     num_steps: int = 2_000  # Updates: about 45 epochs
@@ -36,11 +35,11 @@ def optimizer(config):
     return optax.sgd(jn.schedules.cosine(config.learning_rate, config.num_steps), momentum=0.9)
 
 
-def step(task, optimizer):
+def step(task, optimizer, config):
     def uphill(loss, has_aux):
         def value_and_grad(params, *rest):
             gradient, _ = jax.grad(loss, has_aux=has_aux)(params, *rest)
-            worst = optax.tree.add_scale(params, RADIUS / (optax.tree.norm(gradient) + 1e-12), gradient)
+            worst = optax.tree.add_scale(params, config.radius / (optax.tree.norm(gradient) + 1e-12), gradient)
             return jax.value_and_grad(loss, has_aux=has_aux)(worst, *rest)
 
         return value_and_grad

@@ -13,12 +13,11 @@ import optax
 from jaxnn.nn import unbox
 from jaxnn.optim import LossScaleState, apply_updates, as_one, evaluation_params, step_norms
 from jaxnn.tasks import checked, checked_batch
-from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState
+from jaxnn.types import Array, Batch, ConfigError, Metrics, Params, PyTree, Task, TrainState, TrainStep
 
 __all__ = ["init_train_state", "make_evaluate_step", "make_predict_step", "make_scaled_train_step", "make_train_step"]
 
 type Optimizer = optax.GradientTransformation | Mapping[str, optax.GradientTransformation]
-type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 def init_train_state(

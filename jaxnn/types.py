@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import inspect
 import numbers
 import re
 import sys
@@ -110,16 +111,29 @@ class TrainState(NamedTuple):
     key: jax.Array
 
 
+type TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def _missing(name: str, user: str) -> Callable[..., Any]:
+    """The ``name`` of a task that has none: an error when it is called, as ``user`` does."""
+
+    def missing(*_: Any) -> Any:
+        raise ConfigError(f"the task has no {name}, which {user} needs: give it one, jn.Task(init, …, {name}={name}).")
+
+    return missing
+
+
 class Task(NamedTuple):
-    """A model and its objective as pure functions.
+    """A model and its objective as pure functions; those that nothing calls may be left out.
 
     Attributes:
         init: ``(key, batch) -> (params, model_state)``.
-        loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means.
+        loss: ``(params, model_state, batch, key) -> (loss, (model_state, metrics))``, both masked means. An
+            experiment's own step may do without.
         evaluate: ``(params, model_state, batch, key) -> sums``: masked sums of each metric over the batch, numbers or
             arrays, and their ``count``, the divisor of the sums, such as ``batch.mask.sum()``. The key is for losses
-            that are sampled; it is that of the batch, the same in each evaluation.
-        predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything.
+            that are sampled; it is that of the batch, the same in each evaluation. Needed for data with an eval split.
+        predict: ``(params, model_state, inputs) -> outputs``; outputs may be anything. Needed for `Run.predict`.
         derive_metrics: from the mean of each metric over a split, numbers or arrays, to the numbers that are reported;
             called on the host for one run, or one member of a sweep, at a time. It may add other metrics, such as a
             perplexity, and must reduce arrays to numbers. It is tested on made-up means before training.
@@ -134,9 +148,11 @@ class Task(NamedTuple):
     """
 
     init: Callable[[jax.Array, Batch], tuple[Params, ModelState]]
-    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]]
-    evaluate: Callable[[Params, ModelState, Batch, jax.Array], Metrics]
-    predict: Callable[[Params, ModelState, PyTree], Any]
+    loss: Callable[[Params, ModelState, Batch, jax.Array], tuple[jax.Array, tuple[ModelState, Metrics]]] = _missing(
+        "loss", "a training step that is not the experiment's own"
+    )
+    evaluate: Callable[[Params, ModelState, Batch, jax.Array], Metrics] = _missing("evaluate", "an evaluation of data")
+    predict: Callable[[Params, ModelState, PyTree], Any] = _missing("predict", "a prediction")
     derive_metrics: Callable[[dict[str, Any]], dict[str, Any]] = lambda means: means
     metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
     check: Callable[[Params, ModelState, Batch, Splits], None] = lambda *_: None
@@ -247,6 +263,12 @@ class Splits(NamedTuple):
         return {name: source for name, source in splits.items() if source is not None}
 
 
+STEP_MAKER = (
+    "an experiment's step must be a function of (task, optimizer) or (task, optimizer, config) that returns the "
+    "function step(state, batch) -> (state, metrics)"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment[Config]:
     """An experiment as a value: a config and functions of it.
@@ -257,9 +279,10 @@ class Experiment[Config]:
         task: ``config -> Task``; called inside the compiled program, where float fields may be tracers.
         optimizer: ``config -> optax.GradientTransformation``; likewise. Or a dict of them, by the name of the part of
             the parameters that each one updates, such as ``{"generator": …, "discriminator": …}``.
-        step: ``(task, optimizer) -> step``, a training step of the experiment's own: ``step(state, batch) -> (state,
-            metrics)``, a pure function whose metrics are numbers, ``loss`` among them. The engine counts the steps:
-            state and key are otherwise the step's own. None: `steps.make_train_step`.
+        step: ``(task, optimizer) -> step``, or ``(task, optimizer, config) -> step``, called where ``task`` is: a
+            training step of the experiment's own, ``step(state, batch) -> (state, metrics)``, a pure function whose
+            metrics are numbers, ``loss`` among them. The engine counts the steps: state and key are otherwise the
+            step's own. None: `steps.make_train_step`.
         params: ``config -> values`` to start from, in place of those that the task draws: nested dicts of arrays, as
             ``jn.open_run(path).state.params`` or of a file, matched with the task's by path, or a `TrainState`, whose
             ``model_state`` is taken too. Arrays that the task has and the values lack are drawn as usual; the report
@@ -277,7 +300,7 @@ class Experiment[Config]:
     data: Callable[[Config], Splits] | None
     task: Callable[[Config], Task]
     optimizer: Callable[[Config], optax.GradientTransformation | Mapping[str, optax.GradientTransformation]]
-    step: Callable[[Task, Any], Callable[[TrainState, Batch], tuple[TrainState, Metrics]]] | None = None
+    step: Callable[..., TrainStep] | None = None
     params: Callable[[Config], PyTree] | None = None
 
     def __post_init__(self) -> None:
@@ -290,7 +313,7 @@ class Experiment[Config]:
             value = getattr(self, name)
             if not callable(value) and not (value is None and name in ("data", "step", "params")):
                 if name == "step":
-                    raise ConfigError("an experiment's step must be a function (task, optimizer) -> step.")
+                    raise ConfigError(f"{STEP_MAKER}, not {value!r}.")
                 raise ConfigError(
                     f"an experiment's {name} must be a function of its config, not a {type(value).__name__}: pass "
                     "lambda config: ..., because each config has its own."
@@ -339,6 +362,17 @@ def check_int(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} must be an integer >= {least}, not {value!r}.")
     return int(value)
+
+
+def check_call(wanted: str, function: Any, count: int, *keywords: str) -> None:
+    """Raises ConfigError, ``wanted``, unless ``function`` can be called with ``count`` arguments, and ``keywords``."""
+    try:
+        inspect.signature(function).bind(*range(count), **dict.fromkeys(keywords))
+    except TypeError as error:
+        given = f"{getattr(function, '__name__', 'one')}{inspect.signature(function)}" if callable(function) else None
+        raise ConfigError(f"{wanted}, not {given or f'a {type(function).__name__}'}.") from error
+    except ValueError:  # a builtin without a signature
+        pass
 
 
 def warn(message: str) -> None:

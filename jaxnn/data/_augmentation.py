@@ -291,6 +291,7 @@ def mixup(num_classes: int, alpha: float = 0.2) -> Augmentation:
 
     >>> splits = jn.data.with_augmentation(jn.data.digits(), jn.data.mixup(10))
     """
+    _check_mixing("mixup", num_classes, alpha)
 
     def apply(key: jax.Array, batch: Batch) -> Batch:
         share_key, order_key = jax.random.split(key)
@@ -313,6 +314,7 @@ def cutmix(num_classes: int, alpha: float = 1.0) -> Augmentation:
 
     >>> splits = jn.data.with_augmentation(jn.data.digits(), jn.data.cutmix(10))
     """
+    _check_mixing("cutmix", num_classes, alpha)
 
     def apply(key: jax.Array, batch: Batch) -> Batch:
         images = jnp.asarray(batch.inputs)
@@ -330,9 +332,16 @@ def cutmix(num_classes: int, alpha: float = 1.0) -> Augmentation:
     return apply
 
 
+def _check_mixing(name: str, num_classes: int, alpha: float) -> None:
+    check_int(f"{name}(num_classes)", num_classes)
+    if not alpha > 0:
+        raise ConfigError(f"{name}: alpha must be a number > 0, not {alpha!r}: leave {name} out to mix nothing.")
+
+
 def _soft(targets: Any, num_classes: int) -> jax.Array:
     if not hasattr(targets, "dtype"):
-        raise DataError("mixup and cutmix mix targets that are one array of labels or of floats: there is none.")
+        given = "there are none" if targets is None else f"these are a {type(targets).__name__}"
+        raise DataError(f"mixup and cutmix mix targets that are one array of labels or of floats: {given}.")
     targets = jnp.asarray(targets)
     return jax.nn.one_hot(targets, num_classes) if jnp.issubdtype(targets.dtype, jnp.integer) else targets
 

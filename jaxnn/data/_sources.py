@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxnn.data._arrays import ArraySource, Augmentation, IndexedSource, array_source, arrays
 from jaxnn.data._examples import as_examples, check_alike, num_rows
-from jaxnn.types import ENDLESS, Array, Batch, ConfigError, DataError, Examples, PyTree, Splits, check_int
+from jaxnn.types import ENDLESS, Array, Batch, ConfigError, DataError, Examples, PyTree, Splits, check_call, check_int
 
 type MakeBatch = Callable[[jax.Array, jax.Array], Any]
 _FINGERPRINT_EXAMPLES = 16
@@ -32,8 +32,9 @@ def generated(make_batch: MakeBatch, test: Any = None, validation: Any = None, *
     >>> jn.data.generated(points, test=4)
     Splits(generated: train generated, 128 test)
 
-    Raises DataError for anything else.
+    Raises ConfigError for a function of other arguments, DataError for other splits.
     """
+    check_call("jn.data.generated needs a function make_batch(key, step)", make_batch, 2)
     train = GeneratedSource(make_batch)
     sources: dict[str, Any] = {"train": train}
     for index, (split, given) in enumerate((("test", test), ("validation", validation))):
@@ -119,8 +120,11 @@ def iterable(
     >>> jn.data.iterable(examples)
     Splits(iterable: train generated, streamed)
 
-    Raises DataError for an example that cannot be used, or differs in shape or dtype from the first.
+    Raises ConfigError unless ``train`` is such a function, DataError for an example that cannot be used, or differs in
+    shape or dtype from the first.
     """
+    wanted = "jn.data.iterable needs a function train(seed, start) that returns an iterable of examples"
+    check_call(wanted, train, 2)
     given = {"test": test, "validation": validation}
     sources: dict[str, Any] = {split: arrays(one).train for split, one in given.items() if one is not None}
     return Splits(IterableSource(train), **sources, name=name)

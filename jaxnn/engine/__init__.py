@@ -20,7 +20,7 @@ from jaxnn.engine._options import (
 )
 from jaxnn.engine._prediction import make_predict, predict_in_batches
 from jaxnn.engine._prepare import Members, fastest_steps, make_calls, open_trainer, programs_of
-from jaxnn.engine._pure import make_init, make_step
+from jaxnn.engine._pure import make_init, make_step, over_members
 from jaxnn.engine._states import MEMBERS, Population, Shape, arrange, host_shapes, member_state, shape_of, with_keys
 from jaxnn.engine._trainer import RUNNING, MemberLog, Trainer, evaluations_since_best
 from jaxnn.engine._tuning import (

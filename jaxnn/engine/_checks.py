@@ -19,6 +19,7 @@ from jaxnn.nn import use_batch_axis
 from jaxnn.observe import equations
 from jaxnn.parallel import DATA, STRATEGIES, Layout, shardings_of
 from jaxnn.steps import make_evaluate_step
+from jaxnn.tasks import own_step
 from jaxnn.types import Batch, ConfigError, Examples, Experiment, Metrics, ModelState, Source, Splits, Task, TrainState
 
 # What rounding may make of a forward pass in float32, in units of the result: sums in another order, layer after layer.
@@ -56,9 +57,12 @@ def check_parts(experiment: Experiment[Any]) -> None:
         if name != "metrics" and not callable(part):
             raise ConfigError(f"the task's {name} is {part!r}, and must be a function: see jn.Task.")
     optimizer = experiment.optimizer(experiment.config)
-    parts = optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]
-    if not all(callable(getattr(one, name, None)) for one in parts for name in ("init", "update")):
-        raise _wrong("optimizer", optimizer, "an Optax optimizer, as optax.adam(config.learning_rate) does")
+    for name, one in optimizer.items() if isinstance(optimizer, Mapping) else [(None, optimizer)]:
+        if not all(callable(getattr(one, function, None)) for function in ("init", "update")):
+            which = "optimizer" if name is None else f"optimizer, for {name!r},"
+            raise _wrong(which, one, "an Optax optimizer, as optax.adam(config.learning_rate) does")
+    if experiment.step is not None:
+        own_step(experiment, task, optimizer)
 
 
 def check_sums(programs: Programs, source: Source, make_state: Callable[[], TrainState]) -> None:

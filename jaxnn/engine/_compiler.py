@@ -152,8 +152,8 @@ class Programs:
 
         With ``part``, over the examples that training looks at.
         """
-        if split not in (known := self.splits.named()):
-            raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known)}.")
+        if split not in (known := [name for name, one in self.splits.named().items() if one.num_examples < ENDLESS]):
+            raise ConfigError(f"there is no split {split!r} to evaluate: the data have {', '.join(known) or 'none'}.")
         part = part and self.eval_batches is not None  # otherwise one program serves both
         key = ("evaluate", shape, split, part)
         pieces, program = self._pieces_of(split, part), self._program(key, "start")

@@ -82,7 +82,8 @@ def open_trainer(
         raise ConfigError("patience needs an eval split: give the data a validation or test split.")
     known = [*(programs.derived if splits.eval_split else programs.metrics)]
     if options.monitor not in known and options.monitor.partition("/")[0] not in named_probes(options.probes):
-        raise ConfigError(f"monitor is {options.monitor!r}, no metric of this task: {suggest(options.monitor, known)}.")
+        where = f"no metric of this task on the monitored split, {splits.eval_split or 'train'}"
+        raise ConfigError(f"monitor is {options.monitor!r}, {where}: {suggest(options.monitor, known)}.")
     plan, numbers = make_plan(options, config.num_steps), None if members is None else members.numbers
     trainer = Trainer(options, splits, programs, plan, logs, clock, numbers)
     if process_count() > 1:

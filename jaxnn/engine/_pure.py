@@ -15,15 +15,14 @@ from jaxnn.optim import value_and_grad_of
 from jaxnn.parallel import SINGLE_DEVICE, Layout
 from jaxnn.steps import (
     Totals,
-    TrainStep,
     init_train_state,
     make_evaluate_step,
     make_predict_step,
     make_train_step,
     scan_steps,
 )
-from jaxnn.tasks import averaged_over, checked_step, sharded
-from jaxnn.types import Array, ConfigError, Examples, Experiment, PyTree, Source, Task, TrainState
+from jaxnn.tasks import averaged_over, own_step, sharded
+from jaxnn.types import Array, ConfigError, Examples, Experiment, PyTree, Source, Task, TrainState, TrainStep
 
 # Keeps the draws for augmentation and evaluation apart from those for initialisation and dropout.
 AUGMENT_STREAM, EVALUATE_STREAM = 1, 2
@@ -52,7 +51,7 @@ def make_step(experiment: Experiment[Any], layout: Layout = SINGLE_DEVICE) -> Tr
     """Returns one training step of ``experiment``; its task and optimizer are made by this call."""
     optimizer, task = experiment.optimizer(experiment.config), _distributed(experiment, layout)
     if experiment.step is not None:
-        return checked_step(experiment.step(task, optimizer))
+        return own_step(experiment, task, optimizer)
     return make_train_step(task, optimizer, value_and_grad=value_and_grad_of(optimizer, layout.axis_name))
 
 
@@ -198,22 +197,33 @@ def make_population_train(spec: GroupSpec, num_steps: int) -> Callable[..., tupl
 def make_population_evaluate(spec: GroupSpec, source: Source) -> Callable[..., Any]:
     """Returns a pure function that evaluates every living member: `make_evaluate`, with axes ``[chunks, lanes]``."""
 
-    def evaluate(population: Population, examples: Examples, indices: Array, mask: Array, numbers: Array) -> Any:
-        def one(values: Mapping[str, Array], state: TrainState) -> Any:
-            return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask), numbers)
+    def one(values: Mapping[str, Array], state: TrainState, *piece: Any) -> Any:
+        examples, indices, mask, numbers = piece
+        return make_evaluate(spec, source, values)(state, examples, indices, jnp.asarray(mask), numbers)
 
-        def evaluate_chunk(part: Population) -> Any:
-            return _vmap_or_squeeze(one, part.alive.shape[0])(part.values, part.members)
+    return over_members(spec, one, 4)
 
-        def chunk(index: Array, sums: Any) -> Any:
-            return _put(sums, evaluate_chunk(_take_chunk(population, index)), index)
 
-        shapes = jax.eval_shape(evaluate_chunk, jax.eval_shape(_take_chunk, population, 0))
+def over_members(spec: GroupSpec, one: Callable[..., Any], num_arguments: int) -> Callable[..., Any]:
+    """Returns a pure function of a population and ``num_arguments`` arguments that all members share.
+
+    It computes ``one(values, state, *arguments)`` for every living member, with axes ``[chunks, lanes]``.
+    """
+
+    def compute(population: Population, *arguments: Any) -> Any:
+        def compute_chunk(part: Population) -> Any:
+            function = _vmap_or_squeeze(lambda values, state: one(values, state, *arguments), part.alive.shape[0])
+            return function(part.values, part.members)
+
+        def chunk(index: Array, results: Any) -> Any:
+            return _put(results, compute_chunk(_take_chunk(population, index)), index)
+
+        shapes = jax.eval_shape(compute_chunk, jax.eval_shape(_take_chunk, population, 0))
         zeros = jax.tree.map(lambda one: jnp.zeros((population.alive.shape[0], *one.shape), one.dtype), shapes)
         return _over_chunks(population, chunk, zeros)
 
-    specs = population_specs(), *[PartitionSpec()] * 4
-    return _on_members(spec.layout.mesh, evaluate, specs, PartitionSpec(None, MEMBERS))
+    specs = population_specs(), *[PartitionSpec()] * num_arguments
+    return _on_members(spec.layout.mesh, compute, specs, PartitionSpec(None, MEMBERS))
 
 
 def population_specs() -> Population:

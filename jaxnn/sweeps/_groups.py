@@ -20,7 +20,7 @@ from jaxnn.record import config_json, leaf_fields
 from jaxnn.search import Points
 from jaxnn.steps import make_evaluate_step
 from jaxnn.sweeps._members import show_point
-from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Source, Splits, suggest, warn
+from jaxnn.types import Array, ConfigError, Examples, Experiment, JaxnnError, Splits, suggest, warn
 
 # An untraceable field is reported with the user's line, not with one of the libraries it calls.
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "jaxnn")
@@ -199,7 +199,7 @@ def _check(members: Sequence[PlannedMember], traced: Sequence[str], load: Loader
             splits, by_data = load(member)
             check_batch_size(splits.train, member.experiment.config.batch_size)
             config, by_program = watched(member.experiment.config)
-            failure = _failure(dataclasses.replace(member.experiment, config=config), splits.train, ())
+            failure = _failure(dataclasses.replace(member.experiment, config=config), splits, ())
             if failure is not None:
                 raise failure
             read.update(by_program | by_data)
@@ -224,11 +224,11 @@ def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_
     experiment, (splits, read) = member.experiment, load(member)
     all_read |= read
     errors: dict[str, Exception | None] = {}
-    if _failure(experiment, splits.train, names) is not None and _failure(experiment, splits.train, ()) is None:
-        errors = {name: _failure(experiment, splits.train, (name,)) for name in names}
+    if _failure(experiment, splits, names) is not None and _failure(experiment, splits, ()) is None:
+        errors = {name: _failure(experiment, splits, (name,)) for name in names}
         # Fields that fail only together.
         rest = [name for name, error in errors.items() if error is None]
-        errors |= dict.fromkeys(rest, _failure(experiment, splits.train, rest))
+        errors |= dict.fromkeys(rest, _failure(experiment, splits, rest))
     notes = {name: _explain(name, error) for name, error in errors.items() if error is not None}
     for name in names:
         # Looked up after a trace: augmentation reads its fields only then.
@@ -241,15 +241,17 @@ def _untraceable(member: PlannedMember, names: Sequence[str], load: Loader, all_
     return list(notes)
 
 
-def _failure(experiment: Experiment[Any], source: Source, names: Iterable[str]) -> Exception | None:
+def _failure(experiment: Experiment[Any], splits: Splits, names: Iterable[str]) -> Exception | None:
     """The error of tracing init, a training and an evaluation step with tracers for the fields ``names``, or None."""
+    source = splits.train
 
     def everything(values: dict[str, jax.Array], examples: Examples) -> Any:
         member = with_values(experiment, values)
         state = make_init(member, source)(examples)
         batch = source.transform(source.as_batch(examples), state.key)
         state, metrics = make_step(member)(state, batch)
-        return make_evaluate_step(member.task(member.config))(state, batch), metrics
+        sums = make_evaluate_step(member.task(member.config))(state, batch) if splits.evaluated else {}
+        return sums, metrics
 
     try:
         values = {name: _traceable(experiment.config, name) for name in names}
@@ -285,7 +287,7 @@ def _unread(members: Sequence[PlannedMember], varying: Sequence[str], read: set[
     for name in unread:
         warn(
             f"nothing reads the swept field {name!r}, so members that differ in it alone are the same: use "
-            f"config.{name} in data, task or optimizer, or do not sweep it."
+            f"config.{name} in data, task, optimizer or step, or do not sweep it."
         )
     return unread
 

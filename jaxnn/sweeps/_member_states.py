@@ -14,6 +14,7 @@ import numpy as np
 from jaxnn import engine, record
 from jaxnn.sweeps._groups import traced_values, with_values
 from jaxnn.sweeps._members import Member, count_by_status
+from jaxnn.sweeps._plan import SweepOptions, members_layout
 from jaxnn.tasks import derived_metrics
 from jaxnn.types import ConfigError, Experiment, PyTree, RecordError
 
@@ -31,11 +32,17 @@ class RestoredGroup(NamedTuple):
 
 
 def restored_groups(
-    path: Path, experiment: Experiment[Any], members: Sequence[Member], *, with_data: bool = False
+    path: Path,
+    experiment: Experiment[Any],
+    members: Sequence[Member],
+    *,
+    with_data: bool = False,
+    devices: int | None = 1,
 ) -> Iterator[RestoredGroup]:
     """Yields ``members`` of the sweep in ``path``, by group, with the states of the newest checkpoint.
 
-    The data are loaded ``with_data``, or if the record does not describe them. RecordError if there is no checkpoint.
+    The data are loaded ``with_data``, or if the record does not describe them. Programs shard the members over
+    ``devices``; None: over all. RecordError if there is no checkpoint.
     """
     for folder in record.sweep_folders(path):
         for number, facts in enumerate(record.read_facts(folder / record.SWEEP_FILE, ("groups",))["groups"]):
@@ -52,7 +59,8 @@ def restored_groups(
                 record.check_same_data(folder, facts["fingerprint"], record.data_fingerprint(splits), "sweep")
             values, make = traced_values(each, facts["traced"]), functools.partial(with_values, each[0])
             given = engine.Members(tuple(member.index for member in found), values, make)
-            programs = engine.programs_of(each[0], splits, resident=resident, members=given)
+            layout = members_layout(SweepOptions(devices=devices), each[0].config.batch_size, len(found))
+            programs = engine.programs_of(each[0], splits, resident=resident, layout=layout, members=given)
             checkpoints = record.Checkpoints(folder / GROUPS / f"{number}")
             restored = checkpoints.restore_newest(engine.host_shapes(programs.shapes, len(facts["members"])))
             if restored is None:
@@ -65,48 +73,52 @@ def restored_groups(
             yield RestoredGroup(folder, facts, found, programs, jax.tree.map(take, restored.state))
 
 
-def predict_members(sweep: Any, inputs: Any, batch_size: int) -> PyTree:
+def predict_members(sweep: Any, inputs: Any, batch_size: int, devices: int | None) -> PyTree:
     """Returns the outputs ``[members, examples, ...]`` of the members of a `Sweep`, as `Sweep.predict`."""
 
     def outputs(group: RestoredGroup) -> list[PyTree]:
         programs = group.programs
 
-        def predict(states: PyTree, values: PyTree, batch: PyTree) -> PyTree:
-            def one(state: Any, values: Any) -> PyTree:
-                member = programs.spec.member(values)
-                return engine.make_predict(member.task(member.config), programs.source)(state, batch)
+        def one(values: Any, state: Any, batch: PyTree) -> PyTree:
+            member = programs.spec.member(values)
+            return engine.make_predict(member.task(member.config), programs.source)(state, batch)
 
-            return jax.lax.map(lambda row: one(*row), (states, values), batch_size=group.facts["vmap"]["size"])
+        _, population, places = _laid_out(group)
+        together = functools.partial(jax.jit(engine.over_members(programs.spec, one, 1)), population)
+        found = engine.predict_in_batches(together, programs.inputs, inputs, batch_size, axis=2)
+        return [jax.tree.map(lambda leaf, at=at: leaf[at], found) for at in places]
 
-        states = jax.device_put(engine.with_keys(group.states.states, programs.shapes))
-        together = functools.partial(jax.jit(predict), states, programs.values)
-        found = engine.predict_in_batches(together, programs.inputs, inputs, batch_size, axis=1)
-        return [jax.tree.map(lambda leaf, row=row: leaf[row], found) for row in range(len(group.members))]
-
-    rows = _by_member(sweep, outputs)
+    rows = _by_member(sweep, outputs, devices)
     if len({str(jax.tree.map(np.shape, row)) for row in rows}) > 1:
         raise ConfigError("the members give outputs of different shapes: select those with the same.")
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
-def evaluate_members(sweep: Any, split: str) -> dict[str, np.ndarray]:
+def evaluate_members(sweep: Any, split: str, devices: int | None) -> dict[str, np.ndarray]:
     """Returns each metric ``[members]`` of the members of a `Sweep`, as `Sweep.evaluate`."""
 
     def metrics(group: RestoredGroup) -> list[dict[str, float]]:
-        programs, count = group.programs, len(group.members)
-        shape = engine.shape_of(count, min(count, group.facts["vmap"]["size"]), 1)
-        slots = engine.arrange(range(count), shape)
-        population = programs.lay_out(group.states, slots, np.ones(count, bool), 0)
-        means = programs.evaluate(shape, split, population)
-        places = [np.unravel_index(row, slots.shape) for row in range(count)]
-        return [derived_metrics(programs.task, {name: mean[at] for name, mean in means.items()}) for at in places]
+        shape, population, places = _laid_out(group)
+        means = group.programs.evaluate(shape, split, population)
+        task = group.programs.task
+        return [derived_metrics(task, {name: mean[at] for name, mean in means.items()}) for at in places]
 
-    rows = _by_member(sweep, metrics, with_data=True)
+    rows = _by_member(sweep, metrics, devices, with_data=True)
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def _laid_out(group: RestoredGroup) -> tuple[engine.Shape, engine.Population, list[Any]]:
+    """The members of a group on the devices: how they are arranged, their states, and the place of each."""
+    count, num_devices = len(group.members), group.programs.spec.num_devices
+    size = min(-(-count // num_devices), group.facts["vmap"]["size"])
+    shape = engine.shape_of(count, size, num_devices)
+    slots = engine.arrange(range(count), shape)
+    population = group.programs.lay_out(group.states, slots, np.ones(count, bool), 0)
+    return shape, population, [np.unravel_index(row, slots.shape) for row in range(count)]
+
+
 def _by_member(
-    sweep: Any, compute: Callable[[RestoredGroup], list[PyTree]], *, with_data: bool = False
+    sweep: Any, compute: Callable[[RestoredGroup], list[PyTree]], devices: int | None, *, with_data: bool = False
 ) -> list[PyTree]:
     """What ``compute`` returns for each member of a `Sweep`; NaN for one that is not complete."""
     complete = [member for member in sweep.members if member.complete]
@@ -115,7 +127,7 @@ def _by_member(
         lacking = lacking if complete else f"complete member ({count_by_status(sweep.members)}): resume it"
         raise ConfigError(f"the members of the sweep cannot be restored; it has no {lacking}.")
     found: dict[int, PyTree] = {}
-    for group in restored_groups(sweep.dir, sweep.experiment, complete, with_data=with_data):
+    for group in restored_groups(sweep.dir, sweep.experiment, complete, with_data=with_data, devices=devices):
         found |= zip((member.index for member in group.members), compute(group), strict=True)
 
     def lost(leaf: Any) -> np.ndarray:

@@ -271,11 +271,12 @@ class Sweep:
         path = found.dir if found.dir is not None and found.dir.is_dir() else export_members(self, [found])[0]
         return open_run(path, self.experiment)
 
-    def predict(self, inputs: Any, *, batch_size: int = 512) -> Any:
+    def predict(self, inputs: Any, *, batch_size: int = 512, devices: int | None = None) -> Any:
         """Returns the outputs of all members, ``[members, examples, ...]``, for ``inputs [examples, ...]``.
 
-        Members of a group are computed together, from the record, without the data. The rows of members that neither
-        finished nor stopped early are NaN. Arguments and errors are those of `Run.predict` and `Sweep.run`.
+        Members of a group are computed together, from the record, without the data, and are sharded over ``devices``;
+        None: over all. The rows of members that neither finished nor stopped early are NaN. Arguments and errors are
+        those of `Run.predict` and `Sweep.run`.
 
         >>> outputs = swept.predict(images)  # doctest: +SKIP
         >>> outputs.shape, outputs.mean(axis=0).shape  # doctest: +SKIP
@@ -283,10 +284,10 @@ class Sweep:
         """
         from jaxnn.sweeps._member_states import predict_members
 
-        return predict_members(self, inputs, batch_size)
+        return predict_members(self, inputs, batch_size, devices)
 
-    def evaluate(self, split: str = "test") -> dict[str, np.ndarray]:
-        """Returns exact metrics ``[members]`` over a split, which is loaded; NaN as in `predict`.
+    def evaluate(self, split: str = "test", *, devices: int | None = None) -> dict[str, np.ndarray]:
+        """Returns exact metrics ``[members]`` over a split, which is loaded; devices and NaN as in `predict`.
 
         Raises:
             ConfigError: the data have no such split, or as `Sweep.run`.
@@ -294,7 +295,7 @@ class Sweep:
         """
         from jaxnn.sweeps._member_states import evaluate_members
 
-        return evaluate_members(self, split)
+        return evaluate_members(self, split, devices)
 
     def table(self, metric: str | None = None, limit: int = 20) -> Table:
         """Returns at most ``limit`` members, best by ``metric`` first: points, status, step and metrics, and errors.

@@ -5,9 +5,9 @@ from jaxnn.tasks._contract import (
     averaged_over,
     checked,
     checked_batch,
-    checked_step,
     derived_metrics,
     metric_of_outputs,
+    own_step,
     sharded,
 )
 from jaxnn.tasks._models import as_model

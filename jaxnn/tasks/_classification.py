@@ -103,6 +103,11 @@ def _checked_logits(logits: Any, labels: Array) -> tuple[jax.Array, jax.Array]:
             f"{wanted} a tuple of {len(logits)}: give auxiliary_weight if those after the first are auxiliary logits."
         )
     soft = getattr(labels, "shape", None) == logits.shape and jnp.issubdtype(labels.dtype, jnp.floating)
+    if getattr(labels, "ndim", 0) == 2 and jnp.issubdtype(labels.dtype, jnp.floating) and not soft:
+        raise ConfigError(
+            f"classification got probabilities of {labels.shape[1]} classes, as of mixup(num_classes), for outputs "
+            f"{list(logits.shape)}: give both the same number of classes, or use tasks.regression."
+        )
     if not soft:
         check_targets("classification", labels, "[batch]", _OTHER_TARGETS)
     if logits.ndim != 2 or logits.shape[0] != labels.shape[0]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +14,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxnn.nn import BatchSharding, use_batch_axis, use_batch_sharding
-from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, Task, TrainState
+from jaxnn.types import (
+    STEP_MAKER,
+    Batch,
+    ConfigError,
+    Experiment,
+    Metrics,
+    ModelState,
+    Params,
+    Task,
+    TrainState,
+    TrainStep,
+    check_call,
+)
 
 type LossResult = tuple[jax.Array, tuple[ModelState, Metrics]]
 
@@ -89,8 +102,24 @@ def checked_batch(batch: Batch) -> None:
         raise ConfigError(f"the parts of a batch must have one length, and a mask has one axis, not {shapes}.")
 
 
-def checked_step(step: Callable[..., Any]) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns an experiment's own training step with its results checked while it is traced, and the steps counted."""
+def own_step(experiment: Experiment[Any], task: Task, optimizer: Any) -> TrainStep:
+    """Returns the training step that ``experiment.step`` makes, of the config too if it has a third parameter.
+
+    The results are checked while they are traced, and the steps counted. ConfigError if ``experiment.step`` has other
+    parameters or returns no function.
+    """
+    make: Any = experiment.step
+    parameters = inspect.signature(make).parameters
+    taken = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    # A third one that has a default is an argument of the user's, unless it is the config by name.
+    wants_config = any(p.default is p.empty or p.name == "config" for p in taken[2:3])
+    parts = (task, optimizer, experiment.config) if wants_config else (task, optimizer)
+    check_call(STEP_MAKER, make, len(parts))
+    if "state" in parameters:
+        raise ConfigError(f"{STEP_MAKER}, and {getattr(make, '__name__', 'it')} is that function itself.")
+    step = make(*parts)
+    if not callable(step):
+        raise ConfigError(f"{STEP_MAKER}, and it returned {_described(step)}.")
 
     def checked(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         made: Any = step(state, batch)

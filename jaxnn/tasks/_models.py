@@ -17,7 +17,7 @@ from flax.errors import InvalidRngError
 from jaxnn.nn import Policy
 from jaxnn.tasks._model_calls import Apply, Init, ModelResult, call_arguments, train_flags
 from jaxnn.tasks._module_trees import from_nnx, from_tree, is_module_tree, library_of
-from jaxnn.types import ConfigError, ModelState, Params, PyTree
+from jaxnn.types import ConfigError, ModelState, Params, PyTree, check_call
 
 # Collections that a module fills for its caller; they are no state.
 _TRANSIENT_COLLECTIONS = ("params", "intermediates", "losses", "perturbations")
@@ -86,6 +86,8 @@ def _functions_of(model: Any) -> tuple[Init, Apply]:
     with contextlib.suppress(TypeError, ValueError):  # no function, or one without a signature
         # Metaclasses of libraries hide the signature of a class.
         parameters = inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters
+        # But for its first argument, ``self`` by any name.
+        parameters = dict(list(parameters.items())[inspect.isclass(model) :])
     if name := next((name for name in ("rngs", "key") if name in parameters), None):
         return _from_factory(model, name, parameters)
     raise ConfigError(
@@ -97,7 +99,7 @@ def _functions_of(model: Any) -> tuple[Init, Apply]:
 
 def _from_factory(factory: Callable[..., Any], name: str, parameters: Mapping[str, Any]) -> tuple[Init, Apply]:
     required = [p.name for p in parameters.values() if p.default is p.empty and "VAR" not in p.kind.name]
-    needed = [word for word in required if word not in (name, "self")]
+    needed = [word for word in required if word != name]
     if needed:
         called = getattr(factory, "__name__", "model")
         raise ConfigError(
@@ -182,6 +184,9 @@ def _from_haiku(initialize: Callable[..., Any], function: Callable[..., Any]) ->
 
 def _from_pair(initialize: Callable[..., Any], function: Callable[..., Any]) -> tuple[Init, Apply]:
     takes_key = "key" in inspect.signature(function).parameters
+    check_call("the init of a model (init, apply) must be a function of (key, inputs)", initialize, 2)
+    keywords = [*train_flags(function, True), *["key"] * takes_key]
+    check_call("the apply of a model (init, apply) must be a function of (params, inputs)", function, 2, *keywords)
 
     def apply(params: Params, model_state: ModelState, inputs: PyTree, key: jax.Array | None) -> ModelResult:
         keys = {"key": key} if takes_key else {}

@@ -82,7 +82,17 @@ def supervised(
     def predict(params: Params, model_state: ModelState, inputs: PyTree) -> Any:
         return apply(params, model_state, inputs, None).outputs
 
-    return Task(lambda key, batch: init(key, batch.inputs), loss, evaluate, predict, check=check_data(predict))
+    def start(key: jax.Array, batch: Batch) -> tuple[Params, ModelState]:
+        try:
+            return init(key, batch.inputs)
+        except Exception as error:
+            if jax.tree.leaves(batch.inputs):
+                raise
+            raise ConfigError(
+                "the model failed without inputs, and batches have none: give the experiment data."
+            ) from error
+
+    return Task(start, loss, evaluate, predict, check=check_data(predict))
 
 
 def _where(mask: Array, rows: Array) -> jax.Array:

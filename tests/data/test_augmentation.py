@@ -161,6 +161,15 @@ def test_color_jitter_keeps_what_each_part_keeps():
         color_jitter(hue=0.1)(KEYS[0], batch_of(COLORS[..., :1]))
 
 
+def test_mixtures_that_cannot_be_are_named():
+    with pytest.raises(ConfigError, match="mixup: alpha must be a number > 0, not 0"):
+        mixup(3, alpha=0)
+    with pytest.raises(ConfigError, match=r"cutmix\(num_classes\) must be an integer >= 1"):
+        cutmix(0)
+    with pytest.raises(DataError, match="one array of labels or of floats: these are a dict"):
+        mixup(3)(KEYS[0], batch_of(COLORS)._replace(targets={"a": np.zeros(64)}))
+
+
 def test_mixed_examples_have_mixed_targets():
     images = jnp.broadcast_to(jnp.arange(64.0)[:, None, None, None], (64, 8, 8, 1))
     batch = batch_of(images)

@@ -9,7 +9,7 @@ import pytest
 
 import jaxnn as jn
 from jaxnn.data import arrays, generated, in_order, iterable, mixture, pad_sequences
-from jaxnn.types import DataError
+from jaxnn.types import ConfigError, DataError
 from tests import tiny
 
 
@@ -63,6 +63,13 @@ def test_an_iterable_goes_on_from_any_position():
         list(iterable(lambda seed, start: [(1.0, 0)][start:]).train.batches(0, 0, 1))
     with pytest.raises(DataError, match=r"the input of example 1 of train is float32 \(2,\) but .* example 0"):
         list(iterable(lambda seed, start: [np.ones(1), np.ones(2)]).train.batches(0, 0, 1))
+
+
+def test_functions_of_other_arguments_are_named():
+    with pytest.raises(ConfigError, match=r"needs a function make_batch\(key, step\), not <lambda>\(key\)"):
+        generated(lambda key: points(key, 0))
+    with pytest.raises(ConfigError, match=r"needs a function train\(seed, start\) .*, not a list"):
+        iterable([(1.0, 0)])
 
 
 def test_a_mixture_draws_parts_by_their_weights():

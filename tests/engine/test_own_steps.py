@@ -58,6 +58,39 @@ def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path: Path) -
         assert how.final["test_loss"] == pytest.approx(whole.final["test_loss"], rel=1e-5)
 
 
+def test_a_step_gets_the_config_whose_floats_are_traced_in_a_sweep() -> None:
+    def by_config(task: jn.Task, optimizer: Any, config: Any) -> Any:
+        return jn.steps.make_train_step(task, optax.sgd(config.learning_rate))
+
+    own = experiment(step=by_config, optimizer=lambda config: optax.sgd(1.0))
+    points = jn.grid(learning_rate=[0.1, 0.5])
+    swept, usual = (
+        jn.sweep(one, points, record=False, progress="none", **STEPS)
+        for one in (own, experiment(optimizer=lambda config: optax.sgd(config.learning_rate)))
+    )
+    np.testing.assert_array_equal(swept.values("test_loss"), usual.values("test_loss"))
+    # Not one for each member: the rate is a tracer.
+    assert swept.summary["num_compilations"] == usual.summary["num_compilations"]
+    assert tiny.fit(own).final["test_loss"] == pytest.approx(swept.members[0].final["test_loss"], rel=1e-5)
+
+
+STEPS = {"steps_per_call": 6, "vmap_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda task: None, r"an experiment's step must be a function of .task, optimizer.* not <lambda>.task.\."),
+        (lambda state, batch: (state, {"loss": 0.0}), "<lambda> is that function itself"),
+        (lambda task, optimizer, config: None, "and it returned a NoneType"),
+        (5, "not 5"),
+    ],
+)
+def test_what_makes_no_step_is_named(make: Any, message: str) -> None:
+    with pytest.raises(jn.ConfigError, match=message):
+        tiny.fit(experiment(step=make))
+
+
 def test_two_optimizers_update_their_parts_in_the_usual_step() -> None:
     both = experiment(optimizer=lambda config: {"Dense_0": optax.set_to_zero(), "Dense_1": optax.sgd(0.1)})
     start = jn.steps.init_train_state(TASK, optax.sgd(0.1), jax.random.key(both.config.seed), BATCH)
@@ -83,8 +116,6 @@ def without_batch(config: Any) -> jn.Task:
     return jn.Task(
         init=lambda key, batch: ({"x": jnp.full(2, 3.0)}, {"count": jnp.zeros(())}),
         loss=loss,
-        evaluate=lambda params, state, batch, key: {"loss": jnp.zeros(()), "count": batch.mask.sum()},
-        predict=lambda params, state, inputs: inputs,
     )
 
 
@@ -95,6 +126,24 @@ def test_an_experiment_needs_no_data() -> None:
     # Each step halves x: the loss after six is 2 * 9 / 4**6, that before the last one four times as much.
     np.testing.assert_allclose(run.state.params["x"], 3 / 2**6, rtol=1e-6)
     assert run.state.model_state["count"] == 6 * 8
+
+
+def test_an_own_step_needs_no_function_of_the_task_but_init() -> None:
+    def halve(task: jn.Task, optimizer: Any) -> Any:
+        def step(state: jn.TrainState, batch: jn.Batch) -> Any:
+            return state._replace(params=optax.tree.scale(0.5, state.params)), {"loss": state.params["x"].sum()}
+
+        return step
+
+    alone = experiment(task=lambda config: jn.Task(lambda key, batch: ({"x": jnp.full(2, 64.0)}, {})), step=halve)
+    alone = jn.Experiment(alone.config, None, alone.task, alone.optimizer, alone.step)
+    swept = jn.sweep(alone, jn.grid(seed=[0, 1]), record=False, progress="none", monitor="loss", **STEPS)
+    np.testing.assert_array_equal(swept.values("train_loss"), 2 * 64 / 2**5)  # of the last step
+    run = tiny.fit(alone, steps_per_call=6)
+    with pytest.raises(jn.ConfigError, match="the task has no predict, which a prediction needs"):
+        run.predict(np.ones((1, 2)))
+    with pytest.raises(jn.ConfigError, match="there is no split 'train' to evaluate: the data have none"):
+        run.evaluate("train")
 
 
 def test_parameters_start_from_given_ones(tmp_path: Path) -> None:

@@ -115,6 +115,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "words as metrics": ({"derive_metrics": lambda means: {"loss": "low"}}, r"'loss'.* 'low'.* derive_metrics"),
     "derive_metrics fails": ({"derive_metrics": lambda means: {"loss": means["los"]}}, "derive_metrics.*KeyError.*los"),
     "derive_metrics returns None": ({"derive_metrics": lambda means: None}, "derive_metrics.*NoneType"),
+    "no loss": ({"loss": jn.Task(init).loss}, "the task has no loss, which a training step that is not"),
+    "no evaluate": (
+        {"evaluate": jn.Task(init).evaluate},
+        "the task has no evaluate, which an evaluation of data needs",
+    ),
     "no count": ({"evaluate": lambda *_: {"loss": jnp.float32(1)}}, "evaluate.* count"),
     "a count for each example": ({"evaluate": sums(count=lambda batch: batch.mask)}, r"count.* shape \(8,\)"),
     "sums that are no dict": ({"evaluate": lambda *_: jnp.float32(1)}, "evaluate.* dict"),

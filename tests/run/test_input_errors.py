@@ -46,6 +46,8 @@ FAST_TEXT = jn.tasks.classification(jn.models.FastText(3, vocabulary_size=5, fea
 EMBEDDING = jn.tasks.supervised(Reader(), lambda outputs, targets: outputs.mean(axis=1), {})
 UNREDUCED = jn.tasks.supervised(tiny.MODEL, lambda outputs, targets: outputs**2, {})
 
+EMPTY = jn.data.generated(lambda key, step: jn.Batch((), None, np.ones(8, np.float32)))
+
 # What the message must say, and the parts of the experiment.
 EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
     ("test.*(empty|no example)|empty.*test", on(INPUTS, LABELS, test=(np.ones((0, 3)), np.ones(0, int)))),
@@ -58,6 +60,8 @@ EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
     (r"experiment's data gave a tuple: .* jn\.data\.arrays", {"data": (INPUTS, LABELS)}),
     (r"experiment's task gave a MLP: .* jn\.tasks\.classification", {"task": lambda config: jn.models.MLP((3,))}),
     ("experiment's optimizer gave a float: .* Optax", {"optimizer": lambda config: 0.1}),
+    ("optimizer, for 'bias', gave a float", {"optimizer": lambda config: {"kernel": optax.sgd(0.1), "bias": 0.1}}),
+    ("the model failed without inputs", {"data": lambda: EMPTY}),
     (
         r"a number an example, \[8\], not \[8, 3\]: take its mean over every axis but the first",
         {"task": lambda config: UNREDUCED},
@@ -70,7 +74,7 @@ EXPERIMENTS: list[tuple[str, dict[str, Any]]] = [
         "label 2 of example 1 in train .* 0 to 1",
         on(INPUTS, np.arange(37) % 2 + 1, task=jn.tasks.binary_classification(NARROW)),
     ),
-    (r"integers \[batch\], not float32 .* argmax", on(INPUTS, np.eye(4)[LABELS])),
+    (r"probabilities of 4 classes, .* for outputs \[8, 3\]", on(INPUTS, np.eye(4)[LABELS])),
     ("label -2 of example 0 in train is out of range", on(SEQUENCES, np.full((9, 4), -2), task=NEXT_TOKEN)),
     (
         "label 7 of example 0 in train is out of range: labels must be 0 to 2",

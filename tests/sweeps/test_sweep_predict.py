@@ -54,10 +54,15 @@ def test_members_predict_together_without_the_data(sweep: jn.Sweep, monkeypatch:
         with pytest.raises(FileNotFoundError):
             alone.evaluate()
     np.testing.assert_array_equal(opened.select(batch_size=8, scale=2.0).predict(inputs, batch_size=3), outputs[4:5])
+    # On as many devices as there are members of a group, and on one, in two lanes.
+    np.testing.assert_allclose(opened.predict(inputs, batch_size=3, devices=1), outputs, rtol=1e-5)
+    with pytest.raises(jn.ConfigError, match="requested 5 devices, but only 4"):
+        opened.predict(inputs, devices=5)
 
 
-def test_members_are_evaluated_as_in_training(sweep: jn.Sweep) -> None:
-    found = jn.open_sweep(sweep.dir, experiment()).evaluate()
+@pytest.mark.parametrize("devices", [1, 2])
+def test_members_are_evaluated_as_in_training(sweep: jn.Sweep, devices: int) -> None:
+    found = jn.open_sweep(sweep.dir, experiment()).evaluate(devices=devices)
     for name, values in found.items():
         np.testing.assert_allclose(values, sweep.scores(f"test_{name}"), rtol=1e-6)
     assert set(found) == {"loss", "accuracy"}

@@ -97,7 +97,7 @@ def test_a_swept_dropout_rate_of_equinox_is_not_trained() -> None:
 SOURCE = """
 from flax import nnx
 class Net(nnx.Module):
-    def __init__(self, rngs): self.layer = nnx.Linear(3, 3, rngs=rngs)
+    def __init__(this, rngs): this.layer = nnx.Linear(3, 3, rngs=rngs)
     def __call__(self, x): return self.layer(x) * FACTOR
 """
 
@@ -122,6 +122,7 @@ def test_a_class_may_be_defined_again() -> None:
     [
         (elsewhere.NNXNet, r"factory NNXNet needs num_inputs besides rngs: pass lambda rngs: NNXNet\(num_inputs=..., "),
         (lambda rngs: 1, "factory of rngs must return a module of Flax NNX, not 1"),
+        ((lambda key: {}, lambda params, x: x), r"init of a model .* function of \(key, inputs\), not <lambda>\(key\)"),
         (lambda key: 1, "factory of key must return an Equinox module.* not 1"),
     ],
 )
