@@ -3,7 +3,6 @@
 from jaxnn.data._arrays import (
     ArraySource,
     Augmentation,
-    array_source,
     arrays,
     check_batch_size,
     check_labels,

@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxnn.trees._binning import Bins, binned, learn_bins
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
+from jaxnn.trees._explanations import contributions, importances
 from jaxnn.trees._objectives import (
     Objective,
     absolute_error,
@@ -23,9 +24,11 @@ __all__ = [
     "absolute_error",
     "binned",
     "boosting",
+    "contributions",
     "cross_entropy",
     "experiment",
     "huber",
+    "importances",
     "learn_bins",
     "poisson",
     "predict_scores",

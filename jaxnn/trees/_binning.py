@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.data import ArraySource, array_source
+from jaxnn.data import ArraySource, arrays
 from jaxnn.types import Array, Batch, ConfigError, DataError, Examples, Splits, check_int
 
 MISSING = 255  # the bin of NaN, and of categories that were not seen
@@ -84,9 +85,8 @@ def learn_bins(
             edges.append(np.sort(distinct[np.argsort(-counts, kind="stable")[:max_bins]]))
             continue
         if len(distinct) > max_bins:
-            inner = np.linspace(0, 1, max_bins + 1)[1:-1]
-            distinct = np.unique(np.quantile(one[~np.isnan(one)], inner, method="lower"))
-            edges.append(distinct)
+            inner = np.linspace(0, 100, max_bins + 1)[1:-1]
+            edges.append(np.unique(np.percentile(one[~np.isnan(one)], inner, method="averaged_inverted_cdf")))
         else:
             edges.append(distinct[:-1] + np.diff(distinct) / 2)
     return Bins(tuple(edges), tuple(categorical))
@@ -103,8 +103,11 @@ def _numbers(inputs: Array) -> np.ndarray:
     return values
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class TableSource(ArraySource):
-    """A split of bins, whose batches are always all of its rows if they have as many, in order."""
+    """A split of bins; a training batch is all of its rows, in order."""
+
+    bins: Bins | None = None
 
     def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
         """All rows, in order, for each of ``steps [k]``: ``[k, batch]`` int32."""
@@ -118,26 +121,39 @@ class TableSource(ArraySource):
     def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
         """All of ``examples``, in order: bins stay bytes."""
         inputs, targets = jax.tree.map(jnp.asarray, (examples.inputs, examples.targets))
-        return Batch(inputs, targets, np.ones(inputs.shape[0], np.float32) if mask is None else mask)
+        rows = jax.tree.leaves(inputs)[0].shape[0]
+        return Batch(inputs, targets, np.ones(rows, np.float32) if mask is None else mask)
+
+    def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
+        """The rows at ``indices [batch]``, which are not copied if the batch is the whole split."""
+        whole = len(indices) == jax.tree.leaves(examples.inputs)[0].shape[0]
+        return self.as_batch(examples, mask) if whole else super().gather(examples, indices, mask)
 
 
-def binned(splits: Splits, *, max_bins: int = 255, categorical: Sequence[int] = ()) -> tuple[Splits, Bins]:
-    """Returns the data set with bins as inputs, learnt from its training split, and the bins.
+def binned(
+    train: Any,
+    test: Any = None,
+    validation: Any = None,
+    *,
+    max_bins: int = 255,
+    categorical: Sequence[int] = (),
+    name: str = "table",
+) -> Splits:
+    """Makes a data set of tables ``(inputs [rows, columns], targets [rows])`` as bins, learnt from ``train``.
 
-    >>> splits, bins = jn.trees.binned(jn.data.arrays(train=(np.eye(4), [0, 1, 0, 1])))
-    >>> splits.train.examples.inputs.dtype, splits.train.examples.inputs.shape
-    (dtype('uint8'), (4, 4))
+    Missing values are NaN, categories integers. The bins are ``splits.train.bins``. Raises `DataError` as `learn_bins`
+    and `jaxnn.data.arrays`.
+
+    >>> splits = jn.trees.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
+    >>> splits.train.examples.inputs.tolist(), splits.train.bins.categorical
+    ([[0, 0], [255, 1]], (1,))
     """
-    train = array_source(splits.train).examples
-    bins = learn_bins(train.inputs, max_bins=max_bins, categorical=categorical)
+    bins = learn_bins(train[0], max_bins=max_bins, categorical=categorical)
+    given = {"train": train, "test": test, "validation": validation}
+    parts = {name: (bins.apply(part[0]), *part[1:]) for name, part in given.items() if part is not None}
+    splits = arrays(**parts, name=name)
 
-    def of(source: object) -> TableSource:
-        examples = array_source(source).examples  # type: ignore[arg-type]
-        return TableSource(Examples(bins.apply(examples.inputs), examples.targets))
+    def table(part: Any) -> TableSource | None:
+        return None if part is None else TableSource(part.examples, bins=bins)
 
-    named = {
-        name: None if part is None else of(part)
-        for name, part in (("test", splits.test), ("validation", splits.validation))
-    }
-    others = {name: of(part) for name, part in splits.others.items()}
-    return splits._replace(train=of(splits.train), others=others, **named), bins
+    return splits._replace(train=table(splits.train), test=table(splits.test), validation=table(splits.validation))

@@ -85,6 +85,10 @@ def boosting(
         return scores[:, 0] if outputs == 1 else scores
 
     def loss(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Any:
+        if len(batch.mask) != len(model_state["scores"]):
+            raise ConfigError(
+                "boosted trees keep a score for each row of a batch: use strategy='data' on several devices."
+            )
         losses, *_ = derivatives(objective, model_state["scores"], batch.targets)
         return weighted_mean(losses, _weights(batch)), (model_state, {})
 

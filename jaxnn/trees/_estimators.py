@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
+from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -11,11 +14,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin  # type:
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data  # type: ignore[import-untyped]
 
+from jaxnn.record import jsonable, write_bytes
 from jaxnn.run import fit
-from jaxnn.trees._binning import TableSource, learn_bins
+from jaxnn.trees._binning import Bins, TableSource, learn_bins
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
-from jaxnn.types import DataError, Examples, Splits
+from jaxnn.types import DataError, Examples, RecordError, Splits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,9 @@ class _GradientBoosting(BaseEstimator):  # type: ignore[misc]
         self.monotone = monotone
         self.random_state = random_state
 
+    def _default_objective(self) -> Objective:
+        raise NotImplementedError
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -100,6 +107,41 @@ class _GradientBoosting(BaseEstimator):  # type: ignore[misc]
         self.state_.pop("scores")  # of the training rows
         return self
 
+    def save(self, path: str | Path) -> None:
+        """Writes the fitted model as NumPy's ``.npz``, without pickle; RecordError if it cannot be written."""
+        check_is_fitted(self)
+        arrays = {f"trees.{name}": value for name, value in self.state_["trees"].items()}
+        arrays |= {name: self.state_[name] for name in ("start", "num_trees")}
+        arrays |= {f"edges.{column:05}": edges for column, edges in enumerate(self.bins_.edges)}
+        if hasattr(self, "classes_"):
+            arrays["classes"] = np.array(self.classes_.tolist())  # not of dtype object
+        settings = {name: value for name, value in self.get_params().items() if name != "objective"}
+        file = io.BytesIO()
+        np.savez(file, settings=np.array(json.dumps(jsonable(settings))), **arrays)
+        write_bytes(Path(path), file.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path, objective: Objective | None = None) -> Self:
+        """Reads a model that `save` wrote; an ``objective`` that was given must be given again."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+            settings = json.loads(str(arrays.pop("settings")))
+            model = cls(objective=objective, **{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+            edges = tuple(arrays[name] for name in sorted(arrays) if name.startswith("edges."))
+            model.bins_ = Bins(edges, tuple(model.categorical))
+            parts = {name.removeprefix("trees."): one for name, one in arrays.items() if name.startswith("trees.")}
+            model.state_ = {"trees": parts, "start": arrays["start"], "num_trees": arrays["num_trees"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"{path} cannot be read ({error}): give a file that {cls.__name__}.save wrote."
+            ) from error
+        model.n_features_in_ = len(edges)
+        if "classes" in arrays:
+            model.classes_ = arrays["classes"]
+        model.objective_ = objective or model._default_objective()
+        return model
+
     def _scores(self, inputs: Any) -> np.ndarray:
         check_is_fitted(self)
         values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
@@ -125,7 +167,12 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):  # type: ign
         inputs, targets = validate_data(
             self, inputs, targets, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True
         )
-        return self._train(inputs, targets.astype(np.float32), sample_weight, self.objective or squared_error())
+        return self._train(
+            inputs, targets.astype(np.float32), sample_weight, self.objective or self._default_objective()
+        )
+
+    def _default_objective(self) -> Objective:
+        return squared_error()
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the predictions ``[rows]``."""
@@ -150,8 +197,11 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):  # type: i
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"the targets have one class, {self.classes_[0]!r}: classification needs two or more.")
-        objective = self.objective or cross_entropy(len(self.classes_))
+        objective = self.objective or self._default_objective()
         return self._train(inputs, labels.astype(np.int32), sample_weight, objective)
+
+    def _default_objective(self) -> Objective:
+        return cross_entropy(len(self.classes_))
 
     def predict_proba(self, inputs: Any) -> np.ndarray:
         """Returns the probability of each of ``classes_``: ``[rows, classes]``."""

@@ -58,8 +58,13 @@ def fixed_point(gradient: Array, hessian: Array) -> tuple[jax.Array, jax.Array]:
     """
     pair = jnp.stack([gradient, hessian], axis=-1)
     total = jnp.maximum(jnp.abs(pair).sum(axis=0), 1e-30)
-    unit = jnp.exp2(jnp.ceil(jnp.log2(total)) - _BITS)
-    return jnp.round(pair / unit).astype(jnp.int32), unit
+    unit = jnp.ldexp(jnp.ones(2), jnp.frexp(total)[1] - _BITS)
+    return jnp.round(pair / unit[None]).astype(jnp.int32), unit
+
+
+def _real(sums: Array, unit: Array) -> jax.Array:
+    """Sums ``[..., 2]`` of `fixed_point` as floats."""
+    return sums * jnp.reshape(unit, (1,) * (sums.ndim - 1) + (2,))
 
 
 def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> jax.Array:
@@ -116,15 +121,16 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     right = total[:, None, None, None] - left
     limits = bounds[:, None, None, None]
     (left_value, left_score), (right_value, right_score) = (
-        (value := leaf_value(side * unit, limits, growth), _score(side * unit, value, growth)) for side in (left, right)
+        (value := leaf_value(_real(side, unit), limits, growth), _score(_real(side, unit), value, growth))
+        for side in (left, right)
     )
-    whole = total * unit
+    whole = _real(total, unit)
     before = _score(whole, leaf_value(whole, bounds, growth), growth)
     gain = left_score + right_score - before[:, None, None, None]
     least = jnp.minimum(left[..., 1], right[..., 1])
-    allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns[:, None]
+    allowed = (least > 0) & (least * unit[1] >= growth.min_child_weight) & columns[None, None, :, None]
     if growth.monotone:
-        allowed &= jnp.array(growth.monotone)[:, None] * (right_value - left_value) >= 0
+        allowed &= jnp.array(growth.monotone)[None, None, :, None] * (right_value - left_value) >= 0
     flat = jnp.where(allowed, gain, -jnp.inf).reshape(num_nodes, -1)
     best = jnp.argmax(flat, axis=1)
     side, column, value = jnp.unravel_index(best, (2, num_columns, num_values))
@@ -141,7 +147,7 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
 def _packed(bits: Array) -> jax.Array:
     """Booleans ``[nodes, bins]`` as ``[nodes, 8]`` uint32."""
     bits = jnp.pad(bits, ((0, 0), (0, 32 * _WORDS - bits.shape[1])))
-    words = bits.reshape(-1, _WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)
+    words = bits.reshape(-1, _WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
     return words.sum(axis=2, dtype=jnp.uint32)
 
 
@@ -200,7 +206,7 @@ def _grow_by_depth(bins: Array, pairs: Array, unit: Array, columns: Array, growt
     for depth in range(growth.max_depth + 1):
         count, first = 2**depth, 2**depth - 1
         level = slice(first, first + count)
-        value = growth.learning_rate * leaf_value(sums * unit, bounds, growth)
+        value = growth.learning_rate * leaf_value(_real(sums, unit), bounds, growth)
         tree = tree._replace(
             value=tree.value.at[level].set(jnp.where(alive, value, 0.0)),
             weight=tree.weight.at[level].set(jnp.where(alive, sums[:, 1] * unit[1], 0.0)),
@@ -255,7 +261,7 @@ def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth
         children = count + jnp.arange(2)
         is_left = goes_left(split.left_bins, jnp.zeros_like(node), bins[split.column[0], rows])
         node = jnp.where(node == at, count + 1 - is_left, node)
-        two_sums = jnp.concatenate([split.left, sums[at] - split.left])
+        two_sums = jnp.concatenate([split.left, sums[at][None] - split.left])
         small = jnp.argmin(two_sums[:, 1])
         summed = histograms(bins, jnp.where(node == count + small, 0, 1), pairs, 1, growth.num_bins)[0]
         both = jnp.stack([summed, histogram[at] - summed])
@@ -269,7 +275,9 @@ def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth
             left_bins=tree.left_bins.at[at].set(split.left_bins[0]),
             left=tree.left.at[at].set(count),
             gain=tree.gain.at[at].set(split.gain[0]),
-            value=tree.value.at[children].set(growth.learning_rate * leaf_value(two_sums * unit, two_bounds, growth)),
+            value=tree.value.at[children].set(
+                growth.learning_rate * leaf_value(_real(two_sums, unit), two_bounds, growth)
+            ),
             weight=tree.weight.at[children].set(two_sums[:, 1] * unit[1]),
         )
         return (
@@ -293,7 +301,7 @@ def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth
     splits = splits._replace(gain=jnp.full(num_nodes, -jnp.inf).at[0].set(root.gain[0]))
     tree = empty_tree(num_nodes)
     tree = tree._replace(
-        value=tree.value.at[0].set(growth.learning_rate * leaf_value(sums[0] * unit, bounds[0], growth)),
+        value=tree.value.at[0].set(growth.learning_rate * leaf_value(_real(sums[0], unit), bounds[0], growth)),
         weight=tree.weight.at[0].set(sums[0, 1] * unit[1]),
     )
     carry = (jnp.int32(1), tree, node, splits, histogram, sums, bounds, jnp.zeros(num_nodes, jnp.int32))
