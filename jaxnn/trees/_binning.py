@@ -150,10 +150,8 @@ def binned(
     """
     bins = learn_bins(train[0], max_bins=max_bins, categorical=categorical)
     given = {"train": train, "test": test, "validation": validation}
-    parts = {name: (bins.apply(part[0]), *part[1:]) for name, part in given.items() if part is not None}
+    parts: Any = {name: (bins.apply(part[0]), *part[1:]) for name, part in given.items() if part is not None}
     splits = arrays(**parts, name=name)
-
-    def table(part: Any) -> TableSource | None:
-        return None if part is None else TableSource(part.examples, bins=bins)
-
-    return splits._replace(train=table(splits.train), test=table(splits.test), validation=table(splits.validation))
+    named: Any = splits.named()
+    tables: Any = {part: TableSource(source.examples, bins=bins) for part, source in named.items()}
+    return splits._replace(**tables)

@@ -107,7 +107,7 @@ def boosting(
         number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
         columns = jax.random.permutation(column_key, bins.shape[0]) < number
 
-        def tree_of(gradient: Array, hessian: Array, scores: Array) -> tuple[Tree, jax.Array]:
+        def tree_of(gradient: jax.Array, hessian: jax.Array, scores: jax.Array) -> tuple[Tree, jax.Array]:
             pairs, unit = fixed_point(gradient * chosen, hessian * chosen)
             tree, leaf = grow(bins, pairs, unit, columns, growth)
             if objective.leaf_quantile is not None:
@@ -131,15 +131,15 @@ def boosting(
     return Boosting(Task(init, loss, evaluate, predict), step)
 
 
-def _bins(inputs: Any) -> Array:
+def _bins(inputs: Any) -> Any:
     return inputs["bins"] if isinstance(inputs, dict) else inputs
 
 
-def _weights(batch: Batch) -> Array:
+def _weights(batch: Batch) -> Any:
     return batch.mask * batch.inputs["weight"] if isinstance(batch.inputs, dict) else batch.mask
 
 
-def predict_scores(model: Mapping[str, Any], inputs: Array, max_depth: int) -> jax.Array:
+def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax.Array:
     """The scores ``[rows, outputs]`` of bins ``[rows, columns]``, by all trees that were grown.
 
     ``model`` has parameters and model state together: ``start``, ``trees`` and ``num_trees``.

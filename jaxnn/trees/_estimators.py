@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
-from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data  # type: ignore[import-untyped]
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
 from jaxnn.record import jsonable, write_bytes
 from jaxnn.run import fit
@@ -36,7 +36,7 @@ class _Config:
     seed: int
 
 
-class _GradientBoosting(BaseEstimator):  # type: ignore[misc]
+class _GradientBoosting(BaseEstimator):
     """What classifier and regressor share: parameters, training and scores."""
 
     def __init__(
@@ -103,7 +103,7 @@ class _GradientBoosting(BaseEstimator):  # type: ignore[misc]
         data = Splits(TableSource(examples))
         how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": self.num_trees}
         run = fit(experiment(config, lambda _: data, booster), **how)
-        self.objective_, self.state_ = objective, jax.device_get(run.state.params | run.state.model_state)
+        self.objective_, self.state_ = objective, jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
         return self
 
@@ -127,7 +127,8 @@ class _GradientBoosting(BaseEstimator):  # type: ignore[misc]
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
             settings = json.loads(str(arrays.pop("settings")))
-            model = cls(objective=objective, **{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+            given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in settings.items()}
+            model = cls(objective=objective, **given)
             edges = tuple(arrays[name] for name in sorted(arrays) if name.startswith("edges."))
             model.bins_ = Bins(edges, tuple(model.categorical))
             parts = {name.removeprefix("trees."): one for name, one in arrays.items() if name.startswith("trees.")}
@@ -151,7 +152,7 @@ class _GradientBoosting(BaseEstimator):  # type: ignore[misc]
 _predict = jax.jit(predict_scores, static_argnums=2)
 
 
-class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):  # type: ignore[misc]
+class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
     """Gradient-boosted trees for a number, with scikit-learn's interface; arguments as for `boosting`.
 
     ``objective`` is by default `squared_error`.
@@ -179,7 +180,7 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):  # type: ign
         return np.asarray(self.objective_.outputs(self._scores(inputs)[:, 0]))
 
 
-class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):  # type: ignore[misc]
+class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
     """Gradient-boosted trees for classes, with scikit-learn's interface; arguments as for `boosting`.
 
     ``objective`` is by default `cross_entropy`.

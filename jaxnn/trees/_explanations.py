@@ -33,10 +33,10 @@ def importances(model: Mapping[str, Any], num_columns: int, kind: Literal["gain"
 class Paths(NamedTuple):
     """The ways from a root to each of its leaves; a column that occurs several times is one condition."""
 
-    column: Array  # ``[leaves, conditions]`` int32; -1 is none
-    allowed: Array  # ``[leaves, conditions, 256]`` bool, the bins that go this way
-    share: Array  # ``[leaves, conditions]`` float32, of the training rows' weight that goes this way
-    value: Array  # ``[leaves]`` float32
+    column: Any  # ``[leaves, conditions]`` int32; -1 is none
+    allowed: Any  # ``[leaves, conditions, 256]`` bool, the bins that go this way
+    share: Any  # ``[leaves, conditions]`` float32, of the training rows' weight that goes this way
+    value: Any  # ``[leaves]`` float32
 
 
 def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from jaxnn.types import Array
+from jax import Array
 
 _WORDS = 8  # of 32 bits: one bit for each of 256 bins
 _BITS = 29  # of the sum of all gradients: an int32 holds four times as much, of which rounding may take a part
@@ -50,7 +49,7 @@ class Split(NamedTuple):
     middle: Array  # ``[nodes]`` float32, between the values of both children
 
 
-def fixed_point(gradient: Array, hessian: Array) -> tuple[jax.Array, jax.Array]:
+def fixed_point(gradient: Array, hessian: Array) -> tuple[Array, Array]:
     """Rounds gradients and Hessians ``[rows]`` to ``[rows, 2]`` int32, and returns the size ``[2]`` of one unit.
 
     Sums of integers do not depend on their order: a tree is the same on any number of devices, in every batch of trees,
@@ -62,30 +61,31 @@ def fixed_point(gradient: Array, hessian: Array) -> tuple[jax.Array, jax.Array]:
     return jnp.round(pair / unit[None]).astype(jnp.int32), unit
 
 
-def _real(sums: Array, unit: Array) -> jax.Array:
+def _real(sums: Array, unit: Array) -> Array:
     """Sums ``[..., 2]`` of `fixed_point` as floats."""
     return sums * jnp.reshape(unit, (1,) * (sums.ndim - 1) + (2,))
 
 
-def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> jax.Array:
+def histograms(bins: Array, slot: Array, pairs: Array, num_slots: int, num_bins: int) -> Array:
     """Sums ``pairs [rows, 2]`` of each slot and bin: ``[slots, columns, bins, 2]`` int32.
 
     ``bins [columns, rows]`` uint8; ``slot [rows]``, of which ``num_slots`` is none. Under `jax.vmap` one tree follows
     another: on a CPU XLA's scatter of one column at a time is several times as fast as that of a batch.
     """
 
-    @jax.custom_batching.sequential_vmap
-    def sums(bins: jax.Array, slot: jax.Array, pairs: jax.Array) -> jax.Array:
-        def of_column(column: jax.Array) -> jax.Array:
+    def sums(bins: Array, slot: Array, pairs: Array) -> Array:
+        def of_column(column: Array) -> Array:
             zeros = jnp.zeros((num_slots * num_bins, 2), jnp.int32)
             return zeros.at[slot * num_bins + column.astype(jnp.int32)].add(pairs)
 
-        return jax.lax.map(of_column, bins)
+        summed: Array = jax.lax.map(of_column, bins)
+        return summed
 
-    return sums(bins, slot, pairs).reshape(bins.shape[0], num_slots, num_bins, 2).swapaxes(0, 1)
+    found: Array = jax.custom_batching.sequential_vmap(sums)(bins, slot, pairs)
+    return found.reshape(bins.shape[0], num_slots, num_bins, 2).swapaxes(0, 1)
 
 
-def leaf_value(sums: Array, bounds: Array, growth: Growth) -> jax.Array:
+def leaf_value(sums: Array, bounds: Array, growth: Growth) -> Array:
     """The value ``[...]`` that lowers the loss most, from sums ``[..., 2]``, within ``bounds [..., 2]``."""
     gradient, hessian = sums[..., 0], sums[..., 1]
     shrunk = jnp.sign(gradient) * jnp.maximum(jnp.abs(gradient) - growth.l1, 0.0)
@@ -93,10 +93,11 @@ def leaf_value(sums: Array, bounds: Array, growth: Growth) -> jax.Array:
     return jnp.clip(value, bounds[..., 0], bounds[..., 1]) if growth.monotone else value
 
 
-def _score(sums: Array, value: Array, growth: Growth) -> jax.Array:
+def _score(sums: Array, value: Array, growth: Growth) -> Array:
     """By how much a leaf of this value lowers the loss, to second order."""
     gradient, hessian = sums[..., 0], sums[..., 1]
-    return -(gradient * value + (hessian + growth.l2) * value**2 / 2 + growth.l1 * jnp.abs(value))
+    raised: Array = gradient * value + (hessian + growth.l2) * value**2 / 2 + growth.l1 * jnp.abs(value)
+    return -raised
 
 
 def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, columns: Array, growth: Growth) -> Split:
@@ -144,20 +145,20 @@ def best_splits(histogram: Array, total: Array, unit: Array, bounds: Array, colu
     return Split(flat[node, best], column.astype(jnp.int32), _packed(goes_left), left_sums, middle)
 
 
-def _packed(bits: Array) -> jax.Array:
+def _packed(bits: Array) -> Array:
     """Booleans ``[nodes, bins]`` as ``[nodes, 8]`` uint32."""
     bits = jnp.pad(bits, ((0, 0), (0, 32 * _WORDS - bits.shape[1])))
     words = bits.reshape(-1, _WORDS, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None]
     return words.sum(axis=2, dtype=jnp.uint32)
 
 
-def goes_left(left_bins: Array, node: Array, bin_: Array) -> jax.Array:
+def goes_left(left_bins: Array, node: Array, bin_: Array) -> Array:
     """Whether rows ``[rows]`` in ``node``, with ``bin_`` of its column, go to its left child."""
     word = left_bins[node, (bin_ >> 5).astype(jnp.int32)]
     return (word >> (bin_ & 31).astype(jnp.uint32)) & 1 == 1
 
 
-def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, jax.Array]:
+def grow(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
     """Grows a tree, and returns it with the leaf ``[rows]`` of each row.
 
     Args:
@@ -178,12 +179,12 @@ def empty_tree(num_nodes: int) -> Tree:
     )
 
 
-def _pairs(left: Array, right: Array) -> jax.Array:
+def _pairs(left: Array, right: Array) -> Array:
     """Children side by side: two of ``[nodes, ...]`` become ``[2 * nodes, ...]``."""
     return jnp.stack([left, right], axis=1).reshape(-1, *left.shape[1:])
 
 
-def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[jax.Array, jax.Array]:
+def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[Array, Array]:
     """Bounds of the values below the left and the right child: a constrained split separates them by the middle."""
     if not growth.monotone:
         return bounds, bounds
@@ -195,7 +196,7 @@ def _child_bounds(split: Split, bounds: Array, growth: Growth) -> tuple[jax.Arra
     return left, right
 
 
-def _grow_by_depth(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, jax.Array]:
+def _grow_by_depth(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
     """All nodes of a level at a time; children of node i are 2i + 1 and 2i + 2."""
     rows = jnp.arange(bins.shape[1])
     tree = empty_tree(2 ** (growth.max_depth + 1) - 1)
@@ -240,7 +241,7 @@ def _grow_by_depth(bins: Array, pairs: Array, unit: Array, columns: Array, growt
     raise AssertionError
 
 
-def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, jax.Array]:
+def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth: Growth) -> tuple[Tree, Array]:
     """The leaf with the largest gain at a time, up to `Growth.num_leaves`; children are the next two nodes."""
     assert growth.num_leaves is not None
     rows = jnp.arange(bins.shape[1])
@@ -250,9 +251,10 @@ def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth
         split = best_splits(histogram, sums, unit, bounds, columns, growth)
         return split._replace(gain=jnp.where(depth < growth.max_depth, split.gain, -jnp.inf))
 
-    def wanted(carry: Any) -> jax.Array:
+    def wanted(carry: Any) -> Array:
         count, _, _, splits, *_ = carry
-        return (count < num_nodes) & (splits.gain.max() > growth.min_gain)
+        more: Array = (count < num_nodes) & (splits.gain.max() > growth.min_gain)
+        return more
 
     def split_one(carry: Any) -> Any:
         count, tree, node, splits, histogram, sums, bounds, depths = carry
@@ -309,11 +311,11 @@ def _grow_by_leaf(bins: Array, pairs: Array, unit: Array, columns: Array, growth
     return tree, node
 
 
-def find_leaves(tree: Tree, bins: Array, max_depth: int) -> jax.Array:
+def find_leaves(tree: Tree, bins: Array, max_depth: int) -> Array:
     """The leaf ``[rows]`` of each row of ``bins [columns, rows]``."""
     rows = jnp.arange(bins.shape[1])
 
-    def down(_: Any, node: jax.Array) -> jax.Array:
+    def down(_: Any, node: Array) -> Array:
         column = tree.column[node]
         is_left = goes_left(tree.left_bins, node, bins[jnp.maximum(column, 0), rows])
         return jnp.where(column < 0, node, tree.left[node] + 1 - is_left)

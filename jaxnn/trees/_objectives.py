@@ -38,11 +38,11 @@ class Objective(NamedTuple):
     metrics: Mapping[str, Callable[[Array, Any], Array]] = {}
 
 
-def derivatives(objective: Objective, scores: Array, targets: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+def derivatives(objective: Objective, scores: Any, targets: Any) -> Any:
     """Losses ``[rows]``, gradients and Hessians ``[rows, outputs]`` at ``scores [rows, outputs]``."""
     one_output = objective.num_outputs == 1
 
-    def of_row(score: Array, target: Any) -> tuple[Array, Array, Array]:
+    def of_row(score: jax.Array, target: Any) -> Any:
         def loss(score: Array) -> Array:
             return objective.loss(score[0] if one_output else score, target)
 
@@ -51,8 +51,7 @@ def derivatives(objective: Objective, scores: Array, targets: Any) -> tuple[jax.
             return value, gradient, jnp.diag(jax.hessian(loss)(score))
         return value, gradient, jnp.reshape(objective.hessian(score[0] if one_output else score, target), score.shape)
 
-    found: tuple[jax.Array, jax.Array, jax.Array] = jax.vmap(of_row)(scores, targets)
-    return found
+    return jax.vmap(of_row)(jnp.asarray(scores), targets)
 
 
 def weighted_mean(values: Array, weights: Array) -> jax.Array:
