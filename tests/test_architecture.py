@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "jaxnn").rglob("*.py"))
 LEVELS = (
     "types > _compat nn data optim observe search > models > tasks > steps > parallel > record > engine"
-    " > run > sweeps > bench advice plans > cli > __init__ > __main__"
+    " > run > sweeps > bench advice plans trees > cli > __init__ > __main__"
 )
 LEVEL = {package: level for level, packages in enumerate(LEVELS.split(" > ")) for package in packages.split()}
 LAZY = (

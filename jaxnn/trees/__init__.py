@@ -1,0 +1,45 @@
+"""Gradient-boosted decision trees as pure functions: compiled, swept and sharded as networks are."""
+
+from typing import Any
+
+from jaxnn.trees._binning import Bins, binned, learn_bins
+from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
+from jaxnn.trees._explanations import contributions, importances
+from jaxnn.trees._objectives import (
+    Objective,
+    absolute_error,
+    cross_entropy,
+    huber,
+    poisson,
+    quantile_error,
+    squared_error,
+)
+
+__all__ = [
+    "Bins",
+    "Boosting",
+    "GradientBoostingClassifier",
+    "GradientBoostingRegressor",
+    "Objective",
+    "absolute_error",
+    "binned",
+    "boosting",
+    "contributions",
+    "cross_entropy",
+    "experiment",
+    "huber",
+    "importances",
+    "learn_bins",
+    "poisson",
+    "predict_scores",
+    "quantile_error",
+    "squared_error",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("GradientBoostingClassifier", "GradientBoostingRegressor"):
+        raise AttributeError(f"module 'jaxnn.trees' has no attribute {name!r}")
+    from jaxnn.trees import _estimators  # scikit-learn is slow to import
+
+    return getattr(_estimators, name)

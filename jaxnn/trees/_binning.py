@@ -1,0 +1,157 @@
+"""Columns of numbers and categories as bins, a byte each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxnn.data import ArraySource, arrays
+from jaxnn.types import Array, Batch, ConfigError, DataError, Examples, Splits, check_int
+
+MISSING = 255  # the bin of NaN, and of categories that were not seen
+
+
+@dataclasses.dataclass(frozen=True)
+class Bins:
+    """How each column becomes bins.
+
+    Attributes:
+        edges: for each column its upper bounds, ascending: bin ``i`` holds values in ``(edges[i - 1], edges[i]]``; of a
+            categorical column, its categories.
+        categorical: columns whose values are categories.
+
+    >>> bins = jn.trees.learn_bins(np.array([[0.5, 3], [1.5, 3], [np.nan, 7]]), categorical=(1,))
+    >>> bins.apply([[1.4, 7], [np.nan, 5]]).tolist()  # 255 is missing
+    [[1, 1], [255, 255]]
+    """
+
+    edges: tuple[np.ndarray, ...]
+    categorical: tuple[int, ...] = ()
+
+    def apply(self, inputs: Array) -> np.ndarray:
+        """Returns the bins ``[rows, columns]`` uint8 of ``inputs [rows, columns]``; DataError for another width."""
+        values = _numbers(inputs)
+        if values.shape[1] != len(self.edges):
+            raise DataError(f"the inputs have {values.shape[1]} columns, and the bins are of {len(self.edges)}.")
+        found = np.empty(values.shape, np.uint8, order="F")
+        for column, edges in enumerate(self.edges):
+            one = values[:, column]
+            at = np.searchsorted(edges, one)
+            missing = np.isnan(one)
+            if column in self.categorical:
+                at = np.minimum(at, len(edges) - 1)
+                missing = missing | (edges[at] != one)
+            found[:, column] = np.where(missing, MISSING, at)
+        return found
+
+
+def learn_bins(
+    inputs: Array, *, max_bins: int = 255, categorical: Sequence[int] = (), sample: int = 200_000, seed: int = 0
+) -> Bins:
+    """Chooses the bins of each column of ``inputs [rows, columns]``, numbers with NaN for missing ones.
+
+    A column with at most ``max_bins`` distinct values gets a bin for each, others get quantiles. Of a ``categorical``
+    column, the ``max_bins`` most frequent values are kept, and others count as missing.
+
+    Args:
+        inputs: the training inputs.
+        max_bins: at most 255, without that of missing values.
+        categorical: columns whose values are categories.
+        sample: rows that are looked at, drawn with ``seed``; all if there are not more.
+        seed: of the sample.
+
+    DataError for infinite values, a column without any value, or categories that are not integers.
+    """
+    check_int("learn_bins: max_bins", max_bins, least=2)
+    if max_bins > MISSING:
+        raise ConfigError(f"learn_bins: max_bins must be at most {MISSING}, since a bin is a byte, not {max_bins}.")
+    values = _numbers(inputs)
+    if len(values) > sample:
+        values = values[np.sort(np.random.default_rng(seed).choice(len(values), sample, replace=False))]
+    edges = []
+    for column in range(values.shape[1]):
+        one = values[:, column]
+        distinct, counts = np.unique(one[~np.isnan(one)], return_counts=True)
+        if not len(distinct):
+            raise DataError(f"column {column} has no value in any row: leave it out.")
+        if column in categorical:
+            if not np.array_equal(distinct, np.round(distinct)):
+                raise DataError(f"column {column} is categorical, and has values that are not integers.")
+            edges.append(np.sort(distinct[np.argsort(-counts, kind="stable")[:max_bins]]))
+            continue
+        if len(distinct) > max_bins:
+            inner = np.linspace(0, 100, max_bins + 1)[1:-1]
+            edges.append(np.unique(np.percentile(one[~np.isnan(one)], inner, method="averaged_inverted_cdf")))
+        else:
+            edges.append(distinct[:-1] + np.diff(distinct) / 2)
+    return Bins(tuple(edges), tuple(categorical))
+
+
+def _numbers(inputs: Array) -> np.ndarray:
+    values = np.asarray(inputs)
+    if values.ndim != 2 or values.dtype.kind not in "fiub":
+        raise DataError(f"a table must be numbers [rows, columns], not {values.dtype} {list(values.shape)}.")
+    values = values.astype(np.float64, copy=False)
+    if np.isinf(values).any():
+        row, column = np.argwhere(np.isinf(values))[0]
+        raise DataError(f"the value at row {row}, column {column} is infinite: use NaN for a missing value.")
+    return values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TableSource(ArraySource):
+    """A split of bins; a training batch is all of its rows, in order."""
+
+    bins: Bins | None = None
+
+    def order(self, seed: Array | int, steps: Array, batch_size: int) -> Array:
+        """All rows, in order, for each of ``steps [k]``: ``[k, batch]`` int32."""
+        if batch_size != self.num_examples:
+            raise ConfigError(
+                f"each tree is grown on all rows: set batch_size={self.num_examples}, not {batch_size}; "
+                "row_fraction samples."
+            )
+        return np.arange(batch_size, dtype=np.int32)[None] + 0 * steps[:, None]
+
+    def as_batch(self, examples: Examples, mask: Array | None = None) -> Batch:
+        """All of ``examples``, in order: bins stay bytes."""
+        inputs, targets = jax.tree.map(jnp.asarray, (examples.inputs, examples.targets))
+        rows = jax.tree.leaves(inputs)[0].shape[0]
+        return Batch(inputs, targets, np.ones(rows, np.float32) if mask is None else mask)
+
+    def gather(self, examples: Examples, indices: Array, mask: Array | None = None) -> Batch:
+        """The rows at ``indices [batch]``, which are not copied if the batch is the whole split."""
+        whole = len(indices) == jax.tree.leaves(examples.inputs)[0].shape[0]
+        return self.as_batch(examples, mask) if whole else super().gather(examples, indices, mask)
+
+
+def binned(
+    train: Any,
+    test: Any = None,
+    validation: Any = None,
+    *,
+    max_bins: int = 255,
+    categorical: Sequence[int] = (),
+    name: str = "table",
+) -> Splits:
+    """Makes a data set of tables ``(inputs [rows, columns], targets [rows])`` as bins, learnt from ``train``.
+
+    Missing values are NaN, categories integers. The bins are ``splits.train.bins``. Raises `DataError` as `learn_bins`
+    and `jaxnn.data.arrays`.
+
+    >>> splits = jn.trees.binned((np.array([[0.5, 1], [np.nan, 3]]), [0, 1]), categorical=[1])
+    >>> splits.train.examples.inputs.tolist(), splits.train.bins.categorical
+    ([[0, 0], [255, 1]], (1,))
+    """
+    bins = learn_bins(train[0], max_bins=max_bins, categorical=categorical)
+    given = {"train": train, "test": test, "validation": validation}
+    parts: Any = {name: (bins.apply(part[0]), *part[1:]) for name, part in given.items() if part is not None}
+    splits = arrays(**parts, name=name)
+    named: Any = splits.named()
+    tables: Any = {part: TableSource(source.examples, bins=bins) for part, source in named.items()}
+    return splits._replace(**tables)

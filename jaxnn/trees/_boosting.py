@@ -1,0 +1,180 @@
+"""Gradient boosting as an experiment: the task, and the training step, which adds a tree for each output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxnn.trees._binning import MISSING
+from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow
+from jaxnn.trees._objectives import Objective, derivatives, weighted_mean
+from jaxnn.types import Array, Batch, ConfigError, Experiment, Metrics, Params, Splits, Task, TrainState, check_int
+
+
+class Boosting(NamedTuple):
+    """A task, and the training step that grows its trees."""
+
+    task: Task
+    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def boosting(
+    objective: Objective,
+    *,
+    num_trees: int,
+    learning_rate: Any = 0.1,
+    max_depth: int = 6,
+    num_leaves: int | None = None,
+    l1: Any = 0.0,
+    l2: Any = 1.0,
+    min_child_weight: Any = 1e-3,
+    min_gain: Any = 0.0,
+    row_fraction: Any = 1.0,
+    column_fraction: Any = 1.0,
+    categorical: Sequence[int] = (),
+    monotone: Sequence[int] = (),
+) -> Boosting:
+    """Returns a gradient boosting of decision trees (Friedman 2001; Chen & Guestrin 2016, arXiv:1603.02754).
+
+    The inputs are bins of `binned`, or a dict of ``bins`` and the examples' ``weight [rows]``. Numbers may be tracers,
+    and differ from member to member of a sweep.
+
+    Args:
+        objective: what is trained for.
+        num_trees: the most rounds, ``config.num_steps``; each adds a tree for each output.
+        learning_rate: factor of each tree.
+        max_depth: of a tree, at most 10.
+        num_leaves: grows the leaf with the largest gain until a tree has this many, as LightGBM does (Ke et al. 2017);
+            None: all nodes of a level, as XGBoost does.
+        l1: penalty of the absolute values of leaves.
+        l2: penalty of the squared values of leaves.
+        min_child_weight: the least sum of Hessians in a child, which is the number of rows for the squared error.
+        min_gain: the least decrease of the loss by a split.
+        row_fraction: rows that a tree is grown on, 0…1, drawn anew for each.
+        column_fraction: columns that a tree may use, 0…1, at least one.
+        categorical: columns whose bins are categories.
+        monotone: for each column 1 if predictions must not fall with its value, -1 if they must not rise, else 0.
+    """
+    if check_int("boosting: max_depth", max_depth) > 10:
+        raise ConfigError(f"boosting: max_depth must be at most 10, not {max_depth}: nodes double with each level.")
+    if num_leaves is not None:
+        check_int("boosting: num_leaves", num_leaves, least=2)
+    growth = Growth(
+        max_depth, num_leaves, MISSING + 1, tuple(categorical), tuple(monotone), learning_rate, l1, l2,
+        min_child_weight, min_gain,
+    )  # fmt: skip
+    outputs = objective.num_outputs
+
+    def init(key: jax.Array, batch: Batch) -> tuple[Params, Any]:
+        start = jnp.zeros(outputs)
+        if objective.start is not None:
+            start = jnp.reshape(objective.start(batch.targets, _weights(batch)), outputs)
+        num_nodes = 2 ** (max_depth + 1) - 1 if num_leaves is None else 2 * num_leaves - 1
+        trees = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (num_trees, outputs, *leaf.shape)), empty_tree(num_nodes)
+        )
+        scores = jnp.broadcast_to(start, (len(batch.mask), outputs))
+        return {"start": start}, {"trees": trees._asdict(), "num_trees": jnp.int32(0), "scores": scores}
+
+    def predict(params: Params, model_state: Any, inputs: Array) -> jax.Array:
+        scores = predict_scores({**model_state, **params}, _bins(inputs), max_depth)
+        return scores[:, 0] if outputs == 1 else scores
+
+    def loss(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Any:
+        if len(batch.mask) != len(model_state["scores"]):
+            raise ConfigError(
+                "boosted trees keep a score for each row of a batch: use strategy='data' on several devices."
+            )
+        losses, *_ = derivatives(objective, model_state["scores"], batch.targets)
+        return weighted_mean(losses, _weights(batch)), (model_state, {})
+
+    def evaluate(params: Params, model_state: Any, batch: Batch, key: jax.Array) -> Metrics:
+        scores = predict(params, model_state, batch.inputs)
+        values = {"loss": objective.loss, **objective.metrics}
+        weights = _weights(batch)
+        sums = {name: (jax.vmap(of)(scores, batch.targets) * weights).sum() for name, of in values.items()}
+        return sums | {"count": weights.sum()}
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        row_key, column_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+        scores, bins, weights = state.model_state["scores"], _bins(batch.inputs).T, _weights(batch)
+        losses, gradients, hessians = derivatives(objective, scores, batch.targets)
+        chosen = weights * (jax.random.uniform(row_key, losses.shape) < row_fraction)
+        number = jnp.maximum(jnp.round(column_fraction * bins.shape[0]), 1)
+        columns = jax.random.permutation(column_key, bins.shape[0]) < number
+
+        def tree_of(gradient: jax.Array, hessian: jax.Array, scores: jax.Array) -> tuple[Tree, jax.Array]:
+            pairs, unit = fixed_point(gradient * chosen, hessian * chosen)
+            tree, leaf = grow(bins, pairs, unit, columns, growth)
+            if objective.leaf_quantile is not None:
+                values = _quantiles(leaf, batch.targets - scores, chosen, objective.leaf_quantile, len(tree.value))
+                tree = tree._replace(value=learning_rate * values)
+            return tree, scores + tree.value[leaf]
+
+        if outputs == 1:
+            tree, after = tree_of(gradients[:, 0], hessians[:, 0], scores[:, 0])
+            trees, scores = jax.tree.map(lambda leaf: leaf[None], tree), after[:, None]
+        else:
+            trees, scores = jax.vmap(tree_of, in_axes=1, out_axes=(0, 1))(gradients, hessians, scores)
+        known = state.model_state["trees"]
+        known = {name: known[name].at[state.step].set(new) for name, new in trees._asdict().items()}
+        metrics = {
+            "loss": weighted_mean(losses, weights),
+            "splits": (trees.column >= 0).sum(axis=1).astype(jnp.float32).mean(),
+        }
+        return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
+
+    return Boosting(Task(init, loss, evaluate, predict), step)
+
+
+def _bins(inputs: Any) -> Any:
+    return inputs["bins"] if isinstance(inputs, dict) else inputs
+
+
+def _weights(batch: Batch) -> Any:
+    return batch.mask * batch.inputs["weight"] if isinstance(batch.inputs, dict) else batch.mask
+
+
+def predict_scores(model: Mapping[str, Any], inputs: Any, max_depth: int) -> jax.Array:
+    """The scores ``[rows, outputs]`` of bins ``[rows, columns]``, by all trees that were grown.
+
+    ``model`` has parameters and model state together: ``start``, ``trees`` and ``num_trees``.
+    """
+    bins, trees, start = inputs.T, Tree(**model["trees"]), model["start"]
+
+    def add(index: Array, scores: jax.Array) -> jax.Array:
+        def of_output(tree: Tree) -> jax.Array:
+            return tree.value[find_leaves(tree, bins, max_depth)]
+
+        return scores + jax.vmap(of_output, out_axes=1)(jax.tree.map(lambda leaf: leaf[index], trees))
+
+    scores = jnp.broadcast_to(start, (inputs.shape[0], start.shape[0]))
+    return jax.lax.fori_loop(0, model["num_trees"], add, scores)  # type: ignore[no-any-return]
+
+
+def _quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_nodes: int) -> jax.Array:
+    """The weighted quantile of ``values [rows]`` in each leaf: ``[nodes]``, 0 where there are none."""
+    order = jnp.lexsort((values, leaf))
+    values, weights = values[order], weights[order]
+    reached = jnp.cumsum(weights)
+    total = jnp.zeros(num_nodes).at[leaf].add(weights[jnp.argsort(order)])
+    before = jnp.cumsum(total) - total
+    at = jnp.searchsorted(reached, before + quantile * total)
+    return jnp.where(total > 0, values[jnp.minimum(at, len(values) - 1)], 0.0)
+
+
+def experiment[Config](
+    config: Config, data: Callable[[Config], Splits], booster: Callable[[Config], Boosting]
+) -> Experiment[Config]:
+    """The experiment that trains ``booster(config)``: ``num_steps`` are its trees, and a batch is all rows."""
+    return Experiment(
+        config,
+        data,
+        task=lambda config: booster(config).task,
+        optimizer=lambda config: optax.identity(),
+        step=lambda task, optimizer, config: booster(config).step,
+    )

@@ -1,0 +1,214 @@
+"""Gradient boosting with the interface of scikit-learn."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
+
+from jaxnn.record import jsonable, write_bytes
+from jaxnn.run import fit
+from jaxnn.trees._binning import Bins, TableSource, learn_bins
+from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
+from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
+from jaxnn.types import DataError, Examples, RecordError, Splits
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+    learning_rate: float
+    l1: float
+    l2: float
+    min_child_weight: float
+    min_gain: float
+    row_fraction: float
+    column_fraction: float
+    batch_size: int
+    num_steps: int
+    seed: int
+
+
+class _GradientBoosting(BaseEstimator):
+    """What classifier and regressor share: parameters, training and scores."""
+
+    def __init__(
+        self,
+        *,
+        objective: Objective | None = None,
+        num_trees: int = 100,
+        learning_rate: float = 0.1,
+        max_depth: int = 6,
+        num_leaves: int | None = None,
+        l1: float = 0.0,
+        l2: float = 1.0,
+        min_child_weight: float = 1e-3,
+        min_gain: float = 0.0,
+        row_fraction: float = 1.0,
+        column_fraction: float = 1.0,
+        max_bins: int = 255,
+        categorical: tuple[int, ...] = (),
+        monotone: tuple[int, ...] = (),
+        random_state: int | None = 0,
+    ) -> None:
+        self.objective = objective
+        self.num_trees = num_trees
+        self.learning_rate = learning_rate
+        self.max_depth = max_depth
+        self.num_leaves = num_leaves
+        self.l1 = l1
+        self.l2 = l2
+        self.min_child_weight = min_child_weight
+        self.min_gain = min_gain
+        self.row_fraction = row_fraction
+        self.column_fraction = column_fraction
+        self.max_bins = max_bins
+        self.categorical = categorical
+        self.monotone = monotone
+        self.random_state = random_state
+
+    def _default_objective(self) -> Objective:
+        raise NotImplementedError
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, objective: Objective) -> Self:
+        weights = np.ones(len(inputs), np.float32)
+        if sample_weight is not None:
+            weights = check_array(sample_weight, ensure_2d=False, dtype=np.float32, ensure_non_negative=True)
+            check_consistent_length(inputs, weights)
+        inputs, targets, weights = (each[weights > 0] for each in (inputs, targets, weights))
+        self.bins_ = learn_bins(inputs, max_bins=self.max_bins, categorical=self.categorical)
+        examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
+        fields = {field.name for field in dataclasses.fields(_Config)}
+        given = {name: value for name, value in self.get_params().items() if name in fields}
+        config = _Config(**given, batch_size=len(inputs), num_steps=self.num_trees, seed=self.random_state or 0)
+        static = {name: getattr(self, name) for name in ("max_depth", "num_leaves", "categorical", "monotone")}
+
+        def booster(config: _Config) -> Boosting:
+            return boosting(
+                objective, num_trees=config.num_steps, **{name: getattr(config, name) for name in given}, **static
+            )
+
+        data = Splits(TableSource(examples))
+        how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": self.num_trees}
+        run = fit(experiment(config, lambda _: data, booster), **how)
+        self.objective_, self.state_ = objective, jax.device_get({**run.state.params, **run.state.model_state})
+        self.state_.pop("scores")  # of the training rows
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Writes the fitted model as NumPy's ``.npz``, without pickle; RecordError if it cannot be written."""
+        check_is_fitted(self)
+        arrays = {f"trees.{name}": value for name, value in self.state_["trees"].items()}
+        arrays |= {name: self.state_[name] for name in ("start", "num_trees")}
+        arrays |= {f"edges.{column:05}": edges for column, edges in enumerate(self.bins_.edges)}
+        if hasattr(self, "classes_"):
+            arrays["classes"] = np.array(self.classes_.tolist())  # not of dtype object
+        settings = {name: value for name, value in self.get_params().items() if name != "objective"}
+        file = io.BytesIO()
+        np.savez(file, settings=np.array(json.dumps(jsonable(settings))), **arrays)
+        write_bytes(Path(path), file.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path, objective: Objective | None = None) -> Self:
+        """Reads a model that `save` wrote; an ``objective`` that was given must be given again."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = dict(file)
+            settings = json.loads(str(arrays.pop("settings")))
+            given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in settings.items()}
+            model = cls(objective=objective, **given)
+            edges = tuple(arrays[name] for name in sorted(arrays) if name.startswith("edges."))
+            model.bins_ = Bins(edges, tuple(model.categorical))
+            parts = {name.removeprefix("trees."): one for name, one in arrays.items() if name.startswith("trees.")}
+            model.state_ = {"trees": parts, "start": arrays["start"], "num_trees": arrays["num_trees"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"{path} cannot be read ({error}): give a file that {cls.__name__}.save wrote."
+            ) from error
+        model.n_features_in_ = len(edges)
+        if "classes" in arrays:
+            model.classes_ = arrays["classes"]
+        model.objective_ = objective or model._default_objective()
+        return model
+
+    def _scores(self, inputs: Any) -> np.ndarray:
+        check_is_fitted(self)
+        values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
+        return np.asarray(_predict(self.state_, self.bins_.apply(values), self.max_depth))
+
+
+_predict = jax.jit(predict_scores, static_argnums=2)
+
+
+class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
+    """Gradient-boosted trees for a number, with scikit-learn's interface; arguments as for `boosting`.
+
+    ``objective`` is by default `squared_error`.
+
+    >>> model = jn.trees.GradientBoostingRegressor(num_trees=5, max_depth=2)
+    >>> inputs = np.linspace(0, 1, 50)[:, None]
+    >>> model.fit(inputs, inputs[:, 0] ** 2).predict(inputs).shape
+    (50,)
+    """
+
+    def fit(self, inputs: Any, targets: Any, sample_weight: Any = None) -> Self:
+        """Trains on ``inputs [rows, columns]``, NaN for missing values, and ``targets [rows]``."""
+        inputs, targets = validate_data(
+            self, inputs, targets, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True
+        )
+        return self._train(
+            inputs, targets.astype(np.float32), sample_weight, self.objective or self._default_objective()
+        )
+
+    def _default_objective(self) -> Objective:
+        return squared_error()
+
+    def predict(self, inputs: Any) -> np.ndarray:
+        """Returns the predictions ``[rows]``."""
+        return np.asarray(self.objective_.outputs(self._scores(inputs)[:, 0]))
+
+
+class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
+    """Gradient-boosted trees for classes, with scikit-learn's interface; arguments as for `boosting`.
+
+    ``objective`` is by default `cross_entropy`.
+
+    >>> model = jn.trees.GradientBoostingClassifier(num_trees=5, max_depth=2)
+    >>> inputs = np.linspace(0, 1, 50)[:, None]
+    >>> model.fit(inputs, np.where(inputs[:, 0] > 0.5, "high", "low")).predict([[0.1], [0.9]]).tolist()
+    ['low', 'high']
+    """
+
+    def fit(self, inputs: Any, targets: Any, sample_weight: Any = None) -> Self:
+        """Trains on ``inputs [rows, columns]``, NaN for missing values, and ``targets [rows]``, labels of any kind."""
+        inputs, targets = validate_data(self, inputs, targets, dtype=np.float64, ensure_all_finite="allow-nan")
+        check_classification_targets(targets)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DataError(f"the targets have one class, {self.classes_[0]!r}: classification needs two or more.")
+        objective = self.objective or self._default_objective()
+        return self._train(inputs, labels.astype(np.int32), sample_weight, objective)
+
+    def _default_objective(self) -> Objective:
+        return cross_entropy(len(self.classes_))
+
+    def predict_proba(self, inputs: Any) -> np.ndarray:
+        """Returns the probability of each of ``classes_``: ``[rows, classes]``."""
+        scores = self._scores(inputs)
+        return np.asarray(self.objective_.outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
+
+    def predict(self, inputs: Any) -> np.ndarray:
+        """Returns the most probable class of each row: ``[rows]``."""
+        return np.asarray(self.classes_[self.predict_proba(inputs).argmax(axis=1)])

@@ -1,0 +1,196 @@
+"""Boosted trees: equal to scikit-learn's, swept, sharded and resumed as networks are."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+import jaxnn as jn
+from jaxnn import trees
+from tests import tiny
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+ROWS = 96
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    learning_rate: float = 0.3
+    row_fraction: float = 0.8
+    batch_size: int = ROWS
+    num_steps: int = 4
+    seed: int = 0
+
+
+def table(rows: int = ROWS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Four columns with missing values, the last of categories, and a number that depends on all but the third."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.normal(size=(rows, 4))
+    inputs[:, 3] = rng.integers(0, 6, rows)
+    targets = 2 * inputs[:, 0] + np.sin(3 * inputs[:, 1]) + np.isin(inputs[:, 3], (1, 4)) * 3.0
+    inputs[:, :2][rng.random((rows, 2)) < 0.1] = np.nan
+    return inputs, targets.astype(np.float32)
+
+
+def experiment(**settings: Any) -> jn.Experiment[Config]:
+    def booster(config: Config) -> trees.Boosting:
+        rates = {"learning_rate": config.learning_rate, "row_fraction": config.row_fraction}
+        return trees.boosting(
+            trees.squared_error(), num_trees=config.num_steps, max_depth=2, categorical=(3,), **rates, **settings
+        )
+
+    splits = trees.binned(table(), table(32, 1), categorical=(3,))
+    return trees.experiment(Config(), lambda config: splits, booster)
+
+
+@pytest.fixture(scope="module")
+def trained(compiled_once: None) -> jn.Run:
+    return tiny.fit(experiment(), steps_per_call=2)
+
+
+def same_trees(one: Any, other: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one["trees"]), jax.tree.leaves(other["trees"]), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("leaves", [6, None])
+def test_predictions_are_those_of_scikit_learn(leaves: int | None) -> None:
+    inputs, targets = table(400)
+    ours = trees.GradientBoostingRegressor(
+        num_trees=6, num_leaves=leaves, max_depth=3, min_child_weight=5, categorical=(), l2=0.5
+    )
+    theirs = HistGradientBoostingRegressor(
+        max_iter=6, max_leaf_nodes=leaves, max_depth=3, min_samples_leaf=5, l2_regularization=0.5, early_stopping=False
+    )
+    found = ours.fit(inputs, targets).predict(inputs)
+    np.testing.assert_allclose(found, theirs.fit(inputs, targets).predict(inputs), atol=1e-4)
+
+
+def test_the_loss_falls_with_each_tree(trained: jn.Run) -> None:
+    losses = trained.metrics["train_loss"]
+    assert (np.diff(losses) < 0).all()
+    inputs, targets = trained.experiment.data(trained.config).test.examples
+    expected = ((trained.predict(inputs) - targets) ** 2 / 2).mean()
+    np.testing.assert_allclose(trained.final["test_loss"], expected, rtol=1e-5)
+
+
+def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_path: Path) -> None:
+    points = jn.grid(learning_rate=[0.1, 0.3], seed=[0, 1])
+    swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", steps_per_call=2, progress="none")
+    (member,) = (one.index for one in swept.members if one.point == {"learning_rate": 0.3, "seed": 0})
+    assert same_trees(swept.run(member).state.model_state, trained.state.model_state)
+
+
+def test_devices_grow_the_same_trees(trained: jn.Run) -> None:
+    run = tiny.fit(experiment(), steps_per_call=2, devices=4, strategy="data")
+    assert same_trees(run.state.model_state, trained.state.model_state)
+    with pytest.raises(jn.ConfigError, match="strategy='data'"):
+        tiny.fit(experiment(), devices=4, strategy="pmap")
+
+
+def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> None:
+    how = {**tiny.HOW, "steps_per_call": 2, "report_every": 2, "checkpoint_every": 2}
+    for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **how):
+        if report.step == 2:
+            break
+    resumed = tiny.fit(experiment(), resume=tmp_path / "run")
+    assert int(resumed.state.step) == 4
+    assert same_trees(resumed.state.model_state, trained.state.model_state)
+
+
+def test_constrained_predictions_are_monotone() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.uniform(size=(300, 2))
+    targets = np.sin(9 * inputs[:, 0]) - inputs[:, 1] + rng.normal(size=300)
+    model = trees.GradientBoostingRegressor(num_trees=8, max_depth=3, monotone=(1, -1)).fit(inputs, targets)
+    grid = np.linspace(0, 1, 30)
+    found = model.predict(np.stack(np.meshgrid(grid, grid, indexing="ij"), -1).reshape(-1, 2)).reshape(30, 30)
+    assert (np.diff(found, axis=0) >= 0).all() and (np.diff(found, axis=1) <= 0).all()
+
+
+def test_quantiles_are_those_of_the_targets() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.uniform(size=(500, 1))
+    targets = inputs[:, 0] * rng.exponential(size=500)
+    model = trees.GradientBoostingRegressor(objective=trees.quantile_error(0.8), num_trees=20, max_depth=2)
+    assert 0.77 < (targets <= model.fit(inputs, targets).predict(inputs)).mean() < 0.83
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classes_are_told_apart(classes: int, tmp_path: Path) -> None:
+    inputs, targets = table(200)
+    labels = np.array(["low", "middle", "high"])[
+        np.digitize(targets, np.quantile(targets, [1 / classes, 0.66])[: classes - 1])
+    ]
+    model = trees.GradientBoostingClassifier(num_trees=10, max_depth=3, categorical=(3,)).fit(inputs, labels)
+    assert (model.predict(inputs) == labels).mean() > 0.8
+    np.testing.assert_allclose(model.predict_proba(inputs).sum(axis=1), 1, rtol=1e-5)
+    model.save(tmp_path / "model.npz")
+    loaded = trees.GradientBoostingClassifier.load(tmp_path / "model.npz")
+    np.testing.assert_array_equal(loaded.predict(inputs), model.predict(inputs))
+
+
+def test_weights_count_as_repetitions() -> None:
+    inputs, targets = table(60)
+    weights = np.random.default_rng(2).integers(0, 3, 60)
+    settings: dict[str, Any] = {"num_trees": 4, "max_depth": 2, "min_child_weight": 2}
+    weighted = trees.GradientBoostingRegressor(**settings).fit(inputs, targets, sample_weight=weights)
+    repeated = trees.GradientBoostingRegressor(**settings).fit(
+        np.repeat(inputs, weights, 0), np.repeat(targets, weights)
+    )
+    np.testing.assert_allclose(weighted.predict(inputs), repeated.predict(inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([[1.0, np.inf], [0.0, 1.0]], "row 0, column 1 is infinite"),
+        ([[np.nan, 1.0], [np.nan, 2.0]], "column 0 has no value"),
+        ([["a", "b"]], "must be numbers"),
+        ([1.0, 2.0], "must be numbers"),
+    ],
+)
+def test_bad_tables_are_refused(inputs: Any, message: str) -> None:
+    with pytest.raises(jn.DataError, match=message):
+        trees.learn_bins(np.array(inputs))
+
+
+def test_a_batch_is_all_rows() -> None:
+    with pytest.raises(jn.ConfigError, match=f"batch_size={ROWS}"):
+        tiny.fit(experiment().replace(batch_size=32))
+
+
+def test_contributions_are_shapley_values() -> None:
+    inputs, targets = table(80)
+    model = trees.GradientBoostingRegressor(num_trees=2, max_depth=3, categorical=(3,)).fit(inputs, targets)
+    bins = model.bins_.apply(inputs[:6])
+    state = model.state_
+
+    def expectation(tree: Any, row: np.ndarray, known: tuple[int, ...], node: int = 0) -> float:
+        column, left = tree["column"][node], tree["left"][node]
+        if column < 0:
+            return float(tree["value"][node])
+        if column in known:
+            word = tree["left_bins"][node, row[column] >> 5]
+            return expectation(tree, row, known, left + 1 - (int(word) >> (int(row[column]) & 31) & 1))
+        shares = tree["weight"][left : left + 2] / tree["weight"][node]
+        return sum(share * expectation(tree, row, known, left + side) for side, share in enumerate(shares))
+
+    expected = np.zeros((6, 5))
+    expected[:, 4] = state["start"]
+    for number, row in itertools.product(range(2), range(6)):
+        tree = {name: np.asarray(value)[number, 0] for name, value in state["trees"].items()}
+        expected[row, 4] += expectation(tree, bins[row], ())
+        for order in itertools.permutations(range(4)):
+            for place, column in enumerate(order):
+                with_it, without = order[: place + 1], order[:place]
+                gain = expectation(tree, bins[row], with_it) - expectation(tree, bins[row], without)
+                expected[row, column] += gain / 24
+    found = trees.contributions(state, bins)[:, 0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), model.predict(inputs[:6]), atol=1e-5)
