@@ -78,9 +78,11 @@ def test_probes_are_recorded_and_reach_writers(tmp_path: Path) -> None:
 
 
 def test_pictures_in_a_grid_are_drawn_in_rows_and_columns() -> None:
-    drawn = draw_picture(np.stack([SPOTS, SPOTS.T])[None, ..., None])
-    row = [np.pad(pixels, 1) for pixels in ([[0, 128], [255, 255]], [[0, 255], [128, 255]])]
-    assert np.array_equal(np.asarray(drawn.convert("L")), np.hstack(row))
+    drawn = draw_picture(np.stack([SPOTS, SPOTS.T, SPOTS.T, 0 * SPOTS]).reshape(2, 2, 2, 2, 1))
+    first, second, black = (
+        np.pad(pixels, 1) for pixels in ([[0, 128], [255, 255]], [[0, 255], [128, 255]], [[0, 0]] * 2)
+    )
+    assert np.array_equal(np.asarray(drawn.convert("L")), np.block([[first, second], [second, black]]))
 
 
 @pytest.mark.parametrize(
