@@ -19,8 +19,7 @@ def text_command(network: Callable[[Any], Any]) -> Callable[..., None]:
 
     ``python script.py generate RUN --prompt "To be" --num-tokens 200 --temperature 0.8 --seed 1``; further flags are
     ``--top-k`` and ``--top-p`` (`jaxnn.models.generate`). The vocabulary is that of the run's data, ``class_names``.
-    When its context is full, the model continues from the last half; a model without a cache computes each token from
-    as many as it was trained on.
+    When its context is full, the model continues from the last half; one without a cache from as many as in training.
 
     >>> generate = jn.text_command(lambda config: jn.models.GPT(65, max_length=config.length))
     >>> jn.main(experiment, commands={"generate": generate}, at_end="generate")  # doctest: +SKIP

@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -194,7 +194,11 @@ def _memory_efficient(args: _Arguments) -> jax.Array:
 
 
 def _xla(args: _Arguments) -> jax.Array:
-    return _by_function(args, partial(jax.nn.dot_product_attention, implementation="xla"))
+    def compute(*arrays: Any, is_causal: bool, **options: Any) -> Any:
+        return jax.nn.dot_product_attention(*arrays, implementation="xla", **options)
+
+    # JAX's own causal mask is a choice between bools, which ONNX Runtime does not have.
+    return _by_function(args, compute, bias=args.bias, mask=_visible_keys(args, causal=args.causal))
 
 
 def _cudnn(args: _Arguments) -> jax.Array:

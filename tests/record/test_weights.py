@@ -52,8 +52,7 @@ def test_files_that_are_no_dicts_of_arrays_are_named(tmp_path: Path) -> None:
     save = importlib.import_module("safetensors.numpy").save_file
     save({"Dense.bias": np.asarray(jnp.ones(1, "float8_e5m2"))}, tmp_path / "float8.safetensors")
     save({"a.b": np.ones(1), "a.b.c": np.ones(1)}, tmp_path / "both.safetensors")
-    unread = "cannot be read as safetensors"
-    files = {"torn": unread, "missing": unread, "float8": unread, "both": "has a tensor a.b and others below this name"}
-    for name, words in files.items():
+    files = dict.fromkeys(("torn", "missing", "float8"), "cannot be read as safetensors")
+    for name, words in {**files, "both": "has a tensor a.b and others below this name"}.items():
         with pytest.raises(jn.RecordError, match=f"{name}.safetensors {words}"):
             jn.load_weights(tmp_path / f"{name}.safetensors")
