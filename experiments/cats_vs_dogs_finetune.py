@@ -96,6 +96,6 @@ experiment = jn.Experiment(Config(), data, task, optimizer, params=params)
 points = jn.grid(num_train=(100, 500), start=tuple(RATES), seed=range(3))
 
 if __name__ == "__main__":
-    found = jn.main(experiment, points=points)
+    found = jn.main(experiment, points=points, options=jn.RunOptions(monitor="accuracy"))
     if isinstance(found, jn.Sweep):
         print(found.group(metric="validation_accuracy"))
