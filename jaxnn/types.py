@@ -13,7 +13,6 @@ import importlib
 import inspect
 import numbers
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -345,17 +344,6 @@ def named_object(name: str, option: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{option} is {name!r}, which cannot be imported ({error}).") from error
-
-
-def path_matches(pattern: str, path: str) -> bool:
-    """Whether a regular expression matches the first names of a path: ``Dense_[01]`` of ``Dense_1/kernel``.
-
-    ConfigError if it is no regular expression.
-    """
-    try:
-        return re.match(rf"(?:{pattern})(?:/|$)", path) is not None
-    except re.error as error:
-        raise ConfigError(f"the pattern {pattern!r} is no regular expression: {error}.") from error
 
 
 def check_int(name: str, value: Any, least: int = 1) -> int:

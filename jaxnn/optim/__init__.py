@@ -7,6 +7,7 @@ from jaxnn.optim._combinators import (
     evaluation_params,
     is_decayed,
     layer_decay,
+    path_matches,
     step_norms,
     with_accumulation,
     with_clipping,

@@ -6,6 +6,7 @@ raises `ConfigError`.
 
 import math
 import numbers
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from jaxnn.types import ConfigError, Params, check_int, path_matches
+from jaxnn.types import ConfigError, Params, check_int
 
 
 def with_accumulation(optimizer: optax.GradientTransformation, num_steps: int) -> optax.GradientTransformation:
@@ -317,3 +318,14 @@ def check_range(where: str, name: str, value: Any, high: float = math.inf, *, po
     if isinstance(value, numbers.Real) and not (0 <= float(value) <= high and (float(value) > 0 or not positive)):
         allowed = f"in 0…{high:g}" if high < math.inf else "> 0" if positive else ">= 0"
         raise ConfigError(f"{where}: {name} must be a number {allowed}, not {value!r}.")
+
+
+def path_matches(pattern: str, path: str) -> bool:
+    """Whether a regular expression matches the first names of a path: ``Dense_[01]`` of ``Dense_1/kernel``.
+
+    ConfigError if it is no regular expression.
+    """
+    try:
+        return re.match(rf"(?:{pattern})(?:/|$)", path) is not None
+    except re.error as error:
+        raise ConfigError(f"the pattern {pattern!r} is no regular expression: {error}.") from error

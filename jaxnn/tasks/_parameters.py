@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxnn.nn import unbox
+from jaxnn.optim import path_matches
 from jaxnn.tasks._contract import LossResult
-from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, PyTree, Splits, Task, check_int, path_matches
+from jaxnn.types import Batch, ConfigError, Metrics, ModelState, Params, PyTree, Splits, Task, check_int
 
 FROZEN = "frozen"
 """The collection of the model state that holds parameters which are not trained; it is sharded as parameters are."""
