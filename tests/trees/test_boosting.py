@@ -58,7 +58,7 @@ def same_trees(one: Any, other: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("leaves", [6, None])
+@pytest.mark.parametrize("leaves", [6, pytest.param(None, marks=pytest.mark.slow)])
 def test_predictions_are_those_of_scikit_learn(leaves: int | None) -> None:
     inputs, targets = table(400)
     ours = trees.GradientBoostingRegressor(
@@ -79,6 +79,7 @@ def test_the_loss_falls_with_each_tree(trained: jn.Run) -> None:
     np.testing.assert_allclose(trained.final["test_loss"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_path: Path) -> None:
     points = jn.grid(learning_rate=[0.1, 0.3], seed=[0, 1])
     swept = jn.sweep(experiment(), points, run_dir=tmp_path / "sweep", steps_per_call=2, progress="none")
@@ -86,6 +87,7 @@ def test_a_member_of_a_sweep_grows_the_trees_of_its_run(trained: jn.Run, tmp_pat
     assert same_trees(swept.run(member).state.model_state, trained.state.model_state)
 
 
+@pytest.mark.slow
 def test_devices_grow_the_same_trees(trained: jn.Run) -> None:
     run = tiny.fit(experiment(), steps_per_call=2, devices=4, strategy="data")
     assert same_trees(run.state.model_state, trained.state.model_state)
@@ -93,6 +95,7 @@ def test_devices_grow_the_same_trees(trained: jn.Run) -> None:
         tiny.fit(experiment(), devices=4, strategy="pmap")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> None:
     how = {**tiny.HOW, "steps_per_call": 2, "report_every": 2, "checkpoint_every": 2}
     for report in jn.iterate(experiment(), run_dir=tmp_path / "run", **how):
@@ -103,6 +106,7 @@ def test_a_resumed_run_grows_the_same_trees(trained: jn.Run, tmp_path: Path) -> 
     assert same_trees(resumed.state.model_state, trained.state.model_state)
 
 
+@pytest.mark.slow
 def test_constrained_predictions_are_monotone() -> None:
     rng = np.random.default_rng(0)
     inputs = rng.uniform(size=(300, 2))
@@ -113,6 +117,7 @@ def test_constrained_predictions_are_monotone() -> None:
     assert (np.diff(found, axis=0) >= 0).all() and (np.diff(found, axis=1) <= 0).all()
 
 
+@pytest.mark.slow
 def test_quantiles_are_those_of_the_targets() -> None:
     rng = np.random.default_rng(0)
     inputs = rng.uniform(size=(500, 1))
@@ -121,6 +126,7 @@ def test_quantiles_are_those_of_the_targets() -> None:
     assert 0.77 < (targets <= model.fit(inputs, targets).predict(inputs)).mean() < 0.83
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [2, 3])
 def test_classes_are_told_apart(classes: int, tmp_path: Path) -> None:
     inputs, targets = table(200)
@@ -135,6 +141,7 @@ def test_classes_are_told_apart(classes: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.predict(inputs), model.predict(inputs))
 
 
+@pytest.mark.slow
 def test_weights_count_as_repetitions() -> None:
     inputs, targets = table(60)
     weights = np.random.default_rng(2).integers(0, 3, 60)
@@ -165,6 +172,7 @@ def test_a_batch_is_all_rows() -> None:
         tiny.fit(experiment().replace(batch_size=32))
 
 
+@pytest.mark.slow
 def test_contributions_are_shapley_values() -> None:
     inputs, targets = table(80)
     model = trees.GradientBoostingRegressor(num_trees=2, max_depth=3, categorical=(3,)).fit(inputs, targets)
