@@ -8,8 +8,8 @@ Result    mean accuracy of three seeds (their range) on 1,000 photographs, in pe
           100          59.5 (58.0 to 60.3)  67.5 (67.0 to 67.9)  65.9 (65.1 to 66.9)
           500          66.6 (63.8 to 70.6)  71.3 (71.0 to 71.7)  72.6 (71.9 to 73.6)
 
-          67.2 % on CIFAR-10, of JPEG-compressed images; cats and dogs are two of its ten classes. Twelve minutes of CPU
-          time, half of it once for CIFAR-10; with twenty other processes on the two cores, 51 minutes
+          67.2 % on CIFAR-10, of JPEG-compressed images; cats and dogs are two of its ten classes. Twelve minutes of
+          processor time, half of it once for CIFAR-10
 """
 
 import dataclasses
