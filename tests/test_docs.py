@@ -17,7 +17,7 @@ PROGRAMS = [ROOT / "docs" / "quickstart.md", *sorted((ROOT / "docs" / "howto").g
 # They compile many programs, and tests of their subjects have smaller ones.
 SLOW = (
     *("batch_size", "fine_tune", "many_seeds", "models_from_elsewhere"),
-    *("own_parts", "own_step", "own_task", "several_devices", "use_a_model"),
+    *("own_parts", "own_step", "own_task", "several_devices", "trees", "use_a_model"),
 )
 pytestmark = pytest.mark.usefixtures("compiled_once")
 

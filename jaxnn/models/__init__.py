@@ -16,7 +16,7 @@ from jaxnn.models._gpt import GPT
 from jaxnn.models._model_inputs import num_parameters
 from jaxnn.models._pretrained import create, from_torch
 from jaxnn.models._residual import Bottleneck, MobileNetV2, ResNet, ResNetBlock, WideResNet
-from jaxnn.models._text_models import FastText, RecurrentClassifier, RecurrentLanguageModel
+from jaxnn.models._text_models import FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
 from jaxnn.models._transformer import TransformerClassifier, ViT
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "RecurrentLanguageModel",
     "ResNet",
     "ResNetBlock",
+    "TextGenRNN",
     "TransformerClassifier",
     "UNet",
     "VAE",

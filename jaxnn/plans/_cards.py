@@ -1,5 +1,6 @@
 """Graphics cards: the published figures that a program is compiled for and bounded by."""
 
+import functools
 import json
 import math
 import re
@@ -160,8 +161,9 @@ def find_card(name: str | Path | Card) -> Card:
     return CARDS[name.lower()]
 
 
-def measured_card(device: jax.Device) -> Card:
-    """The device at hand as a card: the speeds of large products and sums measured, in about a second."""
+@functools.cache
+def _measured_speeds(device: jax.Device) -> tuple[float, float, float]:
+    """FLOP/s of products in float32 and in bfloat16, and bytes/s of sums, measured in about a second."""
     size, width = 2**10 if device.platform == "cpu" else 2**13, 2**24
 
     def seconds(function: Callable[..., Any], *shapes: tuple[tuple[int, ...], str]) -> float:
@@ -169,8 +171,15 @@ def measured_card(device: jax.Device) -> Card:
         call = jax.jit(function)
         return min(engine.try_size(1, 1, lambda: call(*arrays), 0).seconds for _ in range(3))
 
-    speeds = [2 * size**3 / seconds(jnp.matmul, *[((size, size), dtype)] * 2) for dtype in ("float32", "bfloat16")]
-    bandwidth = 12 * width / seconds(jnp.add, *[((width,), "float32")] * 2)
+    single, half = (
+        2 * size**3 / seconds(jnp.matmul, *[((size, size), dtype)] * 2) for dtype in ("float32", "bfloat16")
+    )
+    return single, half, 12 * width / seconds(jnp.add, *[((width,), "float32")] * 2)
+
+
+def measured_card(device: jax.Device) -> Card:
+    """The device at hand as a card, with speeds that are measured once."""
+    single, half, bandwidth = _measured_speeds(device)
     memory = available_bytes(device) or 0
     unknown = dict.fromkeys(("cores", "l2", "shared_memory", "fpus", "threads"), 0)
     return Card(
@@ -180,8 +189,8 @@ def measured_card(device: jax.Device) -> Card:
         memory=memory,
         bandwidth=bandwidth,
         link=bandwidth,
-        float32=speeds[0],
-        tf32=speeds[0],
-        half=speeds[1],
+        float32=single,
+        tf32=single,
+        half=half,
         **unknown,
     )

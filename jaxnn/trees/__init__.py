@@ -31,7 +31,6 @@ __all__ = [
     "importances",
     "learn_bins",
     "poisson",
-    "predict_scores",
     "quantile_error",
     "squared_error",
 ]

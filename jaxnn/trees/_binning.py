@@ -65,6 +65,9 @@ def learn_bins(
         sample: rows that are looked at, drawn with ``seed``; all if there are not more.
         seed: of the sample.
 
+    >>> jn.trees.learn_bins(np.array([[1.0], [2.0], [4.0], [np.nan]])).edges[0].tolist()
+    [1.5, 3.0]
+
     DataError for infinite values, a column without any value, or categories that are not integers.
     """
     check_int("learn_bins: max_bins", max_bins, least=2)

@@ -16,7 +16,11 @@ from jaxnn.types import Array, Batch, ConfigError, Experiment, Metrics, Params, 
 
 
 class Boosting(NamedTuple):
-    """A task, and the training step that grows its trees."""
+    """A task, and the training step that grows its trees: what `boosting` returns.
+
+    >>> sorted(jn.trees.boosting(jn.trees.squared_error(), num_trees=10)._fields)
+    ['step', 'task']
+    """
 
     task: Task
     step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -58,6 +62,10 @@ def boosting(
         column_fraction: columns that a tree may use, 0…1, at least one.
         categorical: columns whose bins are categories.
         monotone: for each column 1 if predictions must not fall with its value, -1 if they must not rise, else 0.
+
+    >>> booster = lambda config: jn.trees.boosting(
+    ...     jn.trees.cross_entropy(3), num_trees=config.num_steps, learning_rate=config.learning_rate, max_depth=4
+    ... )
     """
     if check_int("boosting: max_depth", max_depth) > 10:
         raise ConfigError(f"boosting: max_depth must be at most 10, not {max_depth}: nodes double with each level.")
@@ -170,7 +178,13 @@ def _quantiles(leaf: Array, values: Array, weights: Array, quantile: float, num_
 def experiment[Config](
     config: Config, data: Callable[[Config], Splits], booster: Callable[[Config], Boosting]
 ) -> Experiment[Config]:
-    """The experiment that trains ``booster(config)``: ``num_steps`` are its trees, and a batch is all rows."""
+    """The experiment that trains ``booster(config)``: ``num_steps`` are its trees, and a batch is all rows.
+
+    >>> def booster(config):
+    ...     return jn.trees.boosting(jn.trees.squared_error(), num_trees=config.num_steps)
+    >>> table = np.eye(8), np.arange(8.0)
+    >>> trees = jn.trees.experiment(experiment.config, lambda config: jn.trees.binned(table), booster)
+    """
     return Experiment(
         config,
         data,

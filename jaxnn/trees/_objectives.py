@@ -113,7 +113,9 @@ def huber(delta: float = 1.0) -> Objective:
         return weighted_quantile(targets, weights, 0.5)
 
     # Its second derivative is 0 for large errors, of which a leaf may be full.
-    return Objective(lambda score, target: optax.huber_loss(score, target, delta), 1, start, lambda *_: jnp.ones(()))
+    return Objective(
+        lambda score, target: optax.huber_loss(score, target, delta=delta), 1, start, lambda *_: jnp.ones(())
+    )
 
 
 def poisson() -> Objective:

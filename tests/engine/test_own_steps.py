@@ -55,7 +55,8 @@ def test_an_own_step_trains_alone_swept_resumed_and_on_devices(tmp_path: Path) -
     resumed = jn.fit(own, resume=tmp_path / "run", progress="none")
     jax.tree.map(np.testing.assert_array_equal, tuple(whole.state)[1:4], tuple(resumed.state)[1:4])
     assert whole.state.step == 6 and whole.metrics["train_norm"][-1] > 0
-    swept = jn.sweep(own, jn.grid(learning_rate=[own.config.learning_rate, 0.5]), record=False, progress="none")
+    points = jn.grid(learning_rate=[own.config.learning_rate, 0.5])
+    swept = jn.sweep(own, points, record=False, progress="none", **STEPS)
     for how in (swept.members[0], tiny.fit(own, strategy="pmap"), tiny.fit(own, strategy="data")):
         assert how.final["test_loss"] == pytest.approx(whole.final["test_loss"], rel=1e-5)
 
@@ -155,9 +156,9 @@ def test_parameters_start_from_given_ones(tmp_path: Path) -> None:
         optimizer=still.optimizer, params=lambda config: {"Dense_1": {"bias": np.full(3, config.seed)}}
     )
     with pytest.warns(UserWarning, match="reads 'seed', so each of its values is compiled separately"):
-        found = jn.sweep(by_seed, jn.grid(seed=[1, 2]), run_dir=tmp_path / "sweep", progress="none")
+        found = jn.sweep(by_seed, jn.grid(seed=[1, 2]), run_dir=tmp_path / "sweep", progress="none", **STEPS)
     assert [float(found.run(n).state.params["Dense_1"]["bias"][0]) for n in (0, 1)] == [1.0, 2.0]
-    swept = jn.sweep(still, jn.grid(seed=[0, 1]), record=False, progress="none")
+    swept = jn.sweep(still, jn.grid(seed=[0, 1]), record=False, progress="none", **STEPS)
     assert swept.members[0].final["test_loss"] != swept.members[1].final["test_loss"]
     for params, message in (
         ({"Dense_0": {"kernel": kernel.T}}, r"have params/Dense_0/kernel \[4, 3\], and the task \[3, 4\]"),
