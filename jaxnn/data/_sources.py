@@ -296,6 +296,7 @@ def subset(splits: Splits, num_train: int, seed: int = 0) -> Splits:
 
     Raises ConfigError for a number below 1, and DataError for more than there are, a mixture or a stream.
     """
+    check_int("seed", seed, least=0)
     source = array_source(splits.train)
     if isinstance(source, MixedSource):
         raise DataError("a mixture has no subset: mix subsets of its parts instead.")

@@ -74,6 +74,9 @@ def learn_bins(
     if max_bins > MISSING:
         raise ConfigError(f"learn_bins: max_bins must be at most {MISSING}, since a bin is a byte, not {max_bins}.")
     values = _numbers(inputs)
+    for column in categorical:
+        if check_int("learn_bins: a column of categorical", column, least=0) >= values.shape[1]:
+            raise ConfigError(f"learn_bins: there is no categorical column {column}: the table has {values.shape[1]}.")
     if len(values) > sample:
         values = values[np.sort(np.random.default_rng(seed).choice(len(values), sample, replace=False))]
     edges = []

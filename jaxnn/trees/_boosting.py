@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,19 +12,32 @@ import optax
 
 from jaxnn.trees._binning import MISSING
 from jaxnn.trees._growth import Growth, Tree, empty_tree, find_leaves, fixed_point, grow
-from jaxnn.trees._objectives import Objective, derivatives, weighted_mean
-from jaxnn.types import Array, Batch, ConfigError, Experiment, Metrics, Params, Splits, Task, TrainState, check_int
+from jaxnn.trees._objectives import Objective, check_targets, derivatives, weighted_mean
+from jaxnn.types import (
+    Array,
+    Batch,
+    ConfigError,
+    DataError,
+    Experiment,
+    Metrics,
+    Params,
+    Splits,
+    Task,
+    TrainState,
+    check_int,
+)
 
 
 class Boosting(NamedTuple):
     """A task, and the training step that grows its trees: what `boosting` returns.
 
     >>> sorted(jn.trees.boosting(jn.trees.squared_error(), num_trees=10)._fields)
-    ['step', 'task']
+    ['num_trees', 'step', 'task']
     """
 
     task: Task
     step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    num_trees: int
 
 
 def boosting(
@@ -71,6 +85,22 @@ def boosting(
         raise ConfigError(f"boosting: max_depth must be at most 10, not {max_depth}: nodes double with each level.")
     if num_leaves is not None:
         check_int("boosting: num_leaves", num_leaves, least=2)
+    check_int("boosting: num_trees", num_trees)
+    numbers = {"l1": l1, "l2": l2, "min_child_weight": min_child_weight, "min_gain": min_gain}
+    fractions = {"row_fraction": row_fraction, "column_fraction": column_fraction}
+    for name, value in (numbers | fractions).items():
+        most = 1.0 if name in fractions else math.inf
+        # Tracers have their values when the program runs.
+        if isinstance(value, int | float) and not (0 < value if name in fractions else 0 <= value) & (value <= most):
+            raise ConfigError(
+                f"boosting: {name} must be a number {'in 0…1, not 0' if most == 1 else '>= 0'}: {value!r}."
+            )
+    if not {*monotone} <= {-1, 0, 1}:
+        raise ConfigError(f"boosting: monotone must be -1, 0 or 1 for each column, not {monotone!r}.")
+    if monotone and objective.leaf_quantile is not None:
+        raise ConfigError(
+            "boosting: leaves that are quantiles do not keep monotone constraints: use another objective."
+        )
     growth = Growth(
         max_depth, num_leaves, MISSING + 1, tuple(categorical), tuple(monotone), learning_rate, l1, l2,
         min_child_weight, min_gain,
@@ -78,6 +108,11 @@ def boosting(
     outputs = objective.num_outputs
 
     def init(key: jax.Array, batch: Batch) -> tuple[Params, Any]:
+        bins = _bins(batch.inputs)
+        if bins.dtype != jnp.uint8 or jnp.ndim(batch.targets) != 1:
+            raise DataError("boosted trees need bins and one target a row: make the data by jn.trees.binned.")
+        if monotone and len(monotone) != bins.shape[1]:
+            raise ConfigError(f"monotone has {len(monotone)} values, and the table {bins.shape[1]} columns.")
         start = jnp.zeros(outputs)
         if objective.start is not None:
             start = jnp.reshape(objective.start(batch.targets, _weights(batch)), outputs)
@@ -136,7 +171,15 @@ def boosting(
         }
         return state._replace(model_state={"trees": known, "num_trees": state.step + 1, "scores": scores}), metrics
 
-    return Boosting(Task(init, loss, evaluate, predict), step)
+    def check(params: Params, model_state: Any, batch: Batch, splits: Splits) -> None:
+        for split, source in splits.named().items():
+            check_targets(objective, split, source.targets)
+        bins = getattr(splits.train, "bins", None)
+        if bins is not None and {*bins.categorical} != {*growth.categorical}:
+            wrong = f"the bins have categorical columns {bins.categorical}, and boosting has {growth.categorical}"
+            raise ConfigError(f"{wrong}: give both the same.")
+
+    return Boosting(Task(init, loss, evaluate, predict, check=check), step, num_trees)
 
 
 def _bins(inputs: Any) -> Any:
@@ -185,10 +228,17 @@ def experiment[Config](
     >>> table = np.eye(8), np.arange(8.0)
     >>> trees = jn.trees.experiment(experiment.config, lambda config: jn.trees.binned(table), booster)
     """
+
+    def checked(config: Any) -> Boosting:
+        made = booster(config)
+        if made.num_trees < config.num_steps:
+            raise ConfigError(f"boosting has num_trees={made.num_trees}, and the config num_steps={config.num_steps}.")
+        return made
+
     return Experiment(
         config,
         data,
-        task=lambda config: booster(config).task,
+        task=lambda config: checked(config).task,
         optimizer=lambda config: optax.identity(),
-        step=lambda task, optimizer, config: booster(config).step,
+        step=lambda task, optimizer, config: checked(config).step,
     )

@@ -11,6 +11,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted, validate_data
 
@@ -19,7 +20,7 @@ from jaxnn.run import fit
 from jaxnn.trees._binning import Bins, TableSource, learn_bins
 from jaxnn.trees._boosting import Boosting, boosting, experiment, predict_scores
 from jaxnn.trees._objectives import Objective, cross_entropy, squared_error
-from jaxnn.types import DataError, Examples, RecordError, Splits
+from jaxnn.types import ConfigError, DataError, Examples, RecordError, Splits, check_int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,14 +86,23 @@ class _GradientBoosting(BaseEstimator):
     def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, objective: Objective) -> Self:
         weights = np.ones(len(inputs), np.float32)
         if sample_weight is not None:
-            weights = check_array(sample_weight, ensure_2d=False, dtype=np.float32, ensure_non_negative=True)
+            given = np.full(len(inputs), sample_weight) if np.ndim(sample_weight) == 0 else sample_weight
+            weights = check_array(given, ensure_2d=False, dtype=np.float32, ensure_non_negative=True)
             check_consistent_length(inputs, weights)
+            if weights.ndim != 1 or not weights.any():
+                raise DataError("sample_weight must be a number for each row, [rows], and not all of them 0.")
+        is_classifier, num_classes = hasattr(self, "classes_"), len(getattr(self, "classes_", ()))
+        if (objective.num_classes or 0) != num_classes:
+            wanted = f"labels of {num_classes} classes" if is_classifier else "numbers"
+            raise ConfigError(f"the objective is not for {wanted}: see jn.trees.Objective.num_classes.")
+        check_int("num_trees", self.num_trees)
         inputs, targets, weights = (each[weights > 0] for each in (inputs, targets, weights))
         self.bins_ = learn_bins(inputs, max_bins=self.max_bins, categorical=self.categorical)
         examples = Examples({"bins": self.bins_.apply(inputs), "weight": weights}, targets)
         fields = {field.name for field in dataclasses.fields(_Config)}
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         given = {name: value for name, value in self.get_params().items() if name in fields}
-        config = _Config(**given, batch_size=len(inputs), num_steps=self.num_trees, seed=self.random_state or 0)
+        config = _Config(**given, batch_size=len(inputs), num_steps=self.num_trees, seed=seed)
         static = {name: getattr(self, name) for name in ("max_depth", "num_leaves", "categorical", "monotone")}
 
         def booster(config: _Config) -> Boosting:
@@ -103,8 +113,12 @@ class _GradientBoosting(BaseEstimator):
         data = Splits(TableSource(examples))
         how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": self.num_trees}
         run = fit(experiment(config, lambda _: data, booster), **how)
+        self.own_objective_ = self.objective is not None
         self.objective_, self.state_ = objective, jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
+        self.state_["start"] = self.state_["start"].astype(np.float64)
+        # What predicts does not change with parameters that are set later.
+        self.fitted_ = {name: value for name, value in self.get_params().items() if name != "objective"}
         return self
 
     def save(self, path: str | Path) -> None:
@@ -115,9 +129,9 @@ class _GradientBoosting(BaseEstimator):
         arrays |= {f"edges.{column:05}": edges for column, edges in enumerate(self.bins_.edges)}
         if hasattr(self, "classes_"):
             arrays["classes"] = np.array(self.classes_.tolist())  # not of dtype object
-        settings = {name: value for name, value in self.get_params().items() if name != "objective"}
+        facts = {"class": type(self).__name__, "own_objective": self.own_objective_, "settings": jsonable(self.fitted_)}
         file = io.BytesIO()
-        np.savez(file, settings=np.array(json.dumps(jsonable(settings))), **arrays)
+        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
         write_bytes(Path(path), file.getvalue())
 
     @classmethod
@@ -126,11 +140,16 @@ class _GradientBoosting(BaseEstimator):
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = dict(file)
-            settings = json.loads(str(arrays.pop("settings")))
-            given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in settings.items()}
+            facts = json.loads(str(arrays.pop("facts")))
+            if facts["class"] != cls.__name__:
+                raise ValueError(f"it holds a {facts['class']}")
+            if facts["own_objective"] != (objective is not None):
+                raise ValueError(f"it was trained {'with' if objective is None else 'without'} an objective of its own")
+            found = facts["settings"].items()
+            given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in found}
             model = cls(objective=objective, **given)
             edges = tuple(arrays[name] for name in sorted(arrays) if name.startswith("edges."))
-            model.bins_ = Bins(edges, tuple(model.categorical))
+            model.bins_, model.fitted_ = Bins(edges, tuple(model.categorical)), given
             parts = {name.removeprefix("trees."): one for name, one in arrays.items() if name.startswith("trees.")}
             model.state_ = {"trees": parts, "start": arrays["start"], "num_trees": arrays["num_trees"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -140,13 +159,17 @@ class _GradientBoosting(BaseEstimator):
         model.n_features_in_ = len(edges)
         if "classes" in arrays:
             model.classes_ = arrays["classes"]
+        model.own_objective_ = facts["own_objective"]
         model.objective_ = objective or model._default_objective()
         return model
 
     def _scores(self, inputs: Any) -> np.ndarray:
         check_is_fitted(self)
         values = validate_data(self, inputs, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        return np.asarray(_predict(self.state_, self.bins_.apply(values), self.max_depth))
+        start = self.state_["start"]
+        trees = {**self.state_, "start": np.zeros_like(start, np.float32)}
+        added: np.ndarray = start + np.asarray(_predict(trees, self.bins_.apply(values), self.fitted_["max_depth"]))
+        return added
 
 
 _predict = jax.jit(predict_scores, static_argnums=2)
@@ -177,7 +200,8 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the predictions ``[rows]``."""
-        return np.asarray(self.objective_.outputs(self._scores(inputs)[:, 0]))
+        outputs: np.ndarray = np.asarray(self.objective_.outputs(self._scores(inputs)[:, 0]))
+        return outputs
 
 
 class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):

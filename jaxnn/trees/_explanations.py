@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxnn.types import Array
+from jaxnn.types import Array, DataError
 
 
 def importances(model: Mapping[str, Any], num_columns: int, kind: Literal["gain", "splits"] = "gain") -> np.ndarray:
@@ -55,6 +55,8 @@ def contributions(model: Mapping[str, Any], bins: Array) -> np.ndarray:
     >>> parts.shape, bool(np.allclose(parts[:, 0].sum(axis=1), model.predict(inputs), atol=1e-5))
     ((50, 1, 3), True)
     """
+    if np.asarray(bins).dtype != np.uint8:
+        raise DataError("contributions are of bins: pass model.bins_.apply(inputs).")
     trees = {name: np.asarray(value) for name, value in model["trees"].items()}
     number, outputs = int(model["num_trees"]), trees["column"].shape[1]
     parts = np.zeros((bins.shape[0], outputs, bins.shape[1] + 1))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from jaxnn.types import Array, ConfigError, check_int
+from jaxnn.types import Array, ConfigError, DataError, check_int
 
 
 class Objective(NamedTuple):
@@ -25,6 +27,8 @@ class Objective(NamedTuple):
         leaf_quantile: the leaves predict this quantile of what is missing to the targets; None: Newton's step.
         outputs: ``scores [rows, ...] -> outputs [rows, ...]``, such as probabilities.
         metrics: further ``(score, target) -> []`` by name, averaged in evaluations.
+        num_classes: of targets that are labels; None: targets are numbers.
+        least_target: of the targets, which must not be below it.
 
     >>> cubic = jn.trees.Objective(lambda score, target: jnp.abs(score - target) ** 3)
     """
@@ -36,6 +40,18 @@ class Objective(NamedTuple):
     leaf_quantile: float | None = None
     outputs: Callable[[Array], Array] = lambda scores: scores
     metrics: Mapping[str, Callable[[Array, Any], Array]] = {}
+    num_classes: int | None = None
+    least_target: float = -math.inf
+
+
+def check_targets(objective: Objective, split: str, targets: Any) -> None:
+    """Raises DataError for ``targets`` that the objective is not for."""
+    values = np.asarray(targets)
+    if objective.num_classes is None:
+        if values.ndim == 1 and not values.min() >= objective.least_target:
+            raise DataError(f"{split}: a target is {values.min():g}, below {objective.least_target:g}, the least.")
+    elif values.ndim != 1 or values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= objective.num_classes:
+        raise DataError(f"{split}: the targets must be labels 0 … {objective.num_classes - 1}, integers [rows].")
 
 
 def derivatives(objective: Objective, scores: Any, targets: Any) -> Any:
@@ -61,8 +77,9 @@ def weighted_mean(values: Array, weights: Array) -> jax.Array:
 
 def weighted_quantile(values: Array, weights: Array, quantile: float) -> jax.Array:
     """The smallest of ``values [rows]`` that at least this share of the ``weights [rows]`` does not exceed."""
+    values = jnp.asarray(values)
     order = jnp.argsort(values)
-    reached = jnp.cumsum(weights[order])
+    reached = jnp.cumsum(jnp.asarray(weights)[order])
     return values[order][jnp.searchsorted(reached, quantile * reached[-1])]
 
 
@@ -128,6 +145,7 @@ def poisson() -> Objective:
         lambda score, target: jnp.exp(score) - target * score,
         start=lambda targets, weights: jnp.log(jnp.maximum(weighted_mean(targets, weights), 1e-30)),
         outputs=jnp.exp,
+        least_target=0.0,
     )
 
 
@@ -154,6 +172,7 @@ def cross_entropy(num_classes: int = 2) -> Objective:
             hessian=lambda score, _: jax.nn.sigmoid(score) * jax.nn.sigmoid(-score),
             outputs=lambda scores: jnp.stack([jax.nn.sigmoid(-scores), jax.nn.sigmoid(scores)], axis=-1),
             metrics={"accuracy": lambda score, target: (score > 0) == (target > 0)},
+            num_classes=2,
         )
 
     def priors(targets: Array, weights: Array) -> jax.Array:
@@ -172,4 +191,5 @@ def cross_entropy(num_classes: int = 2) -> Objective:
         hessian=hessian,
         outputs=jax.nn.softmax,
         metrics={"accuracy": lambda scores, target: jnp.argmax(scores) == target},
+        num_classes=num_classes,
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +168,76 @@ def test_bad_tables_are_refused(inputs: Any, message: str) -> None:
         trees.learn_bins(np.array(inputs))
 
 
-def test_a_batch_is_all_rows() -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"l2": -1.0}, "l2 must be a number >= 0"),
+        ({"row_fraction": 80}, "row_fraction must be a number in 0…1"),
+        ({"monotone": (1, 2, 0, 0)}, "monotone must be -1, 0 or 1"),
+        ({"monotone": (1, 0)}, "monotone has 2 values, and the table 4"),
+        ({"categorical": (9,)}, "no categorical column 9"),
+        ({"categorical": (True,)}, "column of categorical must be an integer"),
+        ({"objective": trees.absolute_error(), "monotone": (1, 0, 0, 0)}, "do not keep monotone constraints"),
+        ({"objective": trees.cross_entropy(3)}, "the objective is not for numbers"),
+        ({"num_trees": 0}, "num_trees must be an integer >= 1"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(jn.ConfigError, match=re.escape(message)):
+        trees.GradientBoostingRegressor(**settings).fit(*table())
+
+
+@pytest.mark.parametrize(
+    ("objective", "targets", "message"),
+    [
+        (trees.cross_entropy(2), np.arange(ROWS) % 2 + 1, "labels 0 … 1"),
+        (trees.poisson(), np.full(ROWS, -1.0), "a target is -1, below 0"),
+        (trees.squared_error(), np.zeros((ROWS, 1)), "one target a row"),
+    ],
+)
+def test_bad_targets_are_refused(objective: trees.Objective, targets: np.ndarray, message: str) -> None:
+    splits = trees.binned((table()[0], targets))
+    wrong = trees.experiment(Config(), lambda _: splits, lambda config: trees.boosting(objective, num_trees=4))
+    with pytest.raises(jn.DataError, match=message):
+        tiny.fit(wrong)
+
+
+def test_an_experiment_has_all_rows_enough_trees_and_the_categories_of_its_bins() -> None:
     with pytest.raises(jn.ConfigError, match=f"batch_size={ROWS}"):
         tiny.fit(experiment().replace(batch_size=32))
+    short = trees.boosting(trees.squared_error(), num_trees=2)
+    with pytest.raises(jn.ConfigError, match="num_trees=2, and the config num_steps=4"):
+        tiny.fit(trees.experiment(Config(), experiment().data, lambda config: short))
+    plain = trees.boosting(trees.squared_error(), num_trees=4)
+    with pytest.raises(jn.ConfigError, match=re.escape("categorical columns (3,), and boosting has ()")):
+        tiny.fit(trees.experiment(Config(), experiment().data, lambda config: plain))
+
+
+@pytest.mark.slow
+def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(tmp_path: Path) -> None:
+    inputs, targets = table()
+    settings: dict[str, Any] = {"num_trees": 4, "max_depth": 3, "categorical": (3,)}
+    model = trees.GradientBoostingRegressor(**settings).fit(inputs, targets.astype(np.float64) + 1e8)
+    found = model.predict(inputs)
+    assert np.corrcoef(found, targets)[0, 1] > 0.7
+    model.set_params(max_depth=1).save(tmp_path / "model.npz")
+    np.testing.assert_array_equal(model.predict(inputs), found)
+    np.testing.assert_array_equal(trees.GradientBoostingRegressor.load(tmp_path / "model.npz").predict(inputs), found)
+    with pytest.raises(jn.RecordError, match="it holds a GradientBoostingRegressor"):
+        trees.GradientBoostingClassifier.load(tmp_path / "model.npz")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [trees.absolute_error(), trees.huber(0.5), trees.poisson()])
+def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
+    inputs, targets = table()
+    splits = trees.binned((inputs, np.abs(targets)), categorical=(3,))
+
+    def booster(config: Config) -> trees.Boosting:
+        return trees.boosting(objective, num_trees=config.num_steps, categorical=(3,), max_depth=2)
+
+    losses = tiny.fit(trees.experiment(Config(), lambda _: splits, booster), steps_per_call=2).metrics["train_loss"]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
