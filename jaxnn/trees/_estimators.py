@@ -191,9 +191,16 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
         inputs, targets = validate_data(
             self, inputs, targets, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True
         )
-        return self._train(
-            inputs, targets.astype(np.float32), sample_weight, self.objective or self._default_objective()
-        )
+        # float32 has room for the differences, wherever the targets are.
+        center = targets.mean() if self.objective is None else 0.0
+        targets = targets - center
+        deviation, known = np.std(targets, dtype=np.float64), targets.astype(np.float32)
+        lost = np.std(targets - known.astype(np.float64)) > 1e-3 * deviation
+        if deviation > 0 and (lost or not 1e-12 < deviation < 1e12):
+            raise DataError(f"float32 cannot hold the targets, whose deviation is {deviation:.3g}: standardize them.")
+        self._train(inputs, known, sample_weight, self.objective or self._default_objective())
+        self.state_["start"] += center
+        return self
 
     def _default_objective(self) -> Objective:
         return squared_error()

@@ -51,7 +51,7 @@ def experiment(**settings: Any) -> jn.Experiment[Config]:
 
 @pytest.fixture(scope="module")
 def trained(compiled_once: None) -> jn.Run:
-    return tiny.fit(experiment(), steps_per_call=2)
+    return tiny.fit(experiment(), steps_per_call=2, report_every=2)
 
 
 def same_trees(one: Any, other: Any) -> bool:
@@ -72,9 +72,9 @@ def test_predictions_are_those_of_scikit_learn(leaves: int | None) -> None:
     np.testing.assert_allclose(found, theirs.fit(inputs, targets).predict(inputs), atol=1e-4)
 
 
-def test_the_loss_falls_with_each_tree(trained: jn.Run) -> None:
-    losses = trained.metrics["train_loss"]
-    assert (np.diff(losses) < 0).all()
+def test_the_loss_falls_and_is_that_of_the_predictions(trained: jn.Run) -> None:
+    first, last = trained.metrics["train_loss"]
+    assert last < first
     inputs, targets = trained.experiment.data(trained.config).test.examples
     expected = ((trained.predict(inputs) - targets) ** 2 / 2).mean()
     np.testing.assert_allclose(trained.final["test_loss"], expected, rtol=1e-5)
@@ -219,7 +219,8 @@ def test_a_fitted_model_keeps_its_depth_and_the_place_of_its_targets(tmp_path: P
     settings: dict[str, Any] = {"num_trees": 4, "max_depth": 3, "categorical": (3,)}
     model = trees.GradientBoostingRegressor(**settings).fit(inputs, targets.astype(np.float64) + 1e8)
     found = model.predict(inputs)
-    assert np.corrcoef(found, targets)[0, 1] > 0.7
+    plain = trees.GradientBoostingRegressor(**settings).fit(inputs, targets).predict(inputs)
+    np.testing.assert_allclose(found - 1e8, plain, atol=1e-5)
     model.set_params(max_depth=1).save(tmp_path / "model.npz")
     np.testing.assert_array_equal(model.predict(inputs), found)
     np.testing.assert_array_equal(trees.GradientBoostingRegressor.load(tmp_path / "model.npz").predict(inputs), found)
@@ -236,8 +237,9 @@ def test_objectives_lower_their_loss(objective: trees.Objective) -> None:
     def booster(config: Config) -> trees.Boosting:
         return trees.boosting(objective, num_trees=config.num_steps, categorical=(3,), max_depth=2)
 
-    losses = tiny.fit(trees.experiment(Config(), lambda _: splits, booster), steps_per_call=2).metrics["train_loss"]
-    assert losses[-1] < losses[0]
+    run = tiny.fit(trees.experiment(Config(), lambda _: splits, booster), steps_per_call=2, report_every=2)
+    first, last = run.metrics["train_loss"]
+    assert last < first
 
 
 @pytest.mark.slow
