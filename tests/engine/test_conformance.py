@@ -106,6 +106,7 @@ class Row(NamedTuple):
 SMOOTHED, HALF, NARROW = {"label_smoothing": 0.1}, {"policy": Policy(compute="bfloat16")}, ("bfloat16",)
 CONVOLUTIONS = {"blocks": ((3,),), "dense": ()}
 RECURRENT = {"vocabulary_size": 7, "embedding_features": 4, "features": 3}
+GENERATOR = {"embedding_features": 4, "features": 3, "hidden": (5,)}
 GRUS = {"layer": GRU, "bidirectional": True}
 LANGUAGE_MODEL = models.RecurrentLanguageModel(7, features=4, num_layers=1, dropout=0.25)
 BOTTLENECKS = {"num_blocks": (1,), "features": 4, "block": models.Bottleneck, "stem": "imagenet"}
@@ -118,6 +119,7 @@ FAST = {
     "MLP": Row(classification, MLP((16, 3), dropout=0.25), images, SMOOTHED),
     "CNN with batch norm": Row(classification, CNN(3, **CONVOLUTIONS, batch_norm=True), images, SMOOTHED),
     "FastText": Row(binary_classification, BAG, two_classes, SMOOTHED),
+    "TextGenRNN": Row(classification, models.TextGenRNN(7, **GENERATOR), texts, {"auxiliary_weight": 0.2}),
     "RecurrentClassifier": Row(classification, RecurrentClassifier(3, **RECURRENT, pad_id=0, dropout=0.25), texts),
     "GPT": Row(next_token, GPT(7, **TRANSFORMER, dropout=0.25), successors),
     "a user's module": Row(regression, Normed(), numbers),

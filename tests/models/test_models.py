@@ -13,7 +13,7 @@ import pytest
 from flax import linen
 
 from jaxnn import models
-from jaxnn.models import CNN, GPT, MLP, Bottleneck, FastText, MobileNetV2, ResNet, create, num_parameters
+from jaxnn.models import CNN, GPT, MLP, Bottleneck, FastText, MobileNetV2, ResNet, TextGenRNN, create, num_parameters
 from jaxnn.models import RecurrentClassifier as Classifier
 from jaxnn.models import RecurrentLanguageModel as Language
 from jaxnn.nn import GRU, BatchNorm, Dropout, max_pool
@@ -42,6 +42,7 @@ SMALL_CNN = CNN(3, blocks=((4,), (6, 6)), dense=(8,), batch_norm=True, dropout=0
 RESNET = ResNet(5, num_blocks=(1, 2), features=4)
 BOTTLENECKS = ResNet(5, num_blocks=(1, 2), features=2, block=Bottleneck, stem="imagenet")
 MOBILENET = MobileNetV2(5, stages=((1, 4, 1, 1), (2, 4, 2, 2)), features=4, last_features=6, dropout=0.5)
+TEXT_GEN = TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2))
 WIDE = models.WideResNet(5, depth=10, width=1, dropout=0.5)
 ENCODER: dict[str, Any] = {"num_layers": 2, "features": 6, "num_heads": 2, "dropout": 0.5}
 TINY_VIT, TINY_ENCODER = (
@@ -65,6 +66,7 @@ MODELS: dict[str, tuple[linen.Module, str]] = {
     "classifier": (Classifier(2, **SIZES, layer=GRU), "Embed*1 GRU*1 Dense*1"),
     "both directions": (Classifier(2, **SIZES, bidirectional=True), "Embed*1 LSTM*2 Dense*1"),
     "language": (Language(6, features=3), "Embed*1 LSTM*2 Dense*1"),
+    "textgenrnn": (TEXT_GEN, "Embed*1 LSTM*1 Dense*3 BatchNorm*2 auxiliary"),
     "gpt": (TINY_GPT, "Embed*2 Block*2 LayerNorm*1 Dense*1"),
 }
 
@@ -234,6 +236,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: GPT(5, num_key_heads=3), "GPT: num_heads 4 must be a multiple of num_key_heads 3"),
     (lambda: GPT(5, features=12, rotary=True), "GPT: rotary needs an even features / num_heads, not 3"),
     (lambda: GPT(5, norm=BatchNorm), "GPT: norm must be nn.LayerNorm or nn.RMSNorm"),
+    (lambda: TextGenRNN(6, hidden=512), r"hidden must be a tuple of integers >= 1, as \(512, 256\), not 512"),
 ]
 INTEGERS = ("num_classes", "vocabulary_size", "features", "embedding_features", "last_features")
 INTEGERS += ("num_layers", "num_heads", "max_length", "patch_size", "out_features", "num_blocks", "depth", "width")

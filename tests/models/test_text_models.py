@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import linen
 
-from jaxnn.models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel
+from jaxnn.models import GPT, FastText, RecurrentClassifier, RecurrentLanguageModel, TextGenRNN
 from jaxnn.nn import GRU, LSTM
 from jaxnn.types import DataError
 from tests import draws
@@ -119,6 +119,35 @@ def test_language_model_equals_flax_layers() -> None:
         return x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"][None, None]
 
     near(*jax.jit(lambda: (model.apply(variables, TOKENS), reference()))())
+
+
+def test_textgenrnn_equals_flax_layers_and_has_auxiliary_logits_of_the_state_in_training() -> None:
+    model = TextGenRNN(6, embedding_features=4, features=3, hidden=(5, 2))
+    variables = draws.variables(model, TOKENS)
+    params, stats = variables["params"], variables["batch_stats"]
+
+    def reference(train: bool) -> tuple[jax.Array, jax.Array]:
+        x = linen.RNN(CELLS[LSTM]).apply({"params": params["LSTM_0"]}, params["Embed_0"]["embedding"][TOKENS])[:, -1]
+        state = x
+        for index in range(2):
+            norm = linen.BatchNorm(use_running_average=not train)
+            x = x @ params[f"Dense_{index}"]["kernel"]
+            own = {"params": params[f"BatchNorm_{index}"], "batch_stats": stats[f"BatchNorm_{index}"]}
+            x = linen.relu(norm.apply(own, x, mutable=["batch_stats"])[0])
+        last, auxiliary = params["Dense_2"], params["auxiliary"]
+        logits = x @ last["kernel"] + last["bias"][None]
+        return logits, state @ auxiliary["kernel"] + auxiliary["bias"][None]
+
+    evaluated, (trained, _), expected, expected_trained = jax.jit(
+        lambda: (
+            model.apply(variables, TOKENS),
+            model.apply(variables, TOKENS, train=True, mutable=["batch_stats"]),
+            reference(False)[0],
+            reference(True),
+        )
+    )()
+    near(evaluated, expected)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), trained, expected_trained)
 
 
 GPT_TOKENS = draws.integers(1, 11, 1, 6)
