@@ -86,11 +86,11 @@ class _GradientBoosting(BaseEstimator):
     def _train(self, inputs: np.ndarray, targets: np.ndarray, sample_weight: Any, objective: Objective) -> Self:
         weights = np.ones(len(inputs), np.float32)
         if sample_weight is not None:
-            given = np.full(len(inputs), sample_weight) if np.ndim(sample_weight) == 0 else sample_weight
+            given = [sample_weight] * len(inputs) if isinstance(sample_weight, int | float) else sample_weight
             weights = check_array(given, ensure_2d=False, dtype=np.float32, ensure_non_negative=True)
             check_consistent_length(inputs, weights)
             if weights.ndim != 1 or not weights.any():
-                raise DataError("sample_weight must be a number for each row, [rows], and not all of them 0.")
+                raise DataError("sample_weight must be a number for each row, [rows], and one weight not zero.")
         is_classifier, num_classes = hasattr(self, "classes_"), len(getattr(self, "classes_", ()))
         if (objective.num_classes or 0) != num_classes:
             wanted = f"labels of {num_classes} classes" if is_classifier else "numbers"
@@ -114,7 +114,7 @@ class _GradientBoosting(BaseEstimator):
         how: dict[str, Any] = {"record": False, "progress": "none", "steps_per_call": self.num_trees}
         run = fit(experiment(config, lambda _: data, booster), **how)
         self.own_objective_ = self.objective is not None
-        self.objective_, self.state_ = objective, jax.device_get({**run.state.params, **run.state.model_state})
+        self.state_ = jax.device_get({**run.state.params, **run.state.model_state})
         self.state_.pop("scores")  # of the training rows
         self.state_["start"] = self.state_["start"].astype(np.float64)
         # What predicts does not change with parameters that are set later.
@@ -160,7 +160,6 @@ class _GradientBoosting(BaseEstimator):
         if "classes" in arrays:
             model.classes_ = arrays["classes"]
         model.own_objective_ = facts["own_objective"]
-        model.objective_ = objective or model._default_objective()
         return model
 
     def _scores(self, inputs: Any) -> np.ndarray:
@@ -186,11 +185,9 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
     (50,)
     """
 
-    def fit(self, inputs: Any, targets: Any, sample_weight: Any = None) -> Self:
-        """Trains on ``inputs [rows, columns]``, NaN for missing values, and ``targets [rows]``."""
-        inputs, targets = validate_data(
-            self, inputs, targets, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True
-        )
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Trains on inputs ``X [rows, columns]``, NaN for missing values, and targets ``y [rows]``."""
+        inputs, targets = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan", y_numeric=True)
         # float32 has room for the differences, wherever the targets are.
         center = targets.mean() if self.objective is None else 0.0
         targets = targets - center
@@ -207,7 +204,8 @@ class GradientBoostingRegressor(RegressorMixin, _GradientBoosting):
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the predictions ``[rows]``."""
-        outputs: np.ndarray = np.asarray(self.objective_.outputs(self._scores(inputs)[:, 0]))
+        scores = self._scores(inputs)[:, 0]
+        outputs: np.ndarray = np.asarray((self.objective or self._default_objective()).outputs(scores))
         return outputs
 
 
@@ -222,9 +220,9 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
     ['low', 'high']
     """
 
-    def fit(self, inputs: Any, targets: Any, sample_weight: Any = None) -> Self:
-        """Trains on ``inputs [rows, columns]``, NaN for missing values, and ``targets [rows]``, labels of any kind."""
-        inputs, targets = validate_data(self, inputs, targets, dtype=np.float64, ensure_all_finite="allow-nan")
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Trains on inputs ``X [rows, columns]``, NaN for missing values, and labels ``y [rows]`` of any kind."""
+        inputs, targets = validate_data(self, X, y, dtype=np.float64, ensure_all_finite="allow-nan")
         check_classification_targets(targets)
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
@@ -238,8 +236,10 @@ class GradientBoostingClassifier(ClassifierMixin, _GradientBoosting):
     def predict_proba(self, inputs: Any) -> np.ndarray:
         """Returns the probability of each of ``classes_``: ``[rows, classes]``."""
         scores = self._scores(inputs)
-        return np.asarray(self.objective_.outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
+        objective = self.objective or self._default_objective()
+        return np.asarray(objective.outputs(scores[:, 0] if scores.shape[1] == 1 else scores))
 
     def predict(self, inputs: Any) -> np.ndarray:
         """Returns the most probable class of each row: ``[rows]``."""
-        return np.asarray(self.classes_[self.predict_proba(inputs).argmax(axis=1)])
+        best = self.predict_proba(inputs).argmax(axis=1)
+        return np.asarray(self.classes_[best])
