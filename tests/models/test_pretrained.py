@@ -115,7 +115,8 @@ def test_outputs_equal_those_of_pytorch(name: str, tmp_path: Path) -> None:
     sizes, model = CASES[name]
     out = tmp_path / "arrays.npz"
     subprocess.run([python, NETWORKS, name.split()[0], sizes, out], check=True)
-    arrays = dict(np.load(out))
+    with np.load(out) as file:
+        arrays = dict(file)
     images, expected = arrays.pop("images"), arrays.pop("logits")
     params, model_state = from_torch(model, arrays)
     logits = jax.jit(model.apply)({"params": params, **model_state}, images)

@@ -64,7 +64,9 @@ def folder(runs: dict[str, jn.Run], tmp_path_factory: pytest.TempPathFactory) ->
 USE = """
 import pathlib, sys, jax, numpy as np
 for file in sorted(pathlib.Path(sys.argv[1]).glob("*.stablehlo")):
-    model, expected = jax.export.deserialize(bytearray(file.read_bytes())), np.load(file.with_suffix(".npz"))
+    model = jax.export.deserialize(bytearray(file.read_bytes()))
+    with np.load(file.with_suffix(".npz")) as arrays:
+        expected = dict(arrays)
     for count in (3, 11):
         outputs = model.call(expected["inputs"][:count])
         np.testing.assert_allclose(outputs, expected["outputs"][:count], rtol=1e-4, atol=1e-5)
