@@ -100,7 +100,7 @@ def stream(
 ) -> Iterator[NDArray[np.int32]]:
     """Returns an iterator over the tokens of `generate` as they come, which ends early if all sequences stopped.
 
-    They are ``[batch]`` one by one, or with ``chunk`` at most so many together, ``[batch, time]``, which is faster.
+    They are ``[batch]`` one by one, or with ``chunk`` at most that many together, ``[batch, time]``, which is faster.
     Other arguments and errors are those of `generate`.
 
     >>> model = jn.models.RecurrentLanguageModel(9, features=4, num_layers=1)

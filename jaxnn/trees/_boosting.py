@@ -72,7 +72,7 @@ def boosting(
         l2: penalty of the squared values of leaves.
         min_child_weight: the least sum of Hessians in a child, which is the number of rows for the squared error.
         min_gain: the least decrease of the loss by a split.
-        row_fraction: rows that a tree is grown on, 0…1, drawn anew for each.
+        row_fraction: rows that a tree is grown on, 0…1, drawn for each tree.
         column_fraction: columns that a tree may use, 0…1, at least one.
         categorical: columns whose bins are categories.
         monotone: for each column 1 if predictions must not fall with its value, -1 if they must not rise, else 0.
